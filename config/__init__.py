@@ -1,0 +1,1 @@
+"""Settings: one frozen, typed object, put together from defaults, file, environment and flags."""

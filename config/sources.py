@@ -1,0 +1,105 @@
+"""Where values come from: defaults < file < environment < flags, each remembered with its origin."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from config.setting import Setting, SettingsError
+from config.settings import SETTINGS, Settings
+
+CONFIG_VARIABLE = "REPRISE_CONFIG"
+_PREFIX = "REPRISE_"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from; name is the file, the variable or the flag."""
+
+    source: Literal["default", "file", "environment", "flag"]
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.name}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The settings in force, and for each of them where it came from."""
+
+    settings: Settings
+    origins: Mapping[str, Origin]
+
+
+def resolve(
+    flags: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Resolved:
+    """Merge all sources, the later ones winning: defaults, file, environment, flags.
+
+    flags: the text given for each setting, by the setting's name (not --name).
+    environment: all variables; those that do not start with REPRISE_ are left alone.
+    file: a TOML file; without one, the file that REPRISE_CONFIG names, if it names one.
+    Raises SettingsError for an unknown key or variable, an unreadable file or a wrong value.
+    """
+    environment = environment or {}
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(SETTINGS, Origin("default"))
+
+    def take(known: Setting, given: object, origin: Origin) -> None:
+        from_file = origin.source == "file"
+        try:
+            values[known.name] = known.check(given) if from_file else known.parse(str(given))
+        except SettingsError as error:
+            raise SettingsError(f"{error} (set by {origin.name})") from None
+        origins[known.name] = origin
+
+    if file is None and environment.get(CONFIG_VARIABLE):
+        file = Path(environment[CONFIG_VARIABLE])
+    if file is not None:
+        for name, given in _read(file).items():
+            take(SETTINGS[name], given, Origin("file", str(file)))
+    for name, given in _from_variables(environment).items():
+        take(SETTINGS[name], given, Origin("environment", SETTINGS[name].variable))
+    for name, given in (flags or {}).items():
+        take(SETTINGS[name], given, Origin("flag", SETTINGS[name].flag))
+    return Resolved(Settings(**values), origins)
+
+
+def suggestion(unknown: str, known: Iterable[str], prefix: str = "") -> str:
+    """The end of a sentence about an unknown name: the closest known one, or nothing.
+
+    prefix: what all names start with; it would make any two of them look alike, so it is not compared.
+    """
+    bare = {name.removeprefix(prefix): name for name in known}
+    closest = get_close_matches(unknown.removeprefix(prefix), list(bare), n=1)
+    return f"; did you mean {bare[closest[0]]}?" if closest else ""
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file} is not valid TOML: {error}") from None
+    for key in table:
+        if key not in SETTINGS:
+            raise SettingsError(f"unknown setting {key} in {file}{suggestion(key, SETTINGS)}")
+    return table
+
+
+def _from_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    by_variable = {known.variable: name for name, known in SETTINGS.items()}
+    texts = {}
+    for variable, text in environment.items():
+        if not variable.startswith(_PREFIX) or variable == CONFIG_VARIABLE:
+            continue
+        if variable not in by_variable:
+            closest = suggestion(variable, (*by_variable, CONFIG_VARIABLE), _PREFIX)
+            raise SettingsError(f"unknown variable {variable} in the environment{closest}")
+        texts[by_variable[variable]] = text
+    return texts

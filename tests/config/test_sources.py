@@ -1,0 +1,127 @@
+from itertools import product
+
+import pytest
+
+from config.setting import SettingsError
+from config.settings import SETTINGS, Settings
+from config.sources import Origin, resolve
+
+
+@pytest.fixture
+def toml(tmp_path):
+    """Write a settings file and return where it is."""
+
+    def write(text):
+        file = tmp_path / "reprise.toml"
+        file.write_text(text, encoding="utf-8")
+        return file
+
+    return write
+
+
+def test_without_any_source_the_defaults_are_in_force():
+    resolved = resolve()
+    assert resolved.settings == Settings()
+    assert set(resolved.origins.values()) == {Origin("default")}
+
+
+@pytest.mark.parametrize(("in_file", "in_environment", "in_flags"), list(product([False, True], repeat=3)))
+def test_flags_win_over_environment_over_file_over_defaults(toml, in_file, in_environment, in_flags):
+    file = toml("port = 1001\n") if in_file else None
+    environment = {"REPRISE_PORT": "1002"} if in_environment else {}
+    flags = {"port": "1003"} if in_flags else {}
+
+    resolved = resolve(flags, environment, file)
+
+    expected, source = 8000, "default"
+    if in_file:
+        expected, source = 1001, f"file {file}"
+    if in_environment:
+        expected, source = 1002, "environment REPRISE_PORT"
+    if in_flags:
+        expected, source = 1003, "flag --port"
+    assert resolved.settings.port == expected
+    assert str(resolved.origins["port"]) == source
+
+
+def test_sources_that_set_different_things_all_count(toml):
+    settings = resolve({"port": "1"}, {"REPRISE_MAX_ROWS": "2"}, toml("max_n = 3\n")).settings
+    assert settings == Settings(port=1, max_rows=2, max_n=3)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_can_be_set_by_its_variable(name):
+    known = SETTINGS[name]
+    text = known.choices[-1] if known.choices else "9"
+    resolved = resolve(environment={known.variable: text})
+    assert getattr(resolved.settings, name) == known.parse(text)
+    assert resolved.origins[name] == Origin("environment", known.variable)
+
+
+def test_a_flag_takes_back_what_the_file_set(toml):
+    file = toml("max_context_tokens = 4096\n")
+    assert resolve({"max_context_tokens": "none"}, file=file).settings.max_context_tokens is None
+
+
+def test_the_file_may_be_named_by_a_variable_and_a_flag_names_another(toml, tmp_path):
+    file = toml("port = 1001\n")
+    other = tmp_path / "other.toml"
+    other.write_text("max_n = 2\n")
+    environment = {"REPRISE_CONFIG": str(file)}
+    assert resolve(environment=environment).settings == Settings(port=1001)
+    assert resolve(environment=environment, file=other).settings == Settings(max_n=2)
+
+
+def test_variables_of_others_are_left_alone():
+    assert resolve(environment={"PORT": "1", "HOME": "/", "REPRISED": "x"}).settings == Settings()
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (
+            {"REPRISE_PROT": "1"},
+            "unknown variable REPRISE_PROT in the environment; did you mean REPRISE_PORT?",
+        ),
+        ({"REPRISE_MAX_ROW": "1"}, "did you mean REPRISE_MAX_ROWS?"),
+        ({"REPRISE_CONFG": "x"}, "did you mean REPRISE_CONFIG?"),
+        ({"REPRISE_QQQQ": "x"}, "unknown variable REPRISE_QQQQ in the environment"),
+        ({"REPRISE_PORT": "70000"}, "port is 70000; it must be between 0 and 65535 (set by REPRISE_PORT)"),
+    ],
+)
+def test_a_wrong_variable_is_named_with_the_closest_known_one(environment, message):
+    with pytest.raises(SettingsError) as caught:
+        resolve(environment=environment)
+    assert str(caught.value).endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot = 1", "unknown setting prot in {file}; did you mean port?"),
+        ("max-rows = 1", "unknown setting max-rows in {file}; did you mean max_rows?"),
+        ("[server]\nport = 1", "unknown setting server in {file}"),
+        ("port = 70000", "port is 70000; it must be between 0 and 65535 (set by {file})"),
+        ("port = true", "port is True; it must be a whole number between 0 and 65535 (set by {file})"),
+        ("port = ", "{file} is not valid TOML: "),
+        ("host = 'a\\nb", "{file} is not valid TOML: "),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_wrong_in_it(toml, text, message):
+    file = toml(text)
+    with pytest.raises(SettingsError) as caught:
+        resolve(file=file)
+    assert str(caught.value).startswith(message.format(file=file))
+
+
+def test_a_file_that_is_not_text_is_an_error_too(tmp_path):
+    file = tmp_path / "reprise.toml"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingsError, match="is not valid TOML"):
+        resolve(file=file)
+
+
+@pytest.mark.parametrize("name", ["missing.toml", "."])
+def test_a_file_that_cannot_be_read_is_an_error_and_not_ignored(tmp_path, name):
+    with pytest.raises(SettingsError, match="cannot read"):
+        resolve(file=tmp_path / name)
