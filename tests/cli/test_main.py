@@ -1,0 +1,127 @@
+import json
+import os
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from cli.main import main
+from config.settings import SETTINGS, Settings
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for variable in list(os.environ):
+        if variable.startswith("REPRISE_"):
+            monkeypatch.delenv(variable)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def printed(capsys, *arguments):
+    """What the command wrote to stdout, after it succeeded."""
+    try:
+        status = main(arguments)
+    except SystemExit as left:  # as argparse does after --help
+        status = left.code
+    assert status == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_names_every_command_and_shows_examples(capsys, arguments):
+    out = printed(capsys, *arguments)
+    for command in ["serve", "config", "bench"]:
+        assert f"\n    {command} " in out
+    assert out.count("\n  reprise serve") + out.count(" reprise config") == 3
+
+
+@pytest.mark.parametrize("command", ["serve", "config"])
+def test_help_of_a_command_has_every_setting_with_its_default_and_variable(capsys, command):
+    out = " ".join(printed(capsys, command, "--help").split())
+    for known in SETTINGS.values():
+        assert known.flag in out
+        assert known.help in out
+        assert known.variable in out
+
+
+def test_version_names_what_a_bug_report_needs(capsys):
+    out = printed(capsys, "--version")
+    for part in ["reprise ", "mlx ", "mlx-lm ", "Python "]:
+        assert part in out
+
+
+def test_config_prints_values_with_their_origin(capsys, monkeypatch, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("max_n = 2\n")
+    monkeypatch.setenv("REPRISE_MAX_ROWS", "4")
+    out = printed(capsys, "config", "--config", str(file), "--port", "0")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "port = 0 # flag --port" in lines
+    assert "max_rows = 4 # environment REPRISE_MAX_ROWS" in lines
+    assert f"max_n = 2 # file {file}" in lines
+    assert 'host = "127.0.0.1" # default' in lines
+    assert "# model is not set # default" in lines
+
+
+def test_what_config_prints_is_a_settings_file_that_says_the_same(capsys, tmp_path):
+    given = [
+        "--model",
+        'C:\\odd "name"\t☃',
+        "--served-model-name",
+        "a",
+        "--served-model-name",
+        "b,c",
+        "--drain-s",
+        "0",
+    ]
+    first = printed(capsys, "config", *given)
+    file = tmp_path / "again.toml"
+    file.write_text(first, encoding="utf-8")
+    values = tomllib.loads(printed(capsys, "config", "--config", str(file)))
+    assert values == tomllib.loads(first)
+    assert values["served_model_name"] == ["a", "b", "c"]
+    assert values["model"] == given[1]
+
+
+def test_config_as_json_has_value_and_source_of_every_setting(capsys):
+    table = json.loads(printed(capsys, "config", "--json", "--port", "0"))
+    assert list(table) == list(SETTINGS)
+    assert table["port"] == {"value": 0, "source": "flag", "name": "--port"}
+    assert table["model"] == {"value": None, "source": "default", "name": ""}
+    assert table["drain_s"]["value"] == Settings().drain_s
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["config", "--port", "70000"], "port is 70000; it must be between 0 and 65535 (set by --port)"),
+        (["serve", "--port", "70000"], "port is 70000; it must be between 0 and 65535 (set by --port)"),
+        (["serve", "--prot", "1"], "unknown argument --prot; did you mean --port?"),
+        (["serve", "--prot=1"], "unknown argument --prot; did you mean --port?"),
+        (["serve", "--max-row=1"], "unknown argument --max-row; did you mean --max-rows?"),
+        (["serve", "extra"], "unknown argument extra (see reprise serve --help)"),
+        (["serve", "--port"], "argument --port: expected one argument (see reprise serve --help)"),
+        (["conifg"], "unknown command conifg; did you mean config?"),
+        (["xyzzy"], "unknown command xyzzy; there are serve, config, bench"),
+        (["config", "--config", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
+    ],
+)
+def test_a_wrong_command_line_is_one_clear_line_and_status_2(capsys, arguments, message):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"reprise: {message}\n"
+
+
+def test_asking_for_help_loads_neither_server_nor_mlx():
+    program = """
+import sys
+from cli.main import main
+try:
+    main(["serve", "--help"])
+finally:
+    print(sorted({"mlx", "mlx_lm", "fastapi", "uvicorn", "server", "engine", "bench"} & set(sys.modules)))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.stdout.splitlines()[-1] == "[]"
