@@ -1,0 +1,1 @@
+"""Measurements of running servers: workloads, rounds, reports."""

@@ -1,0 +1,89 @@
+"""What a transcript says: the chunks of an OpenAI-compatible stream, its usage, and what went wrong."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.exchange import NotHttpError, Response, Transcript
+
+_TEXT_FIELDS = ("content", "reasoning", "reasoning_content")
+
+
+@dataclass(slots=True)
+class Answer:
+    """One streamed answer.
+
+    chunks: (perf_counter(), text) of each chunk that brought text.
+    ended: perf_counter() of the read with [DONE], or of the connection's end.
+    """
+
+    ended: float
+    chunks: list[tuple[float, str]] = field(default_factory=list)
+    usage: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    done: bool = False
+
+
+def read_answer(transcript: Transcript) -> Answer:
+    """Parse what one request brought back. Whatever is wrong with it ends up in Answer.error."""
+    answer = Answer(transcript.ended)
+    response = Response()
+    try:
+        for at, data in transcript.reads:
+            for line in response.feed(data):
+                if response.status == 200 and line.startswith(b"data:"):
+                    _take(answer, line[5:].strip(), at)
+    except NotHttpError as fault:
+        answer.error = answer.error or str(fault)
+    answer.error = answer.error or transcript.fault or _complaint(response, answer)
+    return answer
+
+
+def _complaint(response: Response, answer: Answer) -> str | None:
+    if response.status is None:
+        return "the connection closed without an answer"
+    if response.status != 200:
+        return f"status {response.status}: {_message(bytes(response.body))}"
+    if not answer.done:
+        return "the stream ended without [DONE]"
+    return None
+
+
+def _message(body: bytes) -> str:
+    """The message in an error body of OpenAI's shape, or else the body's beginning."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace").strip()
+
+
+def _take(answer: Answer, payload: bytes, at: float) -> None:
+    if payload == b"[DONE]":
+        answer.done, answer.ended = True, at
+        return
+    try:
+        chunk = json.loads(payload)
+    except ValueError:
+        chunk = None
+    if not isinstance(chunk, dict):
+        answer.error = answer.error or f"a chunk is not a JSON object: {payload[:80]!r}"
+        return
+    if chunk.get("error"):
+        answer.error = answer.error or f"error in the stream: {_message(payload)}"
+        return
+    answer.usage = chunk.get("usage") or answer.usage
+    for choice in chunk.get("choices") or ():
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        text = _text(choice.get("delta") or {})
+        if text:
+            answer.chunks.append((at, text))
+
+
+def _text(delta: dict[str, Any]) -> str:
+    text = "".join(delta.get(name) or "" for name in _TEXT_FIELDS)
+    for call in delta.get("tool_calls") or ():
+        function = call.get("function") or {}
+        text += (function.get("name") or "") + (function.get("arguments") or "")
+    return text

@@ -1,0 +1,198 @@
+"""Processes that a benchmark starts and ends: a server of its own, and the bare loop."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import IO, Any, Self
+
+import httpx
+
+from bench.errors import BenchError
+from bench.measurement import Arrival, Measurement, Round
+from bench.prompts import Prompt
+
+_ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
+_POLL_S = 0.1
+_START_S = 1800.0
+_END_S = 30.0
+_SERVE = "import sys; from cli.main import main; sys.exit(main())"
+
+
+class Log:
+    """What a process says, in a file and not in a pipe: nobody has to read along while the rounds run."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+
+    def read(self) -> str:
+        """All that was said so far."""
+        # pread, because the process writes at the place that a seek of ours would move.
+        size = os.fstat(self.file.fileno()).st_size
+        return os.pread(self.file.fileno(), size, 0).decode(errors="replace")
+
+    def last_line(self) -> str:
+        """What was said last, as a failed process says why."""
+        lines = [line.strip() for line in self.read().splitlines() if line.strip()]
+        return lines[-1] if lines else "it said nothing"
+
+    def close(self) -> None:
+        """Forget it."""
+        self.file.close()
+
+
+class OwnServer:
+    """`reprise serve` on any free port, for as long as the context lasts.
+
+    arguments: flags beyond those of the address.
+    Entering waits until the server answers, and raises BenchError if it ends before it does.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], command: Sequence[str] = (sys.executable, "-c", _SERVE)
+    ) -> None:
+        self.url = ""
+        # The text log has the address in it, whatever format the environment asks for.
+        fixed = ["serve", "--host", "127.0.0.1", "--port", "0", "--log-format", "text"]
+        self._command = [*command, *fixed, *arguments]
+
+    def __enter__(self) -> Self:
+        self._log = Log()
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log.file,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            self._wait_until_it_answers()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end(self._process, lambda: self._process.send_signal(signal.SIGINT))
+        self._log.close()
+
+    def _wait_until_it_answers(self) -> None:
+        give_up = time.monotonic() + _START_S
+        while self._process.poll() is None:
+            if time.monotonic() > give_up:
+                raise BenchError(
+                    f"reprise serve did not answer within {_START_S:g} s: {self._log.last_line()}"
+                )
+            said = _ADDRESS.search(self._log.read())
+            if said and is_ready(said.group()):
+                self.url = said.group()
+                return
+            time.sleep(_POLL_S)
+        raise BenchError(
+            f"reprise serve ended with status {self._process.returncode}: {self._log.last_line()}"
+        )
+
+
+class BareLoop:
+    """`python -m engine.bare_loop` in a process of its own, for as long as the context lasts.
+
+    Raises BenchError when the process ends before it was told to.
+    """
+
+    name = "bare loop"
+
+    def __init__(
+        self, model: str, command: Sequence[str] = (sys.executable, "-m", "engine.bare_loop")
+    ) -> None:
+        self._command = [*command, "--model", model]
+
+    def __enter__(self) -> Self:
+        self._log = Log()
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log.file, text=True
+        )
+        try:
+            self._read()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end(self._process, lambda: _pipe(self._process.stdin).close())
+        _pipe(self._process.stdout).close()
+        self._log.close()
+
+    def measure(self, prompts: Sequence[Prompt], max_tokens: int, number: int) -> Round:
+        """Run one round, a prompt after the other."""
+        began = time.perf_counter()
+        measurements = []
+        for request, prompt in enumerate(prompts):
+            started_s = time.perf_counter() - began
+            result = self._ask({"prompt": prompt.ids, "max_tokens": max_tokens})
+            arrived_s = [float(at_s) for at_s in result["arrived_s"]]
+            measurements.append(
+                Measurement(
+                    request=request,
+                    num_prompt_tokens_asked=len(prompt.ids),
+                    max_tokens=max_tokens,
+                    num_prompt_tokens=len(prompt.ids),
+                    num_completion_tokens=int(result["tokens"]),
+                    counted_by="loop",
+                    started_s=started_s,
+                    duration_s=arrived_s[-1],
+                    arrivals=tuple(Arrival(at_s, 1.0) for at_s in arrived_s),
+                    finish_reason="length",
+                )
+            )
+        return Round(self.name, 1, number, time.perf_counter() - began, tuple(measurements))
+
+    def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        jobs = _pipe(self._process.stdin)
+        try:
+            jobs.write(json.dumps(job) + "\n")
+            jobs.flush()
+        except BrokenPipeError:
+            pass  # It has ended: reading says so, and why.
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        line = _pipe(self._process.stdout).readline()
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        status = self._process.wait()
+        raise BenchError(f"the bare loop ended with status {status}: {self._log.last_line()}")
+
+
+def is_ready(url: str) -> bool:
+    """Whether a server at url lists its models."""
+    try:
+        return httpx.get(f"{url}/v1/models", timeout=5.0).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def end(process: "subprocess.Popen[str]", ask: Callable[[], None]) -> None:
+    """Ask a process to end; end it, if it does not."""
+    try:
+        ask()
+        process.wait(_END_S)
+    except (OSError, subprocess.TimeoutExpired):
+        process.kill()
+        process.wait()
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None, "every process here has the pipes that are asked for"
+    return pipe

@@ -1,0 +1,146 @@
+"""One streamed HTTP request, with the time of every read.
+
+Client and server often share two cores here, so what the client does while a stream runs is what it
+takes from the server. Hence no HTTP library on this path: a read is stored with its time, nothing is
+parsed before the round is over, and the end is the connection's end, which the request asks for.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from urllib.parse import urlsplit
+
+IDLE_LIMIT_S = 300.0
+"""Longest silence before a request is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """All that came back for one request.
+
+    started, ended: perf_counter() when the connection was asked for and when it was over.
+    reads: (perf_counter(), bytes) of each read.
+    fault: why it broke off, if it did.
+    """
+
+    started: float
+    ended: float
+    reads: tuple[tuple[float, bytes], ...]
+    fault: str | None = None
+
+
+class _Recorder(asyncio.Protocol):
+    """Stores what comes until the other side closes."""
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[float, bytes]] = []
+        self.closed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        """Keep data and its time."""
+        self.reads.append((perf_counter(), data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let the waiting request go on."""
+        if not self.closed.done():
+            self.closed.set_result(exc)
+
+
+async def post(url: str, body: bytes, idle_limit_s: float = IDLE_LIMIT_S) -> Transcript:
+    """Send body as JSON to url and record the answer until the connection ends.
+
+    The time to connect is part of what is measured: each request has a connection of its own.
+    """
+    parts = urlsplit(url)
+    host, secure = parts.hostname or "", parts.scheme == "https"
+    head = (
+        f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+        f"Accept: text/event-stream\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    ).encode()
+    loop = asyncio.get_running_loop()
+    started = perf_counter()
+    try:
+        transport, recorder = await loop.create_connection(
+            _Recorder, host, parts.port or (443 if secure else 80), ssl=secure or None
+        )
+    except OSError as refused:
+        return Transcript(started, perf_counter(), (), f"cannot connect: {refused}")
+    try:
+        transport.write(head + body)
+        fault = await _wait(recorder, idle_limit_s)
+    finally:
+        transport.abort()
+    return Transcript(started, perf_counter(), tuple(recorder.reads), fault)
+
+
+async def _wait(recorder: _Recorder, idle_limit_s: float) -> str | None:
+    """Wait for the connection's end; say what went wrong, or None."""
+    while not recorder.closed.done():
+        seen = len(recorder.reads)
+        await asyncio.wait({recorder.closed}, timeout=idle_limit_s)
+        if not recorder.closed.done() and len(recorder.reads) == seen:
+            return f"nothing came for {idle_limit_s:g} s"
+    lost = recorder.closed.result()
+    return f"connection lost: {lost}" if lost else None
+
+
+class NotHttpError(ValueError):
+    """The bytes are not an HTTP/1 response; the message shows where they stop being one."""
+
+
+class Response:
+    """An HTTP/1 response, fed read by read: chunked, or plain until the connection's end."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.body = bytearray()
+        self._chunked = False
+        self._held = b""
+        self._line = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take a read; return the lines of the body that it completes, without their ends.
+
+        Raises NotHttpError.
+        """
+        self._held += data
+        if self.status is None and not self._read_head():
+            return
+        for part in self._parts():
+            self.body += part
+            *lines, self._line = (self._line + part).split(b"\n")
+            yield from (line.rstrip(b"\r") for line in lines)
+
+    def _read_head(self) -> bool:
+        head, end, rest = self._held.partition(b"\r\n\r\n")
+        if not end:
+            return False
+        first, *fields = head.split(b"\r\n")
+        words = first.split(b" ", 2)
+        if not first.startswith(b"HTTP/1.") or len(words) < 2 or not words[1].isdigit():
+            raise NotHttpError(f"the answer is not HTTP: {first[:80]!r}")
+        self._chunked = any(
+            name.lower() == b"transfer-encoding" and b"chunked" in value.lower()
+            for name, _, value in (field.partition(b":") for field in fields)
+        )
+        self.status, self._held = int(words[1]), rest
+        return True
+
+    def _parts(self) -> Iterator[bytes]:
+        """What is complete of the body; an incomplete chunk waits for its rest."""
+        if not self._chunked:
+            held, self._held = self._held, b""
+            yield held
+            return
+        while (end := self._held.find(b"\r\n")) >= 0:
+            size_text = self._held[:end].partition(b";")[0]
+            try:
+                size = int(size_text, 16)
+            except ValueError:
+                raise NotHttpError(f"a chunk's size is {size_text[:80]!r}") from None
+            stop = end + 2 + size
+            if size == 0 or len(self._held) < stop + 2:
+                return
+            part, self._held = self._held[end + 2 : stop], self._held[stop + 2 :]
+            yield part

@@ -1,0 +1,129 @@
+"""A campaign as tables for a person, and as JSON with every row."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from bench.machine import Machine
+from bench.measurement import Round
+from bench.statistics import Percentiles
+from bench.summary import Comparison, Line
+
+FORMAT = 1
+"""Version of the JSON; counts up when a field changes its meaning or goes."""
+
+HOW = (
+    "tokens/s: all completion tokens over the wall time of a round, median (lowest to highest round).",
+    "first token: from opening the connection to the first text. inter-token: the gap between two reads",
+    "that brought text, shared by the tokens of the later one; each token counts once.",
+)
+
+
+def print_report(
+    console: Console,
+    machine: Machine,
+    lines: Sequence[Line],
+    comparisons: Sequence[Comparison],
+    notes: Sequence[str],
+) -> None:
+    """Print machine, figures, ratios, and what has to be known about them."""
+    console.print(_machine_text(machine), highlight=False)
+    console.print(_figures(lines))
+    if comparisons:
+        console.print(_ratios(comparisons))
+    for sentence in HOW:
+        console.print(sentence, style="dim", highlight=False)
+    for note in notes:
+        console.print(f"! {escape(note)}", style="yellow", highlight=False)
+
+
+def as_json(
+    machine: Machine,
+    settings: dict[str, Any],
+    rounds: Sequence[Round],
+    lines: Sequence[Line],
+    comparisons: Sequence[Comparison],
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """Everything, as JSON takes it. rounds hold each request, those each arrival of text."""
+    return {
+        "benchmark": "serve",
+        "format": FORMAT,
+        "machine": machine,
+        "settings": settings,
+        "levels": [asdict(line) for line in lines],
+        "comparisons": [asdict(comparison) for comparison in comparisons],
+        "notes": list(notes),
+        "rounds": [asdict(one) for one in rounds],
+    }
+
+
+def round_text(one: Round) -> str:
+    """One line on a finished round."""
+    streams = "1 stream" if one.concurrency == 1 else f"{one.concurrency} streams"
+    number = f"round {one.number}" if one.number else "warm-up"
+    speed = f"{one.tokens_per_s:.1f} tokens/s" if one.tokens_per_s else "no tokens"
+    failed = len(one.measurements) - len(one.succeeded)
+    return f"{streams}, {number}, {one.side}: {speed}" + (f", {failed} failed" if failed else "")
+
+
+def _machine_text(machine: Machine) -> str:
+    gib = float(machine["memory_bytes"] or 0) / 2**30
+    return escape(
+        f"{machine['cpu']}, {machine['cores']} cores, {gib:.1f} GiB, {machine['system']}, "
+        f"load {machine['load_at_start']} at start\n"
+        f"Python {machine['python']}, mlx {machine['mlx']}, mlx-lm {machine['mlx_lm']}, "
+        f"reprise {machine['reprise']}"
+    )
+
+
+def _figures(lines: Sequence[Line]) -> Table:
+    table = Table(caption="times in ms")
+    table.add_column("streams", justify="right")
+    table.add_column("server", overflow="fold")
+    for heading in ("requests", "tokens/s", "first token\np50 / p95 / p99", "inter-token\np50 / p95 / p99"):
+        table.add_column(heading, justify="right")
+    table.add_column("failed", justify="right")
+    table.add_column("early", justify="right")
+    for line in lines:
+        table.add_row(
+            str(line.concurrency),
+            escape(line.side),
+            str(line.num_requests),
+            f"{median(line.tokens_per_s):.1f} ({min(line.tokens_per_s):.1f} to {max(line.tokens_per_s):.1f})",
+            _milliseconds(line.first_token_s, 0),
+            _milliseconds(line.inter_token_s, 2),
+            f"[bold red]{line.num_failed}[/]" if line.num_failed else "0",
+            f"[yellow]{line.num_ended_early}[/]" if line.num_ended_early else "0",
+        )
+    return table
+
+
+def _ratios(comparisons: Sequence[Comparison]) -> Table:
+    table = Table()
+    table.add_column("streams", justify="right")
+    table.add_column("ratio", overflow="fold")
+    for heading in ("of", "medians", "rounds", "better"):
+        table.add_column(heading, justify="left" if heading in ("of", "better") else "right")
+    for comparison in comparisons:
+        ratio = comparison.ratio
+        table.add_row(
+            str(comparison.concurrency),
+            escape(f"{comparison.side} / {comparison.against}"),
+            comparison.quantity,
+            f"{ratio.of_medians:.3f}" if ratio else "none",
+            f"{ratio.lowest:.3f} to {ratio.highest:.3f}" if ratio else "none",
+            "above 1" if comparison.higher_is_better else "below 1",
+        )
+    return table
+
+
+def _milliseconds(seconds: Percentiles | None, digits: int) -> str:
+    if seconds is None:
+        return "none"
+    return " / ".join(f"{value * 1000:.{digits}f}" for value in (seconds.p50, seconds.p95, seconds.p99))
