@@ -1,0 +1,1 @@
+"""The HTTP side: requests in, typed requests to the engine, answers in OpenAI's shape out. No MLX here."""

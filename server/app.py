@@ -1,0 +1,33 @@
+"""The app: routes, error handling and middleware around an engine."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from config.settings import Settings
+from server.engine_face import EngineFace
+from server.errors import install_error_handlers
+from server.limits import BodyLimit
+from server.request_log import RequestLog
+from server.routes import chat, completions, health, models
+from server.service import Service
+
+
+def create_app(engine: EngineFace, settings: Settings) -> FastAPI:
+    """Build the app. The engine is started and stopped by whoever serves the app."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.service = Service(engine, settings)
+        yield
+        app.state.service.prompts.close()
+
+    # No pages with API docs: they load their scripts from elsewhere.
+    app = FastAPI(title="Reprise", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    for routes in (chat, completions, models, health):
+        app.include_router(routes.router)
+    install_error_handlers(app)
+    app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(RequestLog)
+    return app

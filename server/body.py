@@ -1,0 +1,78 @@
+"""From the bytes of a body to a validated request, or to an error that says what is wrong where."""
+
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from server.errors import BadRequestError, ContentTypeError, shortened
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_JSON_TYPES = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array"}
+
+
+async def read_body(request: Request, model: type[ModelT]) -> ModelT:
+    """Read and validate a request's body; its size has been limited before.
+
+    Raises BadRequestError or ContentTypeError.
+    """
+    content_type = request.headers.get("content-type", "application/json")
+    media_type = content_type.split(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise ContentTypeError(content_type)
+    return parse_body(await request.body(), model)
+
+
+def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
+    """Turn bytes into the model. Raises BadRequestError for the first thing that is wrong."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        raise BadRequestError(
+            f"The body is not valid UTF-8 at byte {fault.start}.", code="invalid_utf8"
+        ) from None
+    try:
+        given = from_json(text, allow_inf_nan=False)
+    except ValueError as fault:
+        if "recursion limit" in str(fault):
+            raise BadRequestError(
+                "The JSON of the body is nested too deeply.", code="json_too_deep"
+            ) from None
+        raise BadRequestError(f"The body is not valid JSON: {fault}.", code="invalid_json") from None
+    if not isinstance(given, dict):
+        raise BadRequestError("The body must be a JSON object.", code="invalid_type")
+    try:
+        return model.model_validate(given)
+    except ValidationError as fault:
+        raise _bad_request(fault.errors(include_url=False)[0]) from None
+
+
+def _bad_request(error: ErrorDetails) -> BadRequestError:
+    """OpenAI's error for one of pydantic's."""
+    context = error.get("ctx", {})
+    param = shortened(_path(error["loc"], context.get("at", "")), 200)
+    kind = error["type"]
+    if "phrase" in context:
+        return BadRequestError(f"'{param}' {context['phrase']}.", param=param, code=kind)
+    if kind == "extra_forbidden":
+        return BadRequestError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+    if kind == "missing":
+        message = f"Missing required parameter: '{param}'."
+        return BadRequestError(message, param=param, code="missing_required_parameter")
+    wanted = error["msg"].replace("Input should be", "must be").replace("List should have", "must have")
+    if kind.endswith("_type"):
+        message = f"'{param}' {wanted}, not {_json_type(error['input'])}."
+        return BadRequestError(message, param=param, code="invalid_type")
+    return BadRequestError(f"'{param}' {wanted}.", param=param, code="invalid_value")
+
+
+def _path(location: tuple[int | str, ...], at: str) -> str:
+    """The path to a field as OpenAI writes it: messages[0].content."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return (path + at).removeprefix(".")
+
+
+def _json_type(value: Any) -> str:
+    return _JSON_TYPES.get(type(value), "an object")

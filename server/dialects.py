@@ -1,0 +1,122 @@
+"""How /v1/chat/completions and /v1/completions each say the same things."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from engine.request import FinishReason
+from server.responses import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    Choice,
+    CompletionChoice,
+    Delta,
+    Envelope,
+    UsageBlock,
+)
+
+
+class Dialect(Protocol):
+    """The names and shapes of one endpoint."""
+
+    id_prefix: str
+    answer_object: str
+    chunk_object: str
+
+    def answer(self, index: int, text: str, reason: FinishReason) -> Choice:
+        """A choice of a response that does not stream."""
+
+    def opening(self, index: int) -> Choice | None:
+        """What a chunk says before a choice's first text, if anything."""
+
+    def text(self, index: int, text: str) -> Choice:
+        """What a chunk says to add text."""
+
+    def ending(self, index: int, reason: FinishReason) -> Choice:
+        """What the chunk that ends a choice says."""
+
+
+class ChatDialect:
+    """The shapes of /v1/chat/completions."""
+
+    id_prefix = "chatcmpl"
+    answer_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def answer(self, index: int, text: str, reason: FinishReason) -> Choice:
+        """See Dialect."""
+        message = AssistantMessage(role="assistant", content=text, refusal=None)
+        return ChatChoice(index=index, message=message, logprobs=None, finish_reason=reason)
+
+    def opening(self, index: int) -> Choice:
+        """See Dialect."""
+        return self._part(index, Delta(role="assistant", content="", refusal=None), None)
+
+    def text(self, index: int, text: str) -> Choice:
+        """See Dialect."""
+        return self._part(index, Delta(content=text), None)
+
+    def ending(self, index: int, reason: FinishReason) -> Choice:
+        """See Dialect."""
+        return self._part(index, Delta(), reason)
+
+    def _part(self, index: int, delta: Delta, reason: FinishReason | None) -> Choice:
+        return ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=reason)
+
+
+class CompletionDialect:
+    """The shapes of /v1/completions, where a chunk looks like a response."""
+
+    id_prefix = "cmpl"
+    answer_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def answer(self, index: int, text: str, reason: FinishReason) -> Choice:
+        """See Dialect."""
+        return CompletionChoice(text=text, index=index, logprobs=None, finish_reason=reason)
+
+    def opening(self, _index: int) -> None:
+        """See Dialect."""
+        return
+
+    def text(self, index: int, text: str) -> Choice:
+        """See Dialect."""
+        return CompletionChoice(text=text, index=index, logprobs=None, finish_reason=None)
+
+    def ending(self, index: int, reason: FinishReason) -> Choice:
+        """See Dialect."""
+        return CompletionChoice(text="", index=index, logprobs=None, finish_reason=reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What the response to one request, or all its chunks, say of themselves.
+
+    service_tier: None where the request named none; then it is not sent.
+    """
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    service_tier: str | None = None
+
+    def answer(self, dialect: Dialect, choices: list[Choice], usage: UsageBlock) -> Envelope:
+        """A response that does not stream."""
+        return self._envelope(dialect, dialect.answer_object, choices=choices, usage=usage)
+
+    def chunk(self, dialect: Dialect, choices: list[Choice], **usage: UsageBlock | None) -> Envelope:
+        """A chunk of a stream. usage: given where the request wants it, null but in the last one."""
+        return self._envelope(dialect, dialect.chunk_object, choices=choices, **usage)
+
+    def _envelope(self, dialect: Dialect, name: str, **fields: Any) -> Envelope:
+        if self.service_tier is not None:
+            fields["service_tier"] = self.service_tier
+        return Envelope(
+            id=f"{dialect.id_prefix}-{self.id}",
+            object=name,
+            created=self.created,
+            model=self.model,
+            system_fingerprint=self.system_fingerprint,
+            **fields,
+        )

@@ -1,0 +1,60 @@
+"""What the server needs of an engine and of its tokenizer. Any object of this shape will do.
+
+Naming the real classes would import MLX; so tests serve a fake one, and start in no time.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from engine.request import EngineStatus, GenerationRequest, ModelInfo, Sink
+
+
+class TokenizerFace(Protocol):
+    """Text to tokens; called on one thread."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chat messages can be rendered at all."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids."""
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        template_arguments: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation up to the answer; raises a ValueError that says why not."""
+
+
+class EngineFace(Protocol):
+    """The engine, as any thread may call it."""
+
+    on_death: Callable[[str], None] | None
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model; only after start()."""
+
+    @property
+    def tokenizer(self) -> TokenizerFace:
+        """Its tokenizer; only after start()."""
+
+    def start(self, on_progress: Callable[[float], None] | None = None) -> None:
+        """Load the model; return when it is ready."""
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> None:
+        """Generate a sequence; raises EngineError if it cannot be taken."""
+
+    def cancel(self, request_id: str) -> None:
+        """End a sequence; unknown ids are ignored."""
+
+    def status(self) -> EngineStatus:
+        """What it is doing."""
+
+    def stop(self, drain_s: float) -> None:
+        """Take nothing new, let running sequences finish for drain_s, then end."""

@@ -1,0 +1,181 @@
+"""Everything that a client can be told went wrong, in OpenAI's error shape.
+
+ApiError
+|- BadRequestError            400  the caller's fault; param and code say where and what
+|- NotFoundError              404  no such address
+|- ModelNotFoundError         404  no such model
+|- BodyTooLargeError          413
+|- ContentTypeError      415
+|- TooBusyError               429  the queue is full; Retry-After
+|- RequestFailedError         500  this request failed, others go on
+`- UnavailableError           503  loading, draining or dead
+ClientGoneError                    nobody is left to be told anything
+"""
+
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from engine.request import EngineError, Failed
+
+RETRY_AFTER_S = 1
+
+
+class ApiError(Exception):
+    """What a client is told: a status and OpenAI's error object.
+
+    param: path of the field at fault, such as messages[0].content.
+    code: a word that programs can compare.
+    """
+
+    status = 500
+    type = "server_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The JSON that the client gets, as a whole response or as one frame of a stream."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The error as a response of its own."""
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+class BadRequestError(ApiError):
+    """The request is wrong, and sending it again will not help."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class NotFoundError(ApiError):
+    """There is nothing at this address, or not for this method."""
+
+    status = 404
+    type = "invalid_request_error"
+
+
+class ModelNotFoundError(NotFoundError):
+    """The model that was asked for is not the one served here."""
+
+    def __init__(self, asked: str, served: tuple[str, ...]) -> None:
+        names = " or ".join(f"'{name}'" for name in served)
+        super().__init__(
+            f"The model '{shortened(asked)}' does not exist here; this server serves {names}.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+class BodyTooLargeError(ApiError):
+    """The body is longer than this server reads."""
+
+    status = 413
+    type = "invalid_request_error"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            f"The request body is larger than the limit of {limit_bytes} bytes. "
+            "Send less, or start the server with a larger --max-body-bytes.",
+            code="body_too_large",
+        )
+
+
+class ContentTypeError(ApiError):
+    """The body is not said to be JSON. Web pages can post anything else to a local server unasked."""
+
+    status = 415
+    type = "invalid_request_error"
+
+    def __init__(self, given: str) -> None:
+        super().__init__(
+            f"The content type is '{shortened(given)}'; send JSON with the header "
+            "Content-Type: application/json.",
+            code="unsupported_content_type",
+        )
+
+
+class TooBusyError(ApiError):
+    """The queue is full."""
+
+    status = 429
+    type = "rate_limit_error"
+
+
+class RequestFailedError(ApiError):
+    """This request failed inside the server; others go on."""
+
+
+class UnavailableError(ApiError):
+    """The engine takes no requests: it is loading, draining or dead."""
+
+    status = 503
+
+
+class ClientGoneError(Exception):
+    """The client left before its answer was complete."""
+
+
+def from_engine(fault: EngineError) -> ApiError:
+    """What the client is told when the engine takes no request."""
+    later = {"Retry-After": str(RETRY_AFTER_S)}
+    match fault.code:
+        case "queue_full":
+            return TooBusyError(str(fault), code="queue_full", headers=later)
+        case "draining":
+            return UnavailableError(str(fault), code="draining", headers=later)
+        case "engine_dead":
+            return UnavailableError(str(fault), code="engine_dead")
+
+
+def from_failure(event: Failed) -> ApiError:
+    """What the client is told when its sequence came to a bad end."""
+    match event.kind:
+        case "request":
+            return RequestFailedError(event.message, code="request_failed")
+        case "engine":
+            return UnavailableError(event.message, code="engine_dead")
+        case "draining" | "cancelled":
+            # The server itself cancels only for clients that left, so this is the end of a drain.
+            return UnavailableError(
+                event.message, code="draining", headers={"Retry-After": str(RETRY_AFTER_S)}
+            )
+
+
+def shortened(text: str, limit: int = 64) -> str:
+    """Text from a request, cut so that an error message stays readable."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make every error of the app, the framework's own included, an OpenAI error object."""
+
+    @app.exception_handler(ApiError)
+    async def told(_: Request, fault: ApiError) -> JSONResponse:
+        return fault.response()
+
+    @app.exception_handler(HTTPException)
+    async def framework(request: Request, fault: HTTPException) -> JSONResponse:
+        address = f"{request.method} {shortened(request.url.path, 200)}"
+        if fault.status_code == 404:
+            return NotFoundError(
+                f"There is nothing at {address}; GET / lists what there is.", code="unknown_url"
+            ).response()
+        error = NotFoundError(f"{address}: {fault.detail}.", code="method_not_allowed", headers=fault.headers)
+        error.status = fault.status_code
+        return error.response()

@@ -1,0 +1,87 @@
+"""What the request models are made of: their base, and field types with limits of their own."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 1000
+INT32_MAX = 2**31 - 1
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
+
+
+def wrong(code: str, phrase: str, at: str = "") -> PydanticCustomError:
+    """A validation error whose message reads on from the field's name: 'stop' <phrase>.
+
+    at: path from the field that is being validated to the part at fault, such as [1].type.
+    """
+    return PydanticCustomError(code, "{phrase}", {"phrase": phrase, "at": at})
+
+
+class RequestModel(BaseModel):
+    """An object in a request: no unknown fields, no conversions between types, and null means default."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def null_means_default(cls, given: Any) -> Any:
+        """Leave out known fields that are null; an unknown one stays an error."""
+        if not isinstance(given, dict):
+            return given
+        return {
+            name: value for name, value in given.items() if value is not None or name not in cls.model_fields
+        }
+
+
+def not_yet(*no_ops: object) -> Any:
+    """The type of a field of OpenAI's that is not there yet: only values that ask for nothing pass."""
+
+    def refuse(given: object) -> None:
+        if not any(given == no_op and type(given) is type(no_op) for no_op in no_ops):
+            raise wrong("unsupported_parameter", "is not supported yet; leave it out")
+
+    return Annotated[Any, BeforeValidator(refuse), Field(description="Not supported yet.")]
+
+
+def _stops(given: object) -> tuple[str, ...]:
+    if not isinstance(given, str | list):
+        raise wrong("invalid_type", "must be a string or an array of strings")
+    stops = [given] if isinstance(given, str) else given
+    if len(stops) > MAX_STOPS:
+        raise wrong("invalid_value", f"has {len(stops)} entries; at most {MAX_STOPS} are allowed")
+    for index, stop in enumerate(stops):
+        at = "" if isinstance(given, str) else f"[{index}]"
+        if not isinstance(stop, str):
+            raise wrong("invalid_type", "must be a string", at)
+        if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
+            raise wrong(
+                "invalid_value",
+                f"has {len(stop)} characters; a stop string has between 1 and {MAX_STOP_CHARACTERS}",
+                at,
+            )
+    return tuple(stops)
+
+
+def _logit_bias(given: object) -> tuple[tuple[int, float], ...]:
+    if not isinstance(given, dict):
+        raise wrong("invalid_type", "must be an object of token ids and numbers")
+    for key, bias in given.items():
+        if not _TOKEN_ID.fullmatch(key):
+            raise wrong("invalid_value", "must be a token id, written in decimal digits", f".{key}")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise wrong("invalid_type", "must be a number", f".{key}")
+        if not -100 <= bias <= 100:
+            raise wrong("invalid_value", "must be between -100 and 100", f".{key}")
+    return tuple((int(key), float(bias)) for key, bias in given.items())
+
+
+Stops = Annotated[tuple[str, ...], BeforeValidator(_stops, json_schema_input_type=str | list[str])]
+LogitBias = Annotated[
+    tuple[tuple[int, float], ...], BeforeValidator(_logit_bias, json_schema_input_type=dict[str, float])
+]
+Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]

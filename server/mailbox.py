@@ -1,0 +1,91 @@
+"""The way from the engine's thread to the event loop, made for many small events.
+
+The two threads share one interpreter lock, so what a token costs here is taken from the engine: all
+streams together wake the loop at most once until it has looked, and whatever came meanwhile is
+handed over in one piece.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+
+from engine.request import Event
+
+Letter = tuple[int, Event]
+"""The index of a choice, and what happened to it."""
+
+
+class Mailbox:
+    """The events of one HTTP request, in the order in which they came. Belongs to the event loop."""
+
+    def __init__(self, silence_s: float) -> None:
+        """silence_s: receive() returns empty-handed after so long without an event."""
+        self._loop = asyncio.get_running_loop()
+        self._silence_s = silence_s
+        self._letters: list[Letter] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_received_s = self._loop.time()
+
+    def put(self, letter: Letter) -> None:
+        """Add an event."""
+        self._letters.append(letter)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let a receive() that waits return with what there is."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def receive(self) -> list[Letter]:
+        """Wait for events and return all there are; none after silence_s of waiting, or when woken."""
+        if not self._letters:
+            self._waiter = self._loop.create_future()
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._silence_s, self._look_at_clock)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._last_received_s = self._loop.time()
+        letters, self._letters = self._letters, []
+        return letters
+
+    def close(self) -> None:
+        """Stop the clock."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_at_clock(self) -> None:
+        # One timer that looks when the next silence could end, not one that is set anew for each token.
+        left_s = self._last_received_s + self._silence_s - self._loop.time()
+        if left_s <= 0:
+            self.wake()
+            left_s = self._silence_s
+        self._timer = self._loop.call_later(left_s, self._look_at_clock)
+
+
+class PostOffice:
+    """Takes events on the engine's thread and puts them into mailboxes on the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._bag: deque[tuple[Mailbox, Letter]] = deque()
+        self._is_loop_told = False
+
+    def post(self, mailbox: Mailbox, letter: Letter) -> None:
+        """Send an event on its way. For any thread; neither blocks nor raises."""
+        self._bag.append((mailbox, letter))
+        if not self._is_loop_told:
+            self._is_loop_told = True
+            # A closed loop raises: then nobody waits for this any more.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        # Before looking into the bag: what comes after the last look must tell the loop again.
+        self._is_loop_told = False
+        while self._bag:
+            mailbox, letter = self._bag.popleft()
+            mailbox.put(letter)

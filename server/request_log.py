@@ -1,0 +1,61 @@
+"""Gives each request an id, its line in the log, and a 500 where the server itself is at fault."""
+
+import secrets
+import time
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import RequestFailedError
+from server.logs import LOGGER, RequestRecord, log_request
+
+CLIENT_CLOSED_REQUEST = 499
+"""The status in the log, as nginx has it, where the client left before there was one."""
+_RECORD = "reprise.record"
+
+
+def record_of(request: HTTPConnection) -> RequestRecord:
+    """The log record of the request that is being served."""
+    record: RequestRecord = request.scope[_RECORD]
+    return record
+
+
+class RequestLog:
+    """ASGI middleware, outermost: id, log line, last resort."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start_s = time.perf_counter()
+        # A path may hold any character; in the log it must not start a new line.
+        path = scope["path"].encode("unicode_escape").decode()[:200]
+        record = RequestRecord(id=f"req-{secrets.token_hex(12)}", endpoint=f"{scope['method']} {path}")
+        scope[_RECORD] = record
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = record.id
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        # A fault of the server's own: the log gets the trace, the client a 500, the others notice nothing.
+        except Exception:
+            LOGGER.exception("%s %s failed", record.id, record.endpoint)
+            if record.status:
+                raise
+            fault = RequestFailedError(
+                f"The server failed on this request; its log has the reason under {record.id}."
+            )
+            await fault.response()(scope, receive, send_with_id)
+        finally:
+            record.status = record.status or CLIENT_CLOSED_REQUEST
+            record.total_ms = (time.perf_counter() - start_s) * 1000
+            log_request(record)

@@ -1,0 +1,105 @@
+"""The objects that clients get, in OpenAI's shapes.
+
+Fields that OpenAI always sends are set, with null where there is nothing to say; those that it sends
+only when asked are left unset, and unset fields are not sent.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from engine.request import FinishReason
+
+
+class PromptTokensDetails(BaseModel):
+    """Where the prompt's keys and values came from."""
+
+    cached_tokens: int
+
+
+class UsageBlock(BaseModel):
+    """Token counts over all choices; a prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class AssistantMessage(BaseModel):
+    """The answer."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(BaseModel):
+    """One answer of a chat completion."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: None
+    finish_reason: FinishReason
+
+
+class Delta(BaseModel):
+    """What a chunk adds to the message; unset fields add nothing."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: None = None
+
+
+class ChatChunkChoice(BaseModel):
+    """What a chunk says of one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: None
+    finish_reason: FinishReason | None
+
+
+class CompletionChoice(BaseModel):
+    """One answer of a plain completion, or what a chunk adds to it."""
+
+    text: str
+    index: int
+    logprobs: None
+    finish_reason: FinishReason | None
+
+
+Choice = ChatChoice | ChatChunkChoice | CompletionChoice
+
+
+class Envelope(BaseModel):
+    """A whole response or one chunk of a stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    service_tier: str | None = None
+    choices: list[Choice]
+    usage: UsageBlock | None = None
+
+    def to_json(self) -> bytes:
+        """The envelope as it is sent, without what was never set."""
+        return self.model_dump_json(exclude_unset=True).encode()
+
+
+class ModelCard(BaseModel):
+    """A served model, under one of its names."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["reprise"] = "reprise"
+
+
+class ModelList(BaseModel):
+    """All names that a request may give."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]

@@ -1,0 +1,25 @@
+"""POST /v1/chat/completions."""
+
+from fastapi import APIRouter, Request, Response
+
+from server.answers import respond
+from server.body import read_body
+from server.dialects import ChatDialect
+from server.schemas import ChatRequest
+from server.service import service_of
+
+router = APIRouter()
+_DIALECT = ChatDialect()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(request: Request) -> Response:
+    """Answer a conversation."""
+    service = service_of(request)
+    body = await read_body(request, ChatRequest)
+    service.check_ready()
+    service.check_model(body.model)
+    prompt = await service.prompts.encode_chat(body)
+    # Whatever tier was asked for: there is one.
+    tier = "default" if body.service_tier else None
+    return await respond(request, service, body, _DIALECT, [prompt], tier)

@@ -1,0 +1,23 @@
+"""POST /v1/completions."""
+
+from fastapi import APIRouter, Request, Response
+
+from server.answers import respond
+from server.body import read_body
+from server.dialects import CompletionDialect
+from server.schemas import CompletionRequest
+from server.service import service_of
+
+router = APIRouter()
+_DIALECT = CompletionDialect()
+
+
+@router.post("/v1/completions")
+async def create_completion(request: Request) -> Response:
+    """Continue one prompt or several."""
+    service = service_of(request)
+    body = await read_body(request, CompletionRequest)
+    service.check_ready()
+    service.check_model(body.model)
+    prompts = await service.prompts.encode_prompts(body)
+    return await respond(request, service, body, _DIALECT, prompts)

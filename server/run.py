@@ -1,0 +1,129 @@
+"""From settings to a process that serves, and to its exit status."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from types import FrameType
+
+import uvicorn
+from sse_starlette.sse import AppStatus
+
+from config.settings import Settings
+from server.app import create_app
+from server.banner import LoadingBar, banner
+from server.engine_face import EngineFace
+from server.listening import ListenError, address_of, take_address
+from server.logs import LOGGER, configure_logs
+
+KEEP_CONNECTION_S = 75
+"""How long an idle connection stays open: longer than clients keep one, so that none finds it shut."""
+LAST_WRITES_S = 2
+"""How long clients get to read what they were sent when the engine has stopped."""
+STUCK_S = 5
+"""How much longer than the drain the engine may take to stop."""
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn, but while it drains it still listens, to say 503; and it ends with the engine.
+
+    fault: why the engine died, if it did.
+    """
+
+    def __init__(self, config: uvicorn.Config, engine: EngineFace, drain_s: float) -> None:
+        super().__init__(config)
+        self.fault: str | None = None
+        self._engine = engine
+        self._drain_s = drain_s
+
+    def note_death(self, reason: str) -> None:
+        """Shut down because the engine died. Called on the engine's thread."""
+        self.fault = reason
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler
+        """Drain at the first signal, end at once at the second."""
+        if self.should_exit:
+            os._exit(128 + sig)
+        self.should_exit = True
+        stop_again = " Ctrl-C again ends them at once." if sig == signal.SIGINT else ""
+        LOGGER.info("stopping; running requests get %g s to finish.%s", self._drain_s, stop_again)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop the engine, so that every request comes to its end, then close the connections."""
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def stop_engine() -> None:
+            self._engine.stop(self._drain_s)
+            loop.call_soon_threadsafe(stopped.set)
+
+        threading.Thread(target=stop_engine, name="stop", daemon=True).start()
+        try:
+            await asyncio.wait_for(stopped.wait(), self._drain_s + STUCK_S)
+        except TimeoutError:
+            LOGGER.error("the engine does not stop; ending the process")
+            os._exit(1)
+        await super().shutdown(sockets)
+
+
+def run(settings: Settings) -> int:
+    """Serve the model that the settings name until told to stop; return the exit status."""
+    configure_logs(settings.log_format, settings.log_level)
+    try:
+        taken = take_address(settings.host, settings.port)
+    except ListenError as fault:
+        return _complain(str(fault))
+    # Only now: importing MLX takes seconds, and a port in use should be known before.
+    from engine.engine import Engine
+    from engine.loading import ModelError
+
+    with taken:
+        try:
+            return serve(Engine(settings), settings, taken)
+        except ModelError as fault:
+            return _complain(str(fault))
+
+
+def serve(engine: EngineFace, settings: Settings, taken: socket.socket) -> int:
+    """Start the engine, serve it on a socket until told to stop, and return the exit status.
+
+    Raises what engine.start() raises.
+    """
+    # Streams end because the engine ends their sequences; without this they would be cut off instead.
+    AppStatus.enable_automatic_graceful_drain = False
+    config = uvicorn.Config(
+        create_app(engine, settings),
+        access_log=False,
+        log_config=None,
+        lifespan="on",
+        server_header=False,
+        timeout_keep_alive=KEEP_CONNECTION_S,
+        timeout_graceful_shutdown=LAST_WRITES_S,
+    )
+    server = HttpServer(config, engine, settings.drain_s)
+    engine.on_death = server.note_death
+    with LoadingBar(settings.model_source) as bar:
+        engine.start(bar.advance)
+    _announce(engine, settings, address_of(taken))
+    server.run(sockets=[taken])
+    if server.fault is not None:
+        return _complain(f"the engine has died: {server.fault}")
+    return 0
+
+
+def _announce(engine: EngineFace, settings: Settings, address: str) -> None:
+    names = tuple(dict.fromkeys((engine.info.name, *settings.served_model_name)))
+    if settings.log_format == "json":
+        ready = {"event": "ready", "address": address, "model": engine.info.name}
+        LOGGER.info("ready", extra={"fields": ready})
+    else:
+        text = banner(engine.info, names, address, engine.tokenizer.has_chat_template)
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
+
+
+def _complain(message: str) -> int:
+    print(f"reprise: {message}", file=sys.stderr)  # noqa: T201 - for the person at the terminal
+    return 1

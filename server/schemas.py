@@ -1,0 +1,221 @@
+"""The bodies of /v1/chat/completions and /v1/completions: every field, its type and its limits.
+
+A field that OpenAI defines and that cannot matter on a server of one's own is accepted and does
+nothing; one that would change the answer, and is not there yet, is refused by name.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from server.fields import (
+    INT32_MAX,
+    INT64_MAX,
+    INT64_MIN,
+    Count,
+    LogitBias,
+    Penalty,
+    RequestModel,
+    Stops,
+    not_yet,
+    wrong,
+)
+from server.messages import Message, check_conversation
+
+MAX_MESSAGES = 4096
+MAX_PROMPTS = 64
+RESERVED_TEMPLATE_KEYS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "processor_kwargs",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""What the server decides when it renders a template."""
+
+
+class StreamOptions(RequestModel):
+    """What a stream holds besides the answer."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = Field(
+        False, description="Accepted; nothing is padded here, the connection does not leave the machine."
+    )
+
+
+class GenerationFields(RequestModel):
+    """What chat and plain completions have in common.
+
+    prompt_field: where the prompt stands, for errors about it.
+    """
+
+    prompt_field: ClassVar[str]
+
+    model: str | None = Field(None, description="The model or one of its aliases; the served one if absent.")
+    max_tokens: Count | None = Field(
+        None, description="Longest answer; capped by the room left in the context."
+    )
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, ge=0, le=1)
+    top_k: int = Field(
+        0, ge=-1, le=INT32_MAX, description="0, -1 or the vocabulary's size and more: no limit."
+    )
+    min_p: float = Field(0.0, ge=0, le=1)
+    seed: int | None = Field(None, ge=INT64_MIN, le=INT64_MAX, description="Random if absent.")
+    stop: Stops = ()
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(1, ge=1, le=INT32_MAX, description="Answers to each prompt.")
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100, description="1 is off.")
+    logit_bias: LogitBias = ()
+    user: str | None = Field(None, description="Accepted; does nothing here.")
+    metadata: dict[str, str] | None = Field(None, description="Accepted; does nothing here.")
+
+    @model_validator(mode="after")
+    def stream_options_need_a_stream(self) -> "GenerationFields":
+        """Refuse options for a stream that was not asked for, as OpenAI does."""
+        if self.stream_options is not None and not self.stream:
+            raise wrong("invalid_value", "is allowed only with stream: true", "stream_options")
+        return self
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        """The longest answer that the request allows, if it says."""
+        return self.max_tokens
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+def _template_keys(given: dict[str, Any]) -> dict[str, Any]:
+    for key in sorted(given.keys() & RESERVED_TEMPLATE_KEYS):
+        raise wrong("invalid_value", "is the server's to set", f".{key}")
+    return given
+
+
+def _conversation(given: list[Message]) -> list[Message]:
+    check_conversation(given)
+    return given
+
+
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+Messages = Annotated[
+    list[Message], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_conversation)
+]
+TemplateArguments = Annotated[dict[str, Any], AfterValidator(_template_keys)]
+
+
+class ChatRequest(GenerationFields):
+    """The body of POST /v1/chat/completions."""
+
+    prompt_field = "messages"
+
+    messages: Messages
+    max_completion_tokens: Count | None = Field(None, description="Newer name of max_tokens.")
+    chat_template_kwargs: TemplateArguments | None = Field(None, description="Handed to the chat template.")
+
+    store: bool | None = Field(None, description="Accepted; nothing is stored here.")
+    service_tier: ServiceTier | None = Field(None, description="Accepted; there is one tier, default.")
+    safety_identifier: str | None = Field(None, description="Accepted; does nothing here.")
+    prompt_cache_key: str | None = Field(None, description="Accepted; prompts are cached by what they hold.")
+    prompt_cache_retention: str | None = Field(None, description="Accepted; does nothing here.")
+    parallel_tool_calls: bool | None = Field(None, description="Accepted; matters only with tools.")
+
+    tools: not_yet([]) = None  # type: ignore[valid-type]
+    tool_choice: not_yet("none", "auto") = None  # type: ignore[valid-type]
+    functions: not_yet([]) = None  # type: ignore[valid-type]
+    function_call: not_yet("none", "auto") = None  # type: ignore[valid-type]
+    response_format: not_yet({"type": "text"}) = None  # type: ignore[valid-type]
+    logprobs: not_yet(False) = None  # type: ignore[valid-type]
+    top_logprobs: not_yet(0) = None  # type: ignore[valid-type]
+    prediction: not_yet() = None  # type: ignore[valid-type]
+    modalities: not_yet(["text"]) = None  # type: ignore[valid-type]
+    audio: not_yet() = None  # type: ignore[valid-type]
+    reasoning_effort: not_yet() = None  # type: ignore[valid-type]
+    verbosity: not_yet("medium") = None  # type: ignore[valid-type]
+    web_search_options: not_yet() = None  # type: ignore[valid-type]
+    moderation: not_yet() = None  # type: ignore[valid-type]
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        """See GenerationFields."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @model_validator(mode="after")
+    def one_limit(self) -> "ChatRequest":
+        """Refuse two limits that disagree: nobody could tell which one was meant."""
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise wrong("invalid_value", "and max_completion_tokens disagree; send one of them", "max_tokens")
+        return self
+
+
+Prompt = str | list[str] | list[int] | list[list[int]]
+
+
+def _prompts(given: object) -> list[Any]:
+    """The prompts of a request, one or several, each of them text or token ids."""
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list):
+        raise wrong("invalid_type", "must be a string, an array of strings, or an array of token ids")
+    if not given:
+        raise wrong("invalid_value", "is empty; send at least one token")
+    if isinstance(given[0], int):
+        _check_ids(given, "")
+        return [given]
+    if len(given) > MAX_PROMPTS:
+        raise wrong("invalid_value", f"has {len(given)} entries; at most {MAX_PROMPTS} are allowed")
+    for index, prompt in enumerate(given):
+        at = f"[{index}]"
+        if not isinstance(prompt, type(given[0])) or not isinstance(prompt, str | list):
+            raise wrong("invalid_type", "must be a string like all others, or an array of token ids", at)
+        if isinstance(prompt, list):
+            _check_ids(prompt, at)
+    return given
+
+
+def _check_ids(ids: list[object], at: str) -> None:
+    if not ids:
+        raise wrong("invalid_value", "is empty; send at least one token", at)
+    for index, token in enumerate(ids):
+        if type(token) is not int:
+            raise wrong("invalid_type", "must be a token id, a whole number", f"{at}[{index}]")
+
+
+class CompletionRequest(GenerationFields):
+    """The body of POST /v1/completions."""
+
+    prompt_field = "prompt"
+
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts, json_schema_input_type=Prompt)]
+    best_of: int | None = Field(
+        None, ge=1, le=INT32_MAX, description="Only what n is: all answers are returned."
+    )
+
+    echo: not_yet(False) = None  # type: ignore[valid-type]
+    logprobs: not_yet() = None  # type: ignore[valid-type]
+    suffix: not_yet("") = None  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def best_of_is_n(self) -> "CompletionRequest":
+        """Refuse to generate answers that would be thrown away."""
+        if self.best_of is not None and self.best_of != self.n:
+            raise wrong("unsupported_parameter", "is supported only where it equals n", "best_of")
+        return self

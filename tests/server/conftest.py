@@ -1,0 +1,42 @@
+import httpx
+import pytest
+
+from config.settings import Settings
+from server.app import create_app
+from tests.server.fake_engine import FakeEngine
+from tests.server.served import served
+
+
+@pytest.fixture
+def settings():
+    return Settings(served_model_name=("alias",), max_body_bytes=100_000, keep_alive_s=30.0)
+
+
+@pytest.fixture
+def engine():
+    fake = FakeEngine()
+    yield fake
+    fake.let_go_on()
+
+
+@pytest.fixture
+def app(engine, settings):
+    return create_app(engine, settings)
+
+
+@pytest.fixture
+async def client(app):
+    """Speaks to the app without a network; for all that is neither about streams nor about leaving."""
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://reprise") as http,
+    ):
+        yield http
+
+
+@pytest.fixture
+def url(app):
+    """The address of a real server."""
+    with served(app) as address:
+        yield address

@@ -1,0 +1,234 @@
+"""An engine without a model: it does what its script says, on threads of its own, as the real one does.
+
+Token ids are the bytes of UTF-8 text; the chat template joins lines of "role: content".
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from engine.request import (
+    Delta,
+    EngineError,
+    EngineStatus,
+    Event,
+    Failed,
+    Finished,
+    GenerationRequest,
+    ModelInfo,
+    Sink,
+    Usage,
+)
+
+VOCAB_SIZE = 256
+CONTEXT_TOKENS = 1000
+
+
+class FakeTokenizer:
+    """Bytes as tokens."""
+
+    has_chat_template = True
+    vocab_size = VOCAB_SIZE
+
+    def __init__(self) -> None:
+        self.rendered: list[tuple[list[dict[str, Any]], dict[str, Any] | None]] = []
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        template_arguments: dict[str, Any] | None = None,
+    ) -> list[int]:
+        assert tools is None
+        self.rendered.append((messages, template_arguments))
+        if any(message["content"] == "refuse me" for message in messages):
+            raise ValueError("the chat template refused the messages: roles must alternate")
+        return self.encode("".join(f"{message['role']}: {message['content']}\n" for message in messages))
+
+
+@dataclass
+class Job:
+    """A sequence that was taken."""
+
+    request: GenerationRequest
+    sink: Sink
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+Script = Callable[["FakeEngine", Job], Event]
+"""Sends a job's deltas and returns its terminal event."""
+
+
+def _usage(job: Job, num_completion: int, num_cached: int = 0) -> Usage:
+    return Usage(
+        len(job.request.prompt),
+        num_cached,
+        num_completion,
+        0.0,
+        0.25,
+        0.25 + 0.1 * max(0, num_completion - 1),
+    )
+
+
+def echo(_: "FakeEngine", job: Job) -> Event:
+    """Say the prompt back, a character at a time, up to max_tokens bytes."""
+    said = bytes(job.request.prompt[: job.request.max_tokens])
+    for character in said.decode(errors="ignore"):
+        job.sink(Delta(character))
+    is_cut = job.request.max_tokens < len(job.request.prompt)
+    return Finished("length" if is_cut else "stop", _usage(job, len(said), num_cached=3))
+
+
+def wait_first(engine: "FakeEngine", job: Job) -> Event:
+    """Say nothing until let go (or cancelled), then echo."""
+    engine.wait_to_go_on(job)
+    return (
+        Failed("cancelled", "the client left", _usage(job, 0))
+        if job.cancelled.is_set()
+        else echo(engine, job)
+    )
+
+
+def wait_midway(engine: "FakeEngine", job: Job) -> Event:
+    """Say one word, wait until let go (or cancelled), then echo."""
+    job.sink(Delta("well "))
+    engine.wait_to_go_on(job)
+    return (
+        Failed("cancelled", "the client left", _usage(job, 1))
+        if job.cancelled.is_set()
+        else echo(engine, job)
+    )
+
+
+def fail_first(_: "FakeEngine", job: Job) -> Event:
+    """Fail before the first token."""
+    return Failed("request", "generation failed: the roof is on fire", _usage(job, 0))
+
+
+def fail_midway(_: "FakeEngine", job: Job) -> Event:
+    """Fail after one word."""
+    job.sink(Delta("well "))
+    return Failed("request", "generation failed: the roof is on fire", _usage(job, 1))
+
+
+def die(engine: "FakeEngine", _: Job) -> Event:
+    """Take the whole engine down."""
+    engine.fault = "RuntimeError: out of luck"
+    if engine.on_death is not None:
+        engine.on_death(engine.fault)
+    return Failed("engine", "the engine has stopped: RuntimeError: out of luck")
+
+
+SCRIPTS: dict[str, Script] = {
+    script.__name__: script for script in (echo, wait_first, wait_midway, fail_first, fail_midway, die)
+}
+
+
+class FakeEngine:
+    """Has the engine's public face. script may be changed between requests."""
+
+    on_death: Callable[[str], None] | None = None
+
+    def __init__(self, script: Script = echo) -> None:
+        self.script = script
+        self.refusal: Literal["engine_dead", "queue_full", "draining"] | None = None
+        self.state: Literal["loading", "ready", "draining", "dead"] = "ready"
+        self.fault: str | None = None
+        self.info = ModelInfo(
+            name="org/fake-model",
+            architecture="fake",
+            context_tokens=CONTEXT_TOKENS,
+            vocab_size=VOCAB_SIZE,
+            num_layers=1,
+            num_parameters=8_100_000,
+            weight_bytes=16_200_000,
+            dtype="bfloat16",
+            device="cpu",
+            memory_bytes=8 * 2**30,
+            loaded_s=0.1,
+        )
+        self.tokenizer = FakeTokenizer()
+        self.requests: list[GenerationRequest] = []
+        self.cancelled_ids: list[str] = []
+        self._live: dict[str, Job] = {}
+        self._changed = threading.Condition()
+        self._may_go_on = threading.Event()
+
+    def start(self, on_progress: Callable[[float], None] | None = None) -> None:
+        if on_progress is not None:
+            on_progress(1.0)
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> None:
+        if self.refusal is not None and (self.refusal != "queue_full" or self._live):
+            raise EngineError(self.refusal, f"the engine says {self.refusal}")
+        job = Job(request, sink)
+        with self._changed:
+            self.requests.append(request)
+            self._live[request.id] = job
+            self._changed.notify_all()
+        threading.Thread(target=self._work, args=(job, self.script), daemon=True).start()
+
+    def cancel(self, request_id: str) -> None:
+        with self._changed:
+            self.cancelled_ids.append(request_id)
+            if request_id in self._live:
+                self._live[request_id].cancelled.set()
+            self._changed.notify_all()
+        self._may_go_on_for_cancelled()
+
+    def status(self) -> EngineStatus:
+        state = "dead" if self.fault is not None else self.state
+        return EngineStatus(state, len(self._live), 0, self.fault)
+
+    def stop(self, drain_s: float) -> None:
+        self.state = "draining"
+        if not self.wait_until(lambda: not self._live, drain_s):
+            for job in list(self._live.values()):
+                job.cancelled.set()
+            self._may_go_on_for_cancelled()
+            assert self.wait_until(lambda: not self._live, 5)
+
+    # What tests look at and turn.
+
+    def let_go_on(self) -> None:
+        """End all waiting, now and later."""
+        self._may_go_on.set()
+        self._may_go_on_for_cancelled()
+
+    def wait_until(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait for a claim about requests or cancellations to hold; False if it does not in time."""
+        with self._changed:
+            return self._changed.wait_for(is_so, timeout_s)
+
+    def cancellation_delay_s(self, num_cancelled: int, timeout_s: float = 5) -> float:
+        """How long it takes from now until so many sequences have been cancelled."""
+        start_s = time.perf_counter()
+        assert self.wait_until(lambda: len(self.cancelled_ids) >= num_cancelled, timeout_s), "not cancelled"
+        return time.perf_counter() - start_s
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def wait_to_go_on(self, job: Job) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._may_go_on.is_set() or job.cancelled.is_set())
+
+    def _may_go_on_for_cancelled(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _work(self, job: Job, script: Script) -> None:
+        end = script(self, job)
+        with self._changed:
+            del self._live[job.request.id]
+            self._changed.notify_all()
+        job.sink(end)

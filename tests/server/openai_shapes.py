@@ -1,0 +1,90 @@
+"""Validates responses against the openai package's own models, with unknown fields forbidden."""
+
+import json
+from typing import Any, TypeVar
+
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def valid(model: type[ModelT], given: dict[str, Any]) -> ModelT:
+    """Return the typed model; fail for a wrong type, a lacking field or an unknown one."""
+    parsed = model.model_validate(given, strict=True)
+    _forbid_unknown(parsed, model.__name__)
+    return parsed
+
+
+def valid_chat(given: dict[str, Any]) -> ChatCompletion:
+    for choice in given["choices"]:
+        assert "logprobs" in choice
+        assert "refusal" in choice["message"]
+    assert given["system_fingerprint"].startswith("fp_")
+    return valid(ChatCompletion, given)
+
+
+def valid_completion(given: dict[str, Any]) -> Completion:
+    assert all("logprobs" in choice for choice in given["choices"])
+    return valid(Completion, given)
+
+
+def valid_model(given: dict[str, Any]) -> Model:
+    return valid(Model, given)
+
+
+def stream_data(body: str) -> list[str]:
+    """The data of each event; every other line must be a comment."""
+    lines = [line for line in body.split("\n") if line]
+    assert all(line.startswith(("data: ", ": ")) for line in lines), lines
+    return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+
+
+def valid_chat_chunks(body: str) -> list[ChatCompletionChunk]:
+    """The chunks of a whole stream, which must end with [DONE]."""
+    *chunks, done = stream_data(body)
+    assert done == "[DONE]"
+    parsed = [json.loads(chunk) for chunk in chunks]
+    assert all("logprobs" in choice for chunk in parsed for choice in chunk["choices"])
+    return [valid(ChatCompletionChunk, chunk) for chunk in parsed]
+
+
+def valid_completion_chunks(body: str) -> list[Completion]:
+    """As valid_chat_chunks.
+
+    OpenAI sends a null finish_reason in all chunks but the last; its model, made for whole
+    responses, lacks that, so null is checked for here and not shown to it.
+    """
+    *chunks, done = stream_data(body)
+    assert done == "[DONE]"
+    typed = []
+    for chunk in map(json.loads, chunks):
+        for choice in chunk["choices"]:
+            if choice["finish_reason"] is None:
+                choice["finish_reason"] = "stop"
+                assert choice["text"]
+        typed.append(valid(Completion, chunk))
+    return typed
+
+
+def assert_error(body: dict[str, Any], param: str | None = None, code: str | None = None) -> str:
+    """Check OpenAI's error object and return its message."""
+    assert set(body) == {"error"}
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    assert isinstance(error["type"], str)
+    assert (error["param"], error["code"]) == (param, code)
+    return error["message"]
+
+
+def _forbid_unknown(value: object, where: str) -> None:
+    if isinstance(value, BaseModel):
+        assert not value.model_extra, f"{where} has fields that OpenAI does not know: {value.model_extra}"
+        for name in type(value).model_fields:
+            _forbid_unknown(getattr(value, name), f"{where}.{name}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _forbid_unknown(item, f"{where}[{index}]")

@@ -1,0 +1,36 @@
+"""A real uvicorn on a real port, in a thread, around any app."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from server.listening import address_of, take_address
+
+
+class _Announcing(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_listening = threading.Event()
+
+    async def startup(self, sockets=None):
+        await super().startup(sockets)
+        self.is_listening.set()
+
+
+@contextlib.contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    """Serve the app while inside; gives its address."""
+    taken = take_address("127.0.0.1", 0)
+    server = _Announcing(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, daemon=True)
+    thread.start()
+    assert server.is_listening.wait(10)
+    try:
+        yield address_of(taken)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        taken.close()
