@@ -6,6 +6,8 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -29,14 +31,18 @@ STUCK_S = 5
 class HttpServer(uvicorn.Server):
     """uvicorn, but while it drains it still listens, to say 503; and it ends with the engine.
 
+    on_ready: called when clients can connect.
     fault: why the engine died, if it did.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: EngineFace, drain_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, engine: EngineFace, drain_s: float, on_ready: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self.fault: str | None = None
         self._engine = engine
         self._drain_s = drain_s
+        self._on_ready = on_ready
 
     def note_death(self, reason: str) -> None:
         """Shut down because the engine died. Called on the engine's thread."""
@@ -50,6 +56,11 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
         stop_again = " Ctrl-C again ends them at once." if sig == signal.SIGINT else ""
         LOGGER.info("stopping; running requests get %g s to finish.%s", self._drain_s, stop_again)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop the engine, so that every request comes to its end, then close the connections."""
@@ -103,11 +114,11 @@ def serve(engine: EngineFace, settings: Settings, taken: socket.socket) -> int:
         timeout_keep_alive=KEEP_CONNECTION_S,
         timeout_graceful_shutdown=LAST_WRITES_S,
     )
-    server = HttpServer(config, engine, settings.drain_s)
+    announce = partial(_announce, engine, settings, address_of(taken))
+    server = HttpServer(config, engine, settings.drain_s, announce)
     engine.on_death = server.note_death
     with LoadingBar(settings.model_source) as bar:
         engine.start(bar.advance)
-    _announce(engine, settings, address_of(taken))
     server.run(sockets=[taken])
     if server.fault is not None:
         return _complain(f"the engine has died: {server.fault}")

@@ -1,5 +1,6 @@
 import pytest
 
+from server.schemas import ChatRequest
 from tests.server.openai_shapes import valid_chat
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -41,12 +42,7 @@ async def test_a_service_tier_is_answered_only_when_asked_for(client):
 
 
 async def test_null_means_default_for_every_field(client, engine):
-    fields = dict.fromkeys(
-        "model max_tokens max_completion_tokens temperature top_p top_k min_p seed stop stream stream_options n "
-        "presence_penalty frequency_penalty repetition_penalty logit_bias chat_template_kwargs user metadata "
-        "tools tool_choice response_format logprobs top_logprobs prediction modalities audio functions "
-        "function_call reasoning_effort service_tier store parallel_tool_calls".split()
-    )
+    fields = dict.fromkeys(ChatRequest.model_fields.keys() - {"messages"})
     response = await client.post(PATH, json={"messages": HELLO, **fields})
     assert response.status_code == 200, response.text
     (request,) = engine.requests

@@ -1,0 +1,25 @@
+"""`python -m tests.server.fake_server SCRIPT SETTING=VALUE...`: the real process around a scripted engine."""
+
+import sys
+
+from config.settings import SETTINGS, Settings
+from server.listening import ListenError, take_address
+from server.logs import configure_logs
+from server.run import serve
+from tests.server.fake_engine import SCRIPTS, FakeEngine
+
+
+def main(script: str, *given: str) -> int:
+    values = {name: SETTINGS[name].parse(text) for name, text in (pair.split("=", 1) for pair in given)}
+    settings = Settings(**{"port": 0, **values})
+    configure_logs(settings.log_format, settings.log_level)
+    try:
+        taken = take_address(settings.host, settings.port)
+    except ListenError as fault:
+        print(f"reprise: {fault}", file=sys.stderr)
+        return 1
+    return serve(FakeEngine(SCRIPTS[script]), settings, taken)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,122 @@
+"""What clients are told when the engine cannot serve them."""
+
+import openai
+import pytest
+
+from engine.request import Failed, Finished, Usage
+from tests.server import fake_engine
+from tests.server.openai_shapes import assert_error
+
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
+    "/v1/completions": {"prompt": "hello"},
+}
+
+
+def _ends_with(kind):
+    def script(_engine, _job):
+        return Failed(kind, f"it ended: {kind}")
+
+    return script
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
+@pytest.mark.parametrize(
+    ("kind", "status", "code", "is_temporary"),
+    [
+        ("request", 500, "request_failed", False),
+        ("engine", 503, "engine_dead", False),
+        ("draining", 503, "draining", True),
+        ("cancelled", 503, "draining", True),
+    ],
+)
+async def test_a_bad_end_has_its_status(client, engine, path, stream, kind, status, code, is_temporary):
+    engine.script = _ends_with(kind)
+    response = await client.post(path, json=BODIES[path] | {"stream": stream})
+    assert response.status_code == status
+    assert f"it ended: {kind}" in assert_error(response.json(), None, code)
+    assert response.json()["error"]["type"] == "server_error"
+    assert ("retry-after" in response.headers) == is_temporary
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
+@pytest.mark.parametrize(
+    ("refusal", "status", "kind", "is_temporary"),
+    [
+        ("queue_full", 429, "rate_limit_error", True),
+        ("draining", 503, "server_error", True),
+        ("engine_dead", 503, "server_error", False),
+    ],
+)
+async def test_a_refusal_has_its_status(client, engine, stream, refusal, status, kind, is_temporary):
+    engine.script = fake_engine.wait_first
+    engine.refusal = refusal
+    # queue_full comes with the second of the choices, when the first has been taken.
+    response = await client.post("/v1/completions", json={"prompt": "a", "n": 2, "stream": stream})
+    assert response.status_code == status
+    assert_error(response.json(), None, refusal)
+    assert response.json()["error"]["type"] == kind
+    assert ("retry-after" in response.headers) == is_temporary
+    assert engine.cancelled_ids == [request.id for request in engine.requests]
+
+
+async def test_one_failed_choice_ends_the_others(client, engine):
+    def only_first_fails(fake, job):
+        return (fake_engine.fail_first if job.request.id.endswith("-0") else fake_engine.wait_first)(
+            fake, job
+        )
+
+    engine.script = only_first_fails
+    response = await client.post("/v1/completions", json={"prompt": "a", "n": 3})
+    assert response.status_code == 500
+    assert engine.cancelled_ids == [request.id for request in engine.requests[1:]]
+
+
+async def test_a_dead_engine_is_told_to_those_who_wait_and_those_who_come(client, engine):
+    engine.script = fake_engine.die
+    first = await client.post("/v1/completions", json={"prompt": "a"})
+    assert first.status_code == 503
+    assert "out of luck" in assert_error(first.json(), None, "engine_dead")
+    later = await client.post("/v1/completions", json={"prompt": "a"})
+    assert later.status_code == 503
+    assert "out of luck" in assert_error(later.json(), None, "engine_dead")
+    health = await client.get("/health")
+    assert health.status_code == 503
+    assert health.json()["reason"] == "RuntimeError: out of luck"
+
+
+async def test_a_fault_of_the_servers_own_is_a_500_and_not_the_end(client, engine, caplog):
+    def broken(_messages, _tools=None, _arguments=None):
+        raise ZeroDivisionError("a fault")
+
+    engine.tokenizer.render_chat, working = broken, engine.tokenizer.render_chat
+    response = await client.post("/v1/chat/completions", json=BODIES["/v1/chat/completions"])
+    assert response.status_code == 500
+    assert response.headers["x-request-id"] in assert_error(response.json())
+    assert "ZeroDivisionError" in caplog.text
+    engine.tokenizer.render_chat = working
+    again = await client.post("/v1/chat/completions", json=BODIES["/v1/chat/completions"])
+    assert again.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("script", "refusal", "error"),
+    [
+        (fake_engine.fail_first, None, openai.InternalServerError),
+        (fake_engine.echo, "draining", openai.InternalServerError),
+        (fake_engine.wait_first, "queue_full", openai.RateLimitError),
+    ],
+)
+def test_the_sdk_raises_the_error_class_that_the_status_means(url, engine, script, refusal, error):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    engine.script, engine.refusal = script, refusal
+    with pytest.raises(error):
+        client.completions.create(model="alias", prompt="a", n=2)
+
+
+async def test_an_answer_of_no_tokens_is_an_answer(client, engine):
+    engine.script = lambda _engine, _job: Finished("stop", Usage(5, 0, 0, 0.0, 0.0, 0.1))
+    response = await client.post("/v1/completions", json={"prompt": "hello"})
+    assert response.json()["choices"][0]["text"] == ""
+    assert response.json()["usage"]["completion_tokens"] == 0

@@ -1,0 +1,64 @@
+"""A client that leaves is noticed within a second, wherever its request is."""
+
+import httpx
+import pytest
+
+from tests.server import fake_engine
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "hello"}]}
+NOTICED_S = 1.0
+
+
+def _leave(url, engine, num_sequences, **fields):
+    """Send a request, wait until the engine has all of it, and hang up."""
+    # A read timeout as short as this is how the client leaves; the engine says nothing until let go.
+    with httpx.Client(timeout=httpx.Timeout(10, read=0.2)) as http, pytest.raises(httpx.ReadTimeout):
+        http.post(url + CHAT, json=BODY | fields)
+    assert len(engine.requests) == num_sequences
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_before_the_first_token(url, engine, stream, n):
+    engine.script = fake_engine.wait_first
+    _leave(url, engine, n, stream=stream, n=n)
+    assert engine.cancellation_delay_s(n) < NOTICED_S
+    assert sorted(engine.cancelled_ids) == sorted(request.id for request in engine.requests)
+    assert engine.wait_until(lambda: engine.num_live == 0, 5)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_in_mid_stream(url, engine, n):
+    engine.script = fake_engine.wait_midway
+    with (
+        httpx.Client() as http,
+        http.stream("POST", url + CHAT, json=BODY | {"stream": True, "n": n}) as response,
+    ):
+        assert next(response.iter_lines()).startswith("data: ")
+    assert engine.cancellation_delay_s(n) < NOTICED_S
+    assert engine.wait_until(lambda: engine.num_live == 0, 5)
+
+
+def test_while_generating_without_streaming(url, engine):
+    engine.script = fake_engine.wait_midway
+    _leave(url, engine, 1, stream=False)
+    assert engine.cancellation_delay_s(1) < NOTICED_S
+
+
+def test_who_stays_is_not_disturbed(url, engine):
+    engine.script = fake_engine.wait_midway
+    with httpx.Client() as http, http.stream("POST", url + CHAT, json=BODY | {"stream": True}) as staying:
+        lines = staying.iter_lines()
+        assert next(lines).startswith("data: ")
+        _leave(url, engine, 2)
+        assert engine.cancellation_delay_s(1) < NOTICED_S
+        engine.let_go_on()
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert engine.cancelled_ids == [engine.requests[1].id]
+
+
+def test_nothing_is_cancelled_when_all_goes_well(url, engine):
+    for stream in (True, False):
+        assert httpx.post(url + CHAT, json=BODY | {"stream": stream, "n": 2}).status_code == 200
+    assert engine.cancelled_ids == []

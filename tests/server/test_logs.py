@@ -1,0 +1,109 @@
+import io
+import json
+import logging
+
+import pytest
+
+from server.logs import configure_logs
+from tests.server import fake_engine
+
+SECRET = "my secret"
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": SECRET}]}
+
+
+@pytest.fixture
+def log():
+    """Makes the log write where a test can read it, and puts everything back."""
+    loggers = [logging.getLogger(), logging.getLogger("reprise")]
+    before = [(logger.handlers[:], logger.level) for logger in loggers]
+
+    def configure(log_format, log_level="info"):
+        stream = io.StringIO()
+        configure_logs(log_format, log_level, stream)
+        return stream
+
+    yield configure
+    for logger, (handlers, level) in zip(loggers, before, strict=True):
+        logger.handlers = handlers
+        logger.setLevel(level)
+
+
+def _only_line(stream):
+    (line,) = stream.getvalue().splitlines()
+    return line
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
+async def test_a_request_is_one_line_of_json_with_all_its_figures(client, log, stream):
+    written = log("json")
+    response = await client.post(CHAT, json=BODY | {"stream": stream})
+    line = json.loads(_only_line(written))
+    assert line.pop("total_ms") > 0
+    assert line.pop("time").endswith("+00:00")
+    num_tokens = len(f"user: {SECRET}\n")
+    assert line == {
+        "level": "info",
+        "event": "request",
+        "id": response.headers["x-request-id"],
+        "endpoint": f"POST {CHAT}",
+        "status": 200,
+        "num_prompt_tokens": num_tokens,
+        "num_cached_tokens": 3,
+        "num_completion_tokens": num_tokens,
+        "first_token_ms": 250.0,
+        "tokens_per_s": pytest.approx(10.0),
+        "finish_reason": "stop",
+    }
+
+
+async def test_a_request_is_one_line_of_text(client, log):
+    written = log("text")
+    response = await client.post(CHAT, json=BODY)
+    line = _only_line(written)
+    assert (
+        f"INFO    {response.headers['x-request-id']} POST {CHAT} 200, stop, in 16 (cached 3), out 16" in line
+    )
+    assert "first token 250 ms, 10.0 tokens/s" in line
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("script", [fake_engine.echo, fake_engine.fail_first, fake_engine.fail_midway])
+async def test_neither_prompt_nor_answer_is_logged_even_at_debug(client, engine, log, log_format, script):
+    engine.script = script
+    written = log(log_format, "debug")
+    await client.post(CHAT, json=BODY | {"stream": True})
+    await client.post(CHAT, json=BODY)
+    await client.post(CHAT, json=BODY | {"user": 5, "stop": SECRET})
+    assert written.getvalue()
+    assert SECRET not in written.getvalue()
+
+
+async def test_a_failed_request_says_so(client, engine, log):
+    engine.script = fake_engine.fail_first
+    written = log("json")
+    await client.post(CHAT, json=BODY)
+    line = json.loads(_only_line(written))
+    assert (line["status"], line["finish_reason"]) == (500, "error")
+
+
+async def test_a_refused_request_has_its_line(client, log):
+    written = log("json")
+    await client.post(CHAT, json={})
+    assert json.loads(_only_line(written))["status"] == 400
+
+
+async def test_looks_at_health_show_only_at_debug(client, log):
+    written = log("json")
+    await client.get("/health")
+    assert written.getvalue() == ""
+    written = log("json", "debug")
+    await client.get("/health")
+    assert json.loads(_only_line(written))["endpoint"] == "GET /health"
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+async def test_a_path_cannot_forge_a_line(client, log, log_format):
+    written = log(log_format)
+    await client.get("/x%0AINFO%20forged")
+    assert "\\n" in _only_line(written)

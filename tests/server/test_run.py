@@ -1,0 +1,154 @@
+"""The process: what it prints, how it ends."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+BODY = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
+
+
+class Process:
+    """A server process whose standard error is read line by line."""
+
+    def __init__(self, *arguments):
+        command = [sys.executable, "-m", "tests.server.fake_server", *arguments]
+        self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.lines = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.popen.stderr:
+            with self._changed:
+                self.lines.append(line)
+                self._changed.notify_all()
+
+    @property
+    def text(self):
+        return "".join(self.lines)
+
+    def wait_for(self, pattern):
+        """Wait until what was printed matches, and return the match."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: re.search(pattern, self.text), 30), self.text
+        return re.search(pattern, self.text)
+
+    def address(self):
+        return self.wait_for(r"address +(http://\S+)\n")[1]
+
+    def exit_status(self):
+        status = self.popen.wait(20)
+        self._reader.join(5)
+        return status
+
+
+@pytest.fixture
+def start():
+    """Starts servers, and leaves none behind."""
+    started = []
+
+    def start_one(*arguments):
+        started.append(Process(*arguments))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.popen.kill()
+        process.popen.wait()
+
+
+def test_the_banner_says_what_is_served_and_where_and_its_curl_works(start):
+    process = start("echo", "served_model_name=alias")
+    address = process.address()
+    curl = process.wait_for(r"(?s)  (curl .*?'\{.*\}')\n")[1]
+    banner = process.text
+    assert "org/fake-model, alias (fake, 8.1M parameters, bfloat16)" in banner
+    assert re.search(r"device +cpu", banner)
+    assert re.search(r"memory +15.4 MiB of weights, 8.0 GiB in the machine", banner)
+    assert re.search(r"context +1000 tokens", banner)
+    assert address in curl
+    answer = subprocess.run(
+        ["bash", "-c", curl + " --silent"], capture_output=True, text=True, check=True
+    ).stdout
+    assert json.loads(answer)["choices"][0]["message"]["content"] == "user: Hello!\n"
+
+
+def test_the_real_port_stands_in_the_json_log_too(start):
+    process = start("echo", "log_format=json")
+    ready = json.loads(process.wait_for(r'(?m)^.*"ready".*$')[0])
+    assert httpx.get(ready["address"] + "/health").status_code == 200
+
+
+def test_a_port_in_use_is_one_line_and_status_1(start):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        process = start("echo", f"port={port}")
+        assert process.exit_status() == 1
+    assert process.text == f"reprise: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+
+
+@pytest.mark.parametrize("host", ["256.1.1.1", "no.such.host.invalid"])
+def test_an_address_that_is_none_is_one_line_and_status_1(start, host):
+    process = start("echo", f"host={host}")
+    assert process.exit_status() == 1
+    (line,) = process.lines
+    assert line.startswith(f"reprise: cannot listen on {host}: ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_an_idle_server_with_0_within_seconds(start, number):
+    process = start("echo")
+    with httpx.Client() as http:
+        # A connection that is kept alive must not hold the server up.
+        assert http.get(process.address() + "/health").status_code == 200
+        start_s = time.perf_counter()
+        process.popen.send_signal(number)
+        assert process.exit_status() == 0
+        assert time.perf_counter() - start_s < 5
+
+
+def test_while_draining_new_requests_get_503_and_running_ones_their_end(start):
+    process = start("wait_midway", "drain_s=1.5")
+    address = process.address()
+    with httpx.stream("POST", address + "/v1/chat/completions", json=BODY) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        process.popen.send_signal(signal.SIGTERM)
+        process.wait_for("stopping")
+        # The engine says so a moment after the signal.
+        while (health := httpx.get(address + "/health")).status_code == 200:
+            pass
+        assert (health.status_code, health.json()["status"]) == (503, "draining")
+        refused = httpx.post(address + "/v1/completions", json={"prompt": "a"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert refused.headers["retry-after"]
+        *_, last = (line for line in lines if line)
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "draining"
+    assert process.exit_status() == 0
+
+
+def test_a_second_ctrl_c_ends_it_at_once(start):
+    process = start("wait_midway", "drain_s=600")
+    with httpx.stream("POST", process.address() + "/v1/chat/completions", json=BODY) as response:
+        assert next(response.iter_lines()).startswith("data: ")
+        process.popen.send_signal(signal.SIGINT)
+        process.wait_for("stopping")
+        process.popen.send_signal(signal.SIGINT)
+        assert process.exit_status() == 130
+
+
+def test_a_dead_engine_tells_its_waiters_and_ends_the_process_with_1(start):
+    process = start("die")
+    response = httpx.post(process.address() + "/v1/chat/completions", json=BODY)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
+    assert process.exit_status() == 1
+    assert process.lines[-1] == "reprise: the engine has died: RuntimeError: out of luck\n"

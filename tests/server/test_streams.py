@@ -1,0 +1,133 @@
+"""Streams over a real connection."""
+
+import itertools
+import json
+
+import httpx
+import openai
+import pytest
+
+from config.settings import Settings
+from server.app import create_app
+from tests.server import fake_engine
+from tests.server.openai_shapes import (
+    assert_error,
+    stream_data,
+    valid_chat_chunks,
+    valid_completion_chunks,
+)
+from tests.server.served import served
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "héllo ✓"}]
+
+
+def _stream(url, path=CHAT, **fields):
+    body = {"messages": HELLO} if path == CHAT else {"prompt": "héllo ✓"}
+    return httpx.post(url + path, json=body | fields | {"stream": True}, timeout=20)
+
+
+def test_a_chat_stream_is_role_then_text_then_reason_then_done(url):
+    response = _stream(url)
+    assert response.status_code == 200
+    first, *texts, last = valid_chat_chunks(response.text)
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
+    assert "".join(chunk.choices[0].delta.content for chunk in texts) == "user: héllo ✓\n"
+    assert {chunk.choices[0].finish_reason for chunk in [first, *texts]} == {None}
+    assert last.choices[0].finish_reason == "stop"
+    assert last.choices[0].delta.model_dump(exclude_unset=True) == {}
+    assert len({(chunk.id, chunk.created, chunk.model, chunk.system_fingerprint) for chunk in texts}) == 1
+
+
+def test_a_completion_stream_has_no_role(url):
+    *texts, last = valid_completion_chunks(_stream(url, COMPLETIONS).text)
+    assert "".join(chunk.choices[0].text for chunk in texts) == "héllo ✓"
+    assert (last.choices[0].text, last.choices[0].finish_reason) == ("", "stop")
+
+
+def test_headers_keep_proxies_from_holding_the_stream_back(url):
+    headers = _stream(url).headers
+    assert headers["content-type"].startswith("text/event-stream")
+    assert headers["cache-control"] == "no-cache"
+    assert headers["x-accel-buffering"] == "no"
+    assert headers["x-request-id"].startswith("req-")
+
+
+@pytest.mark.parametrize(
+    ("path", "valid"), [(CHAT, valid_chat_chunks), (COMPLETIONS, valid_completion_chunks)]
+)
+def test_usage_comes_last_when_asked_for_and_is_null_before(url, path, valid):
+    body = _stream(url, path, stream_options={"include_usage": True}).text
+    *_, usage = valid(body)
+    assert usage.choices == []
+    assert usage.usage.total_tokens == usage.usage.prompt_tokens + usage.usage.completion_tokens > 0
+    *earlier, _, _ = stream_data(body)
+    assert all(json.loads(chunk)["usage"] is None for chunk in earlier)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_usage_is_not_even_named_when_not_asked_for(url, path):
+    assert '"usage"' not in _stream(url, path).text
+
+
+def test_several_choices_are_told_apart_by_index(url):
+    chunks = valid_chat_chunks(_stream(url, n=3, stream_options={"include_usage": True}).text)
+    parts = {index: [] for index in range(3)}
+    for chunk in chunks[:-1]:
+        (choice,) = chunk.choices
+        parts[choice.index].append(choice)
+    for choices in parts.values():
+        assert choices[0].delta.role == "assistant"
+        assert "".join(choice.delta.content or "" for choice in choices) == "user: héllo ✓\n"
+        assert [choice.finish_reason for choice in choices[-2:]] == [None, "stop"]
+    assert chunks[-1].usage.prompt_tokens == len("user: héllo ✓\n".encode())
+
+
+def test_the_sdk_puts_the_stream_together(url):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    with client.chat.completions.stream(model="alias", messages=HELLO) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == "user: héllo ✓\n"
+    assert final.choices[0].finish_reason == "stop"
+
+
+def test_silence_is_filled_with_comments_that_the_sdk_does_not_see(engine):
+    engine.script = fake_engine.wait_first
+    app = create_app(engine, Settings(keep_alive_s=0.05))
+    with served(app) as url, httpx.Client() as http:
+        body = {"messages": HELLO, "stream": True}
+        with http.stream("POST", url + CHAT, json=body, timeout=20) as response:
+            lines = response.iter_lines()
+            # The headers went out with the first comment: no token has come yet.
+            assert response.status_code == 200
+            comments = itertools.islice((line for line in lines if line.startswith(":")), 3)
+            assert list(comments) == [": keep-alive"] * 3
+            engine.let_go_on()
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert rest[-1] == "data: [DONE]"
+    engine.script = fake_engine.echo
+
+
+def test_an_error_before_the_first_token_has_its_true_status(url, engine):
+    engine.script = fake_engine.fail_first
+    response = _stream(url)
+    assert response.status_code == 500
+    assert "the roof is on fire" in assert_error(response.json(), None, "request_failed")
+
+
+def test_an_error_in_mid_stream_is_one_frame_and_the_end(url, engine):
+    engine.script = fake_engine.fail_midway
+    response = _stream(url)
+    assert response.status_code == 200
+    *chunks, last = stream_data(response.text)
+    assert "well " in "".join(chunks)
+    assert_error(json.loads(last), None, "request_failed")
+    assert sum('"error"' in chunk for chunk in chunks) == 0
+
+
+def test_an_error_in_mid_stream_is_an_api_error_of_the_sdk(url, engine):
+    engine.script = fake_engine.fail_midway
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    stream = client.chat.completions.create(model="alias", messages=HELLO, stream=True)
+    with pytest.raises(openai.APIError, match="the roof is on fire"):
+        list(stream)
