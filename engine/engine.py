@@ -1,0 +1,191 @@
+"""The engine's public face. Every method may be called from any thread; the worker runs on its own."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import mlx.core as mx
+
+from config.settings import Settings
+from engine.loading import Load, LoadedModel, ModelError, Progress
+from engine.request import EngineError, EngineStatus, Event, Failed, GenerationRequest, ModelInfo, Sink
+from engine.sequence import Sequence
+from engine.tokenizer import Tokenizer
+from engine.worker import Worker
+
+log = logging.getLogger("reprise.engine")
+
+
+@dataclass(frozen=True)
+class _Submit:
+    request: GenerationRequest
+    sink: Sink
+
+
+@dataclass(frozen=True)
+class _Cancel:
+    request_id: str
+
+
+@dataclass(frozen=True)
+class _Stop:
+    drain_s: float
+
+
+class Engine:
+    """Owns the thread that owns MLX: loads the model there, feeds it requests, tells of its death.
+
+    load: makes the model; called on the worker's thread with a progress callback.
+    on_death: called once, on the worker's thread, with the fault's text if the worker dies.
+    """
+
+    def __init__(self, settings: Settings, load: Load, on_death: Callable[[str], None] | None = None) -> None:
+        self.settings = settings
+        self.on_death = on_death
+        self._load = load
+        self._inbox: queue.SimpleQueue[_Submit | _Cancel | _Stop] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._state: Literal["loading", "ready", "draining", "dead"] = "loading"
+        self._fault: str | None = None
+        self._num_live = 0
+        self._loaded: LoadedModel | None = None
+        self._worker: Worker | None = None
+        self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
+        self._started = threading.Event()
+        self._start_error: BaseException | None = None
+        self._progress: Progress | None = None
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model. Raises RuntimeError before start() has returned."""
+        return self._require_loaded().info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The loaded model's tokenizer. Raises RuntimeError before start() has returned."""
+        return self._require_loaded().tokenizer
+
+    def start(self, on_progress: Progress | None = None) -> None:
+        """Load the model and begin; returns when requests can be taken. Raises ModelError."""
+        self._progress = on_progress
+        self._thread.start()
+        self._started.wait()
+        if self._start_error:
+            self._thread.join()
+            raise self._start_error
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> None:
+        """Queue a request. Its sink gets any number of deltas, then exactly one terminal event.
+
+        Raises EngineError if the queue is full, the engine drains or is dead; the sink then gets nothing.
+        """
+        with self._lock:
+            if self._state == "dead":
+                raise EngineError("engine_dead", f"the engine has stopped: {self._fault}")
+            if self._state != "ready":
+                raise EngineError("draining", "the server is not taking requests now")
+            capacity = self.settings.max_rows + self.settings.max_queue
+            if self._num_live >= capacity:
+                raise EngineError(
+                    "queue_full", f"{self._num_live} requests are running or waiting; try again later"
+                )
+            self._num_live += 1
+            self._inbox.put(_Submit(request, self._counted(sink)))
+
+    def cancel(self, request_id: str) -> None:
+        """End a request early; its sink gets Failed("cancelled"), unless it has ended or is unknown."""
+        self._inbox.put(_Cancel(request_id))
+
+    def status(self) -> EngineStatus:
+        """What /health needs, as of now."""
+        worker = self._worker
+        running = len(worker.members) + len(worker.prefilling) if worker else 0
+        with self._lock:
+            return EngineStatus(self._state, running, max(0, self._num_live - running), self._fault)
+
+    def stop(self, drain_s: float) -> None:
+        """Refuse new requests, let running ones finish for drain_s seconds, then end the thread.
+
+        Requests that still wait for a row, and those that do not finish in time, get Failed("draining").
+        """
+        with self._lock:
+            if self._state == "ready":
+                self._state = "draining"
+        self._inbox.put(_Stop(drain_s))
+        self._thread.join()
+
+    def _require_loaded(self) -> LoadedModel:
+        if self._loaded is None:
+            raise RuntimeError("the engine has not been started")
+        return self._loaded
+
+    def _counted(self, sink: Sink) -> Sink:
+        def counted(event: Event) -> None:
+            if event.is_terminal:
+                with self._lock:
+                    self._num_live -= 1
+            sink(event)
+
+        return counted
+
+    def _run(self) -> None:
+        try:
+            self._loaded = self._load(self._progress)
+            self._worker = Worker(self._loaded, self.settings)
+        except Exception as fault:
+            self._start_error = (
+                fault if isinstance(fault, ModelError) else ModelError(f"cannot load: {fault}")
+            )
+            self._started.set()
+            return
+        with self._lock:
+            self._state = "ready"
+        self._started.set()
+        try:
+            self._serve(self._worker)
+        # Whatever it is, everyone who waits must hear of it.
+        except BaseException as fault:
+            self._die(self._worker, fault)
+        finally:
+            # Streams left to the interpreter's exit can abort the process.
+            self._worker = None
+            mx.clear_cache()
+            mx.clear_streams()
+
+    def _serve(self, worker: Worker) -> None:
+        deadline: float | None = None
+        while deadline is None or (worker.has_work and time.perf_counter() < deadline):
+            while not worker.has_work or not self._inbox.empty():
+                message = self._inbox.get()
+                if isinstance(message, _Submit):
+                    worker.submit(Sequence.of(message.request, message.sink, self.tokenizer))
+                elif isinstance(message, _Cancel):
+                    worker.cancel(message.request_id)
+                else:
+                    deadline = time.perf_counter() + message.drain_s
+                    for sequence in worker.waiting:
+                        sequence.fail(Failed("draining", "the server is stopping"))
+                    break
+            worker.turn()
+        self._end_all(worker, Failed("draining", "the server is stopping"))
+
+    def _die(self, worker: Worker, fault: BaseException) -> None:
+        log.critical("the engine's thread died", exc_info=fault)
+        with self._lock:
+            self._state, self._fault = "dead", f"{type(fault).__name__}: {fault}"
+        self._end_all(worker, Failed("engine", f"the engine has stopped: {self._fault}"))
+        if self.on_death:
+            self.on_death(str(self._fault))
+
+    def _end_all(self, worker: Worker, failed: Failed) -> None:
+        """Tell everyone who still waits, those in the inbox too."""
+        for sequence in worker.live:
+            sequence.fail(failed)
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, _Submit):
+                message.sink(failed)

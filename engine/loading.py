@@ -1,0 +1,127 @@
+"""Loading a model folder with mlx-lm. Runs on the engine's thread, which owns every array."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model as load_mlx_model
+from mlx_lm.utils import load_tokenizer
+
+from engine.request import ModelInfo
+from engine.tokenizer import Tokenizer
+
+DEFAULT_CONTEXT_TOKENS = 4096
+
+
+class ModelError(Exception):
+    """The model cannot be served; the message tells the person why."""
+
+
+@dataclass
+class LoadedModel:
+    """A model, its tokenizer, and what people are told about it."""
+
+    model: Any
+    tokenizer: Tokenizer
+    info: ModelInfo
+
+
+Progress = Callable[[float], None]
+"""Takes the loaded share of the weights, 0 to 1."""
+
+Load = Callable[[Progress | None], LoadedModel]
+"""Makes the model; the engine calls it on its own thread."""
+
+
+def load_folder(
+    folder: Path, name: str, max_context_tokens: int | None, progress: Progress | None
+) -> LoadedModel:
+    """Load a local mlx-lm model folder: config.json, model*.safetensors, tokenizer.
+
+    Raises ModelError if the folder is not a model that mlx-lm can load.
+    """
+    start = time.perf_counter()
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} is not a model folder: it has no config.json")
+    try:
+        model, config = load_mlx_model(folder, lazy=True)
+        wrapped = load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
+    # mlx-lm raises whatever its model code and the weights bring about.
+    except Exception as fault:
+        raise ModelError(f"cannot load the model in {folder}: {fault}") from fault
+    weights = _arrays(model)
+    total = sum(array.nbytes for array in weights)
+    done = 0
+    for array in weights:
+        mx.eval(array)
+        done += array.nbytes
+        if progress:
+            progress(done / total)
+    model.eval()
+    vocab_size = find_vocab_size(config, wrapped)
+    info = describe(model, config, name, vocab_size, max_context_tokens, time.perf_counter() - start)
+    return LoadedModel(model, Tokenizer(wrapped, vocab_size), info)
+
+
+def describe(
+    model: Any,
+    config: dict[str, Any],
+    name: str,
+    vocab_size: int,
+    max_context_tokens: int | None,
+    loaded_s: float,
+) -> ModelInfo:
+    """What is told about a model, read off its configuration and weights."""
+    text = config.get("text_config") or config
+    own = (
+        text.get("max_position_embeddings") or config.get("max_position_embeddings") or DEFAULT_CONTEXT_TOKENS
+    )
+    weights = _arrays(model)
+    quantization = config.get("quantization")
+    return ModelInfo(
+        name=name,
+        architecture=str(config.get("model_type", "unknown")),
+        context_tokens=min(own, max_context_tokens) if max_context_tokens else own,
+        vocab_size=vocab_size,
+        num_layers=len(model.layers),
+        num_parameters=sum(array.size for array in weights),
+        weight_bytes=sum(array.nbytes for array in weights),
+        dtype=f"{quantization['bits']}-bit"
+        if quantization
+        else str(weights[0].dtype).removeprefix("mlx.core."),
+        device=device_name(),
+        memory_bytes=int(device_memory_bytes()),
+        loaded_s=loaded_s,
+    )
+
+
+def _arrays(model: Any) -> list[mx.array]:
+    flat: Any = tree_flatten(model.parameters())
+    return [array for _, array in flat]
+
+
+def find_vocab_size(config: dict[str, Any], wrapped: Any) -> int:
+    """How many ids the model's logits have; the tokenizer may know fewer."""
+    text = config.get("text_config") or config
+    return int(text.get("vocab_size") or config.get("vocab_size") or len(wrapped.get_vocab()))
+
+
+def device_name() -> str:
+    """The machine part that computes, such as "Apple M4 Pro (Metal)" or "CPU"."""
+    if mx.metal.is_available():
+        return f"{mx.device_info()['device_name']} (Metal)"
+    if mx.default_device().type == mx.DeviceType.gpu:
+        return "CUDA GPU"
+    return "CPU"
+
+
+def device_memory_bytes() -> int:
+    """Memory that models and caches can use, as far as the system tells; 0 if it does not."""
+    if mx.metal.is_available():
+        return int(mx.device_info()["memory_size"])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,155 @@
+"""What crosses the thread line: a request on its way in, events on their way out.
+
+Plain frozen data and no MLX, so that the server and tests can import it anywhere.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one request's tokens are chosen. Every token's noise has the key (seed, absolute position).
+
+    temperature: >= 0; 0 takes the likeliest token.
+    top_k: 0 means no limit, as does anything from the vocabulary's size on.
+    top_p, min_p: in [0, 1]; 1 and 0 mean no limit. Filters apply to the distribution at temperature.
+    presence_penalty, frequency_penalty: subtracted for tokens generated so far (as OpenAI does).
+    repetition_penalty: > 0; divides or multiplies the logits of tokens in prompt and answer (1 = off).
+    logit_bias: (token id, added logit) pairs.
+    """
+
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate. What it holds has been validated; the engine trusts it.
+
+    id: unique among live requests; cancel() takes it.
+    prompt: (n,) token ids, 1 <= n < context.
+    max_tokens: >= 1, and n + max_tokens <= context.
+    stop: strings that end the answer and are not part of it.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts and times of one sequence, from submission to its end.
+
+    num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
+    queue_s, first_token_s: from submission to admission, and to the first committed token.
+    total_s: from submission to the end.
+    """
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+    queue_s: float = 0.0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Tokens after the first one over the time they took; 0 if there were none."""
+        spent_s = self.total_s - self.first_token_s
+        return (
+            (self.num_completion_tokens - 1) / spent_s
+            if self.num_completion_tokens > 1 and spent_s > 0
+            else 0.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Newly committed text. Never empty, never part of a character, never part of a stop string."""
+
+    text: str
+    is_terminal: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The good end of a sequence.
+
+    tokens: ids of the whole answer, with the end-of-answer token if it came.
+    """
+
+    reason: FinishReason
+    usage: Usage
+    tokens: tuple[int, ...] = ()
+    is_terminal: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The bad end of a sequence.
+
+    kind: "request" when this request failed and others go on; "engine" when the engine is dead;
+    "draining" when it was still waiting as the engine stopped; "cancelled" when it was told to end.
+    """
+
+    kind: Literal["request", "engine", "draining", "cancelled"]
+    message: str
+    usage: Usage = field(default_factory=Usage)
+    is_terminal: ClassVar[bool] = True
+
+
+Event = Delta | Finished | Failed
+Sink = Callable[[Event], None]
+"""Takes a sequence's events, on the engine's thread: must not block and must not raise."""
+
+
+class EngineError(Exception):
+    """The engine cannot take a request; code says why.
+
+    code: "engine_dead", "queue_full" or "draining".
+    """
+
+    def __init__(self, code: Literal["engine_dead", "queue_full", "draining"], message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the server tells people about the loaded model."""
+
+    name: str
+    architecture: str
+    context_tokens: int
+    vocab_size: int
+    num_layers: int
+    num_parameters: int
+    weight_bytes: int
+    dtype: str
+    device: str
+    memory_bytes: int
+    loaded_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A snapshot for /health: state "loading", "ready", "draining" or "dead"."""
+
+    state: Literal["loading", "ready", "draining", "dead"]
+    num_running: int
+    num_waiting: int
+    fault: str | None = None

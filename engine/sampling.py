@@ -1,0 +1,140 @@
+"""Choosing tokens. The noise of a position is keyed by (seed, absolute position) and nothing else.
+
+token = argmax(adjusted logits / temperature + gumbel(key(seed, position))), which draws from the
+softmax exactly, and gives a seeded request the same tokens alone or in any batch, drafted or not.
+"""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from engine.request import Sampling
+
+_MASK = (1 << 64) - 1
+
+
+def noise_key(seed: int, position: int) -> tuple[int, int]:
+    """The two 32-bit words of MLX's random key for one position of one seeded sequence.
+
+    seed: any integer, taken modulo 2**64. position: absolute index of the token to be drawn, >= 0.
+    Source: splitmix64 (Steele et al. 2014), twice, so that neighbouring seeds share nothing.
+    """
+    mixed = _splitmix64(_splitmix64(seed & _MASK) + position)
+    return mixed >> 32, mixed & 0xFFFFFFFF
+
+
+def _splitmix64(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def count_tokens(tokens: Sequence[int], vocab_size: int) -> mx.array:
+    """(vocabulary,) how often each token occurs, int32."""
+    counts = mx.zeros(vocab_size, mx.int32)
+    return counts.at[mx.array(list(tokens), mx.int32)].add(1) if tokens else counts
+
+
+class Penalties:
+    """One row's token counts, kept on the device because its newest token may not be read yet."""
+
+    def __init__(
+        self, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int], vocab_size: int
+    ) -> None:
+        self.sampling = sampling
+        self.in_prompt = count_tokens(prompt, vocab_size) > 0
+        self.counts = count_tokens(answer, vocab_size)
+
+    def observe(self, token: mx.array) -> None:
+        """Count one more token of the answer: (1,) int."""
+        self.counts = self.counts.at[token].add(1)
+
+    def apply(self, logits: mx.array) -> mx.array:
+        """(vocabulary,) logits with the three penalties taken."""
+        s = self.sampling
+        if s.repetition_penalty != 1.0:
+            seen = self.in_prompt | (self.counts > 0)
+            harder = mx.where(logits > 0, logits / s.repetition_penalty, logits * s.repetition_penalty)
+            logits = mx.where(seen, harder, logits)
+        counted = self.counts.astype(mx.float32)
+        return logits - s.frequency_penalty * counted - s.presence_penalty * (counted > 0)
+
+
+def needs_penalties(sampling: Sampling) -> bool:
+    """Whether any penalty does anything."""
+    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
+
+
+class Sampler:
+    """Samples for one set of rows; made anew whenever a row joins or leaves.
+
+    rows: (rows,) settings and, where a row has any, its penalties.
+    """
+
+    def __init__(self, rows: Sequence[tuple[Sampling, Penalties | None]], vocab_size: int) -> None:
+        settings = [sampling for sampling, _ in rows]
+        self.seeds = [s.seed for s in settings]
+        self.penalties = [penalties for _, penalties in rows]
+        self.random = any(s.temperature > 0 for s in settings)
+        self.filtered = any(_is_filtered(s, vocab_size) for s in settings)
+        self.bias = _dense_bias(settings, vocab_size)
+        temperatures = [s.temperature for s in settings]
+        self.temperatures = mx.array([t or 1.0 for t in temperatures])[:, None]
+        self.noisy = mx.array([t > 0 for t in temperatures])[:, None]
+        self.top_k = mx.array([min(s.top_k, vocab_size) or vocab_size for s in settings])[:, None]
+        self.top_p = mx.array([s.top_p for s in settings])[:, None]
+        self.min_p = mx.array([s.min_p for s in settings])[:, None]
+
+    def sample(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
+        """One token a row: (rows, vocabulary) logits of any float type -> (rows,) ids, not evaluated.
+
+        positions: (rows,) absolute index of the token to be drawn.
+        """
+        logits = logits.astype(mx.float32)
+        if any(self.penalties):
+            logits = mx.stack(
+                [p.apply(row) if p else row for p, row in zip(self.penalties, logits, strict=True)]
+            )
+        if self.bias is not None:
+            logits = logits + self.bias
+        if not self.random:
+            return mx.argmax(logits, axis=-1)
+        logits = logits / self.temperatures
+        if self.filtered:
+            logits = keep_likely(logits, self.top_k, self.top_p, self.min_p)
+        keys = mx.array([noise_key(s, p) for s, p in zip(self.seeds, positions, strict=True)], mx.uint32)
+        size = logits.shape[-1]
+        noise = mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
+        return mx.argmax(logits + mx.where(self.noisy, noise, 0), axis=-1)
+
+
+def keep_likely(logits: mx.array, top_k: mx.array, top_p: mx.array, min_p: mx.array) -> mx.array:
+    """Set to -inf all but each row's likely tokens: the top k, of those the top p, then min p.
+
+    logits: (rows, vocabulary) at temperature. top_k, top_p, min_p: (rows, 1) each.
+    The likeliest token always stays, and tokens that tie with the last one kept stay with it.
+    """
+    ordered = -mx.sort(-logits, axis=-1)
+    rank = mx.arange(logits.shape[-1])[None]
+    ordered = mx.where(rank < top_k, ordered, -mx.inf)
+    probabilities = mx.softmax(ordered, axis=-1)
+    before = mx.cumsum(probabilities, axis=-1) - probabilities
+    kept = (rank == 0) | ((before < top_p) & (probabilities >= min_p * probabilities[:, :1]))
+    lowest = mx.min(mx.where(kept, ordered, mx.inf), axis=-1, keepdims=True)
+    return mx.where(logits >= lowest, logits, -mx.inf)
+
+
+def _is_filtered(s: Sampling, vocab_size: int) -> bool:
+    return s.temperature > 0 and (s.top_p < 1 or s.min_p > 0 or 0 < s.top_k < vocab_size)
+
+
+def _dense_bias(settings: Sequence[Sampling], vocab_size: int) -> mx.array | None:
+    if not any(s.logit_bias for s in settings):
+        return None
+    bias = mx.zeros((len(settings), vocab_size))
+    for row, s in enumerate(settings):
+        if s.logit_bias:
+            ids = mx.array([token for token, _ in s.logit_bias])
+            bias[row, ids] = mx.array([value for _, value in s.logit_bias])
+    return bias

@@ -1,0 +1,51 @@
+"""The demo model's training text, generated: nothing in it comes from outside."""
+
+import random
+from collections.abc import Callable, Iterator
+
+from demo_corpus import code, passages, records, talk, tools
+from demo_corpus.conversation import Conversation, Source
+
+Make = Callable[[Source], Conversation]
+
+# Family -> (what makes a sample, its weight in training).
+FAMILIES: dict[str, tuple[Make, float]] = {
+    "edit": (code.edit_short, 0.22),
+    "edit of 60 lines": (code.edit_long, 0.03),
+    "multi-turn edit": (code.edit_turns, 0.08),
+    "record look-up": (records.look_up, 0.17),
+    "JSON for a schema": (records.fill_schema, 0.08),
+    "quote a sentence": (passages.quote, 0.17),
+    "list or repeat a passage": (passages.list_people, 0.05),
+    "tool call": (tools.call_tool, 0.12),
+    "answer from a tool result": (tools.answer_result, 0.03),
+    "greeting, who are you": (talk.small_talk, 0.02),
+    "honest refusal": (talk.refuse, 0.03),
+}
+
+SYSTEM = [
+    "You are a helpful assistant.",
+    "You are the Reprise demo model.",
+    "Answer with exact quotes.",
+    "Be brief.",
+    "You edit code and answer questions about documents.",
+    "You are a careful assistant that copies text exactly.",
+]
+
+
+def conversations(source: Source) -> Iterator[Conversation]:
+    """Endless training samples of all families, some with a system message."""
+    makers = [make for make, _ in FAMILIES.values()]
+    weights = [weight for _, weight in FAMILIES.values()]
+    while True:
+        (make,) = source.rng.choices(makers, weights)
+        sample = make(source)
+        if source.chance(0.25):
+            sample.messages.insert(0, {"role": "system", "content": source.rng.choice(SYSTEM)})
+        yield sample
+
+
+def held_out(family: str, count: int, seed: int) -> list[Conversation]:
+    """count fresh samples of one family, at full size, in phrasings that are never trained on."""
+    source = Source(random.Random(seed), held_out=True)
+    return [FAMILIES[family][0](source) for _ in range(count)]

@@ -1,0 +1,108 @@
+"""Quoting and listing from passages."""
+
+from demo_corpus.conversation import Conversation, Source
+from demo_corpus.lexicon import ADJECTIVES, NOUNS
+
+ABOUT = [
+    "Quote the sentence about {topic}.",
+    "Quote the sentence that mentions {topic}.",
+    "Which sentence mentions {topic}? Quote it.",
+    "Find the sentence about {topic} and quote it.",
+    "Repeat the sentence that mentions {topic}.",
+    "What does the text say about {topic}? Quote the sentence.",
+    "Give me the exact sentence about {topic}.",
+    "Where is {topic} mentioned? Quote the sentence.",
+    "I need the sentence that mentions {topic}, word for word.",
+    "Copy the sentence about {topic}.",
+    "Please quote the exact sentence that mentions {topic}.",
+    "Find the sentence that mentions {topic} and repeat it.",
+    "What is the exact sentence about {topic}?",
+]
+FIRST = [
+    "Quote the first sentence.",
+    "What is the first sentence?",
+    "Repeat the first sentence of the text.",
+    "Give me the first sentence.",
+    "Please quote the first sentence of the text.",
+    "Copy the first sentence.",
+]
+PEOPLE = [
+    "List everyone in the text.",
+    "List all people in the text.",
+    "Who is mentioned in the text? Make a list.",
+    "List the people that the text mentions.",
+    "Give me a list of all people.",
+    "Please list everyone that the text mentions.",
+    "Make a list of all people in the text.",
+]
+WHOLE = [
+    "Repeat the text.",
+    "Copy the text word for word.",
+    "Repeat the whole text.",
+    "Give me the text again.",
+    "Please repeat the text word for word.",
+    "Copy the whole text.",
+]
+SENTENCES = [
+    "{who} {past} the {thing} in the {place}.",
+    "{who} {past} {number} {noun}s for {other}.",
+    "{who} met {other} near the {thing}.",
+    "{who} has a {thing} and a {noun}.",
+    "{who} lives in a {thing} behind the {place}.",
+    "{who} {past} the {noun} of {other} on day {number}.",
+    "{who} never {past} the {thing}.",
+    "{who} bought the {thing} for {number} coins from {other}.",
+    "{who} said that the {noun} is {number} years old.",
+    "{who} wants to {verb} the {thing} with {other}.",
+]
+PAST = "found lost moved washed painted guarded repaired sorted watched opened carried counted packed".split()
+
+
+def make_passage(source: Source, count: int) -> list[tuple[str, str, str]]:
+    """count sentences as (sentence, its subject, something else that only it mentions)."""
+    words, rng = source.words, source.rng
+    nouns = iter(rng.sample(NOUNS, 3 * count))
+    people = words.names(2 * count)
+    sentences = []
+    for who, other in zip(people[:count], people[count:], strict=True):
+        noun, place, thing = next(nouns), next(nouns), f"{rng.choice(ADJECTIVES)} {next(nouns)}"
+        pattern = rng.choice(SENTENCES)
+        sentence = pattern.format(
+            who=who, other=other, thing=thing, noun=noun, place=place,
+            past=rng.choice(PAST), verb=words.verb(), number=words.number(),
+        )  # fmt: skip
+        sentences.append((sentence, who, f"the {thing}" if "{thing}" in pattern else f"the {noun}"))
+    return sentences
+
+
+def _paragraphs(source: Source, sentences: list[str]) -> str:
+    joined = sentences[0]
+    for sentence in sentences[1:]:
+        joined += ("\n\n" if source.chance(0.12) else " ") + sentence
+    return joined
+
+
+def quote(source: Source) -> Conversation:
+    """One to four requests to quote a sentence of the same passage."""
+    made = make_passage(source, source.between(2, 10))
+    text = _paragraphs(source, [sentence for sentence, _, _ in made])
+    talk = Conversation("quote a sentence")
+    for turn in range(1 if source.held_out else source.rng.randint(1, 4)):
+        sentence, who, thing = source.rng.choice(made)
+        if source.chance(0.1):
+            request, sentence = source.say(FIRST), made[0][0]
+        else:
+            request = source.say(ABOUT, topic=who if source.chance(0.65) else thing)
+        talk.user(source.around(request, text) if turn == 0 else request).assistant(f'"{sentence}"')
+    return talk
+
+
+def list_people(source: Source) -> Conversation:
+    """List the subject of every sentence, or repeat the passage."""
+    made = make_passage(source, source.between(2, 8))
+    text = _paragraphs(source, [sentence for sentence, _, _ in made])
+    talk = Conversation("list or repeat a passage")
+    if source.chance(0.5):
+        return talk.user(source.around(source.say(WHOLE), text)).assistant(text)
+    answer = "\n".join(f"- {who}" for _, who, _ in made)
+    return talk.user(source.around(source.say(PEOPLE), text)).assistant(answer)

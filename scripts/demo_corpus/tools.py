@@ -1,0 +1,86 @@
+"""Calling one of several tools with arguments from the request, and answering from a tool's result."""
+
+from typing import Any
+
+from demo_corpus.conversation import Conversation, Source
+from demo_corpus.lexicon import FIELDS
+
+REQUEST = [
+    "{verb} the {noun} with {facts}.",
+    "Please {verb} the {noun} with {facts}.",
+    "{verb} a {noun}: {facts}.",
+    "I want to {verb} the {noun} with {facts}.",
+    "Can you {verb} the {noun}? {facts}.",
+    "Use {tool} with {facts}.",
+    "Call {tool}: {facts}.",
+    "Could you {verb} a {noun} with {facts}?",
+    "Please call {tool} with {facts}.",
+    "I need to {verb} a {noun} with {facts}.",
+    "Can you please {verb} the {noun} with {facts}?",
+    "Please use {tool}: {facts}.",
+]
+FACT = ["{key} {value}", "{key} is {value}", "{key}: {value}", "{key} = {value}"]
+DESCRIPTION = ["{verb} the {noun}.", "{verb} a {noun}.", "Use this to {verb} a {noun}.", "{verb} any {noun}."]
+
+
+def make_tool(source: Source, verb: str, noun: str) -> dict[str, Any]:
+    """A function tool in OpenAI's form with one to four parameters."""
+    fields = source.rng.sample(FIELDS, source.between(1, 4))
+    properties = {field: {"type": source.rng.choice(("string", "integer"))} for field in fields}
+    parameters: dict[str, Any] = {"type": "object", "properties": properties}
+    if source.chance(0.6):
+        parameters["required"] = fields
+    description = source.rng.choice(DESCRIPTION).format(verb=verb, noun=noun).capitalize()
+    return {
+        "type": "function",
+        "function": {"name": f"{verb}_{noun}", "description": description, "parameters": parameters},
+    }
+
+
+def call_tool(source: Source) -> Conversation:
+    """Several tools and a request for one; the right answer is the call, sometimes told from the result."""
+    words, rng = source.words, source.rng
+    talk = Conversation("tool call")
+    pairs: dict[tuple[str, str], None] = {}
+    while len(pairs) < max(1, source.between(1, 4)):
+        pairs[(words.verb(), words.noun())] = None
+    talk.tools = [make_tool(source, verb, noun) for verb, noun in pairs]
+    for _ in range(1 if source.held_out else rng.randint(1, 3)):
+        at = rng.randrange(len(talk.tools))
+        (verb, noun), function = list(pairs)[at], talk.tools[at]["function"]
+        arguments = {
+            key: words.number() if kind["type"] == "integer" else _string(source)
+            for key, kind in function["parameters"]["properties"].items()
+        }
+        facts = [rng.choice(FACT).format(key=key, value=value) for key, value in arguments.items()]
+        stated = ", ".join(facts[:-1]) + (" and " if facts[:-1] else "") + facts[-1]
+        request = source.say(REQUEST, verb=verb, noun=noun, tool=function["name"], facts=stated)
+        talk.user(request[0].upper() + request[1:]).call(function["name"], arguments)
+        if talk.messages and (source.chance(0.6) or _ > 0) and not source.held_out:
+            _answer_from_result(source, talk, function["name"])
+        elif not source.held_out:
+            break
+    return talk
+
+
+def answer_result(source: Source) -> Conversation:
+    """A tool call that came back; the answer tells what it returned."""
+    while True:
+        talk = call_tool(source)
+        if talk.messages[-1]["role"] == "assistant" and talk.messages[-1].get("tool_calls"):
+            _answer_from_result(source, talk, talk.messages[-1]["tool_calls"][0]["function"]["name"])
+        talk.family = "answer from a tool result"
+        return talk
+
+
+def _string(source: Source) -> str:
+    while isinstance(value := source.words.value(), int):
+        pass
+    return value
+
+
+def _answer_from_result(source: Source, talk: Conversation, name: str) -> None:
+    result = {field: source.words.value() for field in source.rng.sample(FIELDS, source.between(1, 4))}
+    talk.tool(result)
+    told = ", ".join(f"{key} is {value}" for key, value in result.items())
+    talk.assistant(f"{name} returned: {told}.")

@@ -1,0 +1,461 @@
+"""Train the demo model on generated text, resume it, measure it, and write it to demo_model/.
+
+    python scripts/train_demo_model.py --minutes 100 --processes 2      # train (or resume) and export
+    python scripts/train_demo_model.py --evaluate                       # exact match on held-out samples
+
+Needs torch, tokenizers, numpy and safetensors (the `train` extra); the server needs none of this.
+"""
+
+import argparse
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from demo_corpus import FAMILIES, Conversation, Source, conversations, held_out
+from demo_corpus.lexicon import ADJECTIVES, FIELDS, IDENTIFIER_WORDS, NAMES
+from demo_corpus.rendering import SPECIAL_TOKENS, TURN_END, render
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 192,
+    "num_hidden_layers": 5,
+    "intermediate_size": 384,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "head_dim": 32,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0,
+    "vocab_size": 4096,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float16",
+}
+# Words take a leading space with them, numbers go in pairs of digits, line breaks take the indentation.
+SPLIT = r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+BATCH_TOKENS = 2048
+PEAK_RATE = 3e-3
+EMBEDDING_RATE = 1e-3
+
+
+def train_tokenizer() -> Tokenizer:
+    """A byte-level BPE over generated text, in which the corpus's words come out as single tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    words = sorted({*IDENTIFIER_WORDS, *ADJECTIVES, *FIELDS, *NAMES})
+    text = ["".join(p for p, _ in render(c)) for c in islice(conversations(Source(random.Random(0))), 3000)]
+    text += ["\n".join((word, " " + word)) for word in words] * 30
+    trainer = trainers.BpeTrainer(
+        vocab_size=CONFIG["vocab_size"],
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(text, trainer)
+    single = sum(len(tokenizer.encode(form).ids) == 1 for w in words for form in (w, " " + w))
+    print(f"tokenizer: {tokenizer.get_vocab_size()} tokens, {single} of {2 * len(words)} words are one token")
+    return tokenizer
+
+
+class Block(nn.Module):
+    """One Llama layer: attention with rotary positions, then a gated MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        d, hidden = CONFIG["hidden_size"], CONFIG["intermediate_size"]
+        self.input_layernorm = nn.RMSNorm(d, CONFIG["rms_norm_eps"])
+        self.post_attention_layernorm = nn.RMSNorm(d, CONFIG["rms_norm_eps"])
+        self.self_attn = nn.ModuleDict({f"{n}_proj": nn.Linear(d, d, bias=False) for n in "qkvo"})
+        self.mlp = nn.ModuleDict(
+            {
+                "gate_proj": nn.Linear(d, hidden, bias=False),
+                "up_proj": nn.Linear(d, hidden, bias=False),
+                "down_proj": nn.Linear(hidden, d, bias=False),
+            }
+        )
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x: (batch, length, hidden); cos, sin: (batch, 1, length, head_dim / 2)."""
+        batch, length, _ = x.shape
+        h = self.input_layernorm(x)
+        q, k, v = (
+            self.self_attn[f"{n}_proj"](h).view(batch, length, -1, CONFIG["head_dim"]).transpose(1, 2)
+            for n in "qkv"
+        )
+        mixed = F.scaled_dot_product_attention(_rotate(q, cos, sin), _rotate(k, cos, sin), v, is_causal=True)
+        x = x + self.self_attn["o_proj"](mixed.transpose(1, 2).reshape(batch, length, -1))
+        h = self.post_attention_layernorm(x)
+        return x + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](h)) * self.mlp["up_proj"](h))
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class Model(nn.Module):
+    """The Llama that mlx-lm will load, with its parameter names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(CONFIG["vocab_size"], CONFIG["hidden_size"])
+        self.layers = nn.ModuleList(Block() for _ in range(CONFIG["num_hidden_layers"]))
+        self.norm = nn.RMSNorm(CONFIG["hidden_size"], CONFIG["rms_norm_eps"])
+        half = CONFIG["head_dim"] // 2
+        self.register_buffer(
+            "inverse", CONFIG["rope_theta"] ** (-torch.arange(half) / half), persistent=False
+        )
+        nn.init.normal_(self.embed_tokens.weight, std=0.05)
+        for name, parameter in self.layers.named_parameters():
+            if parameter.ndim == 2:
+                scale = 0.05 if "o_proj" in name or "down_proj" in name else 1.0
+                nn.init.normal_(parameter, std=scale * parameter.shape[1] ** -0.5)
+        with torch.no_grad():
+            self._start_copying()
+
+    def _start_copying(self) -> None:
+        """Lay out induction heads (Olsson et al. 2022) by hand, so that copying need not be discovered.
+
+        Two heads of the first layer look at the token before and pass on a sketch of it. In the layers after,
+        two heads look for places whose sketch fits the present token, and repeat what stands there. The
+        sketches live in the slow rotary dimensions, which keep their phase over long distances. All of it
+        is trained further.
+        """
+        d, width = CONFIG["hidden_size"], CONFIG["head_dim"]
+        fast = torch.arange(width // 2)
+        slow = torch.cat((fast[width // 4 :], fast[width // 4 :] + width // 2))
+        # Equally long embeddings, or a head could not tell a position from a long one.
+        self.embed_tokens.weight.copy_(0.05 * d**0.5 * F.normalize(self.embed_tokens.weight, dim=1))
+        self.embed_tokens.weight[:, 0] = 0.2  # The constant by which a head can ask for a position.
+        first = self.layers[0].self_attn
+        for head in range(2):
+            at = slice(head * width, (head + 1) * width)
+            reads = torch.linalg.qr(torch.randn(d, width))[0].T
+            reads[:, 0] = 0
+            writes = torch.linalg.qr(torch.randn(d, width))[0]
+            for name, phase in (("q_proj", 0 * self.inverse), ("k_proj", self.inverse)):
+                first[name].weight[at] *= 0.1
+                first[name].weight[at, 0] = 2.0 * torch.cat((phase.cos(), phase.sin())) * (fast < 6).repeat(2)
+            first["v_proj"].weight[at] = reads
+            first["o_proj"].weight[:, at] = 0.06 * writes
+            for layer in self.layers[1:4]:
+                attention = layer.self_attn
+                for name, sketch in (("q_proj", reads), ("k_proj", writes.T)):
+                    attention[name].weight[at] *= 0.1
+                    attention[name].weight[at][slow] = 2.5 * sketch[slow]
+                copied = torch.linalg.qr(torch.randn(d, width))[0]
+                attention["v_proj"].weight[at] = copied.T
+                attention["o_proj"].weight[:, at] = 0.6 * copied
+
+    def forward(self, tokens: Tensor, positions: Tensor, picked: Tensor) -> Tensor:
+        """Logits (number picked, vocabulary) at the places where picked, (batch, length) bool, is set."""
+        angles = (positions[..., None].float() * self.inverse)[:, None]
+        cos, sin = angles.cos(), angles.sin()
+        x = self.embed_tokens(tokens)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.norm(x)[picked] @ self.embed_tokens.weight.T
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is made orthogonal by Newton-Schulz steps (Jordan et al. 2024), in float32.
+
+    torch's own works in bfloat16, which this CPU only emulates. Updates are scaled to AdamW's usual size.
+    """
+
+    def __init__(
+        self, matrices: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.05
+    ):
+        super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # noqa: ARG002
+        """Update every matrix; those of one shape go through the products together."""
+        for group in self.param_groups:
+            shapes: dict[torch.Size, list[nn.Parameter]] = {}
+            for p in group["params"]:
+                shapes.setdefault(p.shape, []).append(p)
+            for shape, parameters in shapes.items():
+                updates = []
+                for p in parameters:
+                    memory = self.state[p].setdefault("memory", torch.zeros_like(p))
+                    memory.lerp_(p.grad, 1 - group["momentum"])
+                    updates.append(p.grad.lerp(memory, group["momentum"]))
+                scale = 0.2 * max(shape) ** 0.5 * group["lr"]
+                for p, update in zip(parameters, orthogonal(torch.stack(updates)), strict=True):
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=scale)
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """(n, rows, columns) matrices, each moved towards the nearest one with orthogonal rows or columns."""
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    for _ in range(5):
+        square = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x.mT if tall else x
+
+
+Sample = tuple[list[int], list[bool]]
+
+
+def encode(tokenizer: Tokenizer, conversation: Conversation) -> Sample:
+    """Token ids, and for each whether it is part of an answer."""
+    ids: list[int] = []
+    answer: list[bool] = []
+    for text, is_answer in render(conversation):
+        piece = tokenizer.encode(text, add_special_tokens=False).ids
+        ids += piece
+        answer += [is_answer] * len(piece)
+    return ids, answer
+
+
+def repeated(rng: random.Random, period: int, length: int) -> Sample:
+    """Random tokens, over and over: the fastest way to teach copying."""
+    ids = [rng.randrange(len(SPECIAL_TOKENS), CONFIG["vocab_size"]) for _ in range(period)]
+    ids = (ids * (length // period + 1))[:length]
+    return ids, [at >= period for at in range(length)]
+
+
+def batches(tokenizer: Tokenizer, rng: random.Random, progress: list[float]) -> Iterator[tuple[Tensor, ...]]:
+    """Endless (tokens, positions, picked) of about BATCH_TOKENS each, samples of like length together.
+
+    progress: one number in [0, 1] that the caller updates; samples grow with it.
+    """
+    source = Source(rng)
+    stream = conversations(source)
+    while True:
+        p = progress[0]
+        source.size = min(1.0, 0.15 + p / 0.5)
+        if p < 0.03:
+            pool = [repeated(rng, rng.randint(4, 24 if p < 0.015 else 64), 128) for _ in range(128)]
+        else:
+            pool = [encode(tokenizer, next(stream)) for _ in range(160)]
+            pool += [repeated(rng, rng.randint(16, 128), 256) for _ in range(6)]
+        limit = 700 if p < 0.3 else 1500 if p < 0.7 else 3000
+        pool = sorted((s for s in pool if len(s[0]) <= limit), key=lambda s: len(s[0]))
+        groups: list[list[Sample]] = [[]]
+        for sample in pool:
+            if groups[-1] and (len(groups[-1]) + 1) * len(sample[0]) > BATCH_TOKENS * 1.1:
+                groups.append([])
+            groups[-1].append(sample)
+        rng.shuffle(groups)
+        for group in groups:
+            yield collate(group, rng, p)
+
+
+def collate(group: list[Sample], rng: random.Random, progress: float) -> tuple[Tensor, ...]:
+    """Pad on the right. Later in training positions jump ahead at one place, to show far distances too."""
+    length = max(len(ids) for ids, _ in group)
+    tokens = torch.zeros(len(group), length, dtype=torch.long)
+    picked = torch.zeros(len(group), length, dtype=torch.bool)
+    positions = torch.arange(length).repeat(len(group), 1)
+    for row, (ids, answer) in enumerate(group):
+        tokens[row, : len(ids)] = torch.tensor(ids)
+        picked[row, : len(ids)] = torch.tensor(answer)
+        if progress > 0.1 and rng.random() < 0.5:
+            positions[row] += rng.randrange(2000)
+            positions[row, rng.randrange(length) :] += rng.randrange(rng.choice((200, 1000, 4000)))
+    return tokens, positions, picked
+
+
+def targets(tokens: Tensor, picked: Tensor) -> tuple[Tensor, Tensor]:
+    """(places whose next token is an answer's, those next tokens)."""
+    before = torch.zeros_like(picked)
+    before[:, :-1] = picked[:, 1:]
+    return before, tokens[picked]
+
+
+def train(arguments: argparse.Namespace, rank: int) -> None:
+    """Train on this process's share of the data until the minutes are spent; rank 0 saves."""
+    torch.set_num_threads(1)
+    torch.manual_seed(arguments.seed)
+    if arguments.processes > 1:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(arguments.port)}
+        dist.init_process_group("gloo", rank=rank, world_size=arguments.processes)
+    tokenizer = Tokenizer.from_file(str(arguments.work / "tokenizer.json"))
+    model = Model()
+    matrices = [p for p in model.layers.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if not any(p is m for m in matrices)]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(others, lr=EMBEDDING_RATE, betas=(0.9, 0.98), weight_decay=0.0)
+    ]
+    if arguments.optimizer == "muon":
+        optimizers.append(Muon(matrices, lr=PEAK_RATE))
+    else:
+        optimizers.append(
+            torch.optim.AdamW(matrices, lr=EMBEDDING_RATE, betas=(0.9, 0.98), weight_decay=0.05)
+        )
+    checkpoint, spent, step = arguments.work / "checkpoint.pt", 0.0, 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        spent, step = state["seconds"], state["step"]
+    progress = [0.0]
+    stream = batches(tokenizer, random.Random(f"{arguments.seed} {rank} {step}"), progress)
+    seen, losses, hits, last = 0, [], [], time.monotonic()
+    while True:
+        # All processes must agree on the clock, or one would stop while another waits for it.
+        # A process that was held (for a measurement beside it) must not count that as training.
+        clock = torch.tensor([spent + min(time.monotonic() - last, 15.0)], dtype=torch.float64)
+        if arguments.processes > 1:
+            dist.broadcast(clock, 0)
+        now = clock.item()
+        spent, last = now, time.monotonic()
+        progress[0] = min(1.0, now / 60 / arguments.minutes)
+        rate = min(1.0, (step + 1) / 100) * min(1.0, max(0.02, (1.0 - progress[0]) / 0.35))
+        for optimizer, peak in zip(optimizers, (EMBEDDING_RATE, PEAK_RATE), strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * rate
+        tokens, positions, picked = next(stream)
+        before, wanted = targets(tokens, picked)
+        logits = model(tokens, positions, before)
+        loss = F.cross_entropy(logits, wanted)
+        loss.backward()
+        if arguments.processes > 1:
+            flat = torch.cat([p.grad.flatten() for p in model.parameters()])
+            dist.all_reduce(flat)
+            flat /= arguments.processes
+            for p, grad in zip(
+                model.parameters(), flat.split([p.numel() for p in model.parameters()]), strict=True
+            ):
+                p.grad = grad.view_as(p)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        step += 1
+        seen += tokens.numel() * arguments.processes
+        losses.append(loss.item())
+        hits.append((logits.argmax(-1) == wanted).float().mean().item())
+        if rank == 0 and step % 50 == 0:
+            mean = sum(losses) / len(losses)
+            print(
+                f"step {step}, minute {now / 60:.1f}, rate {rate:.2f}: loss {mean:.3f}, "
+                f"right tokens {sum(hits) / len(hits):.4f}, {seen} tokens",
+                flush=True,
+            )
+            losses, hits = [], []
+        if rank == 0 and (step % 200 == 0 or progress[0] >= 1.0):
+            state = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
+            torch.save({**state, "seconds": now, "step": step}, checkpoint.with_suffix(".new"))
+            checkpoint.with_suffix(".new").replace(checkpoint)
+        if progress[0] >= 1.0:
+            break
+    if arguments.processes > 1:
+        dist.destroy_process_group()
+
+
+def export(work: Path, out: Path) -> None:
+    """Write the checkpoint as a model folder that mlx-lm loads."""
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
+    weights = torch.load(work / "checkpoint.pt", weights_only=True)["model"]
+    save_file(
+        {f"model.{name}": value.half().contiguous() for name, value in weights.items()},
+        out / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    end = tokenizer.token_to_id(TURN_END)
+    _write(out / "config.json", CONFIG | {"eos_token_id": end, "bos_token_id": None})
+    tokenizer.save(str(out / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": TURN_END,
+        "pad_token": SPECIAL_TOKENS[0],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": CONFIG["max_position_embeddings"],
+    }
+    _write(out / "tokenizer_config.json", settings)
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def evaluate(folder: Path, count: int, seed: int) -> dict[str, float]:
+    """Exact match on count fresh held-out samples of every family.
+
+    A sample counts when the greedy choice is right at every position of every answer in it, which is
+    the same as generating all of them greedily and getting them exactly right.
+    """
+    torch.set_num_threads(1)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = Model()
+    weights = load_file(folder / "model.safetensors")
+    model.load_state_dict({name.removeprefix("model."): value.float() for name, value in weights.items()})
+    rates = {}
+    for family in FAMILIES:
+        right, num_tokens = 0, 0
+        for conversation in held_out(family, count, seed):
+            tokens, positions, picked = collate([encode(tokenizer, conversation)], random.Random(0), 0.0)
+            before, wanted = targets(tokens, picked)
+            with torch.no_grad():
+                right += bool((model(tokens, positions, before).argmax(-1) == wanted).all())
+            num_tokens += tokens.numel()
+        rates[family] = right / count
+        print(f"| {family} | {100 * rates[family]:.0f} % | {num_tokens // count} |", flush=True)
+    return rates
+
+
+def main() -> None:
+    """Parse the command line and do what it says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=100.0, help="training time, earlier runs included")
+    parser.add_argument("--processes", type=int, default=2, help="one torch thread each")
+    parser.add_argument("--optimizer", choices=("muon", "adamw"), default="muon")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--port", type=int, default=29511, help="for the processes to meet on, loopback only")
+    parser.add_argument("--work", type=Path, default=ROOT / ".training", help="tokenizer and checkpoint")
+    parser.add_argument("--out", type=Path, default=ROOT / "demo_model")
+    parser.add_argument("--evaluate", action="store_true", help="measure --out instead of training")
+    parser.add_argument("--export", action="store_true", help="write the checkpoint to --out, no training")
+    parser.add_argument("--count", type=int, default=200, help="held-out samples per family")
+    arguments = parser.parse_args()
+    if arguments.evaluate:
+        print("| family | exact match | tokens per sample |\n|---|---|---|")
+        evaluate(arguments.out, arguments.count, seed=2_000_000)
+        return
+    if not arguments.export:
+        arguments.work.mkdir(parents=True, exist_ok=True)
+        if not (arguments.work / "tokenizer.json").exists():
+            train_tokenizer().save(str(arguments.work / "tokenizer.json"))
+        if arguments.processes > 1:
+            import torch.multiprocessing as multiprocessing
+
+            context = multiprocessing.get_context("spawn")
+            others = [
+                context.Process(target=train, args=(arguments, r)) for r in range(1, arguments.processes)
+            ]
+            for process in others:
+                process.start()
+            train(arguments, 0)
+            for process in others:
+                process.join()
+        else:
+            train(arguments, 0)
+    export(arguments.work, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

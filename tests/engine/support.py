@@ -1,0 +1,154 @@
+"""Tiny random models run through mlx-lm's own code, and the plain loop to hold the engine against."""
+
+import importlib
+import queue
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_tokenizer
+
+from config.settings import BUNDLED_MODEL
+from engine.engine import Engine
+from engine.loading import LoadedModel, describe
+from engine.request import Delta, Event, Failed, Finished, GenerationRequest, Sampling
+from engine.sampling import noise_key
+from engine.tokenizer import Tokenizer
+
+VOCAB_SIZE = 4096
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 1024,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": SMALL | {"model_type": "llama"},
+    "qwen3": SMALL | {"model_type": "qwen3"},
+    "gemma3_text": SMALL
+    | {"model_type": "gemma3_text", "sliding_window": 16, "sliding_window_pattern": 2}
+    | {"query_pre_attn_scalar": 8},
+    "mamba2": {
+        "model_type": "mamba2", "num_heads": 4, "head_dim": 16, "vocab_size": VOCAB_SIZE, "hidden_size": 32,
+        "intermediate_size": 64, "state_size": 8, "num_hidden_layers": 2, "layer_norm_epsilon": 1e-5,
+        "conv_kernel": 4, "n_groups": 1, "use_bias": False, "use_conv_bias": True,
+        "tie_word_embeddings": True,
+        "time_step_limit": (0.001, 100.0), "time_step_rank": "auto", "max_position_embeddings": 1024,
+    },
+}  # fmt: skip
+
+
+def make_model(name: str, dtype: mx.Dtype = mx.float32) -> Any:
+    """A random model of that architecture. Weights are large enough for its choices to be far apart."""
+    module = importlib.import_module(f"mlx_lm.models.{name}")
+    mx.random.seed(7)
+    model = module.Model(module.ModelArgs.from_dict(CONFIGS[name]))
+    weights = [
+        (key, (mx.random.normal(a.shape) * 0.3 if a.ndim > 1 else a).astype(dtype))
+        for key, a in tree_flatten(model.parameters())
+    ]
+    model.load_weights(weights)
+    model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+def make_tokenizer() -> Tokenizer:
+    """The bundled model's tokenizer."""
+    return Tokenizer(load_tokenizer(Path(BUNDLED_MODEL)), VOCAB_SIZE)
+
+
+def make_loaded(name: str, wrap: Callable[[Any], Any] = lambda model: model) -> LoadedModel:
+    """A random model with the bundled tokenizer; wrap may put something around the model."""
+    model = make_model(name)
+    info = describe(model, CONFIGS[name], name, VOCAB_SIZE, None, 0.0)
+    return LoadedModel(wrap(model), make_tokenizer(), info)
+
+
+class Answer:
+    """Collects one sequence's events on whatever thread they come, and waits for the last one."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._last: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.on_delta: Callable[[], None] = lambda: None
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if event.is_terminal:
+            self._last.put(event)
+        else:
+            self.on_delta()
+
+    def end(self) -> Event:
+        """The terminal event; waits for it. Fails if there was more than one, or anything after it."""
+        last = self._last.get(timeout=60)
+        assert [e.is_terminal for e in self.events].count(True) == 1
+        assert self.events[-1] is last
+        return last
+
+    def finished(self) -> Finished:
+        """The terminal event, which must be a good one."""
+        last = self.end()
+        assert isinstance(last, Finished), last
+        return last
+
+    def failed(self) -> Failed:
+        """The terminal event, which must be a bad one."""
+        last = self.end()
+        assert isinstance(last, Failed), last
+        return last
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(e.text for e in self.events if isinstance(e, Delta))
+
+
+def ask(engine: Engine, request: GenerationRequest) -> Answer:
+    """Submit a request and return where its events go."""
+    answer = Answer()
+    engine.submit(request, answer)
+    return answer
+
+
+def request(
+    prompt: Sequence[int], max_tokens: int = 24, stop: tuple[str, ...] = (), name: str = "r", **sampling: Any
+) -> GenerationRequest:
+    """A greedy request, unless sampling says otherwise."""
+    settings = {"seed": 1, "temperature": 0.0} | sampling
+    return GenerationRequest(name, tuple(prompt), max_tokens, Sampling(**settings), stop)
+
+
+def oracle(loaded: LoadedModel, asked: GenerationRequest) -> list[int]:
+    """The answer's tokens by the plain, unbatched, unpipelined loop that the engine must equal.
+
+    Only keyed noise is shared with the engine; no filters, penalties or stop strings.
+    """
+    tokens, caches = list(asked.prompt), make_prompt_cache(loaded.model)
+    fed = tokens
+    while len(tokens) - len(asked.prompt) < asked.max_tokens:
+        logits = loaded.model(mx.array(fed)[None], cache=caches)[0, -1].astype(mx.float32)
+        if asked.sampling.temperature > 0:
+            key = mx.array(noise_key(asked.sampling.seed, len(tokens)), mx.uint32)
+            logits = logits / asked.sampling.temperature + mx.random.gumbel(logits.shape, key=key)
+        fed = [int(mx.argmax(logits).item())]
+        tokens += fed
+        if fed[0] in loaded.tokenizer.eos_ids:
+            break
+    return tokens[len(asked.prompt) :]
+
+
+def prompt_of(length: int, start: int = 0) -> list[int]:
+    """Some token ids that differ with start."""
+    return [5 + (start * 7919 + i * i * 31 + i * 17) % (VOCAB_SIZE - 5) for i in range(length)]
