@@ -11,7 +11,7 @@ from typing import Literal
 import mlx.core as mx
 
 from config.settings import Settings
-from engine.loading import Load, LoadedModel, ModelError, Progress
+from engine.loading import Load, LoadedModel, ModelError, Progress, loader
 from engine.request import EngineError, EngineStatus, Event, Failed, GenerationRequest, ModelInfo, Sink
 from engine.sequence import Sequence
 from engine.tokenizer import Tokenizer
@@ -39,14 +39,19 @@ class _Stop:
 class Engine:
     """Owns the thread that owns MLX: loads the model there, feeds it requests, tells of its death.
 
-    load: makes the model; called on the worker's thread with a progress callback.
+    load: makes the model; called on the worker's thread. Without it, the model that the settings name.
     on_death: called once, on the worker's thread, with the fault's text if the worker dies.
     """
 
-    def __init__(self, settings: Settings, load: Load, on_death: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        load: Load | None = None,
+        on_death: Callable[[str], None] | None = None,
+    ) -> None:
         self.settings = settings
         self.on_death = on_death
-        self._load = load
+        self._load = load or loader(settings)
         self._inbox: queue.SimpleQueue[_Submit | _Cancel | _Stop] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._state: Literal["loading", "ready", "draining", "dead"] = "loading"

@@ -4,17 +4,19 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx_lm
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model as load_mlx_model
-from mlx_lm.utils import load_tokenizer
 
+from config.settings import Settings
 from engine.request import ModelInfo
 from engine.tokenizer import Tokenizer
 
+BUNDLED_NAME = "reprise-demo"
 DEFAULT_CONTEXT_TOKENS = 4096
 
 
@@ -38,22 +40,35 @@ Load = Callable[[Progress | None], LoadedModel]
 """Makes the model; the engine calls it on its own thread."""
 
 
-def load_folder(
-    folder: Path, name: str, max_context_tokens: int | None, progress: Progress | None
-) -> LoadedModel:
-    """Load a local mlx-lm model folder: config.json, model*.safetensors, tokenizer.
+def loader(settings: Settings) -> Load:
+    """What loads the model that the settings name, when the engine's thread calls it."""
+    source = settings.model_source
+    if settings.model is None:
+        name = BUNDLED_NAME
+    else:
+        name = Path(source).resolve().name if Path(source).is_dir() else source
+    return partial(load_model, source, name, settings.max_context_tokens)
 
-    Raises ModelError if the folder is not a model that mlx-lm can load.
+
+def load_model(
+    source: str, name: str, max_context_tokens: int | None, progress: Progress | None = None
+) -> LoadedModel:
+    """Load a model folder (config.json, model*.safetensors, tokenizer), or a name on the model hub.
+
+    Raises ModelError if it is not a model that mlx-lm can load.
     """
     start = time.perf_counter()
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} is not a model folder: it has no config.json")
+    folder = Path(source)
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise ModelError(f"{source} is not a model folder: it has no config.json")
+    if not folder.exists() and (folder.is_absolute() or source.startswith(".")):
+        raise ModelError(f"there is no model folder {source}")
     try:
-        model, config = load_mlx_model(folder, lazy=True)
-        wrapped = load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
+        loaded: Any = mlx_lm.load(source, lazy=True, return_config=True)
+        model, wrapped, config = loaded
     # mlx-lm raises whatever its model code and the weights bring about.
     except Exception as fault:
-        raise ModelError(f"cannot load the model in {folder}: {fault}") from fault
+        raise ModelError(f"cannot load the model {source}: {fault}") from fault
     weights = _arrays(model)
     total = sum(array.nbytes for array in weights)
     done = 0
