@@ -51,10 +51,11 @@ class LoadingBar:
 def banner(info: ModelInfo, names: tuple[str, ...], address: str, has_chat_template: bool) -> str:
     """What is served, where, and a command that can be pasted to try it."""
     kind = f"{info.architecture}, {_parameters(info.num_parameters)}, {info.dtype}"
+    machine = f", {_bytes(info.memory_bytes)} in the machine" if info.memory_bytes else ""
     rows = {
         "model": f"{', '.join(names)} ({kind})",
         "device": info.device,
-        "memory": f"{_bytes(info.weight_bytes)} of weights, {_bytes(info.memory_bytes)} in the machine",
+        "memory": f"{_bytes(info.weight_bytes)} of weights{machine}",
         "context": f"{info.context_tokens} tokens",
         "loaded": f"in {info.loaded_s:.1f} s",
         "address": address,

@@ -1,0 +1,51 @@
+"""The real server, as a person starts it, on the bundled model."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+STARTED_WITHIN_S = 60
+
+
+def _serve_bundled_model() -> Iterator[str]:
+    # Variables of the person who runs the tests must not change what is tested.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("REPRISE_")}
+    command = [sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())"]
+    process = subprocess.Popen(
+        [*command, "serve", "--port", "0", "--served-model-name", "demo"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    printed: list[str] = []
+    is_known = threading.Event()
+
+    def read() -> None:
+        for line in process.stderr:
+            printed.append(line)
+            if re.search(r"address +http", line):
+                is_known.set()
+        is_known.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        assert is_known.wait(STARTED_WITHIN_S), "".join(printed)
+        match = re.search(r"address +(http://\S+)", "".join(printed))
+        assert match, "".join(printed)
+        yield match[1]
+        process.terminate()
+        assert process.wait(20) == 0, "".join(printed)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """The address of a server that is stopped, and must exit with 0, after the last test."""
+    yield from _serve_bundled_model()
