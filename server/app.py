@@ -9,8 +9,10 @@ from config.settings import Settings
 from server.engine_face import EngineFace
 from server.errors import install_error_handlers
 from server.limits import BodyLimit
+from server.openapi import describe_bodies
 from server.request_log import RequestLog
 from server.routes import chat, completions, health, models
+from server.schemas import ChatRequest, CompletionRequest
 from server.service import Service
 
 
@@ -27,6 +29,7 @@ def create_app(engine: EngineFace, settings: Settings) -> FastAPI:
     app = FastAPI(title="Reprise", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     for routes in (chat, completions, models, health):
         app.include_router(routes.router)
+    describe_bodies(app, ChatRequest, CompletionRequest)
     install_error_handlers(app)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(RequestLog)

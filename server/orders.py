@@ -29,6 +29,15 @@ def make_orders(
             param="n",
             code="invalid_value",
         )
+    num_sequences = len(prompts) * body.n
+    capacity = settings.max_rows + settings.max_queue
+    if num_sequences > capacity:
+        raise BadRequestError(
+            f"{len(prompts)} prompts with {body.n} choices each are {num_sequences} sequences; "
+            f"this server holds {capacity} at most (--max-rows and --max-queue).",
+            param=body.prompt_field,
+            code="invalid_value",
+        )
     _check_bias(body, info)
     seed = secrets.randbits(63) if body.seed is None else body.seed
     samplings = [_sampling(body, choice_seed(seed, choice), info) for choice in range(body.n)]

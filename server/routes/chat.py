@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request, Response
 from server.answers import respond
 from server.body import read_body
 from server.dialects import ChatDialect
+from server.openapi import takes
 from server.schemas import ChatRequest
 from server.service import service_of
 
@@ -12,7 +13,7 @@ router = APIRouter()
 _DIALECT = ChatDialect()
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
     service = service_of(request)

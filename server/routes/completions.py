@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request, Response
 from server.answers import respond
 from server.body import read_body
 from server.dialects import CompletionDialect
+from server.openapi import takes
 from server.schemas import CompletionRequest
 from server.service import service_of
 
@@ -12,7 +13,7 @@ router = APIRouter()
 _DIALECT = CompletionDialect()
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
 async def create_completion(request: Request) -> Response:
     """Continue one prompt or several."""
     service = service_of(request)

@@ -1,12 +1,11 @@
 import pytest
+from openai.pagination import SyncPage
+from openai.types import Model
 
 from tests.server.openai_shapes import assert_error, valid, valid_model
 
 
 async def test_the_list_has_the_model_and_its_aliases(client):
-    from openai.pagination import SyncPage
-    from openai.types import Model
-
     body = (await client.get("/v1/models")).json()
     assert [model.id for model in valid(SyncPage[Model], body).data] == ["org/fake-model", "alias"]
     assert body["object"] == "list"

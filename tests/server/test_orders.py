@@ -1,6 +1,8 @@
 import pytest
 
-from server.orders import choice_seed
+from config.settings import Settings
+from server.orders import choice_seed, make_orders
+from server.schemas import CompletionRequest
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
@@ -22,11 +24,14 @@ async def test_a_temperature_that_would_overflow_the_logits_is_greedy(client, en
     assert engine.requests[0].sampling.temperature == 0.0
 
 
-async def test_the_default_length_comes_from_the_settings(engine):
-    from config.settings import Settings
-    from server.orders import make_orders
-    from server.schemas import CompletionRequest
+async def test_more_sequences_than_the_server_holds_are_refused_for_good(client, engine):
+    response = await client.post("/v1/completions", json={"prompt": ["a"] * 64, "n": 8})
+    assert response.status_code == 400
+    assert "are 512 sequences; this server holds 264" in response.json()["error"]["message"]
+    assert engine.requests == []
 
+
+async def test_the_default_length_comes_from_the_settings(engine):
     body = CompletionRequest(prompt="a")
     (order,) = make_orders("r", body, [(1,)], engine.info, Settings(default_max_tokens=7))
     assert order.max_tokens == 7
