@@ -39,7 +39,6 @@ class Asking:
             "temperature": self.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "logit_bias": {str(token): -100 for token in self.forbidden_ids},
         }
         if self.forbidden_ids:
             fields["logit_bias"] = {str(token): -100 for token in self.forbidden_ids}

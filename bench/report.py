@@ -87,7 +87,7 @@ def _figures(lines: Sequence[Line]) -> Table:
     table.add_column("streams", justify="right")
     table.add_column("server", overflow="fold")
     for heading in ("requests", "tokens/s", "first token\np50 / p95 / p99", "inter-token\np50 / p95 / p99"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("failed", justify="right")
     table.add_column("early", justify="right")
     for line in lines:

@@ -182,14 +182,19 @@ def _run(arguments: argparse.Namespace) -> int:
 def _servers(
     arguments: argparse.Namespace, children: ExitStack, count_tokens: CountTokens
 ) -> list[ServerSide]:
-    name, url = arguments.url, arguments.url
-    if url is None:
-        name, url = "reprise", children.enter_context(OwnServer(["--model", str(arguments.model)])).url
+    own = None if arguments.url else OwnServer(["--model", str(arguments.model)])
+    url = children.enter_context(own).url if own else arguments.url
+    name = "reprise" if own else _name(url)
     servers = [ServerSide(name, url, arguments.url_model or first_model(url, "--url-model"), count_tokens)]
     if arguments.against:
-        model = arguments.against_model or first_model(arguments.against, "--against-model")
-        servers.append(ServerSide(arguments.against, arguments.against, model, count_tokens))
+        url = arguments.against
+        model = arguments.against_model or first_model(url, "--against-model")
+        servers.append(ServerSide(_name(url), url, model, count_tokens))
     return servers
+
+
+def _name(url: str) -> str:
+    return url.partition("://")[2]
 
 
 def first_model(url: str, flag: str) -> str:

@@ -49,7 +49,7 @@ class Result:
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a model folder, without its weights."""
     config = load_config(folder)
-    wrapped = load_wrapped(folder, eos_token_ids=config.get("eos_token_id"))  # type: ignore[no-untyped-call]
+    wrapped = load_wrapped(folder, eos_token_ids=config.get("eos_token_id"))
     text = config.get("text_config") or config
     return Tokenizer(wrapped, int(text.get("vocab_size") or len(wrapped.get_vocab())))
 

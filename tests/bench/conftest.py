@@ -1,0 +1,189 @@
+"""A model of a few kilobytes, and a server that plays scripted answers on a real port."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections import deque
+from contextlib import contextmanager
+
+import mlx.core as mx
+import pytest
+import uvicorn
+from mlx.utils import tree_flatten
+from mlx_lm.models import llama
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from engine.bare_loop import load_tokenizer
+
+TEMPLATE = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SHAPE = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    """Random weights and a small byte-level BPE, most of whose words are several tokens."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the cat and the other mother walk along the water wall"] * 4, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "chat_template": TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    shape = SHAPE | {"vocab_size": tokenizer.get_vocab_size(), "eos_token_id": 1}
+    (folder / "config.json").write_text(json.dumps(shape))
+    mx.random.seed(0)
+    weights = dict(tree_flatten(llama.Model(llama.ModelArgs.from_dict(shape)).parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder):
+    return load_tokenizer(model_folder)
+
+
+def frame(text=None, finish_reason=None, **fields):
+    """A chunk of a chat stream, as the bytes of one event."""
+    choices = [{"index": 0, "delta": {"content": text} if text else {}, "finish_reason": finish_reason}]
+    return b"data: " + json.dumps({"choices": choices} | fields).encode() + b"\n\n"
+
+
+def usage(completion_tokens, prompt_tokens=64, cached_tokens=0):
+    """The chunk that ends a stream's counts."""
+    counts = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+    return b"data: " + json.dumps({"choices": [], "usage": counts}).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ScriptedServer:
+    """Answers each chat with the next script: (status, pieces of the body); the last one stays.
+
+    bodies: the requests so far. most_at_once: how many of them were open together.
+    wait_for: chats are answered only when so many are open. silent: they are never answered.
+    """
+
+    def __init__(self):
+        self.scripts = deque()
+        self.bodies = []
+        self.open = self.most_at_once = 0
+        self.wait_for = 1
+        self.silent = False
+        self.models = {"data": [{"id": "tiny"}, {"id": "other"}]}
+        self.url = ""
+        self._enough = None
+
+    def play(self, *pieces, status=200):
+        self.scripts.append((status, pieces))
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http":
+            return
+        if scope["path"] == "/v1/models":
+            await self._send(send, 200, [json.dumps(self.models).encode()])
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        self.bodies.append(json.loads(body))
+        if self.silent:
+            await receive()  # until the client leaves
+            return
+        status, pieces = self.scripts.popleft() if len(self.scripts) > 1 else self.scripts[0]
+        self.open += 1
+        self.most_at_once = max(self.most_at_once, self.open)
+        await self._gather()
+        self.open -= 1
+        await self._send(send, status, pieces)
+
+    async def _gather(self):
+        self._enough = self._enough or asyncio.Event()
+        if self.open >= self.wait_for:
+            self._enough.set()
+        await self._enough.wait()
+
+    async def _send(self, send, status, pieces):
+        kind = b"text/event-stream" if status == 200 else b"application/json"
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+        for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@contextmanager
+def running(app):
+    """Serve app on a port of its own, in a thread."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        app.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield app
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture
+def server():
+    with running(ScriptedServer()) as app:
+        yield app
+
+
+@pytest.fixture
+def other_server():
+    with running(ScriptedServer()) as app:
+        yield app
+
+
+@pytest.fixture
+def full_answer():
+    """Four tokens, one a chunk, to a prompt of 64."""
+    words = [frame(text) for text in ("one", " two", " three", " four")]
+    return [frame(), *words, frame(finish_reason="length"), usage(4), DONE]
+
+
+@pytest.fixture
+def events():
+    """Makers of stream events, for scripts of one's own."""
+
+    class Events:
+        pass
+
+    made = Events()
+    made.frame, made.usage, made.done = frame, usage, DONE
+    return made

@@ -1,0 +1,33 @@
+import mlx.core as mx
+import pytest
+from mlx_lm import load
+
+from engine.bare_loop import generate
+
+
+@pytest.fixture(scope="module")
+def loaded(model_folder):
+    return load(str(model_folder))
+
+
+def greedy(model, prompt, count):
+    """The plainest loop there is: no cache, one whole forward for each token."""
+    tokens = list(prompt)
+    for _ in range(count):
+        logits = model(mx.array([tokens]))[0, -1]
+        tokens.append(mx.argmax(logits).item())
+    return tokens[len(prompt) :]
+
+
+def test_the_loop_says_what_the_model_says_and_passes_its_end_token(loaded):
+    model, tokenizer = loaded
+    prompt = [5, 9, 200, 31, 7]
+    expected = greedy(model, prompt, 12)
+    # As unfortunate as can be: the first token would end the answer.
+    tokenizer.eos_token_ids = {expected[0]}
+    assert generate(model, tokenizer, prompt, 12).tokens == 1
+    tokenizer.eos_token_ids = set()
+    result = generate(model, tokenizer, prompt, 12)
+    assert list(result.token_ids) == expected
+    assert result.tokens == len(result.arrived_s) == 12
+    assert result.arrived_s[-1] - result.prefill_s == pytest.approx(result.decode_s)

@@ -1,0 +1,61 @@
+import sys
+
+import pytest
+
+from bench.child import BareLoop, OwnServer, is_ready
+from bench.errors import BenchError
+from bench.prompts import PromptMaker
+from engine.bare_loop import load_tokenizer
+
+STUB = """
+import http.server, sys
+assert " ".join(sys.argv[1:]) == "serve --host 127.0.0.1 --port 0 --log-format text --max-rows 2"
+server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+def answer(self):
+    self.send_response(200)
+    self.end_headers()
+server.RequestHandlerClass.do_GET = answer
+print("Listening on http://127.0.0.1:%d, Ctrl-C stops it" % server.server_port, flush=True)
+try:
+    server.serve_forever()
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+def stub(program):
+    return sys.executable, "-c", program
+
+
+def test_a_server_of_our_own_is_found_by_what_it_says_and_stopped_at_the_end():
+    with OwnServer(["--max-rows", "2"], stub(STUB)) as own:
+        assert is_ready(own.url)
+    assert not is_ready(own.url)
+
+
+def test_a_server_that_does_not_start_is_an_error_with_its_last_words():
+    server = OwnServer([], stub("import sys; sys.exit('no such model\\n')"))
+    with pytest.raises(BenchError, match="ended with status 1: no such model"), server:
+        pass
+
+
+def test_a_bare_loop_that_does_not_start_is_an_error_with_its_last_words():
+    loop = BareLoop("nowhere", stub("import sys; sys.exit('no such folder')"))
+    with pytest.raises(BenchError, match="ended with status 1: no such folder"), loop:
+        pass
+
+
+def test_a_bare_loop_that_dies_at_work_is_an_error(tokenizer):
+    loop = BareLoop("any", stub("print('{}', flush=True); input(); raise SystemExit('out of memory')"))
+    prompt = PromptMaker(tokenizer, 64, seed=1).make()
+    with pytest.raises(BenchError, match="out of memory"), loop:
+        loop.measure([prompt], 4, 1)
+
+
+def test_the_bare_loop_gives_every_answer_its_full_length(model_folder):
+    tokenizer = load_tokenizer(model_folder)
+    maker = PromptMaker(tokenizer, 32, seed=1)
+    with BareLoop(str(model_folder)) as loop:
+        seen = loop.measure([maker.make(), maker.make()], 40, 1)
+    assert [m.num_completion_tokens for m in seen.measurements] == [40, 40]
+    assert all(len(m.arrivals) == 40 and not m.ended_early for m in seen.measurements)

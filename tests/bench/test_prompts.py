@@ -1,0 +1,39 @@
+import pytest
+
+from bench.errors import BenchError
+from bench.prompts import PromptMaker
+
+
+@pytest.mark.parametrize("num_tokens", [20, 64, 256, 301])
+def test_prompts_have_the_asked_length_with_the_template_around_them(tokenizer, num_tokens):
+    maker = PromptMaker(tokenizer, num_tokens, seed=1)
+    for _ in range(20):
+        prompt = maker.make()
+        assert tokenizer.render_chat(prompt.messages) == list(prompt.ids)
+        assert len(prompt.ids) == num_tokens
+
+
+def test_no_prompt_begins_like_another(tokenizer):
+    maker = PromptMaker(tokenizer, 64, seed=1)
+    openings = [tuple(maker.make().text.split()[:4]) for _ in range(200)]
+    assert len(set(openings)) == 200
+
+
+def test_a_seed_makes_the_same_prompts_again(tokenizer):
+    first, second, other = (PromptMaker(tokenizer, 64, seed) for seed in (1, 1, 2))
+    made = [first.make() for _ in range(5)]
+    assert made == [second.make() for _ in range(5)]
+    assert not set(made) & {other.make() for _ in range(5)}
+
+
+def test_a_length_that_the_template_alone_fills_is_refused_with_both_numbers(tokenizer):
+    template = len(tokenizer.render_chat([{"role": "user", "content": ""}]))
+    with pytest.raises(BenchError, match=rf"is {template}, and the chat template alone takes {template}"):
+        PromptMaker(tokenizer, template, seed=1)
+
+
+def test_it_says_so_when_no_new_beginning_is_left(tokenizer):
+    template = len(tokenizer.render_chat([{"role": "user", "content": ""}]))
+    maker = PromptMaker(tokenizer, template + 3, seed=1)
+    with pytest.raises(BenchError, match="no more prompts"):
+        [maker.make() for _ in range(1000)]
