@@ -40,7 +40,7 @@ CONFIG = {
     "vocab_size": 4096,
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
-    "torch_dtype": "float16",
+    "torch_dtype": "bfloat16",
 }
 # Words take a leading space with them, numbers go in pairs of digits, line breaks take the indentation.
 SPLIT = r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -282,84 +282,111 @@ def targets(tokens: Tensor, picked: Tensor) -> tuple[Tensor, Tensor]:
     return before, tokens[picked]
 
 
+class Training:
+    """One process's part of a training run: model, optimizers, and where the run stands.
+
+    seconds: training time so far, earlier runs included. step: updates so far.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, rank: int) -> None:
+        self.arguments, self.rank = arguments, rank
+        self.checkpoint: Path = arguments.work / "checkpoint.pt"
+        self.model = Model()
+        matrices = [p for p in self.model.layers.parameters() if p.ndim == 2]
+        others = [p for p in self.model.parameters() if not any(p is m for m in matrices)]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(others, lr=EMBEDDING_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+            Muon(matrices, lr=PEAK_RATE),
+        ]
+        self.seconds, self.step = 0.0, 0
+        if self.checkpoint.exists():
+            state = torch.load(self.checkpoint, weights_only=True)
+            self.model.load_state_dict(state["model"])
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+            self.seconds, self.step = state["seconds"], state["step"]
+
+    @property
+    def progress(self) -> float:
+        """0 at the start, 1 when the minutes are spent."""
+        return min(1.0, self.seconds / 60 / self.arguments.minutes)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate over its peak: a short rise, level, then down over the last third."""
+        return min(1.0, (self.step + 1) / 100) * min(1.0, max(0.02, (1.0 - self.progress) / 0.35))
+
+    def spend(self, seconds: float) -> None:
+        """Count the time of a step. All processes must agree, or one would stop while another waits."""
+        # A process that was held (for a measurement beside it) must not count that as training.
+        clock = torch.tensor([self.seconds + min(seconds, 15.0)], dtype=torch.float64)
+        if self.arguments.processes > 1:
+            dist.broadcast(clock, 0)
+        self.seconds = clock.item()
+
+    def update(self, tokens: Tensor, positions: Tensor, picked: Tensor) -> tuple[float, float]:
+        """One step on one batch; returns its loss and the share of answer tokens that were right."""
+        before, wanted = targets(tokens, picked)
+        logits = self.model(tokens, positions, before)
+        loss = F.cross_entropy(logits, wanted)
+        loss.backward()
+        if self.arguments.processes > 1:
+            self._average_gradients()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer, peak in zip(self.optimizers, (EMBEDDING_RATE, PEAK_RATE), strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * self.rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return loss.item(), (logits.argmax(-1) == wanted).float().mean().item()
+
+    def save(self) -> None:
+        """Write the checkpoint; one that was there stays whole until the new one is."""
+        state = {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers]}
+        new = self.checkpoint.with_suffix(".new")
+        torch.save({**state, "seconds": self.seconds, "step": self.step}, new)
+        new.replace(self.checkpoint)
+
+    def _average_gradients(self) -> None:
+        parameters = list(self.model.parameters())
+        flat = torch.cat([p.grad.flatten() for p in parameters])
+        dist.all_reduce(flat)
+        flat /= self.arguments.processes
+        for p, grad in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            p.grad = grad.view_as(p)
+
+
 def train(arguments: argparse.Namespace, rank: int) -> None:
-    """Train on this process's share of the data until the minutes are spent; rank 0 saves."""
+    """Train on this process's share of the data until the minutes are spent; rank 0 saves and prints."""
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     if arguments.processes > 1:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(arguments.port)}
         dist.init_process_group("gloo", rank=rank, world_size=arguments.processes)
     tokenizer = Tokenizer.from_file(str(arguments.work / "tokenizer.json"))
-    model = Model()
-    matrices = [p for p in model.layers.parameters() if p.ndim == 2]
-    others = [p for p in model.parameters() if not any(p is m for m in matrices)]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, lr=EMBEDDING_RATE, betas=(0.9, 0.98), weight_decay=0.0)
-    ]
-    if arguments.optimizer == "muon":
-        optimizers.append(Muon(matrices, lr=PEAK_RATE))
-    else:
-        optimizers.append(
-            torch.optim.AdamW(matrices, lr=EMBEDDING_RATE, betas=(0.9, 0.98), weight_decay=0.05)
-        )
-    checkpoint, spent, step = arguments.work / "checkpoint.pt", 0.0, 0
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(state["model"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        spent, step = state["seconds"], state["step"]
-    progress = [0.0]
-    stream = batches(tokenizer, random.Random(f"{arguments.seed} {rank} {step}"), progress)
-    seen, losses, hits, last = 0, [], [], time.monotonic()
-    while True:
-        # All processes must agree on the clock, or one would stop while another waits for it.
-        # A process that was held (for a measurement beside it) must not count that as training.
-        clock = torch.tensor([spent + min(time.monotonic() - last, 15.0)], dtype=torch.float64)
-        if arguments.processes > 1:
-            dist.broadcast(clock, 0)
-        now = clock.item()
-        spent, last = now, time.monotonic()
-        progress[0] = min(1.0, now / 60 / arguments.minutes)
-        rate = min(1.0, (step + 1) / 100) * min(1.0, max(0.02, (1.0 - progress[0]) / 0.35))
-        for optimizer, peak in zip(optimizers, (EMBEDDING_RATE, PEAK_RATE), strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = peak * rate
-        tokens, positions, picked = next(stream)
-        before, wanted = targets(tokens, picked)
-        logits = model(tokens, positions, before)
-        loss = F.cross_entropy(logits, wanted)
-        loss.backward()
-        if arguments.processes > 1:
-            flat = torch.cat([p.grad.flatten() for p in model.parameters()])
-            dist.all_reduce(flat)
-            flat /= arguments.processes
-            for p, grad in zip(
-                model.parameters(), flat.split([p.numel() for p in model.parameters()]), strict=True
-            ):
-                p.grad = grad.view_as(p)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        step += 1
-        seen += tokens.numel() * arguments.processes
-        losses.append(loss.item())
-        hits.append((logits.argmax(-1) == wanted).float().mean().item())
-        if rank == 0 and step % 50 == 0:
-            mean = sum(losses) / len(losses)
+    training = Training(arguments, rank)
+    progress = [training.progress]
+    stream = batches(tokenizer, random.Random(f"{arguments.seed} {rank} {training.step}"), progress)
+    seen: list[tuple[float, float]] = []
+    last = time.monotonic()
+    while training.progress < 1.0:
+        seen.append(training.update(*next(stream)))
+        now = time.monotonic()
+        training.spend(now - last)
+        last, progress[0] = now, training.progress
+        if rank == 0 and training.step % 50 == 0:
+            loss, right = (sum(column) / len(seen) for column in zip(*seen, strict=True))
+            minute = training.seconds / 60
             print(
-                f"step {step}, minute {now / 60:.1f}, rate {rate:.2f}: loss {mean:.3f}, "
-                f"right tokens {sum(hits) / len(hits):.4f}, {seen} tokens",
+                f"minute {minute:.1f}, step {training.step}: loss {loss:.3f}, right tokens {right:.4f}",
                 flush=True,
             )
-            losses, hits = [], []
-        if rank == 0 and (step % 200 == 0 or progress[0] >= 1.0):
-            state = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
-            torch.save({**state, "seconds": now, "step": step}, checkpoint.with_suffix(".new"))
-            checkpoint.with_suffix(".new").replace(checkpoint)
-        if progress[0] >= 1.0:
-            break
+            seen = []
+        if rank == 0 and training.step % 200 == 0:
+            training.save()
+    if rank == 0:
+        training.save()
     if arguments.processes > 1:
         dist.destroy_process_group()
 
@@ -370,7 +397,7 @@ def export(work: Path, out: Path) -> None:
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     weights = torch.load(work / "checkpoint.pt", weights_only=True)["model"]
     save_file(
-        {f"model.{name}": value.half().contiguous() for name, value in weights.items()},
+        {f"model.{name}": value.bfloat16().contiguous() for name, value in weights.items()},
         out / "model.safetensors",
         metadata={"format": "pt"},
     )
@@ -423,7 +450,6 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=100.0, help="training time, earlier runs included")
     parser.add_argument("--processes", type=int, default=2, help="one torch thread each")
-    parser.add_argument("--optimizer", choices=("muon", "adamw"), default="muon")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=29511, help="for the processes to meet on, loopback only")
     parser.add_argument("--work", type=Path, default=ROOT / ".training", help="tokenizer and checkpoint")
@@ -440,20 +466,13 @@ def main() -> None:
         arguments.work.mkdir(parents=True, exist_ok=True)
         if not (arguments.work / "tokenizer.json").exists():
             train_tokenizer().save(str(arguments.work / "tokenizer.json"))
-        if arguments.processes > 1:
-            import torch.multiprocessing as multiprocessing
-
-            context = multiprocessing.get_context("spawn")
-            others = [
-                context.Process(target=train, args=(arguments, r)) for r in range(1, arguments.processes)
-            ]
-            for process in others:
-                process.start()
-            train(arguments, 0)
-            for process in others:
-                process.join()
-        else:
-            train(arguments, 0)
+        context = torch.multiprocessing.get_context("spawn")
+        others = [context.Process(target=train, args=(arguments, r)) for r in range(1, arguments.processes)]
+        for process in others:
+            process.start()
+        train(arguments, 0)
+        for process in others:
+            process.join()
     export(arguments.work, arguments.out)
 
 

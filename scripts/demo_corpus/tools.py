@@ -45,7 +45,8 @@ def call_tool(source: Source) -> Conversation:
     while len(pairs) < max(1, source.between(1, 4)):
         pairs[(words.verb(), words.noun())] = None
     talk.tools = [make_tool(source, verb, noun) for verb, noun in pairs]
-    for _ in range(1 if source.held_out else rng.randint(1, 3)):
+    num_calls = 1 if source.held_out else rng.randint(1, 3)
+    for turn in range(num_calls):
         at = rng.randrange(len(talk.tools))
         (verb, noun), function = list(pairs)[at], talk.tools[at]["function"]
         arguments = {
@@ -56,21 +57,17 @@ def call_tool(source: Source) -> Conversation:
         stated = ", ".join(facts[:-1]) + (" and " if facts[:-1] else "") + facts[-1]
         request = source.say(REQUEST, verb=verb, noun=noun, tool=function["name"], facts=stated)
         talk.user(request[0].upper() + request[1:]).call(function["name"], arguments)
-        if talk.messages and (source.chance(0.6) or _ > 0) and not source.held_out:
+        if turn < num_calls - 1:
             _answer_from_result(source, talk, function["name"])
-        elif not source.held_out:
-            break
     return talk
 
 
 def answer_result(source: Source) -> Conversation:
     """A tool call that came back; the answer tells what it returned."""
-    while True:
-        talk = call_tool(source)
-        if talk.messages[-1]["role"] == "assistant" and talk.messages[-1].get("tool_calls"):
-            _answer_from_result(source, talk, talk.messages[-1]["tool_calls"][0]["function"]["name"])
-        talk.family = "answer from a tool result"
-        return talk
+    talk = call_tool(source)
+    talk.family = "answer from a tool result"
+    _answer_from_result(source, talk, talk.messages[-1]["tool_calls"][0]["function"]["name"])
+    return talk
 
 
 def _string(source: Source) -> str:
