@@ -8,9 +8,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import IO, Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import IO, Any, NoReturn, Self
 
 import httpx
 
@@ -23,6 +24,20 @@ _POLL_S = 0.1
 _START_S = 1800.0
 _END_S = 30.0
 _SERVE = "import sys; from cli.main import main; sys.exit(main())"
+
+
+@contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM unwind as Ctrl-C does, so that no child outlives a benchmark that was told to end."""
+
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Log:

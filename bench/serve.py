@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bench import argument_types
 from bench.campaign import Campaign
-from bench.child import BareLoop, OwnServer
+from bench.child import BareLoop, OwnServer, terminated_like_interrupted
 from bench.errors import ArgumentsError, BenchError
 from bench.load import Asking, CountTokens, ServerSide
 from bench.machine import describe_machine
@@ -154,7 +154,7 @@ def _run(arguments: argparse.Namespace) -> int:
         forbidden_ids=tuple(sorted(tokenizer.eos_ids)),
     )
     machine = describe_machine()
-    with ExitStack() as children:
+    with terminated_like_interrupted(), ExitStack() as children:
         servers = _servers(arguments, children, lambda text: len(tokenizer.encode(text)))
         bare_loop = children.enter_context(BareLoop(str(arguments.model))) if arguments.bare else None
         campaign = Campaign(

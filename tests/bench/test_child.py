@@ -1,8 +1,9 @@
+import signal
 import sys
 
 import pytest
 
-from bench.child import BareLoop, OwnServer, is_ready
+from bench.child import BareLoop, OwnServer, is_ready, terminated_like_interrupted
 from bench.errors import BenchError
 from bench.prompts import PromptMaker
 from engine.bare_loop import load_tokenizer
@@ -30,6 +31,14 @@ def stub(program):
 def test_a_server_of_our_own_is_found_by_what_it_says_and_stopped_at_the_end():
     with OwnServer(["--max-rows", "2"], stub(STUB)) as own:
         assert is_ready(own.url)
+    assert not is_ready(own.url)
+
+
+def test_a_benchmark_that_is_terminated_stops_its_server_first():
+    own = OwnServer(["--max-rows", "2"], stub(STUB))
+    with pytest.raises(SystemExit, match="143"), terminated_like_interrupted(), own:
+        signal.raise_signal(signal.SIGTERM)
+    assert own.url.startswith("http://127.0.0.1:")
     assert not is_ready(own.url)
 
 
