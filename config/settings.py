@@ -33,10 +33,10 @@ class Settings:
     max_rows: int = setting(8, "Sequences decoded together in one batch.", at_least=1)
     max_queue: int = setting(256, "Requests that may wait for a row before new ones get a 429.", at_least=0)
     prefill_chunk_tokens: int = setting(
-        512, "Prompt tokens fed in one step while nothing else is decoding.", at_least=1
+        256, "Prompt tokens fed in one step while nothing else is decoding.", at_least=1
     )
     step_token_budget: int = setting(
-        256, "Tokens that a step may feed while rows decode; prefill gets what they leave.", at_least=2
+        128, "Tokens that a step may feed while rows decode; prefill gets what they leave.", at_least=2
     )
     max_context_tokens: int | None = setting(
         None, "Longest prompt and answer together; without it, what the model was made for.", at_least=2
