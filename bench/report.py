@@ -18,7 +18,7 @@ FORMAT = 1
 """Version of the JSON; counts up when a field changes its meaning or goes."""
 
 HOW = (
-    "tokens/s: all completion tokens over the wall time of a round, median (lowest to highest round).",
+    "tokens/s: all completion tokens over the wall time of a round; the median round, and the extremes.",
     "first token: from opening the connection to the first text. inter-token: the gap between two reads",
     "that brought text, shared by the tokens of the later one; each token counts once.",
 )
@@ -33,7 +33,8 @@ def print_report(
 ) -> None:
     """Print machine, figures, ratios, and what has to be known about them."""
     console.print(_machine_text(machine), highlight=False)
-    console.print(_figures(lines))
+    console.print(_throughput(lines))
+    console.print(_latency(lines))
     if comparisons:
         console.print(_ratios(comparisons))
     for sentence in HOW:
@@ -82,44 +83,52 @@ def _machine_text(machine: Machine) -> str:
     )
 
 
-def _figures(lines: Sequence[Line]) -> Table:
-    table = Table(caption="times in ms")
-    table.add_column("streams", justify="right")
-    table.add_column("server", overflow="fold")
-    for heading in ("requests", "tokens/s", "first token\np50 / p95 / p99", "inter-token\np50 / p95 / p99"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("failed", justify="right")
-    table.add_column("early", justify="right")
+# Two tables, so that both fit a terminal of 80 columns.
+def _throughput(lines: Sequence[Line]) -> Table:
+    table = _table("streams", "server", "requests", "tokens/s", "lowest to highest", "failed", "early")
     for line in lines:
         table.add_row(
             str(line.concurrency),
             escape(line.side),
             str(line.num_requests),
-            f"{median(line.tokens_per_s):.1f} ({min(line.tokens_per_s):.1f} to {max(line.tokens_per_s):.1f})",
-            _milliseconds(line.first_token_s, 0),
-            _milliseconds(line.inter_token_s, 2),
+            f"{median(line.tokens_per_s):.1f}",
+            f"{min(line.tokens_per_s):.1f} to {max(line.tokens_per_s):.1f}",
             f"[bold red]{line.num_failed}[/]" if line.num_failed else "0",
             f"[yellow]{line.num_ended_early}[/]" if line.num_ended_early else "0",
         )
     return table
 
 
+def _latency(lines: Sequence[Line]) -> Table:
+    table = _table(
+        "streams", "server", "first token, ms\np50 / p95 / p99", "inter-token, ms\np50 / p95 / p99"
+    )
+    for line in lines:
+        first_token, inter_token = _milliseconds(line.first_token_s, 0), _milliseconds(line.inter_token_s, 2)
+        table.add_row(str(line.concurrency), escape(line.side), first_token, inter_token)
+    return table
+
+
 def _ratios(comparisons: Sequence[Comparison]) -> Table:
-    table = Table()
-    table.add_column("streams", justify="right")
-    table.add_column("ratio", overflow="fold")
-    for heading in ("of", "medians", "rounds", "better"):
-        table.add_column(heading, justify="left" if heading in ("of", "better") else "right")
+    table = _table("streams", "ratio of", "against", "medians", "each round", "better")
     for comparison in comparisons:
         ratio = comparison.ratio
         table.add_row(
             str(comparison.concurrency),
-            escape(f"{comparison.side} / {comparison.against}"),
             comparison.quantity,
+            escape(comparison.against),
             f"{ratio.of_medians:.3f}" if ratio else "none",
             f"{ratio.lowest:.3f} to {ratio.highest:.3f}" if ratio else "none",
             "above 1" if comparison.higher_is_better else "below 1",
         )
+    return table
+
+
+def _table(*headings: str) -> Table:
+    table = Table()
+    for heading in headings:
+        is_words = heading in ("server", "ratio of", "against", "better")
+        table.add_column(heading, justify="left" if is_words else "right", overflow="fold")
     return table
 
 

@@ -22,7 +22,7 @@ from bench.report import as_json, print_report, round_text
 from bench.summary import compare_servers, compare_with_bare_loop, num_failed, remarks, summarize
 from config.settings import BUNDLED_MODEL
 
-_WIDTH = 120
+_WIDTH = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,6 +132,10 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ArgumentsError("--bare is compared with one stream; add 1 to --concurrency")
     if arguments.bare and arguments.temperature > 0:
         raise ArgumentsError("--bare decodes greedily; leave --temperature at 0")
+    if arguments.requests and arguments.requests < max(arguments.concurrency):
+        raise ArgumentsError(
+            f"--requests is {arguments.requests}, too few for {max(arguments.concurrency)} streams at once"
+        )
     if arguments.against_model and not arguments.against:
         raise ArgumentsError("--against-model needs --against")
     if arguments.url_model and not arguments.url:
@@ -165,6 +169,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.against:
         comparisons = compare_servers(rounds, servers[0].name, servers[1].name) + comparisons
     lines, notes = summarize(rounds), remarks(rounds)
+    if arguments.against and asking.seed is not None:
+        notes.append("--seed was sent; mlx_lm.server, for one, does not batch requests with a seed")
     settings = _settings(arguments, seed)
     console = Console()
     if not console.is_terminal:

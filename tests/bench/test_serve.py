@@ -70,7 +70,28 @@ def test_two_servers_take_turns_with_the_same_prompts(
     sent, sent_there = (sorted(b["messages"][0]["content"] for b in s.bodies) for s in (server, other_server))
     assert sent == sent_there
     assert {body["model"] for body in other_server.bodies} == {"mine"}
-    assert " / ".join(names) in capsys.readouterr().out
+    assert names[1] in capsys.readouterr().out
+
+
+def test_a_seed_that_may_keep_a_server_from_batching_is_pointed_out(
+    bench, server, other_server, full_answer, capsys
+):
+    server.play(*full_answer)
+    other_server.play(*full_answer)
+    arguments = ["--url", server.url, "--against", other_server.url, "--concurrency", "1", "--rounds", "1"]
+    assert bench(*arguments) == 0
+    assert "seed was sent" not in capsys.readouterr().out
+    assert bench(*arguments, "--temperature", "1") == 0
+    assert "seed was sent" in capsys.readouterr().out
+
+
+def test_the_tables_lose_no_figure_on_a_narrow_terminal(bench, server, full_answer, monkeypatch, capsys):
+    server.play(*full_answer)
+    monkeypatch.setattr("bench.serve._WIDTH", 80)
+    assert bench("--url", server.url, "--concurrency", "1", "--rounds", "1") == 0
+    out = capsys.readouterr().out
+    assert "…" not in out
+    assert max(len(line) for line in out.splitlines() if line.startswith(("│", "┃"))) <= 80
 
 
 def test_the_bare_loop_takes_turns_with_one_stream(bench, server, full_answer, tmp_path):
@@ -135,6 +156,7 @@ def test_what_makes_figures_doubtful_is_said(bench, server, events, capsys, answ
         (["--json", "/no/such/file"], "/no/such/file cannot be written"),
         (["--bare", "--concurrency", "2"], "--bare is compared with one stream; add 1 to --concurrency"),
         (["--bare", "--temperature", "1"], "--bare decodes greedily; leave --temperature at 0"),
+        (["--requests", "3", "--concurrency", "1,4"], "--requests is 3, too few for 4 streams at once"),
         (["--against-model", "a"], "--against-model needs --against"),
         (["--url-model", "a"], "--url-model needs --url"),
         (["--url", "http://a:1", "--against", "http://a:1/v1"], "--against is the server of --url"),
