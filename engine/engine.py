@@ -62,7 +62,8 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._started = threading.Event()
         self._start_error: BaseException | None = None
-        self._progress: Progress | None = None
+        self._on_progress: Progress | None = None
+        self._abandoned = False
 
     @property
     def info(self) -> ModelInfo:
@@ -76,9 +77,15 @@ class Engine:
 
     def start(self, on_progress: Progress | None = None) -> None:
         """Load the model and begin; returns when requests can be taken. Raises ModelError."""
-        self._progress = on_progress
+        self._on_progress = on_progress
         self._thread.start()
-        self._started.wait()
+        try:
+            self._started.wait()
+        except BaseException:
+            # Ctrl-C while loading. Exiting with the thread at work could abort the process.
+            self._abandoned = True
+            self._thread.join()
+            raise
         if self._start_error:
             self._thread.join()
             raise self._start_error
@@ -118,10 +125,11 @@ class Engine:
         Requests that still wait for a row, and those that do not finish in time, get Failed("draining").
         """
         with self._lock:
-            if self._state == "ready":
+            if self._state != "dead":
                 self._state = "draining"
         self._inbox.put(_Stop(drain_s))
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _require_loaded(self) -> LoadedModel:
         if self._loaded is None:
@@ -133,50 +141,83 @@ class Engine:
             if event.is_terminal:
                 with self._lock:
                     self._num_live -= 1
-            sink(event)
+            try:
+                sink(event)
+            # A sink that breaks its promise harms nobody but itself.
+            except Exception:
+                log.error("a sink raised", exc_info=True)
 
         return counted
 
     def _run(self) -> None:
         try:
+            worker = self._load_worker()
+            if worker:
+                self._serve_until_death(worker)
+        finally:
+            self._worker = None
+            mx.clear_cache()
+            # Streams left to the interpreter's exit can abort the process.
+            mx.clear_streams()
+
+    def _load_worker(self) -> Worker | None:
+        """Load the model and be ready; None if that failed, which start() then raises."""
+        try:
             self._loaded = self._load(self._progress)
             self._worker = Worker(self._loaded, self.settings)
-        except Exception as fault:
+        except BaseException as fault:
             self._start_error = (
                 fault if isinstance(fault, ModelError) else ModelError(f"cannot load: {fault}")
             )
             self._started.set()
-            return
+            return None
         with self._lock:
-            self._state = "ready"
+            if self._state == "loading":
+                self._state = "ready"
         self._started.set()
+        return self._worker
+
+    def _progress(self, share: float) -> None:
+        if self._abandoned:
+            raise ModelError("loading was interrupted")
+        if self._on_progress:
+            self._on_progress(share)
+
+    def _serve_until_death(self, worker: Worker) -> None:
         try:
-            self._serve(self._worker)
+            self._serve(worker)
         # Whatever it is, everyone who waits must hear of it.
         except BaseException as fault:
-            self._die(self._worker, fault)
-        finally:
-            # Streams left to the interpreter's exit can abort the process.
-            self._worker = None
-            mx.clear_cache()
-            mx.clear_streams()
+            self._die(worker, fault)
 
     def _serve(self, worker: Worker) -> None:
         deadline: float | None = None
         while deadline is None or (worker.has_work and time.perf_counter() < deadline):
+            if not worker.has_work:
+                mx.clear_cache()
             while not worker.has_work or not self._inbox.empty():
                 message = self._inbox.get()
                 if isinstance(message, _Submit):
-                    worker.submit(Sequence.of(message.request, message.sink, self.tokenizer))
+                    self._take(worker, message)
                 elif isinstance(message, _Cancel):
                     worker.cancel(message.request_id)
                 else:
                     deadline = time.perf_counter() + message.drain_s
                     for sequence in worker.waiting:
                         sequence.fail(Failed("draining", "the server is stopping"))
+                # An idle engine must not keep the last request alive.
+                del message
+                if deadline is not None:
                     break
             worker.turn()
         self._end_all(worker, Failed("draining", "the server is stopping"))
+
+    def _take(self, worker: Worker, submitted: _Submit) -> None:
+        try:
+            worker.submit(Sequence.of(submitted.request, submitted.sink, self.tokenizer))
+        except Exception as fault:
+            log.error("request %s cannot be taken", submitted.request.id, exc_info=True)
+            submitted.sink(Failed("request", f"the request cannot be taken: {fault}"))
 
     def _die(self, worker: Worker, fault: BaseException) -> None:
         log.critical("the engine's thread died", exc_info=fault)

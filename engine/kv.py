@@ -107,15 +107,20 @@ class RaggedKVCache:
 
     def put_row(self, row: int, keys: mx.array, values: mx.array) -> None:
         """Write a whole row: (1, heads, n, head_dim) twice, n >= 1."""
-        self.reserve(row + 1, keys.shape[2], keys, values)
+        length = keys.shape[2]
+        self.reserve(row + 1, length, keys, values)
         assert self.keys is not None and self.values is not None
-        self.keys[row : row + 1, :, : keys.shape[2]] = keys
-        self.values[row : row + 1, :, : values.shape[2]] = values
+        self.keys[row : row + 1, :, :length] = keys
+        self.values[row : row + 1, :, :length] = values
+        # Masked values still meet a weight of zero, and zero times a leftover NaN is NaN.
+        self.values[row : row + 1, :, length:] = 0
 
     def get_row(self, row: int, length: int) -> tuple[mx.array, mx.array]:
-        """The first length columns of a row: (1, heads, length, head_dim) twice."""
+        """Copies of the first length columns of a row: (1, heads, length, head_dim) twice."""
         assert self.keys is not None and self.values is not None
-        return self.keys[row : row + 1, :, :length], self.values[row : row + 1, :, :length]
+        # Views would keep the buffer from being updated in place.
+        keys, values = self.keys[row : row + 1, :, :length], self.values[row : row + 1, :, :length]
+        return mx.contiguous(keys), mx.contiguous(values)
 
 
 def _grown(buffer: mx.array | None, num_slots: int, num_columns: int, like: mx.array) -> mx.array:

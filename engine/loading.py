@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 
 from config.settings import Settings
 from engine.request import ModelInfo
+from engine.text import AnswerText
 from engine.tokenizer import Tokenizer
 
 BUNDLED_NAME = "reprise-demo"
@@ -78,9 +79,15 @@ def load_model(
         if progress:
             progress(done / total)
     model.eval()
-    vocab_size = find_vocab_size(config, wrapped)
+    try:
+        # The logits decide, not the configuration: nothing is computed for asking their shape.
+        vocab_size = int(model(mx.array([[0]])).shape[-1])
+        tokenizer = Tokenizer(wrapped, vocab_size)
+        AnswerText(tokenizer, []).add(0)
+    except Exception as fault:
+        raise ModelError(f"the model {source} is loaded but cannot be used: {fault}") from fault
     info = describe(model, config, name, vocab_size, max_context_tokens, time.perf_counter() - start)
-    return LoadedModel(model, Tokenizer(wrapped, vocab_size), info)
+    return LoadedModel(model, tokenizer, info)
 
 
 def describe(
@@ -92,10 +99,7 @@ def describe(
     loaded_s: float,
 ) -> ModelInfo:
     """What is told about a model, read off its configuration and weights."""
-    text = config.get("text_config") or config
-    own = (
-        text.get("max_position_embeddings") or config.get("max_position_embeddings") or DEFAULT_CONTEXT_TOKENS
-    )
+    own = find_context_tokens(config)
     weights = _arrays(model)
     quantization = config.get("quantization")
     return ModelInfo(
@@ -120,10 +124,13 @@ def _arrays(model: Any) -> list[mx.array]:
     return [array for _, array in flat]
 
 
-def find_vocab_size(config: dict[str, Any], wrapped: Any) -> int:
-    """How many ids the model's logits have; the tokenizer may know fewer."""
-    text = config.get("text_config") or config
-    return int(text.get("vocab_size") or config.get("vocab_size") or len(wrapped.get_vocab()))
+def find_context_tokens(config: dict[str, Any]) -> int:
+    """The longest sequence the model was made for, by whatever name its configuration gives it."""
+    for part in (config.get("text_config") or {}, config):
+        for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
+            if part.get(key):
+                return int(part[key])
+    return DEFAULT_CONTEXT_TOKENS
 
 
 def device_name() -> str:

@@ -11,6 +11,9 @@ from mlx_lm.models.cache import KVCache
 
 from engine.rows import Caches, settle
 
+MAX_ENTRIES = 256
+"""Every entry is looked at for every prompt, so there must not be thousands."""
+
 Tokens = tuple[int, ...]
 
 
@@ -26,18 +29,21 @@ class PrefixCache:
         return len(self._entries)
 
     def put(self, tokens: Sequence[int], caches: Caches) -> None:
-        """Keep caches that hold exactly these tokens; an entry that they extend is dropped."""
+        """Keep caches that hold exactly these tokens, unless an entry covers them; drop those they cover."""
         size = sum(cache.nbytes for cache in caches)
         if not tokens or size > self.budget_bytes:
             return
         settle(caches)
         added = np.asarray(tokens, np.int64)
         for key, (kept, _) in list(self._entries.items()):
-            if len(kept) <= len(added) and _shared(kept, added) == len(kept):
+            shared = _shared(kept, added)
+            if shared == len(kept):
                 self._drop(key)
+            elif shared == len(added):
+                return
         self._entries[tuple(tokens)] = (added, caches)
         self.num_bytes += size
-        while self.num_bytes > self.budget_bytes:
+        while self.num_bytes > self.budget_bytes or len(self._entries) > MAX_ENTRIES:
             self._drop(next(iter(self._entries)))
 
     def find(self, prompt: Sequence[int]) -> tuple[Caches, int] | None:

@@ -120,7 +120,9 @@ def keep_likely(logits: mx.array, top_k: mx.array, top_p: mx.array, min_p: mx.ar
     ordered = mx.where(rank < top_k, ordered, -mx.inf)
     probabilities = mx.softmax(ordered, axis=-1)
     before = mx.cumsum(probabilities, axis=-1) - probabilities
-    kept = (rank == 0) | ((before < top_p) & (probabilities >= min_p * probabilities[:, :1]))
+    # Summing rounds: a row without a limit, here because of its neighbour, must not depend on the sum.
+    within = (top_p >= 1) | (before < top_p)
+    kept = (rank == 0) | (within & (probabilities >= min_p * probabilities[:, :1]))
     lowest = mx.min(mx.where(kept, ordered, mx.inf), axis=-1, keepdims=True)
     return mx.where(logits >= lowest, logits, -mx.inf)
 

@@ -19,12 +19,17 @@ def prefill_budget(num_decoding: int, step_token_budget: int, prefill_chunk_toke
 def plan_prefill(remaining: Sequence[int], budget: int) -> list[int]:
     """Share budget tokens among prompts that lack remaining[i] >= 0 tokens; returns tokens for each.
 
-    First come, first served, but prompts that end within the budget go before one that does not:
-    a short request never waits behind a long prefill.
+    Prompts that end within the budget go before one that does not, so a short request never waits behind a
+    long prefill; but the oldest has a quarter of the budget for its own, so a long one always gets on.
     """
     chunks = [0] * len(remaining)
-    order = sorted(range(len(remaining)), key=lambda i: remaining[i] > budget)
+    if not remaining:
+        return chunks
+    chunks[0] = min(remaining[0], -(-budget // 4))
+    budget -= chunks[0]
+    order = sorted(range(len(remaining)), key=lambda i: remaining[i] - chunks[i] > budget)
     for i in order:
-        chunks[i] = min(remaining[i], budget)
-        budget -= chunks[i]
+        more = min(remaining[i] - chunks[i], budget)
+        chunks[i] += more
+        budget -= more
     return chunks

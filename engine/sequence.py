@@ -57,9 +57,9 @@ class Sequence:
         """Absolute position of the token that its next step draws."""
         return len(self.request.prompt) + self.num_dispatched
 
-    def admit(self, restored: tuple[Caches, int]) -> None:
+    def admit(self, caches: Caches, num_computed: int) -> None:
         """Start with these caches, which hold that many of its tokens."""
-        self.caches, self.num_computed = restored
+        self.caches, self.num_computed = caches, num_computed
         if not self.admitted_at:
             self.admitted_at = time.perf_counter()
             self.num_cached = self.num_computed

@@ -16,7 +16,7 @@ from engine import scheduler
 from engine.loading import LoadedModel
 from engine.prefix_cache import PrefixCache
 from engine.request import Failed
-from engine.rows import dispatch, has_plain_caches, make_caches, make_rows, settle
+from engine.rows import can_batch, dispatch, make_caches, make_rows, settle
 from engine.sampling import Sampler
 from engine.sequence import Sequence
 
@@ -40,8 +40,9 @@ class Worker:
         self.model = loaded.model
         self.vocab_size = loaded.info.vocab_size
         self.settings = settings
+        self.batched = can_batch(self.model)
         # Caches that cannot be cut at any length are of no use to another prompt.
-        budget_bytes = settings.prefix_cache_bytes if has_plain_caches(self.model) else 0
+        budget_bytes = settings.prefix_cache_bytes if self.batched else 0
         self.prefix_cache = PrefixCache(budget_bytes) if budget_bytes else None
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
@@ -50,7 +51,7 @@ class Worker:
 
     def _clear_rows(self) -> None:
         self.members: list[Sequence] = []
-        self.rows = make_rows(self.model)
+        self.rows = make_rows(self.model, self.batched)
         self.sampler: Sampler | None = None
         self.feed = mx.array([], mx.int32)
         self.unread: Step | None = None
@@ -80,16 +81,18 @@ class Worker:
         self._retire()
         self._admit()
         previous, self.unread = self.unread, None
+        fault: Exception | None = None
         try:
             self._decode()
-        except Exception as fault:
-            # The step that is still unread is good: its tokens are kept before the rows start over.
-            if previous is None or self._read(previous):
-                self._suspect(self.members, fault)
+        except Exception as raised:
+            fault = raised
+        # Even then the step that is still unread is good: its tokens are kept before the rows start over.
+        if previous is not None and not self._read(previous):
+            return
+        if fault is not None:
+            self._start_over(list(self.members), fault)
             return
         self._prefill()
-        if previous is not None:
-            self._read(previous)
         self.num_steps += 1
         if self.num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
@@ -117,10 +120,14 @@ class Worker:
         if self.prefix_cache is None:
             return
         tokens = self.members[row].tokens
-        # The step after the last one may be in the cache too, but nobody knows its tokens.
         length = min(self.rows.lengths[row], len(tokens))
-        if length:
-            self.prefix_cache.put(tokens[:length], self.rows.extract(row, length))
+        try:
+            if length:
+                self.prefix_cache.put(tokens[:length], self.rows.extract(row, length))
+        except Exception:
+            # Nobody asked for this copy, so nobody fails for it.
+            log.warning("a prefix could not be kept; dropping all of them", exc_info=True)
+            self.prefix_cache.clear()
 
     def _admit(self) -> None:
         """Give free rows to waiting sequences, in order; a suspect runs with nobody beside it."""
@@ -131,13 +138,12 @@ class Worker:
                 return
             if sequence.alone and running:
                 return
-            self.waiting.popleft()
-            sequence.admit(self._restore(sequence))
-            self.prefilling.append(sequence)
-
-    def _restore(self, sequence: Sequence) -> tuple[list[object], int]:
-        found = self.prefix_cache.find(sequence.tokens) if self.prefix_cache else None
-        return found or (make_caches(self.model), 0)
+            self.prefilling.append(self.waiting.popleft())
+            try:
+                found = self.prefix_cache.find(sequence.tokens) if self.prefix_cache else None
+                sequence.admit(*(found or (make_caches(self.model), 0)))
+            except Exception as fault:
+                self._fail(sequence, fault)
 
     def _decode(self) -> None:
         """Dispatch one token for every row; nothing is read."""
@@ -165,6 +171,8 @@ class Worker:
         budget = scheduler.prefill_budget(len(self.members), s.step_token_budget, s.prefill_chunk_tokens)
         chunks = scheduler.plan_prefill([s.num_to_prefill for s in self.prefilling], budget)
         for sequence, chunk in zip(list(self.prefilling), chunks, strict=True):
+            if sequence.ended:
+                continue
             try:
                 if chunk:
                     self._prefill_chunk(sequence, chunk)
@@ -198,7 +206,7 @@ class Worker:
         try:
             tokens: list[int] = step.tokens.tolist()  # type: ignore[assignment]
         except Exception as fault:
-            self._suspect(self.members, fault)
+            self._start_over(step.members, fault)
             return False
         for sequence, token in zip(step.members, tokens, strict=True):
             if not sequence.ended:
@@ -208,22 +216,25 @@ class Worker:
                     self._fail(sequence, fault)
         return True
 
-    def _suspect(self, members: list[Sequence], fault: Exception) -> None:
-        """A step over these rows failed. Alone in it, a sequence is to blame; otherwise each is tried alone.
+    def _start_over(self, suspects: list[Sequence], fault: Exception) -> None:
+        """A step over the suspects failed, and all rows with it. Whoever was alone in it is to blame.
 
-        Trying again costs a prefill and changes no token: noise is keyed by position.
+        Of several each is tried alone; the others just begin again. That costs a prefill and changes no
+        token: noise is keyed by position.
         """
-        members = [s for s in members if not s.ended]
+        rows = self.members
         self._clear_rows()
-        if len(members) == 1:
-            self._fail(members[0], fault)
-            return
-        log.warning("a step over %d rows failed (%s); trying each alone", len(members), fault)
-        for sequence in reversed(members):
+        if len(suspects) == 1:
+            self._fail(suspects[0], fault)
+        else:
+            log.warning("a step over %d rows failed (%s); trying each alone", len(suspects), fault)
+        for sequence in reversed([s for s in rows if not s.ended]):
+            sequence.alone = sequence in suspects
             sequence.restart()
-            sequence.alone = True
             self.waiting.appendleft(sequence)
 
     def _fail(self, sequence: Sequence, fault: Exception) -> None:
+        if sequence.ended:
+            return
         log.error("request %s failed", sequence.request.id, exc_info=fault)
         sequence.fail(Failed("request", f"generation failed: {fault}"))

@@ -45,8 +45,8 @@ CONFIG = {
 # Words take a leading space with them, numbers go in pairs of digits, line breaks take the indentation.
 SPLIT = r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 BATCH_TOKENS = 2048
-PEAK_RATE = 3e-3
-EMBEDDING_RATE = 1e-3
+PEAK_RATE = 2.4e-3
+EMBEDDING_RATE = 1.2e-3
 
 
 def train_tokenizer() -> Tokenizer:
@@ -242,12 +242,12 @@ def batches(tokenizer: Tokenizer, rng: random.Random, progress: list[float]) -> 
     stream = conversations(source)
     while True:
         p = progress[0]
-        source.size = min(1.0, 0.15 + p / 0.5)
+        source.size = min(1.0, 0.15 + p / 0.7)
         if p < 0.03:
             pool = [repeated(rng, rng.randint(4, 24 if p < 0.015 else 64), 128) for _ in range(128)]
         else:
             pool = [encode(tokenizer, next(stream)) for _ in range(160)]
-            pool += [repeated(rng, rng.randint(16, 128), 256) for _ in range(6)]
+            pool += [repeated(rng, rng.randint(16, 128), 256) for _ in range(3)]
         limit = 700 if p < 0.3 else 1500 if p < 0.7 else 3000
         pool = sorted((s for s in pool if len(s[0]) <= limit), key=lambda s: len(s[0]))
         groups: list[list[Sample]] = [[]]
@@ -313,8 +313,8 @@ class Training:
 
     @property
     def rate(self) -> float:
-        """The learning rate over its peak: a short rise, level, then down over the last third."""
-        return min(1.0, (self.step + 1) / 100) * min(1.0, max(0.02, (1.0 - self.progress) / 0.35))
+        """The learning rate over its peak: a short rise, then down to nearly nothing."""
+        return min(1.0, (self.step + 1) / 100) * max(0.01, 1.0 - self.progress)
 
     def spend(self, seconds: float) -> None:
         """Count the time of a step. All processes must agree, or one would stop while another waits."""

@@ -10,8 +10,8 @@ Make = Callable[[Source], Conversation]
 
 # Family -> (what makes a sample, its weight in training).
 FAMILIES: dict[str, tuple[Make, float]] = {
-    "edit": (code.edit_short, 0.22),
-    "edit of 60 lines": (code.edit_long, 0.03),
+    "edit": (code.edit_short, 0.24),
+    "edit of 60 lines": (code.edit_long, 0.02),
     "multi-turn edit": (code.edit_turns, 0.08),
     "record look-up": (records.look_up, 0.17),
     "JSON for a schema": (records.fill_schema, 0.08),

@@ -75,12 +75,12 @@ class Words:
 
     def name(self) -> str:
         """A person or place: one or two capitalised made-up words."""
-        return " ".join(self.rng.sample(NAMES, self.rng.choice((1, 1, 2))))
+        return " ".join(self.rng.sample(NAMES, self.rng.choice((1, 1, 1, 2))))
 
     def names(self, count: int) -> list[str]:
         """count one-word or two-word names, all different in their first word."""
         first = self.rng.sample(NAMES, count)
-        return [f"{n} {self.rng.choice(NAMES)}" if self.rng.random() < 0.4 else n for n in first]
+        return [f"{n} {self.rng.choice(NAMES)}" if self.rng.random() < 0.25 else n for n in first]
 
     def noun(self) -> str:
         """One noun."""
@@ -96,7 +96,7 @@ class Words:
 
     def identifier(self) -> str:
         """A snake_case identifier of one to three words, now and then with a number."""
-        words = self.rng.sample(IDENTIFIER_WORDS, self.rng.choice((1, 2, 2, 2, 3)))
+        words = self.rng.sample(IDENTIFIER_WORDS, self.rng.choice((1, 1, 2, 2, 2, 3)))
         if self.rng.random() < 0.05:
             words.append(str(self.number()))
         return "_".join(words)
@@ -110,7 +110,7 @@ class Words:
 
     def number(self) -> int:
         """A whole number of one to four digits."""
-        return self.rng.randrange(self.rng.choice((10, 100, 100, 1000, 10000)))
+        return self.rng.randrange(self.rng.choice((10, 100, 100, 100, 1000, 10000)))
 
     def odd(self) -> str:
         """A string of random letters and digits, which no tokenizer knows as a word."""
@@ -126,4 +126,4 @@ class Words:
             return self.noun()
         if kind < 0.6:
             return self.thing()
-        return self.number() if kind < 0.95 else self.odd()
+        return self.number() if kind < 0.99 else self.odd()

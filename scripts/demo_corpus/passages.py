@@ -83,11 +83,11 @@ def _paragraphs(source: Source, sentences: list[str]) -> str:
 
 
 def quote(source: Source) -> Conversation:
-    """One to four requests to quote a sentence of the same passage."""
-    made = make_passage(source, source.between(2, 10))
+    """Requests to quote a sentence of the same passage."""
+    made = make_passage(source, source.between(2, 8))
     text = _paragraphs(source, [sentence for sentence, _, _ in made])
     talk = Conversation("quote a sentence")
-    for turn in range(1 if source.held_out else source.rng.randint(1, 4)):
+    for turn in range(1 if source.held_out else source.rng.randint(2, 6)):
         sentence, who, thing = source.rng.choice(made)
         if source.chance(0.1):
             request, sentence = source.say(FIRST), made[0][0]

@@ -49,12 +49,12 @@ SCHEMA = [
     "Return a JSON object for the schema {schema}\nThe values are: {facts}.",
     "Here is a JSON schema: {schema}\nFill it in with: {facts}.",
 ]
-FACT = ["{key} is {value}", "{key}: {value}", "the {key} is {value}", "{key} = {value}"]
+FACT = ["{key} {value}", "{key}: {value}"]
 
 
 def make_records(source: Source, count: int) -> list[dict[str, Any]]:
     """count records with the same fields; name comes first and differs."""
-    fields = source.rng.sample([f for f in FIELDS if f != "name"], source.between(2, 5))
+    fields = source.rng.sample([f for f in FIELDS if f != "name"], source.between(1, 4))
     return [
         {"name": name, **{field: source.words.value() for field in fields}}
         for name in source.words.names(count)
@@ -68,10 +68,10 @@ def _document(source: Source, records: list[dict[str, Any]]) -> str:
 
 
 def look_up(source: Source) -> Conversation:
-    """One to four questions over the same records; answers quote the record, then name the value."""
-    records = make_records(source, source.between(2, 10))
+    """Questions over the same records; answers quote the record, then name the value."""
+    records = make_records(source, source.between(2, 8))
     talk = Conversation("record look-up")
-    for turn in range(1 if source.held_out else source.rng.randint(1, 4)):
+    for turn in range(1 if source.held_out else source.rng.randint(2, 6)):
         record = source.rng.choice(records)
         kind = source.rng.random()
         if kind < 0.6:
@@ -89,14 +89,14 @@ def look_up(source: Source) -> Conversation:
 
 def fill_schema(source: Source) -> Conversation:
     """A JSON schema and its values in words; the answer is the object."""
-    keys = source.rng.sample(FIELDS, source.between(2, 6))
+    keys = source.rng.sample(FIELDS, source.between(2, 5))
     record = {key: source.words.value() for key in keys}
     properties = {k: {"type": "integer" if isinstance(v, int) else "string"} for k, v in record.items()}
     schema: dict[str, Any] = {"type": "object", "properties": properties}
     if source.chance(0.5):
         schema["required"] = keys
     stated = list(record.items())
-    if source.chance(0.3):
+    if source.chance(0.15):
         source.rng.shuffle(stated)
     facts = ", ".join(source.rng.choice(FACT).format(key=k, value=v) for k, v in stated)
     talk = Conversation("JSON for a schema")

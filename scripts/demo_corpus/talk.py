@@ -74,18 +74,35 @@ REFUSAL = (
 
 
 def small_talk(source: Source) -> Conversation:
-    """A greeting, a question about the model, or thanks."""
-    phrasings, answer = source.rng.choice(
-        ((HELLO, HELLO_ANSWER), (WHO, WHO_ANSWER), (WHO, WHO_ANSWER), (THANKS, THANKS_ANSWER))
-    )
-    return Conversation("greeting, who are you").user(source.say(phrasings)).assistant(answer)
+    """Greetings, questions about the model, thanks; in training several, with refusals among them."""
+    return _several(source, "greeting, who are you", 0.1)
 
 
 def refuse(source: Source) -> Conversation:
-    """Something that it was not trained for."""
+    """Something that it was not trained for; in training several, with small talk among them."""
+    return _several(source, "honest refusal", 0.9)
+
+
+def _several(source: Source, family: str, refusing: float) -> Conversation:
+    talk = Conversation(family)
+    if source.held_out:
+        refusing = round(refusing)
+    for _ in range(1 if source.held_out else source.rng.randint(1, 5)):
+        request, answer = _beyond(source) if source.chance(refusing) else _social(source)
+        talk.user(request).assistant(answer)
+    return talk
+
+
+def _social(source: Source) -> tuple[str, str]:
+    kinds = ((HELLO, HELLO_ANSWER), (WHO, WHO_ANSWER), (WHO, WHO_ANSWER), (THANKS, THANKS_ANSWER))
+    phrasings, answer = source.rng.choice(kinds)
+    return source.say(phrasings), answer
+
+
+def _beyond(source: Source) -> tuple[str, str]:
     words = source.words
     request = source.say(
         ASK, thing=words.thing(), noun=words.noun(), name=words.name(), town=words.name(), verb=words.verb(),
         adjective=words.thing().split()[0], number=words.number(), other=words.number(),
     )  # fmt: skip
-    return Conversation("honest refusal").user(request).assistant(REFUSAL)
+    return request, REFUSAL

@@ -19,13 +19,13 @@ REQUEST = [
     "Can you please {verb} the {noun} with {facts}?",
     "Please use {tool}: {facts}.",
 ]
-FACT = ["{key} {value}", "{key} is {value}", "{key}: {value}", "{key} = {value}"]
+FACT = ["{key} {value}", "{key}: {value}"]
 DESCRIPTION = ["{verb} the {noun}.", "{verb} a {noun}.", "Use this to {verb} a {noun}.", "{verb} any {noun}."]
 
 
 def make_tool(source: Source, verb: str, noun: str) -> dict[str, Any]:
     """A function tool in OpenAI's form with one to four parameters."""
-    fields = source.rng.sample(FIELDS, source.between(1, 4))
+    fields = source.rng.sample(FIELDS, source.between(1, 3))
     properties = {field: {"type": source.rng.choice(("string", "integer"))} for field in fields}
     parameters: dict[str, Any] = {"type": "object", "properties": properties}
     if source.chance(0.6):
@@ -42,10 +42,10 @@ def call_tool(source: Source) -> Conversation:
     words, rng = source.words, source.rng
     talk = Conversation("tool call")
     pairs: dict[tuple[str, str], None] = {}
-    while len(pairs) < max(1, source.between(1, 4)):
+    while len(pairs) < source.between(1, 4):
         pairs[(words.verb(), words.noun())] = None
     talk.tools = [make_tool(source, verb, noun) for verb, noun in pairs]
-    num_calls = 1 if source.held_out else rng.randint(1, 3)
+    num_calls = 1 if source.held_out else rng.randint(2, 5)
     for turn in range(num_calls):
         at = rng.randrange(len(talk.tools))
         (verb, noun), function = list(pairs)[at], talk.tools[at]["function"]
@@ -77,7 +77,7 @@ def _string(source: Source) -> str:
 
 
 def _answer_from_result(source: Source, talk: Conversation, name: str) -> None:
-    result = {field: source.words.value() for field in source.rng.sample(FIELDS, source.between(1, 4))}
+    result = {field: source.words.value() for field in source.rng.sample(FIELDS, source.between(1, 3))}
     talk.tool(result)
     told = ", ".join(f"{key} is {value}" for key, value in result.items())
     talk.assistant(f"{name} returned: {told}.")

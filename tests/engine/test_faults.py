@@ -1,17 +1,20 @@
 """Never wedged: whatever a request does, every sink gets one terminal event and the others go on."""
 
 import queue
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from config.settings import Settings
+from config.settings import BUNDLED_MODEL, Settings
 from engine.engine import Engine
 from engine.loading import ModelError
-from engine.request import EngineError
+from engine.request import EngineError, GenerationRequest
 from tests.engine.conftest import StartEngine
-from tests.engine.support import Answer, ask, make_loaded, oracle, prompt_of, request
+from tests.engine.support import Answer, ask, make_loaded, make_tokenizer, oracle, prompt_of, request
 
 POISON = 4000
 
@@ -26,11 +29,22 @@ class Poisoned:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         if (tokens == POISON).any().item():
             raise RuntimeError("poisoned")
         logits: mx.array = self.model(tokens, cache=cache)
         return logits
+
+
+def endless(number: int) -> GenerationRequest:
+    """A request that fills the context, because its end token is forbidden."""
+    forbidden = ((make_tokenizer_end(), -100.0),)
+    return request(prompt_of(9, number), name=str(number), max_tokens=1000, logit_bias=forbidden)
+
+
+def make_tokenizer_end() -> int:
+    """The bundled tokenizer's end-of-answer token."""
+    return min(make_tokenizer().eos_ids)
 
 
 @pytest.mark.parametrize("at", [0, 5, -1], ids=["prefill", "prefill too", "decode"])
@@ -52,25 +66,76 @@ def test_a_request_that_breaks_a_step_fails_alone(at: int, start_engine: StartEn
 
 def test_a_dead_worker_tells_everyone(start_engine: StartEngine) -> None:
     class Dying(Poisoned):
-        def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
             if (tokens == POISON).any().item():
                 raise SystemExit("struck")
             return super().__call__(tokens, cache)
 
     deaths: queue.SimpleQueue[str] = queue.SimpleQueue()
-    engine = start_engine(wrap=Dying, on_death=deaths.put, max_rows=2)
-    answers = [ask(engine, request(prompt_of(9, i), name=str(i), max_tokens=500)) for i in range(5)]
+    engine = start_engine(wrap=Dying, on_death=deaths.put)
+    answers = [ask(engine, endless(i)) for i in range(12)]
+    engine.cancel("0")
+    assert answers[0].failed().kind == "cancelled"
     answers.append(ask(engine, request([POISON, 6, 7], name="bad")))
-    for answer in answers[:2]:
-        engine.cancel(str(answers.index(answer)))
+    engine.cancel("1")
+    assert answers[1].failed().kind == "cancelled"
+    engine.cancel("2")
     assert "struck" in deaths.get(timeout=60)
-    kinds = {
-        answer.failed().kind for answer in answers[2:] if not answer.events or answer.events[-1].is_terminal
-    }
-    assert "engine" in kinds
+    assert {answer.failed().kind for answer in answers[3:]} == {"engine"}
     assert engine.status().state == "dead"
+    assert engine.status().num_waiting == 0
     with pytest.raises(EngineError, match="stopped"):
         engine.submit(request([6, 7]), Answer())
+
+
+def test_a_fault_in_the_step_after_an_answer_s_end_fails_nobody_else(start_engine: StartEngine) -> None:
+    engine = start_engine(wrap=Poisoned)
+    force = ((POISON, 100.0),)
+    innocent = request(prompt_of(12), name="innocent", max_tokens=60)
+    answer = ask(engine, innocent)
+    # Its only token is the poison: the answer is complete, but the next step was already fed with it.
+    last = ask(engine, request(prompt_of(9), name="last", max_tokens=1, logit_bias=force))
+    assert last.finished().tokens == (POISON,)
+    assert list(answer.finished().tokens) == oracle(make_loaded("llama"), innocent)
+
+
+def test_a_row_that_overflows_does_not_spoil_the_next_one_in_its_place(start_engine: StartEngine) -> None:
+    class Overflowing(Poisoned):
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+            logits: mx.array = self.model(tokens, cache=cache)
+            if (tokens == POISON).any().item():
+                for layer in cache:
+                    layer.values = layer.values * mx.nan
+            return logits
+
+    engine = start_engine(wrap=Overflowing, prefix_cache_bytes=0)
+    long = request(prompt_of(60), name="long", max_tokens=200)
+    answer = ask(engine, long)
+    ask(engine, request([POISON, *prompt_of(30)], name="bad", max_tokens=4)).finished()
+    short = request(prompt_of(5), name="short")
+    assert list(ask(engine, short).finished().tokens) == oracle(make_loaded("llama"), short)
+    assert list(answer.finished().tokens) == oracle(make_loaded("llama"), long)
+
+
+def test_a_sink_that_raises_harms_nobody_else(start_engine: StartEngine) -> None:
+    engine = start_engine()
+
+    def broken(_: object) -> None:
+        raise ValueError("sink")
+
+    engine.submit(request(prompt_of(9), name="broken"), broken)
+    ask(engine, request(prompt_of(10), name="next")).finished()
+    assert engine.status().state == "ready"
+
+
+def test_restarted_rows_keep_penalties_and_stop_strings(start_engine: StartEngine) -> None:
+    bias = {"logit_bias": tuple((token, 40.0) for token in range(100, 106)), "frequency_penalty": 0.9}
+    asked = [request(prompt_of(10, i), name=str(i), max_tokens=40, **bias) for i in range(3)]
+    clean = [ask(start_engine(), one).finished().tokens for one in asked]
+    engine = start_engine(wrap=Poisoned)
+    answers = [ask(engine, one) for one in asked]
+    ask(engine, request([5, 6, POISON], name="bad")).failed()
+    assert [answer.finished().tokens for answer in answers] == clean
 
 
 def test_cancelling_frees_the_row_wherever_the_request_is(start_engine: StartEngine) -> None:
@@ -87,7 +152,8 @@ def test_cancelling_frees_the_row_wherever_the_request_is(start_engine: StartEng
     assert [a.failed().kind for a in (running, prefilling, waiting)] == ["cancelled"] * 3
     asked = request(prompt_of(30, 3), name="next")
     assert list(ask(engine, asked).finished().tokens) == oracle(make_loaded("llama"), asked)
-    assert engine.status().num_waiting == 0
+    status = engine.status()
+    assert (status.num_running, status.num_waiting) == (0, 0)
 
 
 def test_a_full_queue_is_refused_and_recovers(start_engine: StartEngine) -> None:
@@ -131,3 +197,23 @@ def test_a_model_that_cannot_be_loaded_is_a_model_error() -> None:
 
     with pytest.raises(ModelError, match="no such disk"):
         Engine(Settings(), load).start()
+
+
+def test_stopping_an_engine_that_never_started_or_twice_is_harmless(start_engine: StartEngine) -> None:
+    Engine(Settings(), lambda _: make_loaded("llama")).stop(drain_s=0)
+    engine = start_engine()
+    engine.stop(drain_s=0)
+    engine.stop(drain_s=0)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_an_incomplete_model_folder_ends_the_process_with_a_message(missing: str, tmp_path: Path) -> None:
+    for file in Path(BUNDLED_MODEL).iterdir():
+        if file.name != missing:
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    reprise = Path(sys.executable).with_name("reprise")
+    command = [str(reprise), "serve", "--port", "0", "--model", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "reprise: " in ended.stderr

@@ -55,6 +55,8 @@ def test_an_entry_that_another_extends_is_dropped() -> None:
     cache.put([1, 2, 3], caches_of([1, 2, 3]))
     assert len(cache) == 1
     assert cache.num_bytes == 3 * BYTES_PER_TOKEN
+    cache.put([1, 2], caches_of([1, 2]))
+    assert len(cache) == 1
 
 
 def test_what_a_row_writes_later_does_not_reach_the_cache() -> None:

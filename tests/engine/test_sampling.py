@@ -64,6 +64,12 @@ def test_batched_noise_equals_each_row_alone() -> None:
     assert together == alone
 
 
+def test_a_row_without_filters_ignores_that_its_neighbour_has_some() -> None:
+    logits = mx.random.normal((1, 50_000), key=mx.random.key(2))
+    column = [mx.array([[x]]) for x in (50_000, 1.0, 0.0)]
+    assert mx.array_equal(keep_likely(logits, *column), logits).item()
+
+
 def test_samples_follow_the_softmax() -> None:
     logits = mx.log(mx.array([[0.5, 0.3, 0.15, 0.05]]))
     sampler = Sampler([(Sampling(seed=11), None)], 4)

@@ -15,6 +15,12 @@ def test_the_budget_is_kept_and_used(remaining: list[int], budget: int) -> None:
 
 def test_short_prompts_go_before_a_long_one() -> None:
     assert plan_prefill([9000, 30, 40], 100) == [30, 30, 40]
+    assert plan_prefill([9000, 75], 100) == [25, 75]
+
+
+@given(st.integers(1, 9000), st.lists(st.integers(1, 100), max_size=9), st.integers(1, 300))
+def test_the_oldest_prompt_always_gets_on(oldest: int, others: list[int], budget: int) -> None:
+    assert plan_prefill([oldest, *others], budget)[0] >= min(oldest, budget / 4)
 
 
 def test_the_first_of_several_long_prompts_goes_first() -> None:
