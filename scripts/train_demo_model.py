@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -305,6 +306,9 @@ class Training:
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
             self.seconds, self.step = state["seconds"], state["step"]
+        elif arguments.start_from:
+            load_weights(self.model, arguments.start_from)
+            self.seconds = arguments.start_at * 60
 
     @property
     def progress(self) -> float:
@@ -391,6 +395,12 @@ def train(arguments: argparse.Namespace, rank: int) -> None:
         dist.destroy_process_group()
 
 
+def load_weights(model: Model, folder: Path) -> None:
+    """Fill the model with an exported folder's weights."""
+    weights = load_file(folder / "model.safetensors")
+    model.load_state_dict({name.removeprefix("model."): value.float() for name, value in weights.items()})
+
+
 def export(work: Path, out: Path) -> None:
     """Write the checkpoint as a model folder that mlx-lm loads."""
     out.mkdir(parents=True, exist_ok=True)
@@ -427,8 +437,7 @@ def evaluate(folder: Path, count: int, seed: int) -> dict[str, float]:
     torch.set_num_threads(1)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = Model()
-    weights = load_file(folder / "model.safetensors")
-    model.load_state_dict({name.removeprefix("model."): value.float() for name, value in weights.items()})
+    load_weights(model, folder)
     rates = {}
     for family in FAMILIES:
         right, num_tokens = 0, 0
@@ -453,6 +462,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=29511, help="for the processes to meet on, loopback only")
     parser.add_argument("--work", type=Path, default=ROOT / ".training", help="tokenizer and checkpoint")
+    parser.add_argument("--start-from", type=Path, help="exported model to go on from, without a checkpoint")
+    parser.add_argument("--start-at", type=float, default=60.0, help="minute of the schedule to go on at")
     parser.add_argument("--out", type=Path, default=ROOT / "demo_model")
     parser.add_argument("--evaluate", action="store_true", help="measure --out instead of training")
     parser.add_argument("--export", action="store_true", help="write the checkpoint to --out, no training")
@@ -465,7 +476,10 @@ def main() -> None:
     if not arguments.export:
         arguments.work.mkdir(parents=True, exist_ok=True)
         if not (arguments.work / "tokenizer.json").exists():
-            train_tokenizer().save(str(arguments.work / "tokenizer.json"))
+            if arguments.start_from:
+                shutil.copy(arguments.start_from / "tokenizer.json", arguments.work)
+            else:
+                train_tokenizer().save(str(arguments.work / "tokenizer.json"))
         context = torch.multiprocessing.get_context("spawn")
         others = [context.Process(target=train, args=(arguments, r)) for r in range(1, arguments.processes)]
         for process in others:

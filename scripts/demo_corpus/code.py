@@ -145,7 +145,7 @@ def _other_than(source: Source, old: str) -> str:
 def edit(source: Source, file: File) -> str:
     """Change the file in place; returns the request that asks for it."""
     rng = source.rng
-    kind = rng.choice(("rename", "rename", "value", "docstring", "fix"))
+    kind = rng.choice(("rename", "value", "docstring", "fix"))
     show = rng.choice(SHOW)
     if kind == "rename":
         old = rng.choice(file.names)

@@ -95,8 +95,8 @@ class Words:
         return self.rng.choice(VERBS)
 
     def identifier(self) -> str:
-        """A snake_case identifier of one to three words, now and then with a number."""
-        words = self.rng.sample(IDENTIFIER_WORDS, self.rng.choice((1, 1, 2, 2, 2, 3)))
+        """A snake_case identifier of one or two words, now and then with a number."""
+        words = self.rng.sample(IDENTIFIER_WORDS, self.rng.choice((1, 1, 2, 2)))
         if self.rng.random() < 0.05:
             words.append(str(self.number()))
         return "_".join(words)

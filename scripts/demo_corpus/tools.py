@@ -42,7 +42,7 @@ def call_tool(source: Source) -> Conversation:
     words, rng = source.words, source.rng
     talk = Conversation("tool call")
     pairs: dict[tuple[str, str], None] = {}
-    while len(pairs) < source.between(1, 4):
+    while len(pairs) < source.between(1, 3):
         pairs[(words.verb(), words.noun())] = None
     talk.tools = [make_tool(source, verb, noun) for verb, noun in pairs]
     num_calls = 1 if source.held_out else rng.randint(2, 5)
