@@ -8,11 +8,12 @@ HELP = "Measure a running server, or two against each other."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give the parser the benchmarks, and each of them its own arguments."""
     # Here, so that other commands do not load the workloads.
-    from bench import serve
+    from bench.serve import add_arguments as add_serve_arguments
+    from bench.serve import run as run_serve
 
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     own = benchmarks.add_parser(
         "serve", help="Load a server with chats and report latency and throughput.", allow_abbrev=False
     )
-    serve.add_arguments(own)
-    own.set_defaults(run=serve.run)
+    add_serve_arguments(own)
+    own.set_defaults(run=run_serve)

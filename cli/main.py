@@ -12,9 +12,8 @@ from config.setting import SettingsError
 from config.sources import suggestion
 
 _DESCRIPTION = """\
-Reprise serves a language model on this machine to any OpenAI client, with MLX. Where it can tell what
-the model is about to say, it drafts that text and lets the model check many tokens in one step: the
-same answer, sooner.
+Reprise serves a language model on this machine to any OpenAI client, with MLX. The same request with
+the same seed gets the same answer, whatever shares the batch and whatever is cached.
 """
 
 _EXAMPLES = """\

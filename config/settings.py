@@ -19,7 +19,8 @@ class Settings:
     """
 
     model: str | None = setting(
-        None, "Folder of the model to serve; without one, the small model that comes with Reprise."
+        None,
+        "Folder of the model to serve, or its name on the model hub; without one, the bundled small model.",
     )
     served_model_name: tuple[str, ...] = setting(
         (), "Another name that requests may give the model; may be given several times."

@@ -20,6 +20,8 @@ class Tokenizer:
     def __init__(self, wrapped: TokenizerWrapper, vocab_size: int) -> None:
         self.wrapped = wrapped
         self.vocab_size = vocab_size
+        # A vocabulary's spelling of a token is never shorter than its text.
+        self.longest_token = max(map(len, wrapped.get_vocab()))
 
     @property
     def has_chat_template(self) -> bool:

@@ -8,11 +8,11 @@ from fastapi import Request, Response
 
 from server.chunks import ChunkWriter
 from server.dialects import Dialect, Heading
-from server.errors import ClientGoneError
+from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
 from server.logs import RequestRecord
 from server.orders import make_orders
 from server.prompts import TokenIds
-from server.request_log import CLIENT_CLOSED_REQUEST, record_of
+from server.request_log import record_of
 from server.responses import PromptTokensDetails, UsageBlock
 from server.schemas import GenerationFields
 from server.service import Service

@@ -11,6 +11,7 @@ from server.errors import BadRequestError, ContentTypeError, shortened
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _JSON_TYPES = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array"}
+_JSON_TYPES[type(None)] = "null"
 
 
 async def read_body(request: Request, model: type[ModelT]) -> ModelT:
@@ -18,7 +19,8 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
 
     Raises BadRequestError or ContentTypeError.
     """
-    content_type = request.headers.get("content-type", "application/json")
+    # A page can post to a local server unasked, with almost any content type and with none.
+    content_type = request.headers.get("content-type", "")
     media_type = content_type.split(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise ContentTypeError(content_type)

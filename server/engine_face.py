@@ -16,6 +16,10 @@ class TokenizerFace(Protocol):
     def has_chat_template(self) -> bool:
         """Whether chat messages can be rendered at all."""
 
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token: n characters make at least n / longest_token tokens."""
+
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text."""
 

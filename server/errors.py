@@ -14,7 +14,7 @@ ClientGoneError                    nobody is left to be told anything
 
 from collections.abc import Mapping
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -127,6 +127,10 @@ class UnavailableError(ApiError):
     status = 503
 
 
+CLIENT_CLOSED_REQUEST = 499
+"""What the log says of a request whose client left; nobody receives it."""
+
+
 class ClientGoneError(Exception):
     """The client left before its answer was complete."""
 
@@ -168,6 +172,10 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def told(_: Request, fault: ApiError) -> JSONResponse:
         return fault.response()
+
+    @app.exception_handler(ClientGoneError)
+    async def gone(_: Request, __: ClientGoneError) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     @app.exception_handler(HTTPException)
     async def framework(request: Request, fault: HTTPException) -> JSONResponse:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -78,6 +79,8 @@ def configure_logs(log_format: Literal["text", "json"], log_level: str, stream: 
     handler.setFormatter(
         JsonFormatter() if log_format == "json" else logging.Formatter(_TEXT_LINE, _TEXT_TIME)
     )
+    # transformers logs by a handler of its own, and warns of every long prompt.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.WARNING)

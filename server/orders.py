@@ -102,13 +102,18 @@ def _check_length(prompt: tuple[int, ...], param: str, info: ModelInfo) -> int:
         )
     room = info.context_tokens - len(prompt)
     if room < 1:
-        raise BadRequestError(
-            f"The prompt has {len(prompt)} tokens; this model takes {info.context_tokens}, prompt and answer "
-            "together. Shorten it.",
-            param=param,
-            code="context_length_exceeded",
-        )
+        raise context_error(f"{len(prompt)}", param, info)
     return room
+
+
+def context_error(num_tokens: str, param: str, info: ModelInfo) -> BadRequestError:
+    """What the client is told of a prompt that fills the context or more."""
+    return BadRequestError(
+        f"The prompt has {num_tokens} tokens; this model takes {info.context_tokens}, prompt and answer "
+        "together. Shorten it.",
+        param=param,
+        code="context_length_exceeded",
+    )
 
 
 def _sampling(body: GenerationFields, seed: int, info: ModelInfo) -> Sampling:

@@ -1,41 +1,89 @@
 """Text to token ids, on a thread of its own: the tokenizer takes one caller, the event loop must not wait."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
+from fastapi import Request
+
+from engine.request import EngineError
 from server.engine_face import EngineFace
-from server.errors import BadRequestError
-from server.orders import check_ids
+from server.errors import BadRequestError, ClientGoneError, from_engine
+from server.orders import check_ids, context_error
 from server.schemas import ChatRequest, CompletionRequest
 
 TokenIds = tuple[int, ...]
+ResultT = TypeVar("ResultT")
 
 
 class PromptEncoder:
-    """Renders chat templates and encodes prompts."""
+    """Renders chat templates and encodes prompts.
 
-    def __init__(self, engine: EngineFace) -> None:
+    Text that cannot fit into the context is refused unencoded, or one client could keep the thread busy.
+    """
+
+    def __init__(self, engine: EngineFace, max_pending: int) -> None:
         self._engine = engine
+        self._max_pending = max_pending
+        self._num_pending = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
-    async def encode_chat(self, body: ChatRequest) -> TokenIds:
-        """Token ids of a conversation, up to where the answer begins. Raises BadRequestError."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._render, body)
+    async def encode_chat(self, request: Request, body: ChatRequest) -> TokenIds:
+        """Token ids of a conversation, up to where the answer begins.
 
-    async def encode_prompts(self, body: CompletionRequest) -> list[TokenIds]:
-        """Token ids of each prompt. Raises BadRequestError."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._encode_all, body.prompt)
+        Raises BadRequestError, and as _run().
+        """
+        messages = [message.for_template() for message in body.messages]
+        self._check_size(sum(len(message["content"] or "") for message in messages), "messages")
+        return await self._run(request, self._render, messages, body.chat_template_kwargs)
+
+    async def encode_prompts(self, request: Request, body: CompletionRequest) -> list[TokenIds]:
+        """Token ids of each prompt. Raises BadRequestError, and as _run()."""
+        for prompt in body.prompt:
+            if isinstance(prompt, str):
+                self._check_size(len(prompt), "prompt")
+        return await self._run(request, self._encode_all, body.prompt)
 
     def close(self) -> None:
         """End the thread; what still waits for it is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _render(self, body: ChatRequest) -> TokenIds:
-        messages = [message.for_template() for message in body.messages]
+    async def _run(self, request: Request, job: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """Run a job on the thread.
+
+        Raises ClientGoneError if the client leaves first, TooBusyError if too many wait, and
+        UnavailableError if the server stops.
+        """
+        if self._num_pending >= self._max_pending:
+            raise from_engine(EngineError("queue_full", "Too many prompts are waiting; try again later."))
+        self._num_pending += 1
+        future = asyncio.get_running_loop().run_in_executor(self._thread, partial(job, *arguments))
+        # The body has been read, so the next thing to receive is a disconnect.
+        left = asyncio.ensure_future(request.receive())
+        either: set[asyncio.Future[Any]] = {future, left}
         try:
-            rendered = self._engine.tokenizer.render_chat(messages, None, body.chat_template_kwargs)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not future.done():
+                future.cancel()
+                raise ClientGoneError
+            if future.cancelled():
+                raise from_engine(EngineError("draining", "The server is shutting down."))
+            return future.result()
+        finally:
+            left.cancel()
+            self._num_pending -= 1
+
+    def _check_size(self, num_characters: int, param: str) -> None:
+        info = self._engine.info
+        least = num_characters // self._engine.tokenizer.longest_token
+        if least >= info.context_tokens:
+            raise context_error(f"at least {least}", param, info)
+
+    def _render(self, messages: list[dict[str, Any]], arguments: dict[str, Any] | None) -> TokenIds:
+        try:
+            rendered = self._engine.tokenizer.render_chat(messages, None, arguments)
         # TemplateError is one; naming it would import MLX.
         except ValueError as fault:
             raise BadRequestError(f"{fault}", param="messages", code="template_error") from fault

@@ -1,5 +1,6 @@
 """Gives each request an id, its line in the log, and a 500 where the server itself is at fault."""
 
+import asyncio
 import secrets
 import time
 
@@ -7,10 +8,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import RequestFailedError
+from engine.request import EngineError
+from server.errors import CLIENT_CLOSED_REQUEST, RequestFailedError, from_engine
 from server.logs import LOGGER, RequestRecord, log_request
 
-CLIENT_CLOSED_REQUEST = 499
 """The status in the log, as nginx has it, where the client left before there was one."""
 _RECORD = "reprise.record"
 
@@ -46,6 +47,11 @@ class RequestLog:
 
         try:
             await self.app(scope, receive, send_with_id)
+        except asyncio.CancelledError:
+            # The drain is over; who is not served by now is told so.
+            if not record.status:
+                stopping = EngineError("draining", "The server is shutting down.")
+                await from_engine(stopping).response()(scope, receive, send_with_id)
         # A fault of the server's own: the log gets the trace, the client a 500, the others notice nothing.
         except Exception:
             LOGGER.exception("%s %s failed", record.id, record.endpoint)

@@ -110,6 +110,7 @@ def serve(engine: EngineFace, settings: Settings, taken: socket.socket) -> int:
         access_log=False,
         log_config=None,
         lifespan="on",
+        ws="none",
         server_header=False,
         timeout_keep_alive=KEEP_CONNECTION_S,
         timeout_graceful_shutdown=LAST_WRITES_S,

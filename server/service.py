@@ -20,7 +20,7 @@ class Service:
     def __init__(self, engine: EngineFace, settings: Settings) -> None:
         self.engine = engine
         self.settings = settings
-        self.prompts = PromptEncoder(engine)
+        self.prompts = PromptEncoder(engine, settings.max_rows + settings.max_queue)
         self.post_office = PostOffice(asyncio.get_running_loop())
         self.created = int(time.time())
 

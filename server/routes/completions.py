@@ -20,5 +20,5 @@ async def create_completion(request: Request) -> Response:
     body = await read_body(request, CompletionRequest)
     service.check_ready()
     service.check_model(body.model)
-    prompts = await service.prompts.encode_prompts(body)
+    prompts = await service.prompts.encode_prompts(request, body)
     return await respond(request, service, body, _DIALECT, prompts)

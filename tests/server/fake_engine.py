@@ -31,6 +31,7 @@ class FakeTokenizer:
 
     has_chat_template = True
     vocab_size = VOCAB_SIZE
+    longest_token = 2
 
     def __init__(self) -> None:
         self.rendered: list[tuple[list[dict[str, Any]], dict[str, Any] | None]] = []

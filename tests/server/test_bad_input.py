@@ -321,7 +321,7 @@ async def test_a_very_long_unknown_name_does_not_come_back_whole(client):
         ("application/json", 200),
         ("application/json; charset=utf-8", 200),
         ("APPLICATION/JSON", 200),
-        (None, 200),
+        (None, 415),
         ("application/x-www-form-urlencoded", 415),
         ("text/plain", 415),
         ("multipart/form-data; boundary=x", 415),
@@ -354,3 +354,18 @@ async def test_an_unknown_address_is_an_error_object_too(client, method, path, s
     assert path in message
     if status == 405:
         assert response.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {"prompt": "x" * 10_000}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 10_000}]}, "messages"),
+    ],
+)
+async def test_text_that_cannot_fit_is_refused_without_encoding_it(client, engine, path, body, param):
+    response = await client.post(path, json=body)
+    assert response.status_code == 400
+    assert_error(response.json(), param, "context_length_exceeded")
+    assert "at least 5000 tokens; this model takes 1000" in response.json()["error"]["message"]
+    assert engine.tokenizer.rendered == []

@@ -7,6 +7,7 @@ from tests.server.openai_shapes import assert_error
 
 LIMIT = 100_000
 PATH = "/v1/completions"
+JSON = {"Content-Type": "application/json"}
 
 
 def _body(num_bytes):
@@ -14,7 +15,7 @@ def _body(num_bytes):
 
 
 def test_a_body_as_large_as_the_limit_is_read(url):
-    assert httpx.post(url + PATH, content=_body(LIMIT)).status_code == 200
+    assert httpx.post(url + PATH, content=_body(LIMIT), headers=JSON).status_code == 200
 
 
 def test_a_100_mb_body_is_a_413_that_names_the_limit(url, engine):
