@@ -55,13 +55,11 @@ class Tokenizer:
         """Token ids of chat messages up to where the assistant's answer begins.
 
         messages: OpenAI's form, content as a string or None.
+        template_arguments: the server has refused those that are not the client's to set.
         Raises TemplateError if the template refuses them or there is none.
         """
         if not self.has_chat_template:
             raise TemplateError("this model has no chat template; use /v1/completions")
-        # Keys that the caller of the template sets are not the client's to override.
-        taken = {"tools", "tokenize", "add_generation_prompt", "conversation", "chat_template", "return_dict"}
-        arguments = {k: v for k, v in (template_arguments or {}).items() if k not in taken}
         try:
             rendered = self.wrapped.apply_chat_template(
                 messages,
@@ -69,7 +67,7 @@ class Tokenizer:
                 add_generation_prompt=True,
                 tokenize=True,
                 return_dict=False,
-                **arguments,
+                **(template_arguments or {}),
             )
         # A template is a program that comes with the model: it may raise anything.
         except Exception as fault:

@@ -1,8 +1,8 @@
 """The worker: one turn after another on the thread that owns MLX.
 
-A turn is: retire ended rows, admit waiting requests, dispatch a decode step, prefill within the
-budget, then read the step that the last turn dispatched. The device computes step n + 1 while step n
-is detokenised and sent; nothing waits for the device but the one read.
+A turn is: retire ended rows, admit waiting requests, dispatch a decode step, read the step that the
+last turn dispatched, then prefill within the budget. The device computes step n + 1 while step n is
+detokenised and sent. Without prompts to prefill or prefixes to keep, that read is the one wait.
 """
 
 import logging
@@ -140,7 +140,7 @@ class Worker:
                 return
             self.prefilling.append(self.waiting.popleft())
             try:
-                found = self.prefix_cache.find(sequence.tokens) if self.prefix_cache else None
+                found = self.prefix_cache.find(sequence.tokens) if self.prefix_cache is not None else None
                 sequence.admit(*(found or (make_caches(self.model), 0)))
             except Exception as fault:
                 self._fail(sequence, fault)

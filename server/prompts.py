@@ -36,7 +36,9 @@ class PromptEncoder:
         Raises BadRequestError, and as _run().
         """
         messages = [message.for_template() for message in body.messages]
-        self._check_size(sum(len(message["content"] or "") for message in messages), "messages")
+        calls = (call for message in body.messages for call in message.tool_calls or ())
+        num_characters = sum(len(message["content"] or "") for message in messages)
+        self._check_size(num_characters + sum(len(call.function.arguments) for call in calls), "messages")
         return await self._run(request, self._render, messages, body.chat_template_kwargs)
 
     async def encode_prompts(self, request: Request, body: CompletionRequest) -> list[TokenIds]:

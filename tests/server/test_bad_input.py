@@ -7,6 +7,11 @@ import pytest
 from tests.server.openai_shapes import assert_error
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+LONG_CALL = {
+    "id": "c",
+    "type": "function",
+    "function": {"name": "f", "arguments": json.dumps({"a": "x" * 9_991})},
+}
 HELLO = [{"role": "user", "content": "hello"}]
 LONG = "x" * 1001
 
@@ -361,6 +366,7 @@ async def test_an_unknown_address_is_an_error_object_too(client, method, path, s
     [
         (COMPLETIONS, {"prompt": "x" * 10_000}, "prompt"),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 10_000}]}, "messages"),
+        (CHAT, {"messages": [{"role": "assistant", "content": None, "tool_calls": [LONG_CALL]}]}, "messages"),
     ],
 )
 async def test_text_that_cannot_fit_is_refused_without_encoding_it(client, engine, path, body, param):
