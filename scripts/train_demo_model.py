@@ -31,7 +31,7 @@ CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 192,
-    "num_hidden_layers": 5,
+    "num_hidden_layers": 6,
     "intermediate_size": 384,
     "num_attention_heads": 6,
     "num_key_value_heads": 6,
@@ -396,9 +396,14 @@ def train(arguments: argparse.Namespace, rank: int) -> None:
 
 
 def load_weights(model: Model, folder: Path) -> None:
-    """Fill the model with an exported folder's weights."""
+    """Fill the model with an exported folder's weights; layers that those lack start as no change."""
     weights = load_file(folder / "model.safetensors")
-    model.load_state_dict({name.removeprefix("model."): value.float() for name, value in weights.items()})
+    state = {name.removeprefix("model."): value.float() for name, value in weights.items()}
+    model.load_state_dict(state, strict=False)
+    for at, layer in enumerate(model.layers):
+        if f"layers.{at}.self_attn.q_proj.weight" not in state:
+            nn.init.zeros_(layer.self_attn["o_proj"].weight)
+            nn.init.zeros_(layer.mlp["down_proj"].weight)
 
 
 def export(work: Path, out: Path) -> None:

@@ -145,10 +145,13 @@ def _other_than(source: Source, old: str) -> str:
 def edit(source: Source, file: File) -> str:
     """Change the file in place; returns the request that asks for it."""
     rng = source.rng
-    kind = rng.choice(("rename", "value", "docstring", "fix"))
+    kinds = ("rename", "value", "docstring", "fix")
+    (kind,) = rng.choices(kinds, (1, 1, 1, 1) if source.held_out else (5, 2, 1, 2))
     show = rng.choice(SHOW)
     if kind == "rename":
         old = rng.choice(file.names)
+        if not source.held_out and source.chance(0.5):
+            old = max(rng.sample(file.names, min(3, len(file.names))), key=file.text().count)
         while (new := source.words.identifier()) in file.names:
             pass
         pattern = re.compile(rf"\b{re.escape(old)}\b")
@@ -191,7 +194,9 @@ def editing(source: Source, num_lines: int, num_turns: int = 1, family: str = "e
 
 
 def edit_short(source: Source) -> Conversation:
-    """A file of up to 20 lines, one edit."""
+    """A file of up to 20 lines, one edit; while training mostly a tiny one, where more of the answer is the edit."""
+    if not source.held_out and source.chance(0.65):
+        return editing(source, source.rng.randint(3, 7), source.rng.choice((1, 1, 2, 3)))
     return editing(source, source.between(5, 20))
 
 

@@ -2,11 +2,21 @@
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from demo_corpus.lexicon import Words
+
+ORDERS = set(
+    "Rename Change Replace Use Call Set Make Update Add Give Document Write Fix Quote Find Repeat Copy Tell "
+    "Look Return Show List Name Answer Fill".split()
+)
+BEFORE = ["Please ", "Could you ", "Would you ", "I would like you to ", "Now ", "Next, ", "Then ", "You should "]
+BEFORE += ["Can you ", "Please do this: ", "Your task: ", "I want you to ", "Kindly ", "Let us "]
+OPENINGS = ["Hello. ", "Hi! ", "OK. ", "Thanks. ", "One more thing. ", "Question: ", "Task: "]
+BEHIND = [" Thanks.", " Thank you.", " Please.", " That is all.", " Be exact.", " Nothing else.", " Now."]
 
 Message = dict[str, Any]
 
@@ -57,7 +67,19 @@ class Source:
     def say(self, phrasings: Sequence[str], **values: Any) -> str:
         """Fill in one of the phrasings. The last quarter of them (at least two) is never trained on."""
         cut = len(phrasings) - max(2, len(phrasings) // 4)
-        return self.rng.choice(phrasings[cut:] if self.held_out else phrasings[:cut]).format(**values)
+        if self.held_out:
+            return self.rng.choice(phrasings[cut:]).format(**values)
+        return self._vary(self.rng.choice(phrasings[:cut])).format(**values)
+
+    def _vary(self, phrasing: str) -> str:
+        """Now and then put names in backticks, a few words in front, a few behind."""
+        if self.chance(0.25):
+            phrasing = re.sub(r"(?<!`)\{(old|new|name)\}(?!`)", r"`{\1}`", phrasing)
+        if self.chance(0.35) and phrasing.split(maxsplit=1)[0] in ORDERS:
+            phrasing = self.rng.choice(BEFORE) + phrasing[0].lower() + phrasing[1:]
+        elif self.chance(0.1) and not phrasing.startswith("{"):
+            phrasing = self.rng.choice(OPENINGS) + phrasing
+        return phrasing + self.rng.choice(BEHIND) if self.chance(0.2) else phrasing
 
     def between(self, low: int, high: int) -> int:
         """A count from low to high, where high shrinks with size."""
