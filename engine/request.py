@@ -33,6 +33,20 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
 
 
+DraftType = Literal["auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """What one request says about drafting.
+
+    type: None for the server's own setting. max_tokens: most tokens of one draft; None for the server's.
+    """
+
+    type: DraftType | None = None
+    max_tokens: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate. What it holds has been validated; the engine trusts it.
@@ -41,6 +55,8 @@ class GenerationRequest:
     prompt: (n,) token ids, 1 <= n < context.
     max_tokens: >= 1, and n + max_tokens <= context.
     stop: strings that end the answer and are not part of it.
+    draft: how to draft. prediction: token ids of the answer that the client expects; often none.
+    tenant: whose request it is; what others said is never drafted for it where tenants are kept apart.
     """
 
     id: str
@@ -48,6 +64,31 @@ class GenerationRequest:
     max_tokens: int
     sampling: Sampling
     stop: tuple[str, ...] = ()
+    draft: DraftChoice = DraftChoice()
+    prediction: tuple[int, ...] = ()
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingReport:
+    """What drafting did for one sequence.
+
+    num_forwards: forwards that its tokens took, prefill not counted.
+    by_source: (drafter, drafted tokens, accepted tokens) for each that drafted.
+    accepted_prediction, rejected_prediction: tokens drafted from the client's prediction.
+    gate_score: repetition of the prompt, None if it was not asked. gate_decision: "lookup", "draft-model"
+        or "plain". gate_reason: why, in words.
+    """
+
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_forwards: int = 0
+    by_source: tuple[tuple[str, int, int], ...] = ()
+    accepted_prediction: int = 0
+    rejected_prediction: int = 0
+    gate_score: float | None = None
+    gate_decision: str = "plain"
+    gate_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +106,7 @@ class Usage:
     queue_s: float = 0.0
     first_token_s: float = 0.0
     total_s: float = 0.0
+    drafting: DraftingReport = DraftingReport()
 
     @property
     def decode_tokens_per_s(self) -> float:
