@@ -1,0 +1,227 @@
+"""Where the end of a text has occurred before: chains of n-grams, n = 2, 4, 8, 16, newest first.
+
+After zlib's hash chains. For each n one table of heads (hash of an n-gram -> where it last ended) and one
+of links (a place -> where the same n-gram ended before that). Places whose hashes merely share a slot are
+told apart by comparing tokens. So a token costs the same to add, and a match the same to find, however
+long the text: about 70 bytes and one microsecond for each token.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+LENGTHS = (2, 4, 8, 16)
+"""The n of the n-grams. A match of a length in between is found by the next shorter n."""
+
+LONGEST = 32
+"""Matches are measured up to here, tokens. Longer is not surer."""
+
+_DEPTH = 6  # candidates looked at for one n; the newest come first
+_SMALLEST_ROOM = 4096
+
+Ids: TypeAlias = "array[int]"
+"""Token ids, four bytes each."""
+
+Hashes = tuple[int, int, int, int]
+"""Hashes of the last 2, 4, 8 and 16 tokens of a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The end of a text occurred before.
+
+    place: position of the token that followed it there.
+    length: matched tokens, 2 <= length <= LONGEST.
+    support: candidates of that length whose next token is this one, >= 1.
+    against: candidates of that length with another next token.
+    """
+
+    place: int
+    length: int
+    support: int
+    against: int
+
+
+class Tail:
+    """The running hashes of a text's last tokens. Exact for equal ends: same last n tokens, same hash."""
+
+    __slots__ = ("_eights", "_fours", "_last", "_pairs", "_step", "hashes")
+
+    def __init__(self, salt: int = 0) -> None:
+        """salt: texts with other salts get other hashes."""
+        self._last = salt
+        self._step = 0
+        self._pairs = [salt] * 2
+        self._fours = [salt] * 4
+        self._eights = [salt] * 8
+        self.hashes: Hashes = (salt, salt, salt, salt)
+
+    def append(self, token: int) -> Hashes:
+        """Take one more token; returns the hashes of the ends of the text so far."""
+        step = self._step
+        self._step = step + 1
+        two = hash((self._last, token))
+        self._last = token
+        pairs, fours, eights = self._pairs, self._fours, self._eights
+        # Each length is made of two halves: the one that ends here, and the one half a length before.
+        four = hash((pairs[step & 1], two))
+        pairs[step & 1] = two
+        eight = hash((fours[step & 3], four))
+        fours[step & 3] = four
+        self.hashes = (two, four, eight, hash((eights[step & 7], eight)))
+        eights[step & 7] = eight
+        return self.hashes
+
+
+class Occurrences:
+    """The last tokens of a text that grows at its end, and where each n-gram in them last ended.
+
+    room: tokens kept, a power of two; beyond it the newest overwrite the oldest. first: position of the
+    first token; they count on from there. end: position after the last one.
+    """
+
+    def __init__(self, room: int, first: int = 0) -> None:
+        empty = array("q", [-1])
+        self.room = room
+        self._mask = room - 1
+        self._heads = [empty * room for _ in LENGTHS]
+        self._links = [empty * room for _ in LENGTHS]
+        self._tokens = array("I", [0]) * room
+        self._first = first
+        self.end = first
+
+    @property
+    def start(self) -> int:
+        """Position of the oldest token that is still kept."""
+        return max(self._first, self.end - self.room)
+
+    def token(self, place: int) -> int:
+        """The token at a position that is kept."""
+        return self._tokens[place & self._mask]
+
+    def append(self, token: int, hashes: Hashes | None) -> None:
+        """Add a token; hashes: of the ends that it makes, or None to keep those from being found."""
+        self._tokens[self.end & self._mask] = token
+        self.end = end = self.end + 1
+        mask = self._mask
+        if hashes is None:
+            for links in self._links:
+                links[end & mask] = -1
+            return
+        for key, heads, links in zip(hashes, self._heads, self._links, strict=True):
+            slot = key & mask
+            links[end & mask] = heads[slot]
+            heads[slot] = end
+
+    def slice(self, start: int, stop: int) -> Ids:
+        """Tokens from start to stop, positions that are both kept."""
+        first, last = start & self._mask, stop & self._mask
+        if first <= last and stop - start < self.room:
+            return self._tokens[first:last]
+        return self._tokens[first:] + self._tokens[:last]
+
+    def earlier(self, recent: Ids) -> Match | None:
+        """The longest earlier occurrence of this text's own end. recent: its last tokens, at most LONGEST."""
+        at = self.end & self._mask
+        return self._longest([links[at] for links in self._links], recent)
+
+    def find(
+        self, hashes: Hashes, recent: Ids, may_use: Callable[[int], bool] | None = None, shortest: int = 2
+    ) -> Match | None:
+        """The longest occurrence of another text's end.
+
+        hashes, recent: of that end. may_use: whether a match at a place may be used; asked of few.
+        shortest: n of the shortest n-grams that count.
+        """
+        mask = self._mask
+        firsts = [heads[key & mask] for key, heads in zip(hashes, self._heads, strict=True)]
+        return self._longest(firsts, recent, may_use, shortest)
+
+    def _longest(
+        self, firsts: list[int], recent: Ids, may_use: Callable[[int], bool] | None = None, shortest: int = 2
+    ) -> Match | None:
+        for level in (3, 2, 1, 0):
+            if LENGTHS[level] < shortest:
+                break
+            if (place := firsts[level]) >= 0 and (found := self._candidates(level, place, recent, may_use)):
+                return self._judge(found)
+        return None
+
+    def _candidates(
+        self, level: int, place: int, recent: Ids, may_use: Callable[[int], bool] | None
+    ) -> list[tuple[int, int]]:
+        """(length, place) of those that really match, newest first."""
+        found: list[tuple[int, int]] = []
+        links, mask, oldest = self._links[level], self._mask, self.start
+        for _ in range(_DEPTH):
+            if place <= oldest:
+                break
+            if place < self.end:
+                length = self._matched(place, recent)
+                if length >= LENGTHS[level] and (may_use is None or may_use(place)):
+                    found.append((length, place))
+            place = links[place & mask]
+        return found
+
+    def _matched(self, place: int, recent: Ids) -> int:
+        size = min(len(recent), place - self.start)
+        there = self.slice(place - size, place)
+        if there == recent:
+            return size
+        length = 0
+        for a, b in zip(reversed(there), reversed(recent), strict=False):
+            if a != b:
+                break
+            length += 1
+        return length
+
+    def _judge(self, found: list[tuple[int, int]]) -> Match:
+        """The longest; of several, the one whose next token most of them agree on, then the newest."""
+        longest = max(found)[0]
+        places = [place for length, place in found if length == longest]
+        if len(places) == 1:
+            return Match(places[0], longest, 1, 0)
+        tokens, mask = self._tokens, self._mask
+        support: dict[int, int] = {}
+        for place in places:
+            follower = tokens[place & mask]
+            support[follower] = support.get(follower, 0) + 1
+        most = max(support.values())
+        place = next(place for place in places if support[tokens[place & mask]] == most)
+        return Match(place, longest, most, len(places) - most)
+
+
+class GrowingText:
+    """A text that is looked up in itself: what one sequence was asked and has said.
+
+    tokens: (n,) all of it; grows in place.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = array("I", tokens)
+        self._start(tokens)
+
+    def append(self, token: int) -> None:
+        """Add a token at the end."""
+        index = self.index
+        if index.end >= index.room:
+            self._start(self.tokens)
+            index = self.index
+        self.tokens.append(token)
+        index.append(token, self.tail.append(token))
+
+    def recent(self) -> Ids:
+        """The last tokens, at most LONGEST."""
+        return self.tokens[-LONGEST:]
+
+    def earlier(self) -> Match | None:
+        """The longest earlier occurrence of the text's end."""
+        return self.index.earlier(self.recent())
+
+    def _start(self, tokens: Sequence[int]) -> None:
+        # Room for at least a quarter more, so that to start again stays cheap per token.
+        room = 1 << (len(tokens) + len(tokens) // 4).bit_length()
+        self.tail, self.index = Tail(), Occurrences(max(_SMALLEST_ROOM, room))
+        for token in tokens:
+            self.index.append(token, self.tail.append(token))

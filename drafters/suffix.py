@@ -1,0 +1,184 @@
+"""The longest match of a sequence's end: in what it was asked and has said, and in finished requests.
+
+Where the answer copies, a cursor follows (see copying.py); it knows more than any match: what is changed
+on the way, and where to go on after a change. Where it is lost, the longest match speaks, and sets it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drafters.base import NO_DRAFT, Ask, Draft, MemoryFileError, Opening
+from drafters.copying import CopyCursor
+from drafters.history import DEFAULT_TOKENS, History
+from drafters.occurrences import GrowingText
+
+CLASS_STARTS = (3, 4, 6, 9, 16, 32)
+"""Match lengths at which a next class begins: <3, 3, 4-5, 6-8, 9-15, 16-31, 32 and more tokens."""
+
+NUM_CLASSES = len(CLASS_STARTS) + 1
+
+CURSOR, MATCH, DISPUTED, FINISHED = range(4)
+"""Kinds of evidence: the copy cursor, a match in this request, one that other matches speak against, and
+one in a finished request. bucket = kind * NUM_CLASSES + class of the length."""
+
+PRIORS = (
+    (0.65, 0.75, 0.80, 0.85, 0.92, 0.94, 0.98),
+    (0.50, 0.70, 0.72, 0.80, 0.90, 0.93, 0.97),
+    (0.25, 0.30, 0.40, 0.45, 0.50, 0.60, 0.70),
+    (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
+)
+"""Chance that a drafted token is right, by kind and class; from bench/replay.py, rounded down."""
+
+_SURE = 16  # tokens in a row after which the cursor needs no second opinion
+_SETS_CURSOR = 4  # matched tokens from which on a lost cursor goes there
+
+
+@dataclass(slots=True)
+class _Evidence:
+    """A place from which to draft, and why. place: in this request, or in the history if FINISHED."""
+
+    kind: int
+    place: int
+    length: int
+
+    @property
+    def step(self) -> int:
+        return bisect_right(CLASS_STARTS, self.length)
+
+    @property
+    def prior(self) -> float:
+        return PRIORS[self.kind][self.step]
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What is known of one open sequence. best: the surest evidence but the cursor, if it was looked for."""
+
+    tenant: str
+    text: GrowingText
+    cursor: CopyCursor
+    best: _Evidence | None = None
+    finished: _Evidence | None = None
+
+
+class SuffixDrafter:
+    """Drafts what followed the longest match of a sequence's end.
+
+    history_tokens: of finished requests that are kept for later ones; 0 keeps none.
+    follows: whether a copy cursor is used. learns: whether it drafts the changes that it saw.
+    """
+
+    name = "suffix"
+
+    def __init__(
+        self, history_tokens: int = DEFAULT_TOKENS, *, follows: bool = True, learns: bool = True
+    ) -> None:
+        self._history = History(history_tokens) if history_tokens else None
+        self._follows = follows
+        self._learns = learns
+        self._sequences: dict[int, _Sequence] = {}
+
+    def open(self, opening: Opening) -> None:
+        """Index the prompt: some 2 microseconds a token."""
+        text = GrowingText(opening.prompt)
+        state = _Sequence(opening.tenant, text, CopyCursor(text.tokens, self._learns))
+        self._sequences[opening.seq] = state
+        self._look(state)
+
+    def observe(self, seq: int, tokens: Sequence[int]) -> None:
+        """Follow the cursor, and look for matches where it is not sure."""
+        state = self._sequences[seq]
+        for token in tokens:
+            state.cursor.advance(token)
+            state.text.append(token)
+        if state.finished is not None:
+            self._go_on(state.finished, state, tokens)
+        self._look(state)
+
+    def propose(self, ask: Ask) -> Draft:
+        """The surest continuation; empty if the end of the sequence never occurred before."""
+        state = self._sequences[ask.seq]
+        evidence, cursor = state.best, state.cursor
+        if cursor.place is not None:
+            followed = _Evidence(CURSOR, cursor.place, cursor.run)
+            if evidence is None or followed.prior >= evidence.prior:
+                evidence = followed
+        if evidence is None:
+            return NO_DRAFT
+        if evidence.kind == FINISHED:
+            assert self._history is not None
+            tokens = self._history.read(evidence.place, ask.limit)
+        else:
+            if evidence.kind == CURSOR:
+                tokens = cursor.draft(ask.limit)
+            else:
+                tokens = cursor.draft_from(evidence.place, ask.limit)
+            # A source that runs into the end of the text: what follows there is this draft itself.
+            for at in range(ask.limit - len(tokens) if tokens else 0):
+                tokens.append(tokens[at])
+        if not tokens:
+            return NO_DRAFT
+        return Draft(tokens, self.name, evidence.kind * NUM_CLASSES + evidence.step, evidence.prior)
+
+    def settle(self, seq: int, offered: int, accepted: int) -> None:
+        """Nothing to learn here: what was observed says it all."""
+
+    def close(self, seq: int) -> None:
+        """Forget the sequence; the history keeps its text."""
+        state = self._sequences.pop(seq)
+        if self._history is not None:
+            self._history.add(state.tenant, state.text.tokens)
+
+    def status(self) -> dict[str, Any]:
+        """What the history holds."""
+        history = self._history
+        return {
+            "finished_requests": history.num_texts if history else 0,
+            "tokens": history.num_tokens if history else 0,
+            "capacity_tokens": history.room if history else 0,
+            "open_sequences": len(self._sequences),
+        }
+
+    def reset(self) -> None:
+        """Forget all finished requests."""
+        if self._history is not None:
+            self._history.reset()
+
+    def save(self) -> str:
+        """Raises MemoryFileError: finished requests are kept in memory only."""
+        raise MemoryFileError("the suffix drafter keeps finished requests in memory only; there is no file")
+
+    def load(self) -> str:
+        """Raises MemoryFileError, as save does."""
+        raise MemoryFileError("the suffix drafter keeps finished requests in memory only; there is no file")
+
+    def _go_on(self, finished: _Evidence, state: _Sequence, tokens: Sequence[int]) -> None:
+        """Follow the match in a finished request through these tokens, or drop it."""
+        assert self._history is not None
+        for token in tokens:
+            if not self._history.follows(finished.place, token):
+                state.finished = None
+                return
+            finished.place += 1
+            finished.length += 1
+
+    def _look(self, state: _Sequence) -> None:
+        cursor = state.cursor
+        state.best = None
+        if cursor.place is not None and cursor.run >= _SURE:
+            return
+        match = state.text.earlier()
+        if match is not None:
+            state.best = _Evidence(DISPUTED if match.against else MATCH, match.place, match.length)
+            if self._follows and cursor.place is None and match.length >= _SETS_CURSOR:
+                cursor.set(match.place, match.length)
+        if self._history is None:
+            return
+        if state.finished is None:
+            found = self._history.find(state.tenant, state.text.tail.hashes, state.text.recent())
+            if found is not None:
+                state.finished = _Evidence(FINISHED, found.place, found.length)
+        if state.finished and (state.best is None or state.finished.prior > state.best.prior):
+            state.best = state.finished
