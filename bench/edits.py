@@ -1,0 +1,207 @@
+"""Requests to replay: generated edits of real Python files, documentation cut in half, and a trap.
+
+The edits are made by this file, from a seed. They are not commits that people made.
+"""
+
+import ast
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+Encode = Callable[[str], list[int]]
+"""Text to token ids."""
+
+KINDS = ("rename", "values", "docstrings", "delete", "lines", "several")
+"""Ways in which a file is edited."""
+
+SMALLEST_FILE, LARGEST_FILE = 2_500, 9_000  # characters
+_WORDS = (
+    "fetch",
+    "store",
+    "current",
+    "final",
+    "outer",
+    "merge",
+    "record",
+    "known",
+    "stable",
+    "remote",
+    "scale",
+)
+_STOP_NAMES = {"self", "None", "True", "False", "def", "return", "class", "import", "from", "else", "with"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A request whose answer is known. prompt, answer: token ids, at least one each. kind: what it is."""
+
+    kind: str
+    prompt: list[int]
+    answer: list[int]
+
+
+def edit_cases(roots: Sequence[Path], encode: Encode, count: int, seed: int) -> list[Case]:
+    """Generated edits of files below roots: instruction and file in, edited file out."""
+    rng = random.Random(seed)
+    cases: list[Case] = []
+    for number, text in enumerate(_python_files(roots, rng)):
+        if len(cases) == count:
+            break
+        kind = KINDS[number % len(KINDS)]
+        edited, instruction = edit(text, kind, rng)
+        if edited == text:
+            continue
+        prompt = encode(f"{instruction} Answer with the whole file.\n\n```python\n{text}```\n")
+        cases.append(Case(kind, prompt, encode(f"```python\n{edited}```\n")))
+    return cases
+
+
+def prose_cases(roots: Sequence[Path], encode: Encode, count: int, seed: int) -> list[Case]:
+    """Documentation and docstrings of the files below roots: the second half, given the first."""
+    rng = random.Random(seed)
+    texts = [path.read_text(errors="ignore") for root in roots for path in sorted(root.rglob("*.md"))]
+    texts += [path.read_text(errors="ignore") for root in roots for path in sorted(root.rglob("*.rst"))]
+    texts += [path.read_text(errors="ignore") for root in roots for path in sorted(root.rglob("METADATA"))]
+    for path in sorted(path for root in roots for path in root.rglob("*.py")):
+        texts.append("\n\n".join(_docstrings(path.read_text(errors="ignore"))))
+    fitting = [text[:LARGEST_FILE] for text in texts if len(text) >= SMALLEST_FILE]
+    rng.shuffle(fitting)
+    cases: list[Case] = []
+    for text in fitting[:count]:
+        tokens = encode(text)
+        cases.append(Case("prose", tokens[: len(tokens) // 2], tokens[len(tokens) // 2 :]))
+    return cases
+
+
+def trap_cases(count: int, seed: int, length: int = 400) -> list[Case]:
+    """Whatever was said last stands in the prompt, n tokens of it, always followed by something else."""
+    rng = random.Random(seed)
+    cases: list[Case] = []
+    for number in range(count):
+        size = (2, 5, 12, 20)[number % 4]
+        answer = [rng.randrange(1000, 3000) for _ in range(length)]
+        prompt: list[int] = []
+        for at in range(size, length):
+            prompt += [*answer[at - size : at], 1 + at]
+        cases.append(Case(f"trap-{size}", prompt, answer))
+    return cases
+
+
+def edit(text: str, kind: str, rng: random.Random) -> tuple[str, str]:
+    """One kind of edit of a Python file; returns the file and what was asked for."""
+    if kind == "several":
+        notes: list[str] = []
+        for one in rng.sample(KINDS[:-1], 3):
+            text, note = edit(text, one, rng)
+            notes.append(note)
+        return text, " ".join(notes)
+    return _EDITS[kind](text, rng)
+
+
+def _rename(text: str, rng: random.Random) -> tuple[str, str]:
+    counts: dict[str, int] = {}
+    for name in re.findall(r"\b[A-Za-z_]\w{2,}\b", text):
+        counts[name] = counts.get(name, 0) + 1
+    names = [name for name, number in counts.items() if number >= 4 and name not in _STOP_NAMES]
+    if not names:
+        return text, ""
+    old = rng.choice(names)
+    parts = old.split("_")
+    if rng.random() < 0.5:
+        parts[rng.randrange(len(parts))] = rng.choice(_WORDS)
+    else:
+        parts = rng.sample(_WORDS, rng.randint(1, 3))
+    new = "_".join(parts)
+    return re.sub(rf"\b{old}\b", new, text), f"Rename {old} to {new}."
+
+
+def _values(text: str, rng: random.Random) -> tuple[str, str]:
+    found = list(re.finditer(r"(?<![\w.])\d+(?![\w.])|'[a-z]+'|\"[a-z]+\"", text))
+    for match in sorted(rng.sample(found, min(len(found), rng.randint(2, 6))), key=lambda m: -m.start()):
+        old = match.group()
+        new = str(rng.randint(2, 900)) if old.isdigit() else f"{old[0]}{rng.choice(_WORDS)}{old[0]}"
+        text = text[: match.start()] + new + text[match.end() :]
+    return text, "Change the values as discussed."
+
+
+def _functions(text: str) -> list[ast.FunctionDef]:
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return [node for node in found if node.end_lineno is not None and node.end_lineno > node.lineno]
+
+
+def _add_docstrings(text: str, rng: random.Random) -> tuple[str, str]:
+    bare = [node for node in _functions(text) if not ast.get_docstring(node)]
+    lines = text.splitlines(keepends=True)
+    for node in sorted(rng.sample(bare, min(len(bare), 6)), key=lambda n: -n.lineno):
+        body = node.body[0]
+        indent = " " * body.col_offset
+        words = " ".join(rng.sample(_WORDS, rng.randint(3, 7)))
+        lines.insert(body.lineno - 1, f'{indent}"""{node.name.strip("_").title()} the {words}."""\n')
+    return "".join(lines), "Add docstrings."
+
+
+def _delete(text: str, rng: random.Random) -> tuple[str, str]:
+    functions = [node for node in _functions(text) if node.end_lineno and node.end_lineno - node.lineno < 40]
+    names: list[str] = []
+    lines = text.splitlines(keepends=True)
+    last = len(lines) + 1
+    for node in sorted(rng.sample(functions, min(len(functions), 2)), key=lambda n: -n.lineno):
+        assert node.end_lineno is not None
+        if node.end_lineno < last:
+            del lines[node.lineno - 1 : node.end_lineno]
+            last = node.lineno
+            names.append(node.name)
+    return "".join(lines), f"Delete {' and '.join(names)}."
+
+
+def _fix_lines(text: str, rng: random.Random) -> tuple[str, str]:
+    lines = text.splitlines(keepends=True)
+    fitting = [at for at, line in enumerate(lines) if re.match(r" +\w.*[\w)]\n", line)]
+    for at in sorted(rng.sample(fitting, min(len(fitting), rng.randint(3, 7))), reverse=True):
+        line = lines[at].rstrip("\n")
+        indent = line[: len(line) - len(line.lstrip())]
+        word, other = rng.sample(_WORDS, 2)
+        lines[at] = rng.choice(
+            (
+                f"{line} or {word}\n",
+                f"{line}\n{indent}{word} = {other}({word})\n",
+                f"{indent}if {word} is not None:\n{indent}    {line.lstrip()}\n",
+                f"{indent}{word}.{other}()\n",
+                line.replace("(", f"({word}, ", 1) + "\n",
+                re.sub(r"\w+", word, line, count=1) + "\n",
+            )
+        )
+    return "".join(lines), "Fix the lines that the review names."
+
+
+_EDITS: dict[str, Callable[[str, random.Random], tuple[str, str]]] = {
+    "rename": _rename,
+    "values": _values,
+    "docstrings": _add_docstrings,
+    "delete": _delete,
+    "lines": _fix_lines,
+}
+
+
+def _python_files(roots: Sequence[Path], rng: random.Random) -> Iterator[str]:
+    paths = sorted(path for root in roots for path in root.rglob("*.py"))
+    rng.shuffle(paths)
+    for path in paths:
+        text = path.read_text(errors="ignore")
+        if SMALLEST_FILE <= len(text) <= LARGEST_FILE and len(_functions(text)) >= 4:
+            yield text
+
+
+def _docstrings(text: str) -> list[str]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return []
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [doc for node in ast.walk(tree) if isinstance(node, kinds) and (doc := ast.get_docstring(node))]
