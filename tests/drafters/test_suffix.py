@@ -1,0 +1,177 @@
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters.base import NO_DRAFT, Ask, Drafter, MemoryFileError, Opening, SharedMemory
+from drafters.history import History
+from drafters.occurrences import GrowingText
+from drafters.suffix import DISPUTED, FINISHED, MATCH, NUM_CLASSES, SuffixDrafter
+
+TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
+
+
+def opened(
+    prompt: list[int], drafter: SuffixDrafter | None = None, seq: int = 1, tenant: str = ""
+) -> SuffixDrafter:
+    drafter = drafter or SuffixDrafter()
+    drafter.open(Opening(seq, prompt, tenant=tenant))
+    return drafter
+
+
+def finish(drafter: SuffixDrafter, tokens: list[int], tenant: str = "") -> None:
+    drafter.open(Opening(99, tokens, tenant=tenant))
+    drafter.close(99)
+
+
+def test_it_is_a_drafter_with_a_memory() -> None:
+    drafter: Drafter = SuffixDrafter()
+    assert isinstance(drafter, SharedMemory)
+
+
+def test_it_drafts_what_followed_the_longest_match() -> None:
+    drafter = opened([1, 2, 3, 4, 5, 6, 9, 3, 4, 8, 1, 2, 3, 4])
+    draft = drafter.propose(Ask(1, 3))
+    assert list(draft.tokens) == [5, 6, 9]
+    assert draft.source == "suffix"
+    assert draft.bucket // NUM_CLASSES <= MATCH
+
+
+def test_a_disputed_continuation_has_a_bucket_and_a_lower_prior_of_its_own() -> None:
+    sure = opened([1, 2, 7, 4, 1, 2]).propose(Ask(1, 4))
+    disputed = opened([1, 2, 7, 4, 1, 2, 8, 1, 2]).propose(Ask(1, 4))
+    assert sure.bucket // NUM_CLASSES == MATCH
+    assert disputed.bucket // NUM_CLASSES == DISPUTED
+    assert disputed.prior < sure.prior
+
+
+def test_what_never_occurred_is_not_drafted() -> None:
+    assert opened([1, 2, 3, 4]).propose(Ask(1, 4)) == NO_DRAFT
+
+
+def test_a_period_is_drafted_beyond_the_end_of_the_text() -> None:
+    assert list(opened([1, 2, 3] * 4).propose(Ask(1, 8)).tokens) == [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+@given(TOKENS, TOKENS, st.integers(1, 12))
+def test_a_draft_keeps_to_its_limit_and_asking_twice_changes_nothing(
+    prompt: list[int], answer: list[int], limit: int
+) -> None:
+    drafter = opened(prompt)
+    for token in answer:
+        draft = drafter.propose(Ask(1, limit))
+        assert len(draft.tokens) <= limit
+        assert drafter.propose(Ask(1, limit)) == draft
+        assert set(draft.tokens) <= {*prompt, *answer}
+        drafter.observe(1, [token])
+
+
+@given(TOKENS, TOKENS)
+def test_tokens_observed_together_draft_what_tokens_observed_singly_draft(a: list[int], b: list[int]) -> None:
+    # Without the cursor, which is set where it is looked for: once for each call.
+    one, other = (opened(a, SuffixDrafter(0, follows=False)) for _ in range(2))
+    for token in b:
+        one.observe(1, [token])
+    other.observe(1, b)
+    assert one.propose(Ask(1, 8)) == other.propose(Ask(1, 8))
+
+
+def test_a_renamed_function_is_drafted_with_its_new_name() -> None:
+    body = [list(range(start, start + 15)) for start in (10, 30, 50, 70)]
+    source = [token for part in body for token in (*part, 900, 901)]
+    answer = [token for part in body for token in (*part, 950)]
+    drafter = opened([1, 2, *source, 3, 4])
+    for token in answer[:20]:
+        drafter.observe(1, [token])
+    assert list(drafter.propose(Ask(1, 31)).tokens) == answer[20:51]
+
+
+def test_a_finished_request_of_the_same_tenant_is_remembered() -> None:
+    drafter = SuffixDrafter()
+    finish(drafter, list(range(10, 40)), tenant="a")
+    opened([1, 12, 13, 14, 15], drafter, tenant="a")
+    draft = drafter.propose(Ask(1, 4))
+    assert list(draft.tokens) == [16, 17, 18, 19]
+    assert draft.bucket // NUM_CLASSES == FINISHED
+    drafter.observe(1, [16, 17])
+    assert list(drafter.propose(Ask(1, 2)).tokens) == [18, 19]
+
+
+def test_a_finished_request_of_another_tenant_is_never_drafted() -> None:
+    drafter = SuffixDrafter()
+    finish(drafter, list(range(10, 40)), tenant="a")
+    opened([1, 12, 13, 14, 15], drafter, tenant="b")
+    assert drafter.propose(Ask(1, 4)) == NO_DRAFT
+
+
+def test_after_a_reset_nothing_finished_is_drafted_not_even_where_it_was_being_followed() -> None:
+    drafter = SuffixDrafter()
+    finish(drafter, list(range(10, 40)))
+    opened([1, 12, 13, 14, 15], drafter)
+    drafter.reset()
+    assert drafter.propose(Ask(1, 4)) == NO_DRAFT
+    drafter.observe(1, [16])
+    assert drafter.propose(Ask(1, 4)) == NO_DRAFT
+    assert drafter.status()["tokens"] == 0
+
+
+def test_a_drafter_without_history_remembers_nothing() -> None:
+    drafter = SuffixDrafter(0)
+    finish(drafter, list(range(10, 40)))
+    opened([1, 12, 13, 14, 15], drafter)
+    assert drafter.propose(Ask(1, 4)) == NO_DRAFT
+
+
+def test_the_memory_is_in_no_file() -> None:
+    with pytest.raises(MemoryFileError, match="in memory only"):
+        SuffixDrafter().save()
+    with pytest.raises(MemoryFileError, match="in memory only"):
+        SuffixDrafter().load()
+
+
+def test_the_least_recently_finished_goes_first() -> None:
+    history = History(64)
+    for start in (0, 100, 200, 300):
+        history.add("", array("I", range(start, start + 20)))
+    assert history.num_tokens <= 64
+    assert history.num_texts == 4
+    for start, known in ((0, False), (200, True), (300, True)):
+        drafted = GrowingEnd(range(start, start + 6)).find_in(history)
+        assert (drafted == [start + 6, start + 7]) is known
+
+
+def test_what_two_texts_share_at_their_start_is_kept_once() -> None:
+    history = History(4096)
+    history.add("", array("I", range(1000)))
+    history.add("", array("I", range(1100)))
+    assert history.num_tokens < 1250
+    assert GrowingEnd(range(990, 1010)).find_in(history) == [1010, 1011]
+    history.add("other", array("I", range(1000)))
+    assert history.num_tokens > 2000
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), TOKENS), max_size=12), TOKENS)
+def test_a_tenant_finds_only_runs_of_its_own_texts(
+    texts: list[tuple[str, list[int]]], end: list[int]
+) -> None:
+    history = History(128)
+    for tenant, tokens in texts:
+        history.add(tenant, array("I", tokens))
+        assert history.num_tokens <= 128
+    found = GrowingEnd(end).find_in(history, tenant="a")
+    runs = [
+        tokens[at : at + len(found)] for tenant, tokens in texts if tenant == "a" for at in range(len(tokens))
+    ]
+    assert not found or found in runs
+
+
+class GrowingEnd:
+    """The end of a text, as a drafter would ask a history for it."""
+
+    def __init__(self, tokens: range | list[int]) -> None:
+        self.text = GrowingText(tokens)
+
+    def find_in(self, history: History, tenant: str = "") -> list[int]:
+        match = history.find(tenant, self.text.tail.hashes, self.text.recent())
+        return history.read(match.place, 2) if match else []
