@@ -21,9 +21,9 @@ from drafters.occurrences import Ids
 _SETTLED = 4  # tokens in a row that make sure of a place near the one where the cursor was lost
 _SETTLED_FAR = 8  # ... of a place that was found otherwise
 _SURE = 12  # tokens in a row before the cursor was lost, for the change to be worth learning
-_LONGEST_SEARCH = 256  # tokens said since the cursor was lost, after which it stays lost
-_REACHES = ((3, 256), (2, 96))  # so many said tokens must come up within so many source tokens
-_NEAR_REACHES = ((3, 96),)
+_LONGEST_SEARCH = 96  # tokens said since the cursor was lost, after which it stays lost
+_REACH = 256  # source tokens within which three said tokens must come up again
+_NEAR_REACH = 96  # ... within which two are enough, and three if the cursor has jumped elsewhere
 _BACK = 3  # source tokens before the place where it was lost that are searched too
 _SHORT_REACH = 4  # source tokens within which one token is enough
 
@@ -63,7 +63,7 @@ class CopyCursor:
             self._said.append(token)
         if self.place is None or not self._follow(token):
             if self._lost_at is not None:
-                self._search(_REACHES)
+                self._search()
             return
         self.run += 1
         if self._unproved is not None:
@@ -75,7 +75,7 @@ class CopyCursor:
             self._said.clear()
         elif self._has_jumped:
             # Near where it was lost is still the likelier place, if the answer fits both.
-            self._search(_NEAR_REACHES)
+            self._search_near()
 
     def draft(self, limit: int) -> list[int]:
         """What the answer says next if it goes on copying: at most limit tokens, fewer at the end."""
@@ -148,7 +148,7 @@ class CopyCursor:
             self._was_sure = self.run >= _SURE
         self.place, self.run, self._unproved = None, 0, None
 
-    def _search(self, reaches: tuple[tuple[int, int], ...]) -> None:
+    def _search(self) -> None:
         """Find where copying goes on, by the last tokens that were said since the cursor was lost."""
         lost_at, said = self._lost_at, self._said
         assert lost_at is not None
@@ -156,14 +156,28 @@ class CopyCursor:
             self._lost_at = None
             said.clear()
             return
-        for size, reach in reaches:
-            if len(said) >= size:
-                start = self._find(said[-size:], max(lost_at - _BACK, 0), lost_at + reach)
-                if start is not None:
-                    self._found(start, size)
-                    return
-        if self.place is None:
-            self._search_closely(lost_at, said[-1], len(said))
+        if len(said) > 1:
+            first = max(lost_at - _BACK, 0)
+            two = self._find(said[-2:], first, lost_at + _REACH)
+            # Where two tokens do not come up, three do not either.
+            three = (
+                self._find(said[-3:], first, lost_at + _REACH) if two is not None and len(said) > 2 else None
+            )
+            if three is not None:
+                self._found(three, 3)
+                return
+            if two is not None and two + 2 <= lost_at + _NEAR_REACH:
+                self._found(two, 2)
+                return
+        self._search_closely(lost_at, said[-1], len(said))
+
+    def _search_near(self) -> None:
+        lost_at, said = self._lost_at, self._said
+        assert lost_at is not None
+        if len(said) > 2:
+            start = self._find(said[-3:], max(lost_at - _BACK, 0), lost_at + _NEAR_REACH)
+            if start is not None:
+                self._found(start, 3)
 
     def _search_closely(self, lost_at: int, token: int, num_said: int) -> None:
         """One token is little evidence. Take it where few were said and few left out, as many if possible."""

@@ -127,5 +127,6 @@ def _common_start(a: Ids, b: Ids) -> int:
 
 
 def _salted(hashes: Hashes, salt: int) -> Hashes:
+    # Tenants share the tables but not their slots, so that one's texts do not hide another's.
     two, four, eight, sixteen = hashes
-    return hash((two, salt)), hash((four, salt)), hash((eight, salt)), hash((sixteen, salt))
+    return two ^ salt, four ^ salt, eight ^ salt, sixteen ^ salt

@@ -8,8 +8,7 @@ long the text: about 70 bytes and one microsecond for each token.
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 LENGTHS = (2, 4, 8, 16)
 """The n of the n-grams. A match of a length in between is found by the next shorter n."""
@@ -17,18 +16,18 @@ LENGTHS = (2, 4, 8, 16)
 LONGEST = 32
 """Matches are measured up to here, tokens. Longer is not surer."""
 
-_DEPTH = 6  # candidates looked at for one n; the newest come first
+_LEVELS = (3, 2, 1, 0)  # of LENGTHS, longest first
+_DEPTH = 4  # candidates looked at for one n; the newest come first
 _SMALLEST_ROOM = 4096
 
 Ids: TypeAlias = "array[int]"
 """Token ids, four bytes each."""
 
 Hashes = tuple[int, int, int, int]
-"""Hashes of the last 2, 4, 8 and 16 tokens of a text."""
+"""Hashes of the last 2, 4, 8 and 16 tokens of a text; or what stands in the tables for each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The end of a text occurred before.
 
     place: position of the token that followed it there.
@@ -85,8 +84,8 @@ class Occurrences:
         empty = array("q", [-1])
         self.room = room
         self._mask = room - 1
-        self._heads = [empty * room for _ in LENGTHS]
-        self._links = [empty * room for _ in LENGTHS]
+        self._heads = tuple(empty * room for _ in LENGTHS)
+        self._links = tuple(empty * room for _ in LENGTHS)
         self._tokens = array("I", [0]) * room
         self._first = first
         self.end = first
@@ -102,17 +101,29 @@ class Occurrences:
 
     def append(self, token: int, hashes: Hashes | None) -> None:
         """Add a token; hashes: of the ends that it makes, or None to keep those from being found."""
-        self._tokens[self.end & self._mask] = token
-        self.end = end = self.end + 1
         mask = self._mask
+        self._tokens[self.end & mask] = token
+        self.end = end = self.end + 1
+        at = end & mask
+        twos, fours, eights, sixteens = self._links
         if hashes is None:
-            for links in self._links:
-                links[end & mask] = -1
+            twos[at] = fours[at] = eights[at] = sixteens[at] = -1
             return
-        for key, heads, links in zip(hashes, self._heads, self._links, strict=True):
-            slot = key & mask
-            links[end & mask] = heads[slot]
-            heads[slot] = end
+        # Written out: this runs for every token of every prompt.
+        two, four, eight, sixteen = hashes
+        heads_two, heads_four, heads_eight, heads_sixteen = self._heads
+        slot = two & mask
+        twos[at] = heads_two[slot]
+        heads_two[slot] = end
+        slot = four & mask
+        fours[at] = heads_four[slot]
+        heads_four[slot] = end
+        slot = eight & mask
+        eights[at] = heads_eight[slot]
+        heads_eight[slot] = end
+        slot = sixteen & mask
+        sixteens[at] = heads_sixteen[slot]
+        heads_sixteen[slot] = end
 
     def slice(self, start: int, stop: int) -> Ids:
         """Tokens from start to stop, positions that are both kept."""
@@ -124,7 +135,8 @@ class Occurrences:
     def earlier(self, recent: Ids) -> Match | None:
         """The longest earlier occurrence of this text's own end. recent: its last tokens, at most LONGEST."""
         at = self.end & self._mask
-        return self._longest([links[at] for links in self._links], recent)
+        twos, fours, eights, sixteens = self._links
+        return self._longest((twos[at], fours[at], eights[at], sixteens[at]), recent)
 
     def find(
         self, hashes: Hashes, recent: Ids, may_use: Callable[[int], bool] | None = None, shortest: int = 2
@@ -135,61 +147,60 @@ class Occurrences:
         shortest: n of the shortest n-grams that count.
         """
         mask = self._mask
-        firsts = [heads[key & mask] for key, heads in zip(hashes, self._heads, strict=True)]
+        two, four, eight, sixteen = hashes
+        twos, fours, eights, sixteens = self._heads
+        firsts = (twos[two & mask], fours[four & mask], eights[eight & mask], sixteens[sixteen & mask])
         return self._longest(firsts, recent, may_use, shortest)
 
     def _longest(
-        self, firsts: list[int], recent: Ids, may_use: Callable[[int], bool] | None = None, shortest: int = 2
+        self, firsts: Hashes, recent: Ids, may_use: Callable[[int], bool] | None = None, shortest: int = 2
     ) -> Match | None:
-        for level in (3, 2, 1, 0):
-            if LENGTHS[level] < shortest:
+        start, known = self.start, len(recent)
+        for level in _LEVELS:
+            size, first = LENGTHS[level], firsts[level]
+            if size < shortest:
                 break
-            if (place := firsts[level]) >= 0 and (found := self._candidates(level, place, recent, may_use)):
-                return self._judge(found)
+            if first - size >= start and known >= size:
+                found = self._candidates(level, first, recent, start, may_use)
+                if found:
+                    return self._judge(found)
         return None
 
     def _candidates(
-        self, level: int, place: int, recent: Ids, may_use: Callable[[int], bool] | None
+        self, level: int, place: int, recent: Ids, start: int, may_use: Callable[[int], bool] | None
     ) -> list[tuple[int, int]]:
         """(length, place) of those that really match, newest first."""
         found: list[tuple[int, int]] = []
-        links, mask, oldest = self._links[level], self._mask, self.start
+        tokens, links, mask, end = self._tokens, self._links[level], self._mask, self.end
+        size, known = LENGTHS[level], len(recent)
+        needle, oldest = recent[-size:], start + size
+        newest = recent[-1]
         for _ in range(_DEPTH):
-            if place <= oldest:
+            if place < oldest:
                 break
-            if place < self.end:
-                length = self._matched(place, recent)
-                if length >= LENGTHS[level] and (may_use is None or may_use(place)):
+            if tokens[(place - 1) & mask] == newest and place < end:
+                first, last = (place - size) & mask, place & mask
+                there = tokens[first:last] if first < last else self.slice(place - size, place)
+                if there == needle and (may_use is None or may_use(place)):
+                    length, most = size, min(known, place - start)
+                    while length < most and tokens[(place - length - 1) & mask] == recent[known - length - 1]:
+                        length += 1
                     found.append((length, place))
             place = links[place & mask]
         return found
 
-    def _matched(self, place: int, recent: Ids) -> int:
-        size = min(len(recent), place - self.start)
-        there = self.slice(place - size, place)
-        if there == recent:
-            return size
-        length = 0
-        for a, b in zip(reversed(there), reversed(recent), strict=False):
-            if a != b:
-                break
-            length += 1
-        return length
-
     def _judge(self, found: list[tuple[int, int]]) -> Match:
         """The longest; of several, the one whose next token most of them agree on, then the newest."""
+        if len(found) == 1:
+            length, place = found[0]
+            return Match(place, length, 1, 0)
         longest = max(found)[0]
-        places = [place for length, place in found if length == longest]
-        if len(places) == 1:
-            return Match(places[0], longest, 1, 0)
         tokens, mask = self._tokens, self._mask
-        support: dict[int, int] = {}
-        for place in places:
-            follower = tokens[place & mask]
-            support[follower] = support.get(follower, 0) + 1
-        most = max(support.values())
-        place = next(place for place in places if support[tokens[place & mask]] == most)
-        return Match(place, longest, most, len(places) - most)
+        places = [place for length, place in found if length == longest]
+        followers = [tokens[place & mask] for place in places]
+        support = [followers.count(follower) for follower in followers]
+        most = max(support)
+        return Match(places[support.index(most)], longest, most, len(places) - most)
 
 
 class GrowingText:

@@ -6,7 +6,6 @@ on the way, and where to go on after a change. Where it is lost, the longest mat
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from drafters.base import NO_DRAFT, Ask, Draft, MemoryFileError, Opening
@@ -31,36 +30,37 @@ PRIORS = (
 )
 """Chance that a drafted token is right, by kind and class; from bench/replay.py, rounded down."""
 
-_SURE = 16  # tokens in a row after which the cursor needs no second opinion
+_CLASSES = tuple(bisect_right(CLASS_STARTS, length) for length in range(CLASS_STARTS[-1] + 1))
+_LAST = CLASS_STARTS[-1]
+
+_SURE = 8  # tokens in a row after which the cursor needs no second opinion
+_LONG = 16  # matched tokens in this request after which no finished one is asked
 _SETS_CURSOR = 4  # matched tokens from which on a lost cursor goes there
 
-
-@dataclass(slots=True)
-class _Evidence:
-    """A place from which to draft, and why. place: in this request, or in the history if FINISHED."""
-
-    kind: int
-    place: int
-    length: int
-
-    @property
-    def step(self) -> int:
-        return bisect_right(CLASS_STARTS, self.length)
-
-    @property
-    def prior(self) -> float:
-        return PRIORS[self.kind][self.step]
+Evidence = tuple[float, int, int, int]
+"""Where to draft from, and why: prior, bucket, kind, place (in the history, if the kind is FINISHED)."""
 
 
-@dataclass(slots=True)
+def _evidence(kind: int, length: int, place: int) -> Evidence:
+    step = _CLASSES[length if length < _LAST else _LAST]
+    return PRIORS[kind][step], kind * NUM_CLASSES + step, kind, place
+
+
 class _Sequence:
-    """What is known of one open sequence. best: the surest evidence but the cursor, if it was looked for."""
+    """What is known of one open sequence.
 
-    tenant: str
-    text: GrowingText
-    cursor: CopyCursor
-    best: _Evidence | None = None
-    finished: _Evidence | None = None
+    best: the surest evidence; None without any. finished: [place, length] of the match in the history that
+    is being followed, if any.
+    """
+
+    __slots__ = ("best", "cursor", "finished", "tenant", "text")
+
+    def __init__(self, tenant: str, text: GrowingText, cursor: CopyCursor) -> None:
+        self.tenant = tenant
+        self.text = text
+        self.cursor = cursor
+        self.best: Evidence | None = None
+        self.finished: list[int] | None = None
 
 
 class SuffixDrafter:
@@ -94,33 +94,27 @@ class SuffixDrafter:
             state.cursor.advance(token)
             state.text.append(token)
         if state.finished is not None:
-            self._go_on(state.finished, state, tokens)
+            self._go_on(state, tokens)
         self._look(state)
 
     def propose(self, ask: Ask) -> Draft:
         """The surest continuation; empty if the end of the sequence never occurred before."""
         state = self._sequences[ask.seq]
-        evidence, cursor = state.best, state.cursor
-        if cursor.place is not None:
-            followed = _Evidence(CURSOR, cursor.place, cursor.run)
-            if evidence is None or followed.prior >= evidence.prior:
-                evidence = followed
-        if evidence is None:
+        if state.best is None:
             return NO_DRAFT
-        if evidence.kind == FINISHED:
+        prior, bucket, kind, place = state.best
+        limit = ask.limit
+        if kind == FINISHED:
             assert self._history is not None
-            tokens = self._history.read(evidence.place, ask.limit)
+            tokens = self._history.read(place, limit)
         else:
-            if evidence.kind == CURSOR:
-                tokens = cursor.draft(ask.limit)
-            else:
-                tokens = cursor.draft_from(evidence.place, ask.limit)
-            # A source that runs into the end of the text: what follows there is this draft itself.
-            for at in range(ask.limit - len(tokens) if tokens else 0):
-                tokens.append(tokens[at])
-        if not tokens:
-            return NO_DRAFT
-        return Draft(tokens, self.name, evidence.kind * NUM_CLASSES + evidence.step, evidence.prior)
+            cursor = state.cursor
+            tokens = cursor.draft(limit) if kind == CURSOR else cursor.draft_from(place, limit)
+            if 0 < len(tokens) < limit:
+                # The source runs into the end of the text: what follows there is this draft itself.
+                for at in range(limit - len(tokens)):
+                    tokens.append(tokens[at])
+        return Draft(tokens, self.name, bucket, prior) if tokens else NO_DRAFT
 
     def settle(self, seq: int, offered: int, accepted: int) -> None:
         """Nothing to learn here: what was observed says it all."""
@@ -154,31 +148,45 @@ class SuffixDrafter:
         """Raises MemoryFileError, as save does."""
         raise MemoryFileError("the suffix drafter keeps finished requests in memory only; there is no file")
 
-    def _go_on(self, finished: _Evidence, state: _Sequence, tokens: Sequence[int]) -> None:
+    def _go_on(self, state: _Sequence, tokens: Sequence[int]) -> None:
         """Follow the match in a finished request through these tokens, or drop it."""
         assert self._history is not None
+        assert state.finished is not None
+        place, length = state.finished
         for token in tokens:
-            if not self._history.follows(finished.place, token):
+            if not self._history.follows(place, token):
                 state.finished = None
                 return
-            finished.place += 1
-            finished.length += 1
+            place += 1
+            length += 1
+        state.finished = [place, length]
 
     def _look(self, state: _Sequence) -> None:
+        """Weigh what speaks for which continuation now."""
         cursor = state.cursor
-        state.best = None
-        if cursor.place is not None and cursor.run >= _SURE:
-            return
+        best = None
+        if cursor.place is not None:
+            best = _evidence(CURSOR, cursor.run, cursor.place)
+            if cursor.run >= _SURE:
+                state.best = best
+                return
         match = state.text.earlier()
+        length = 0
         if match is not None:
-            state.best = _Evidence(DISPUTED if match.against else MATCH, match.place, match.length)
-            if self._follows and cursor.place is None and match.length >= _SETS_CURSOR:
-                cursor.set(match.place, match.length)
-        if self._history is None:
-            return
-        if state.finished is None:
-            found = self._history.find(state.tenant, state.text.tail.hashes, state.text.recent())
-            if found is not None:
-                state.finished = _Evidence(FINISHED, found.place, found.length)
-        if state.finished and (state.best is None or state.finished.prior > state.best.prior):
-            state.best = state.finished
+            length = match.length
+            found = _evidence(DISPUTED if match.against else MATCH, length, match.place)
+            if self._follows and best is None and length >= _SETS_CURSOR:
+                cursor.set(match.place, length)
+            if best is None or found[0] > best[0]:
+                best = found
+        if self._history is not None and length < _LONG:
+            if state.finished is None and self._history.num_texts:
+                recalled = self._history.find(state.tenant, state.text.tail.hashes, state.text.recent())
+                if recalled is not None:
+                    state.finished = [recalled.place, recalled.length]
+            if state.finished is not None:
+                place, length = state.finished
+                found = _evidence(FINISHED, length, place)
+                if best is None or found[0] > best[0]:
+                    best = found
+        state.best = best
