@@ -1,0 +1,186 @@
+"""One table: the hash of n tokens -> the token that followed them last. Lossy on purpose.
+
+Source: llama.cpp's ngram-mod. Two n-grams that share a slot overwrite each other, and a lookup cannot tell
+whose token it reads: it is a draft, and the model has the last word.
+
+The hash of tokens t[0..n-1] is the sum of t[k] * MULTIPLIER ** (n - k) mod 2 ** 64. It rolls: one token more
+costs two multiplications. Its best bits are the highest, so they choose the slot, by a multiplication
+instead of a remainder; for that even the newest token has been multiplied once.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+DEFAULT_SIZE = 4 * 1024 * 1024
+DEFAULT_N = 16
+EMPTY = -1
+MULTIPLIER = 6364136223846793005
+
+_MASK = (1 << 64) - 1
+_FEW = 256  # tokens up to which plain integers are quicker than arrays
+
+Slots = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class NgramModCounts:
+    """What tables did since the server started; a reset does not turn it back.
+
+    inserts: tokens written. overwrites: those that took the place of another token.
+    hits, misses: drafted tokens, and lookups that found an empty slot.
+    """
+
+    inserts: int = 0
+    overwrites: int = 0
+    hits: int = 0
+    misses: int = 0
+
+
+class NgramModTable:
+    """Slots for the tokens that follow n-grams, 4 bytes each, allocated with the first insert.
+
+    n: tokens of an n-gram, >= 1. size: slots, 1 <= size <= 2**32; any number will do.
+    counts: shared by all tables of a memory.
+    occupied: slots that are not empty.
+    """
+
+    def __init__(
+        self, n: int = DEFAULT_N, size: int = DEFAULT_SIZE, counts: NgramModCounts | None = None
+    ) -> None:
+        self.n = n
+        self.size = size
+        self.counts = counts or NgramModCounts()
+        self.occupied = 0
+        self._slots: array[int] | None = None
+        self._oldest_weight = pow(MULTIPLIER, n, 1 << 64)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held: 0 before the first insert."""
+        return 0 if self._slots is None else self._slots.itemsize * self.size
+
+    def roll(self, hash_: int, oldest: int, token: int) -> int:
+        """The hash of an n-gram without its oldest token and with one more; oldest is 0 if none leaves."""
+        return (hash_ + token - oldest * self._oldest_weight) * MULTIPLIER & _MASK
+
+    def hash(self, tokens: Sequence[int]) -> int:
+        """Of at most n tokens, from the beginning."""
+        hash_ = 0
+        for token in tokens:
+            hash_ = self.roll(hash_, 0, token)
+        return hash_
+
+    def slot(self, hash_: int) -> int:
+        """Where an n-gram's next token stands."""
+        return (hash_ >> 32) * self.size >> 32
+
+    def token(self, slot: int) -> int:
+        """The token in a slot, or EMPTY. Not counted as a lookup."""
+        return EMPTY if self._slots is None else self._slots[slot]
+
+    def follow(self, ngram: Sequence[int], hash_: int, limit: int) -> list[int]:
+        """Up to limit tokens after an n-gram, each one found by the n before it; ends at an empty slot.
+
+        ngram: (n,) tokens. hash_: of them.
+        """
+        slots, n, size, weight = self._slots, self.n, self.size, self._oldest_weight
+        if slots is None:
+            self.counts.misses += 1
+            return []
+        line = list(ngram)
+        for at in range(limit):
+            token = slots[(hash_ >> 32) * size >> 32]
+            if token < 0:
+                self.counts.misses += 1
+                break
+            hash_ = (hash_ + token - line[at] * weight) * MULTIPLIER & _MASK
+            line.append(token)
+        self.counts.hits += len(line) - n
+        return line[n:]
+
+    def put(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Write (slot, token) pairs in order: what is newest stays."""
+        slots = self._allocated()
+        for slot, token in pairs:
+            before = slots[slot]
+            if before != token:
+                slots[slot] = token
+                if before < 0:
+                    self.occupied += 1
+                else:
+                    self.counts.overwrites += 1
+        self.counts.inserts += len(pairs)
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Write all tokens that have n tokens before them, in order. tokens: ids in [0, 2**31)."""
+        n = self.n
+        if len(tokens) <= n:
+            return
+        if len(tokens) > n + _FEW:
+            followers = np.asarray(tokens, np.int64)
+            self._put_arrays(self._slots_of(followers), followers[n:].astype(np.int32))
+            return
+        hash_ = self.hash(tokens[:n])
+        pairs = []
+        for at in range(n, len(tokens)):
+            pairs.append((self.slot(hash_), tokens[at]))
+            hash_ = self.roll(hash_, tokens[at - n], tokens[at])
+        self.put(pairs)
+
+    def clear(self) -> None:
+        """Forget everything and give the memory back."""
+        self._slots = None
+        self.occupied = 0
+
+    def contents(self) -> tuple[Slots, Tokens]:
+        """The occupied slots in rising order, and their tokens."""
+        if self._slots is None:
+            return np.empty(0, np.int64), np.empty(0, np.int32)
+        view = np.frombuffer(self._slots, np.int32)
+        occupied = np.flatnonzero(view >= 0)
+        return occupied, view[occupied]
+
+    def replace(self, occupied: Slots, tokens: Tokens) -> None:
+        """Hold exactly this: what contents() returned."""
+        self.clear()
+        if len(occupied):
+            np.frombuffer(self._allocated(), np.int32)[occupied] = tokens
+            self.occupied = len(occupied)
+
+    def _allocated(self) -> "array[int]":
+        if self._slots is None:
+            self._slots = array("i", [EMPTY]) * self.size
+        return self._slots
+
+    def _slots_of(self, tokens: npt.NDArray[np.int64]) -> Slots:
+        """(m,) tokens -> (m - n,) slots of the n-grams that a token follows."""
+        wide = tokens.astype(np.uint64)
+        num_ngrams = len(wide) - self.n
+        hashes = np.zeros(num_ngrams, np.uint64)
+        for at in range(self.n):
+            # Unsigned arrays wrap around, as the hash does.
+            hashes += wide[at : at + num_ngrams]
+            hashes *= np.uint64(MULTIPLIER)
+        high = np.uint64(32)
+        return ((hashes >> high) * np.uint64(self.size) >> high).astype(np.int64)
+
+    def _put_arrays(self, slots: Slots, tokens: Tokens) -> None:
+        """As put, all at once."""
+        # Groups equal slots and keeps their order, so the last of a group is the newest.
+        order = np.argsort(slots, kind="stable")
+        slots, tokens = slots[order], tokens[order]
+        view = np.frombuffer(self._allocated(), np.int32)
+        starts_group = np.append(True, slots[1:] != slots[:-1])
+        ends_group = np.append(starts_group[1:], True)
+        before = np.empty_like(tokens)
+        before[1:] = tokens[:-1]
+        before[starts_group] = view[slots[starts_group]]
+        self.counts.overwrites += int(np.count_nonzero((before != tokens) & (before >= 0)))
+        self.counts.inserts += len(tokens)
+        self.occupied += int(np.count_nonzero(before < 0))
+        view[slots[ends_group]] = tokens[ends_group]
