@@ -1,0 +1,22 @@
+"""Every drafter there is. Add yours, and the contract suite holds it to the protocol."""
+
+from collections.abc import Callable
+
+from drafters.base import Drafter
+from drafters.ngram_mod import NgramModDrafter
+from drafters.ngram_mod_memory import NgramModMemory
+from drafters.ngram_simple import NgramSimpleDrafter
+from drafters.prediction import PredictionDrafter
+from drafters.suffix import SuffixDrafter
+
+MakeDrafter = Callable[[], Drafter]
+
+DRAFTERS: dict[str, MakeDrafter] = {
+    "ngram-simple": lambda: NgramSimpleDrafter(1, 6),
+    "ngram-mod": lambda: NgramModDrafter(NgramModMemory("test", n=3, size=4096)),
+    "prediction": PredictionDrafter,
+    "suffix": lambda: SuffixDrafter(1024),
+}
+
+REMEMBERING = {"ngram-mod", "suffix"}
+"""Those that on purpose know from one sequence what they draft for another of the same tenant."""

@@ -1,0 +1,139 @@
+"""What every drafter keeps to, whatever it drafts from. See drafters/base.py and makers.py."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
+from tests.drafters.makers import DRAFTERS, REMEMBERING
+
+drafters = pytest.mark.parametrize("name", DRAFTERS)
+
+few_ids = st.integers(0, 3)
+texts = st.lists(few_ids, min_size=1, max_size=40)
+some_text = st.lists(few_ids, min_size=1, max_size=6)
+limits = st.integers(1, 12)
+fractions = st.floats(0, 1)
+
+CYCLE = [11, 12, 13, 14, 15, 16, 17, 18]
+
+
+def step(drafter: Drafter, seq: int, limit: int, said: Sequence[int], share: float) -> Draft:
+    """One step as the engine does it, in which a share of the draft comes true and `said` is said then."""
+    draft = drafter.propose(Ask(seq, limit))
+    accepted = round(share * len(draft.tokens))
+    drafter.observe(seq, [*draft.tokens[:accepted], *said])
+    if draft.tokens:
+        drafter.settle(seq, len(draft.tokens), accepted)
+    return draft
+
+
+@drafters
+def test_it_names_itself(name: str) -> None:
+    assert DRAFTERS[name]().name == name
+
+
+@drafters
+@given(
+    prompt=texts,
+    prediction=st.lists(few_ids, max_size=20),
+    steps=st.lists(st.tuples(limits, some_text, fractions)),
+)
+def test_drafts_are_bounded_repeatable_and_made_of_what_was_seen(
+    name: str, prompt: list[int], prediction: list[int], steps: list[tuple[int, list[int], float]]
+) -> None:
+    drafter = DRAFTERS[name]()
+    drafter.open(Opening(7, prompt, prediction))
+    seen = {*prompt, *prediction}
+    for limit, said, share in steps:
+        first = drafter.propose(Ask(7, limit))
+        draft = step(drafter, 7, limit, said, share)
+        assert draft == first
+        assert len(draft.tokens) <= limit
+        assert set(draft.tokens) <= seen
+        assert all(type(token) is int for token in draft.tokens)
+        assert draft == NO_DRAFT or draft.source == name
+        assert draft.bucket >= 0
+        assert 0.0 <= draft.prior <= 1.0
+        seen |= set(said)
+    drafter.close(7)
+
+
+@drafters
+@given(
+    prompt=texts,
+    calls=st.lists(st.one_of(limits, some_text, st.tuples(limits, fractions)), max_size=60),
+)
+def test_no_order_of_calls_raises(
+    name: str, prompt: list[int], calls: list[int | list[int] | tuple[int, float]]
+) -> None:
+    drafter = DRAFTERS[name]()
+    drafter.open(Opening(1, prompt))
+    for call in calls:
+        if isinstance(call, int):
+            drafter.propose(Ask(1, call))
+        elif isinstance(call, list):
+            drafter.observe(1, call)
+        else:
+            drafter.settle(1, call[0], round(call[0] * call[1]))
+    drafter.close(1)
+
+
+@drafters
+def test_nothing_seen_nothing_proposed(name: str) -> None:
+    drafter = DRAFTERS[name]()
+    drafter.open(Opening(1, [5]))
+    assert not drafter.propose(Ask(1, 8)).tokens
+
+
+@drafters
+@pytest.mark.parametrize("limit", [1, 2, 31])
+def test_a_text_that_goes_round_in_circles_is_drafted_rightly(name: str, limit: int) -> None:
+    if name == "prediction":
+        pytest.skip("it looks at nothing but the prediction")
+    drafter = DRAFTERS[name]()
+    drafter.open(Opening(1, CYCLE * 6))
+    draft = drafter.propose(Ask(1, limit))
+    assert list(draft.tokens) == (CYCLE * 4)[:limit]
+
+
+@drafters
+@given(texts, st.lists(st.tuples(some_text, some_text), min_size=1, max_size=15), limits)
+def test_sequences_do_not_see_each_other(
+    name: str, prompt: list[int], said: list[tuple[list[int], list[int]]], limit: int
+) -> None:
+    if name in REMEMBERING:
+        pytest.skip("it remembers on purpose")
+    together, alone = DRAFTERS[name](), DRAFTERS[name]()
+    together.open(Opening(1, prompt))
+    together.open(Opening(2, prompt[::-1], prompt))
+    alone.open(Opening(1, prompt))
+    for mine, others in said:
+        together.observe(2, others)
+        together.observe(1, mine)
+        alone.observe(1, mine)
+        assert together.propose(Ask(1, limit)) == alone.propose(Ask(1, limit))
+
+
+@drafters
+def test_closing_frees_what_a_sequence_held(name: str) -> None:
+    drafter = DRAFTERS[name]()
+    for seq in range(50):
+        drafter.open(Opening(seq, CYCLE * 2, CYCLE))
+        step(drafter, seq, 4, [1, 2], 0.5)
+    assert drafter.num_open == 50
+    for seq in random.Random(1).sample(range(50), 50):
+        drafter.close(seq)
+    assert drafter.num_open == 0
+
+
+@drafters
+def test_a_number_may_be_used_again_once_its_sequence_is_closed(name: str) -> None:
+    drafter = DRAFTERS[name]()
+    drafter.open(Opening(1, CYCLE * 6))
+    drafter.close(1)
+    drafter.open(Opening(1, [90]))
+    assert not drafter.propose(Ask(1, 8)).tokens
