@@ -30,7 +30,6 @@ _WORDS = (
     "remote",
     "scale",
 )
-_STOP_NAMES = {"self", "None", "True", "False", "def", "return", "class", "import", "from", "else", "with"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +100,7 @@ def edit(text: str, kind: str, rng: random.Random) -> tuple[str, str]:
 
 
 def _rename(text: str, rng: random.Random) -> tuple[str, str]:
-    counts: dict[str, int] = {}
-    for name in re.findall(r"\b[A-Za-z_]\w{2,}\b", text):
-        counts[name] = counts.get(name, 0) + 1
-    names = [name for name, number in counts.items() if number >= 4 and name not in _STOP_NAMES]
+    names = sorted(name for name in _names(text) if len(re.findall(rf"\b{name}\b", text)) >= 4)
     if not names:
         return text, ""
     old = rng.choice(names)
@@ -117,6 +113,23 @@ def _rename(text: str, rng: random.Random) -> tuple[str, str]:
     return re.sub(rf"\b{old}\b", new, text), f"Rename {old} to {new}."
 
 
+def _names(text: str) -> set[str]:
+    """Names of what a file defines or uses, three characters or more."""
+    names: set[str] = set()
+    for node in _nodes(text):
+        name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None)
+        if isinstance(name, str) and len(name) > 2 and name != "self":
+            names.add(name)
+    return names
+
+
+def _nodes(text: str) -> list[ast.AST]:
+    try:
+        return list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return []
+
+
 def _values(text: str, rng: random.Random) -> tuple[str, str]:
     found = list(re.finditer(r"(?<![\w.])\d+(?![\w.])|'[a-z]+'|\"[a-z]+\"", text))
     for match in sorted(rng.sample(found, min(len(found), rng.randint(2, 6))), key=lambda m: -m.start()):
@@ -127,11 +140,7 @@ def _values(text: str, rng: random.Random) -> tuple[str, str]:
 
 
 def _functions(text: str) -> list[ast.FunctionDef]:
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return []
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    found = [node for node in _nodes(text) if isinstance(node, ast.FunctionDef)]
     return [node for node in found if node.end_lineno is not None and node.end_lineno > node.lineno]
 
 
@@ -199,9 +208,5 @@ def _python_files(roots: Sequence[Path], rng: random.Random) -> Iterator[str]:
 
 
 def _docstrings(text: str) -> list[str]:
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return []
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return [doc for node in ast.walk(tree) if isinstance(node, kinds) and (doc := ast.get_docstring(node))]
+    return [d for node in _nodes(text) if isinstance(node, kinds) and (d := ast.get_docstring(node))]

@@ -46,6 +46,11 @@ class PredictionDrafter:
         # None for a sequence that came without one.
         self._sequences: dict[int, _Sequence | None] = {}
 
+    @property
+    def num_open(self) -> int:
+        """Sequences that are open, with or without a prediction."""
+        return len(self._sequences)
+
     def open(self, opening: Opening) -> None:
         """Index the prediction, and stand at its beginning."""
         if not opening.prediction:

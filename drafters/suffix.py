@@ -80,6 +80,11 @@ class SuffixDrafter:
         self._learns = learns
         self._sequences: dict[int, _Sequence] = {}
 
+    @property
+    def num_open(self) -> int:
+        """Sequences that are open."""
+        return len(self._sequences)
+
     def open(self, opening: Opening) -> None:
         """Index the prompt: some 2 microseconds a token."""
         text = GrowingText(opening.prompt)
@@ -132,7 +137,7 @@ class SuffixDrafter:
             "finished_requests": history.num_texts if history else 0,
             "tokens": history.num_tokens if history else 0,
             "capacity_tokens": history.room if history else 0,
-            "open_sequences": len(self._sequences),
+            "open_sequences": self.num_open,
         }
 
     def reset(self) -> None:
