@@ -37,6 +37,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", help=f"TOML file with settings by their names ({CONFIG_VARIABLE})"
     )
     for known in SETTINGS.values():
+        if known.kind == "yes or no":
+            group.add_argument(known.flag, nargs="?", const="true", metavar="true|false", help=_help(known))
+            continue
         group.add_argument(
             known.flag,
             action="append" if known.kind == "texts" else "store",
@@ -74,4 +77,6 @@ def _placeholder(known: Setting) -> str:
 
 def _help(known: Setting) -> str:
     default = "none" if known.default in (None, ()) else known.default
+    if known.kind == "yes or no":
+        default = str(default).lower()
     return f"{known.help} Default: {default} ({known.variable})".replace("%", "%%")

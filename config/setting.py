@@ -6,10 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
 ValueT = TypeVar("ValueT")
-Value = str | int | float | tuple[str, ...] | None
-Kind = Literal["text", "texts", "whole number", "number"]
+Value = str | int | float | bool | tuple[str, ...] | None
+Kind = Literal["text", "texts", "whole number", "number", "yes or no"]
 
-_KINDS: dict[type, Kind] = {str: "text", tuple: "texts", int: "whole number", float: "number"}
+_KINDS: dict[type, Kind] = {
+    str: "text",
+    tuple: "texts",
+    int: "whole number",
+    float: "number",
+    bool: "yes or no",
+}
+_YES_OR_NO = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 class SettingsError(Exception):
@@ -53,6 +60,8 @@ class Setting:
             value = None
         elif self.kind == "texts":
             value = tuple(part.strip() for part in text.split(",")) if text else ()
+        elif self.kind == "yes or no":
+            value = _YES_OR_NO.get(text.lower(), text)
         elif self.kind in ("whole number", "number"):
             try:
                 value = int(text) if self.kind == "whole number" else float(text)
@@ -72,6 +81,8 @@ class Setting:
                 return text
             case "texts", list(parts) | tuple(parts) if all(isinstance(p, str) and p for p in parts):
                 return tuple(parts)
+            case "yes or no", bool(choice):
+                return choice
             # TOML's true is an int to Python, and never meant as one.
             case ("whole number" | "number", bool()):
                 pass
@@ -100,6 +111,8 @@ class Setting:
             wanted = "text, and not empty"
         elif self.kind == "texts":
             wanted = "a list of names, none of them empty"
+        elif self.kind == "yes or no":
+            wanted = "true or false"
         else:
             wanted = f"a {self.kind} {self._range()}".rstrip()
         return wanted + (", or none" if self.optional else "")
@@ -120,7 +133,8 @@ def setting(
 def described(name: str, annotation: Any, default: Any, metadata: dict[str, Any]) -> Setting:
     """Turn a declared field into the Setting that its annotation and metadata describe.
 
-    annotation: str, int, float, tuple[str, ...] or a Literal of strings; the first two with | None as well.
+    annotation: str, int, float, bool, tuple[str, ...] or a Literal of strings; the first two with | None
+        as well.
     """
     members = get_args(annotation)
     if getattr(annotation, "__origin__", None) is Literal:

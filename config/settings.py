@@ -1,5 +1,6 @@
 """Every setting there is: flags, variables, `reprise config` and help pages are made from this list."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -7,6 +8,12 @@ from types import MappingProxyType
 from typing import Literal, get_type_hints
 
 from config.setting import Setting, SettingsError, described, setting
+
+
+def default_calibration_file() -> str:
+    """Where what steps cost is kept: the user's cache folder, as the XDG directories have it."""
+    return str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "reprise" / "costs.json")
+
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
 
@@ -54,6 +61,51 @@ class Settings:
     prefix_cache_bytes: int = setting(
         256 * 2**20, "Memory for the caches of earlier prompts; 0 switches it off.", at_least=0
     )
+    kv_bits: int | None = setting(
+        None, "Bits that keys and values are quantised to, 4 or 8; without it they are not.", at_least=4
+    )
+    draft_type: Literal["auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model"] = setting(
+        "auto", "Where drafts come from, unless a request says otherwise."
+    )
+    draft_model: str | None = setting(
+        None, "Folder or name of a small model with the same vocabulary that drafts for the large one."
+    )
+    num_draft_tokens: int = setting(
+        31,
+        "Most tokens of one draft; how many are used is decided by what they cost.",
+        at_least=1,
+        at_most=255,
+    )
+    ngram_size_min: int = setting(2, "Shortest match that ngram-simple drafts from.", at_least=1)
+    ngram_size_max: int = setting(16, "Longest match that ngram-simple looks for.", at_least=1, at_most=64)
+    ngram_mod_size: int = setting(16, "Tokens that ngram-mod hashes to find the next one.", at_least=1)
+    ngram_table_entries: int = setting(
+        4 * 2**20, "Entries of ngram-mod's table, 4 bytes each.", at_least=1024, at_most=2**31
+    )
+    ngram_table_file: str | None = setting(
+        None, "File that ngram-mod's table is restored from at start and saved to on exit."
+    )
+    ngram_scope: Literal["process", "api-key"] = setting(
+        "process", "Who shares what was said: everybody, or only those with the same API key."
+    )
+    gate: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "Whether a prompt that repeats nothing is drafted for: auto begins with doubt and learns, on never "
+        "drafts, off begins with trust.",
+    )
+    gate_threshold: float = setting(
+        0.01, "Share of the prompt's 3-grams that must repeat for it to count as repetitive.", at_least=0
+    )
+    draft_overhead: float = setting(
+        0.02, "Share by which drafting may ever make a request slower than plain decoding.", at_least=0
+    )
+    exact: bool = setting(
+        False, "Draft only at widths whose logits equal those of width 1, tried byte by byte at load."
+    )
+    calibration_file: str | None = setting(
+        default_calibration_file(), "File that keeps what steps cost on this machine; none keeps nothing."
+    )
+    recalibrate: bool = setting(False, "Measure what steps cost again, though it is known.")
 
     def __post_init__(self) -> None:
         for name, known in SETTINGS.items():
@@ -63,6 +115,15 @@ class Settings:
                 f"step_token_budget is {self.step_token_budget}; it must be above max_rows, "
                 f"which is {self.max_rows}, or prompts would never get a turn while rows decode"
             )
+        if self.kv_bits not in (None, 4, 8):
+            raise SettingsError(f"kv_bits is {self.kv_bits}; it must be 4 or 8, or none")
+        if self.ngram_size_min > self.ngram_size_max:
+            raise SettingsError(
+                f"ngram_size_min is {self.ngram_size_min}; it must not be above ngram_size_max, "
+                f"which is {self.ngram_size_max}"
+            )
+        if self.draft_type == "draft-model" and self.draft_model is None:
+            raise SettingsError("draft_type is draft-model, which needs a model: name one with draft_model")
 
     @property
     def model_source(self) -> str:

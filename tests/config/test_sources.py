@@ -3,7 +3,7 @@ from itertools import product
 import pytest
 
 from config.setting import SettingsError
-from config.settings import SETTINGS, Settings
+from config.settings import SETTINGS, Settings, default_calibration_file
 from config.sources import Origin, resolve
 
 
@@ -52,10 +52,34 @@ def test_sources_that_set_different_things_all_count(toml):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_can_be_set_by_its_variable(name):
     known = SETTINGS[name]
-    text = known.choices[-1] if known.choices else "9"
+    samples = {"kv_bits": "8", "draft_type": "suffix", "ngram_table_entries": "4096"}
+    text = samples.get(name) or (known.choices[-1] if known.choices else "9")
+    if known.kind == "yes or no":
+        text = "true"
     resolved = resolve(environment={known.variable: text})
     assert getattr(resolved.settings, name) == known.parse(text)
     assert resolved.origins[name] == Origin("environment", known.variable)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"kv_bits": "6"}, "kv_bits is 6; it must be 4 or 8"),
+        ({"ngram_size_min": "9", "ngram_size_max": "4"}, "must not be above ngram_size_max, which is 4"),
+        ({"draft_type": "draft-model"}, "needs a model: name one with draft_model"),
+        ({"exact": "perhaps"}, "exact is 'perhaps'; it must be true or false"),
+    ],
+)
+def test_settings_of_drafting_that_cannot_be_are_refused(given, complaint):
+    with pytest.raises(SettingsError, match=complaint):
+        resolve(given)
+
+
+def test_the_costs_are_kept_in_the_user_s_cache_folder(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert default_calibration_file() == "/somewhere/reprise/costs.json"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_calibration_file() == "~/.cache/reprise/costs.json"
 
 
 def test_a_flag_takes_back_what_the_file_set(toml):
