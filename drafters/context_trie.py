@@ -2,8 +2,8 @@
 
 The context of a position is the text before it, read backwards. Contexts that begin alike share a path from
 the root, and edges are compressed (Morrison's PATRICIA, 1968): a node stands only where contexts part. So a
-token adds at most two nodes, about 200 bytes together, however much of the text is repeated, and inserting
-it passes at most `longest` nodes, however long the text is.
+token adds at most two nodes, however much of the text is repeated, and inserting it passes at most `longest`
+nodes, however long the text is. A token takes 70 to 140 bytes.
 """
 
 from array import array

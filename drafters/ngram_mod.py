@@ -32,7 +32,7 @@ RECOVERY_RUN = 8
 BUCKET_STARTS = (1, 8, 32)
 """Runs of tokens that the table knew beforehand at which the next bucket begins: 0, 1-7, 8-31, 32+."""
 
-PRIORS = (0.50, 0.70, 0.85, 0.95)
+PRIORS = (0.70, 0.80, 0.90, 0.95)
 """Chance that a drafted token is right, by bucket, until the gate has learned better."""
 
 

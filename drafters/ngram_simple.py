@@ -14,7 +14,7 @@ NAME = "ngram-simple"
 BUCKET_STARTS = (3, 4, 6, 9, 16)
 """Match lengths at which the next bucket begins: <3, 3, 4-5, 6-8, 9-15, 16 and more."""
 
-PRIORS = (0.40, 0.55, 0.65, 0.75, 0.85, 0.90)
+PRIORS = (0.50, 0.70, 0.75, 0.85, 0.90, 0.95)
 """Chance that a drafted token is right, by bucket, until the gate has learned better."""
 
 

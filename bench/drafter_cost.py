@@ -1,0 +1,141 @@
+"""What drafters cost: microseconds of processor time for each emitted token, by the length of the context.
+
+    python -m bench.drafter_cost [name ...]
+
+Every step is the engine's: propose up to 31 tokens, observe what was accepted and one token more, settle.
+*copy*: the prompt is random text, and the answer repeats stretches of it. *random*: both are random over few
+ids, so short matches are many, and what they promise does not come. *open*: milliseconds for the prompt,
+which is the prediction as well.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.machine import describe_machine
+from drafters.base import Ask, Drafter, Opening
+from drafters.ngram_mod import NgramModDrafter
+from drafters.ngram_mod_memory import NgramModMemory
+from drafters.ngram_simple import NgramSimpleDrafter
+from drafters.prediction import PredictionDrafter
+from drafters.suffix import SuffixDrafter
+
+MakeDrafter = Callable[[], Drafter]
+
+DRAFTERS: dict[str, MakeDrafter] = {
+    "ngram-simple": NgramSimpleDrafter,
+    "ngram-mod": lambda: NgramModDrafter(NgramModMemory("bench")),
+    # Every slot taken: each lookup finds something, mostly wrong.
+    "ngram-mod, full": lambda: full_ngram_mod(),
+    "suffix": SuffixDrafter,
+    "prediction": PredictionDrafter,
+}
+"""What is measured: a name, and how such a drafter is made."""
+
+CONTEXT_TOKENS = (1_000, 16_000, 128_000)
+ANSWER_TOKENS = 2_000
+LIMIT = 31
+REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A prompt and the answer to it."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """open_ms: for the prompt. token_us: propose, observe and settle, for each token of the answer."""
+
+    open_ms: float
+    token_us: float
+
+
+def full_ngram_mod() -> NgramModDrafter:
+    """A small table that other text has filled."""
+    memory = NgramModMemory("bench", size=65_536)
+    rng = random.Random(0)
+    memory.table("").learn([rng.randrange(50_000) for _ in range(20 * memory.kind.size)])
+    return NgramModDrafter(memory)
+
+
+def copying(num_tokens: int) -> Workload:
+    """The answer is made of stretches of 20 to 200 tokens of the prompt."""
+    rng = random.Random(num_tokens)
+    prompt = [rng.randrange(50_000) for _ in range(num_tokens)]
+    answer: list[int] = []
+    while len(answer) < ANSWER_TOKENS:
+        start = rng.randrange(num_tokens - 200)
+        answer += prompt[start : start + rng.randint(20, 200)]
+    return Workload(prompt, answer[:ANSWER_TOKENS])
+
+
+def guessing(num_tokens: int) -> Workload:
+    """Random over 300 ids: pairs often come again, what follows them does not."""
+    rng = random.Random(num_tokens)
+    draw = [rng.randrange(300) for _ in range(num_tokens + ANSWER_TOKENS)]
+    return Workload(draw[:num_tokens], draw[num_tokens:])
+
+
+WORKLOADS: Mapping[str, Callable[[int], Workload]] = {"copy": copying, "random": guessing}
+
+
+def measure(make: MakeDrafter, workload: Workload) -> Cost:
+    """Say the answer as the engine would; the best of some repeats, as other processes only add."""
+    costs = [_run(make(), workload) for _ in range(REPEATS)]
+    return Cost(min(cost.open_ms for cost in costs), min(cost.token_us for cost in costs))
+
+
+def _run(drafter: Drafter, workload: Workload) -> Cost:
+    answer = workload.answer
+    start = time.process_time()
+    drafter.open(Opening(0, workload.prompt, workload.prompt))
+    opened = time.process_time()
+    at = 0
+    while at < len(answer):
+        draft = drafter.propose(Ask(0, LIMIT)).tokens
+        accepted = 0
+        while accepted < min(len(draft), len(answer) - at - 1) and draft[accepted] == answer[at + accepted]:
+            accepted += 1
+        drafter.observe(0, answer[at : at + accepted + 1])
+        if draft:
+            drafter.settle(0, len(draft), accepted)
+        at += accepted + 1
+    ended = time.process_time()
+    drafter.close(0)
+    return Cost((opened - start) * 1e3, (ended - opened) / len(answer) * 1e6)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the named drafters, or all, and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.drafter_cost", description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(DRAFTERS), help=f"of {', '.join(DRAFTERS)}")
+    names: list[str] = parser.parse_args(arguments).names
+    if unknown := [name for name in names if name not in DRAFTERS]:
+        parser.error(f"unknown drafters: {', '.join(unknown)}; there are {', '.join(DRAFTERS)}")
+    machine = describe_machine()
+    table = Table("drafter", "context tokens", title="microseconds per emitted token")
+    for workload in WORKLOADS:
+        table.add_column(workload, justify="right")
+        table.add_column("open, ms", justify="right")
+    for name in names:
+        for num_tokens in CONTEXT_TOKENS:
+            costs = [measure(DRAFTERS[name], make(num_tokens)) for make in WORKLOADS.values()]
+            cells = [text for cost in costs for text in (f"{cost.token_us:.2f}", f"{cost.open_ms:.1f}")]
+            table.add_row(name, str(num_tokens), *cells)
+    console = Console()
+    console.print(table)
+    system, cores, load = machine["system"], machine["cores"], machine["load_at_start"]
+    console.print(f"{system}, {cores} cores, load {load}, Python {machine['python']}", style="dim")
+
+
+if __name__ == "__main__":
+    main()
