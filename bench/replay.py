@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from bench.edits import Case, edit_cases, prose_cases, trap_cases
+from bench.edits import KINDS, Case, edit_cases, prose_cases, trap_cases
 from bench.policies import (
     CPU_BF16,
     M4_PRO,
@@ -86,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "prose": prose_cases(packages, encode, options.prose, options.seed),
         "trap": trap_cases(options.traps, options.seed),
     }
+    if options.kind:
+        corpora = {"edits": [case for case in corpora["edits"] if case.kind == options.kind]}
     console = Console(width=110)
     for name, cases in corpora.items():
         console.print(_described(name, cases), highlight=False)
@@ -160,6 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prose", type=int, default=40, help="documents (default 40)")
     parser.add_argument("--traps", type=int, default=4, help="traps (default 4)")
     parser.add_argument("--seed", type=int, default=1, help="of everything generated (default 1)")
+    parser.add_argument("--kind", default="", choices=("", *KINDS), help="only edits of this kind")
     parser.add_argument("--only", default="", help="policies whose name contains this")
     parser.add_argument("--calibrate", action="store_true", help="print how often each bucket is right")
     return parser

@@ -104,7 +104,9 @@ class NgramModMemory:
 
     def _path(self) -> Path:
         if self.file is None:
-            raise MemoryFileError("no file is set for the ngram-mod table; start with --ngram-file PATH")
+            raise MemoryFileError(
+                "no file is set for the ngram-mod table; start with --ngram-table-file PATH"
+            )
         return self.file
 
     def _owner(self, tenant: str) -> str:

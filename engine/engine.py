@@ -5,15 +5,29 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import mlx.core as mx
 
 from config.settings import Settings
-from engine.loading import Load, LoadedModel, ModelError, Progress, loader
-from engine.request import EngineError, EngineStatus, Event, Failed, GenerationRequest, ModelInfo, Sink
+from drafters.base import MemoryFileError, SharedMemory
+from engine.costs import StepCosts
+from engine.loading import Load, LoadedModel, ModelError, Progress, draft_loader, loader
+from engine.request import (
+    EngineError,
+    EngineStatus,
+    Event,
+    Failed,
+    GenerationRequest,
+    ModelInfo,
+    SharedMemoryError,
+    Sink,
+)
 from engine.sequence import Sequence
+from engine.setup import MakeSources, make_worker
 from engine.tokenizer import Tokenizer
 from engine.worker import Worker
 
@@ -36,10 +50,21 @@ class _Stop:
     drain_s: float
 
 
+@dataclass(frozen=True)
+class _Call:
+    """Something to do between two turns; its outcome goes where the caller waits for it."""
+
+    action: Callable[[], Any]
+    outcome: Future[Any]
+
+
 class Engine:
     """Owns the thread that owns MLX: loads the model there, feeds it requests, tells of its death.
 
     load: makes the model; called on the worker's thread. Without it, the model that the settings name.
+    make_sources: makes the drafters; without it nothing is drafted.
+    load_draft: makes the draft model; without it, the one that the settings name, if they name one.
+    costs: what steps cost; without it, that is measured at the first start with a model.
     on_death: called once, on the worker's thread, with the fault's text if the worker dies.
     """
 
@@ -48,11 +73,17 @@ class Engine:
         settings: Settings,
         load: Load | None = None,
         on_death: Callable[[str], None] | None = None,
+        make_sources: MakeSources | None = None,
+        load_draft: Load | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
         self.settings = settings
+        self._make_sources = make_sources
+        self._costs = costs
         self.on_death = on_death
         self._load = load or loader(settings)
-        self._inbox: queue.SimpleQueue[_Submit | _Cancel | _Stop] = queue.SimpleQueue()
+        self._load_draft = load_draft or draft_loader(settings)
+        self._inbox: queue.SimpleQueue[_Submit | _Cancel | _Stop | _Call] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._state: Literal["loading", "ready", "draining", "dead"] = "loading"
         self._fault: str | None = None
@@ -119,6 +150,22 @@ class Engine:
         with self._lock:
             return EngineStatus(self._state, running, max(0, self._num_live - running), self._fault)
 
+    def memory_status(self) -> dict[str, Any]:
+        """Counts of the memory that drafters share across requests. Raises SharedMemoryError."""
+        return self._memory().status()
+
+    def memory_reset(self) -> None:
+        """Forget it. Raises SharedMemoryError."""
+        self._between_turns(self._memory().reset)
+
+    def memory_save(self) -> str:
+        """Write it to the file of the settings; returns what was done. Raises SharedMemoryError."""
+        return str(self._between_turns(self._memory().save))
+
+    def memory_load(self) -> str:
+        """Read it from there; returns what was done. Raises SharedMemoryError."""
+        return str(self._between_turns(self._memory().load))
+
     def stop(self, drain_s: float) -> None:
         """Refuse new requests, let running ones finish for drain_s seconds, then end the thread.
 
@@ -135,6 +182,27 @@ class Engine:
         if self._loaded is None:
             raise RuntimeError("the engine has not been started")
         return self._loaded
+
+    def _memory(self) -> SharedMemory:
+        drafters = self._worker.drafting.sources.drafters.values() if self._worker else ()
+        for drafter in drafters:
+            if isinstance(drafter, SharedMemory):
+                return drafter
+        raise SharedMemoryError(
+            "this server keeps no memory across requests: nothing is drafted for its model"
+        )
+
+    def _between_turns(self, action: Callable[[], Any]) -> Any:
+        """Have the worker do something, and wait for its outcome."""
+        call = _Call(action, Future())
+        with self._lock:
+            if self._state != "ready":
+                raise SharedMemoryError(f"the engine is {self._state}")
+            self._inbox.put(call)
+        try:
+            return call.outcome.result()
+        except MemoryFileError as fault:
+            raise SharedMemoryError(str(fault)) from fault
 
     def _counted(self, sink: Sink) -> Sink:
         def counted(event: Event) -> None:
@@ -164,7 +232,11 @@ class Engine:
         """Load the model and be ready; None if that failed, which start() then raises."""
         try:
             self._loaded = self._load(self._progress)
-            self._worker = Worker(self._loaded, self.settings)
+            draft = self._load_draft(self._progress) if self._load_draft else None
+            self._worker = make_worker(
+                self._loaded, self.settings, self._make_sources, draft, self._costs, self._progress
+            )
+            self._restore_memory()
         except BaseException as fault:
             self._start_error = (
                 fault if isinstance(fault, ModelError) else ModelError(f"cannot load: {fault}")
@@ -177,6 +249,24 @@ class Engine:
         self._started.set()
         return self._worker
 
+    def _restore_memory(self) -> None:
+        """Read the table that an earlier run has left. A file that is not one must not be written over."""
+        file = self.settings.ngram_table_file
+        if file is not None and Path(file).expanduser().exists() and self._make_sources:
+            try:
+                log.info("%s", self._memory().load())
+            except (MemoryFileError, SharedMemoryError) as fault:
+                raise ModelError(
+                    f"{fault}; move that file away, or name another --ngram-table-file"
+                ) from fault
+
+    def _save_memory(self) -> None:
+        if self.settings.ngram_table_file is not None and self._make_sources:
+            try:
+                log.info("%s", self._memory().save())
+            except (MemoryFileError, SharedMemoryError) as fault:
+                log.error("the n-gram table is lost: %s", fault)
+
     def _progress(self, share: float) -> None:
         if self._abandoned:
             raise ModelError("loading was interrupted")
@@ -186,6 +276,7 @@ class Engine:
     def _serve_until_death(self, worker: Worker) -> None:
         try:
             self._serve(worker)
+            self._save_memory()
         # Whatever it is, everyone who waits must hear of it.
         except BaseException as fault:
             self._die(worker, fault)
@@ -201,6 +292,8 @@ class Engine:
                     self._take(worker, message)
                 elif isinstance(message, _Cancel):
                     worker.cancel(message.request_id)
+                elif isinstance(message, _Call):
+                    _perform(message)
                 else:
                     deadline = time.perf_counter() + message.drain_s
                     for sequence in worker.waiting:
@@ -235,3 +328,12 @@ class Engine:
             message = self._inbox.get()
             if isinstance(message, _Submit):
                 message.sink(failed)
+            elif isinstance(message, _Call):
+                message.outcome.set_exception(SharedMemoryError(failed.message))
+
+
+def _perform(call: _Call) -> None:
+    try:
+        call.outcome.set_result(call.action())
+    except Exception as fault:
+        call.outcome.set_exception(fault)

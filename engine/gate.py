@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from drafters.base import Draft
+from drafters.base import NO_DRAFT, Draft
 
 DECAY = 0.97
 """What an observed token's weight is multiplied by at each later one of its bucket."""
@@ -78,11 +78,13 @@ class Offer:
     """One row's best draft and its chance. Rows without a draft offer nothing: num_tokens is 0.
 
     num_pending: tokens that must be fed before the draft, 1 but after a partial rollback.
+    draft: where the tokens come from; the draft model's are made only once the width is known.
     """
 
     num_tokens: int
     rate: float
     num_pending: int = 1
+    draft: Draft = NO_DRAFT
 
 
 def choose_width(

@@ -15,30 +15,58 @@ class RowLengths:
     """How many tokens each row holds, and this forward's shape; shared by the caches of all layers.
 
     lengths: (rows,) tokens in the cache before this forward.
-    width: tokens that this forward adds to every row.
+    dirty_ends: (rows,) columns from which on a row's values are zeros; between its length and there lie
+        leftovers of rejected drafts, which may be anything.
+    widths: (rows,) tokens that this forward adds to each row; width is the largest of them.
     """
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
+        self.dirty_ends: list[int] = []
+        self.widths: Sequence[int] = ()
         self.width = 0
+        self.num_cleared = 0
         self.uniform = True
         self.offset: int | mx.array = 0
+        self.padding: mx.array | None = None
         self._rows = self._columns = mx.array(0)
 
-    def begin(self, width: int) -> None:
+    def add(self, length: int) -> None:
+        """A row joins as the last one. Its values past its own end are zeros."""
+        self.lengths.append(length)
+        self.dirty_ends.append(length)
+
+    def remove(self, row: int) -> None:
+        """A row leaves; the last one was written into its place, with zeros behind."""
+        self.lengths[row] = self.dirty_ends[row] = self.lengths[-1]
+        self.lengths.pop()
+        self.dirty_ends.pop()
+
+    def begin(self, widths: Sequence[int]) -> None:
         """Fix the arrays that every layer of the coming forward uses."""
-        self.width = width
+        self.widths, self.width = widths, max(widths)
+        self.padding = None
+        if min(widths) < self.width:
+            self.padding = (mx.arange(self.width) >= mx.array(widths)[:, None])[:, None, :, None]
         self.uniform = len(set(self.lengths)) == 1
+        dirty = max(end - length for end, length in zip(self.dirty_ends, self.lengths, strict=True))
+        # Rows of one length read nothing that they do not write in the same forward.
+        self.num_cleared = 0 if self.uniform else max(0, dirty - self.width)
+        # A forward that fails half-way has written this much.
+        ends = [length + self.width for length in self.lengths]
+        self.dirty_ends = [max(pair) for pair in zip(self.dirty_ends, ends, strict=True)]
         if self.uniform:
             self.offset = self.lengths[0]
             return
         self.offset = mx.array(self.lengths)
         self._rows = mx.arange(len(self.lengths))[:, None]
-        self._columns = self.offset[:, None] + mx.arange(width)
+        self._columns = self.offset[:, None] + mx.arange(self.width + self.num_cleared)
 
     def end(self) -> None:
-        """The forward is built: every row now holds width tokens more."""
-        self.lengths = [length + self.width for length in self.lengths]
+        """The forward is built: every row now holds its width of tokens more."""
+        self.lengths = [length + width for length, width in zip(self.lengths, self.widths, strict=True)]
+        if not self.uniform:
+            self.dirty_ends = list(self.lengths)
 
     @property
     def total(self) -> int:
@@ -46,8 +74,13 @@ class RowLengths:
         return max(self.lengths) + self.width
 
     @property
+    def reach(self) -> int:
+        """Columns that this forward reads or writes."""
+        return self.total + self.num_cleared
+
+    @property
     def places(self) -> tuple[mx.array, mx.array]:
-        """Where the new tokens go: rows (rows, 1) and columns (rows, width). Ragged forwards only."""
+        """Where to write: rows (rows, 1), columns (rows, width + num_cleared). Ragged forwards only."""
         return self._rows, self._columns
 
 
@@ -73,16 +106,21 @@ class RaggedKVCache:
         Returns (rows, heads, total, head_dim) twice; columns past a row's own end must be masked.
         """
         num_rows, total = keys.shape[0], self.rows.total
-        self.reserve(num_rows, total, keys, values)
+        self.reserve(num_rows, self.rows.reach, keys, values)
         assert self.keys is not None and self.values is not None
+        # Masked values still meet a weight of zero, and zero times a leftover NaN is NaN.
+        if self.rows.padding is not None:
+            values = mx.where(self.rows.padding, mx.zeros((), values.dtype), values)
         if self.rows.uniform:
             start = self.rows.lengths[0]
             self.keys[:num_rows, :, start:total] = keys
             self.values[:num_rows, :, start:total] = values
         else:
             at, columns = self.rows.places
+            if self.rows.num_cleared:
+                values = mx.pad(values, [(0, 0), (0, 0), (0, self.rows.num_cleared), (0, 0)])
             # Indexing puts the indexed axes first: (rows, width, heads, head_dim).
-            self.keys[at, :, columns] = keys.transpose(0, 2, 1, 3)
+            self.keys[at, :, columns[:, : self.rows.width]] = keys.transpose(0, 2, 1, 3)
             self.values[at, :, columns] = values.transpose(0, 2, 1, 3)
         return self.keys[:num_rows, :, :total], self.values[:num_rows, :, :total]
 
@@ -106,14 +144,18 @@ class RaggedKVCache:
         self.values = _grown(self.values, num_slots, num_columns, values)
 
     def put_row(self, row: int, keys: mx.array, values: mx.array) -> None:
-        """Write a whole row: (1, heads, n, head_dim) twice, n >= 1."""
+        """Write a whole row, with zeros for values behind it: (1, heads, n, head_dim) twice, n >= 1."""
         length = keys.shape[2]
         self.reserve(row + 1, length, keys, values)
         assert self.keys is not None and self.values is not None
         self.keys[row : row + 1, :, :length] = keys
         self.values[row : row + 1, :, :length] = values
-        # Masked values still meet a weight of zero, and zero times a leftover NaN is NaN.
         self.values[row : row + 1, :, length:] = 0
+
+    def clear_row(self, row: int) -> None:
+        """Zero the values that an earlier row left in this place."""
+        if self.values is not None and row < self.values.shape[0]:
+            self.values[row : row + 1] = 0
 
     def get_row(self, row: int, length: int) -> tuple[mx.array, mx.array]:
         """Copies of the first length columns of a row: (1, heads, length, head_dim) twice."""

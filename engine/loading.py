@@ -51,6 +51,13 @@ def loader(settings: Settings) -> Load:
     return partial(load_model, source, name, settings.max_context_tokens)
 
 
+def draft_loader(settings: Settings) -> Load | None:
+    """What loads the draft model, if the settings name one."""
+    if settings.draft_model is None:
+        return None
+    return partial(load_model, settings.draft_model, settings.draft_model, None)
+
+
 def load_model(
     source: str, name: str, max_context_tokens: int | None, progress: Progress | None = None
 ) -> LoadedModel:

@@ -170,6 +170,10 @@ class EngineError(Exception):
         self.code = code
 
 
+class SharedMemoryError(Exception):
+    """What drafters remember across requests cannot be shown, saved or loaded; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What the server tells people about the loaded model."""

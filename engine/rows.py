@@ -1,7 +1,7 @@
 """The rows that decode together: their caches, and one forward over all of them.
 
 BatchedRows runs one forward for all rows and serves models whose every layer keeps plain keys and
-values. SeparateRows runs one forward a row on mlx-lm's own caches and serves every other model.
+values. SeparateRows runs one forward a row, each with its own caches, and serves every other model.
 """
 
 import logging
@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from engine.caches import Caches as Caches
+from engine.caches import Snapshot, is_cuttable, is_recurrent, leaves
+from engine.caches import make_caches as make_caches
 from engine.kv import RaggedKVCache, RowLengths, states
 
 log = logging.getLogger("reprise.engine")
-
-Caches = list[Any]
-"""One row's caches in mlx-lm's form, a cache a layer."""
 
 
 class Rows(Protocol):
@@ -34,6 +34,22 @@ class Rows(Protocol):
 
     def forward(self, tokens: mx.array) -> mx.array:
         """Feed (rows, width) tokens; returns logits (rows, width, vocabulary), not yet evaluated."""
+
+    def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
+        """Feed row r the tokens fed[r], one or more; widths may differ.
+
+        Returns logits (rows, most tokens fed, vocabulary), not yet evaluated; row r's are valid at
+        0 .. len(fed[r]). The row then holds len(fed[r]) tokens more.
+        """
+
+    def roll_back(self, row: int, length: int) -> int:
+        """Forget what a row holds past its first length tokens; returns how many its caches then hold.
+
+        length: at least one of the tokens that the last forward_ragged fed to the row is kept. Keeping all
+        costs nothing. Recurrent state cannot be cut: such a row goes back to that forward's start, and what
+        was to be kept is to be fed again, with the next forward.
+        Raises ValueError if the row does not hold length tokens, or if it cannot go back so far.
+        """
 
     def extract(self, row: int, length: int) -> Caches:
         """The first length tokens of a row as caches of their own, for models with plain caches."""
@@ -57,12 +73,12 @@ class BatchedRows:
         row = len(self.shared.lengths)
         for own, given in zip(self.caches, caches, strict=True):
             if length == 0:
-                continue
-            if row == 0:
+                own.clear_row(row)
+            elif row == 0:
                 own.keys, own.values = given.keys, given.values
             else:
                 own.put_row(row, given.keys[:, :, :length], given.values[:, :, :length])
-        self.shared.lengths.append(length)
+        self.shared.add(length)
 
     def remove(self, row: int) -> None:
         """A row leaves; the last row is copied into its place. The last to leave frees the buffers."""
@@ -73,21 +89,32 @@ class BatchedRows:
                 cache.keys = cache.values = None
             elif row != last and length:
                 cache.put_row(row, *cache.get_row(last, length))
-        self.shared.lengths[row] = length
-        self.shared.lengths.pop()
-
-    def rollback(self, row: int, length: int) -> None:
-        """Forget what the row holds past its first length tokens."""
-        if not 0 <= length <= self.shared.lengths[row]:
-            raise ValueError(f"row {row} holds {self.shared.lengths[row]} tokens; cannot go back to {length}")
-        self.shared.lengths[row] = length
+            elif row != last:
+                cache.clear_row(row)
+        self.shared.remove(row)
 
     def forward(self, tokens: mx.array) -> mx.array:
         """One forward over all rows. If building it raises, every row keeps its length and its tokens."""
-        self.shared.begin(tokens.shape[1])
+        return self._forward(tokens, [tokens.shape[1]] * tokens.shape[0])
+
+    def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
+        """One forward over right-padded rows. What a row is padded with falls behind its end."""
+        width = max(map(len, fed))
+        # A row's own last token: computing it again is surely harmless.
+        padded = [[*tokens, *tokens[-1:] * (width - len(tokens))] for tokens in fed]
+        return self._forward(mx.array(padded), [len(tokens) for tokens in fed])
+
+    def _forward(self, tokens: mx.array, widths: Sequence[int]) -> mx.array:
+        self.shared.begin(widths)
         logits: mx.array = self.model(tokens, cache=self.caches)
         self.shared.end()
         return logits
+
+    def roll_back(self, row: int, length: int) -> int:
+        """Forget what the row holds past its first length tokens, however few; returns length."""
+        _check_length(row, length, 0, self.shared.lengths[row])
+        self.shared.lengths[row] = length
+        return length
 
     def extract(self, row: int, length: int) -> Caches:
         """Copies of the row's first length tokens, so that nothing keeps the shared buffers alive."""
@@ -101,12 +128,13 @@ class BatchedRows:
 
 
 class SeparateRows:
-    """Rows that each keep mlx-lm's own caches and take a forward of their own."""
+    """Rows that each keep their own caches and take a forward of their own."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.caches: list[Caches] = []
         self._lengths: list[int] = []
+        self._snapshots: list[Snapshot | None] = []
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -117,12 +145,13 @@ class SeparateRows:
         """A prefilled row joins."""
         self.caches.append(caches)
         self._lengths.append(length)
+        self._snapshots.append(None)
 
     def remove(self, row: int) -> None:
         """A row leaves; the last row takes its place."""
-        self.caches[row], self._lengths[row] = self.caches[-1], self._lengths[-1]
-        self.caches.pop()
-        self._lengths.pop()
+        for of_rows in (self.caches, self._lengths, self._snapshots):
+            of_rows[row] = of_rows[-1]
+            of_rows.pop()  # type: ignore[attr-defined]
 
     def forward(self, tokens: mx.array) -> mx.array:
         """A forward a row, in order."""
@@ -130,9 +159,34 @@ class SeparateRows:
         self._lengths = [length + tokens.shape[1] for length in self._lengths]
         return mx.concatenate(logits, axis=0)
 
+    def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
+        """A forward a row, each of its own width, after a snapshot of what the row held."""
+        self._snapshots = [Snapshot(*row) for row in zip(self.caches, self._lengths, strict=True)]
+        width = max(map(len, fed))
+        padded = []
+        for tokens, caches in zip(fed, self.caches, strict=True):
+            logits = self.model(mx.array([tokens]), cache=caches)
+            padded.append(mx.pad(logits, [(0, 0), (0, width - len(tokens)), (0, 0)]))
+        self._lengths = [length + len(tokens) for length, tokens in zip(self._lengths, fed, strict=True)]
+        return mx.concatenate(padded, axis=0)
+
+    def roll_back(self, row: int, length: int) -> int:
+        """Cut the row's caches, or go back to the snapshot if some of them cannot be cut."""
+        held, snapshot = self._lengths[row], self._snapshots[row]
+        _check_length(row, length, snapshot.length + 1 if snapshot else held, held)
+        if snapshot and length < held:
+            self._lengths[row] = snapshot.go_back(held, length)
+        self._snapshots[row] = None
+        return self._lengths[row]
+
     def extract(self, row: int, length: int) -> Caches:
         """Not offered: these caches cannot be cut at any length."""
         raise NotImplementedError("only rows with plain key-value caches can be cut out")
+
+
+def _check_length(row: int, length: int, least: int, held: int) -> None:
+    if not least <= length <= held:
+        raise ValueError(f"row {row} holds {held} tokens and can go back to {least}, not to {length}")
 
 
 def has_plain_caches(model: Any) -> bool:
@@ -140,14 +194,9 @@ def has_plain_caches(model: Any) -> bool:
     return all(type(cache) is KVCache for cache in make_prompt_cache(model))
 
 
-def make_caches(model: Any) -> Caches:
-    """Empty caches for one row to prefill."""
-    return list(make_prompt_cache(model))
-
-
-def can_batch(model: Any) -> bool:
+def can_batch(model: Any, kv_bits: int | None = None) -> bool:
     """Whether rows of different lengths can share a forward: tried once, on two of them."""
-    if not has_plain_caches(model):
+    if kv_bits is not None or not has_plain_caches(model):
         return False
     tokens = [[1, 2, 3, 4], [5, 6]]
     try:
@@ -158,12 +207,48 @@ def can_batch(model: Any) -> bool:
             rows.add(caches, len(prompt) - 1)
         together = rows.forward(mx.array([prompt[-1:] for prompt in tokens]))[:, -1]
         alone = mx.concatenate([model(mx.array([prompt]))[:, -1] for prompt in tokens])
-        # Kernels may round differently; a wrong position or mask is far off.
-        return bool(mx.abs(together - alone).max() <= 0.1 * mx.abs(alone).max())
+        return _agree(together, alone)
     # Model code that takes its cache's offset for a single number fails here in its own way.
     except Exception as fault:
         log.info("rows of different lengths cannot share a forward of this model: %s", fault)
         return False
+
+
+def rollback_fault(model: Any, kv_bits: int | None = None) -> str | None:
+    """Why this model's caches cannot be rolled back exactly, in one sentence; None if they can be: tried."""
+    kinds = {type(cache).__name__: cache for cache in leaves(make_caches(model, kv_bits))}
+    unknown = [name for name, cache in kinds.items() if not is_cuttable(cache) and not is_recurrent(cache)]
+    if unknown:
+        return f"it keeps a {unknown[0]}, which cannot be rolled back"
+    names = " and ".join(sorted(kinds))
+    try:
+        plain = _last_logits(model, kv_bits, None)
+        one, other = (_last_logits(model, kv_bits, rejected) for rejected in ([1, 1, 1], [4, 3, 2]))
+        if not mx.array_equal(one, other, equal_nan=True).item():
+            return f"rejected tokens leave a trace in its {names}"
+        if not _agree(one, plain):
+            return f"after rolling back its {names} it does not go on as it did"
+    except Exception as fault:
+        return f"its {names} cannot be rolled back: {fault}"
+    return None
+
+
+def _last_logits(model: Any, kv_bits: int | None, rejected: Sequence[int] | None) -> mx.array:
+    """Logits after 5 + 1 + 1 tokens, (vocabulary,); unless None, rejected ones were fed before the last."""
+    rows = SeparateRows(model)
+    caches = make_caches(model, kv_bits)
+    model(mx.array([[1, 2, 3, 4, 5]]), cache=caches)
+    rows.add(caches, 5)
+    held = 5
+    if rejected is not None:
+        rows.forward_ragged([[6, *rejected]])
+        held = rows.roll_back(0, 6)
+    return rows.forward_ragged([[6, 7][held - 5 :]])[0, -1]
+
+
+def _agree(ours: mx.array, theirs: mx.array) -> bool:
+    # Kernels may round differently; a wrong position, mask or state is far off.
+    return bool((mx.abs(ours - theirs).max() <= 0.1 * mx.abs(theirs).max()).item())
 
 
 def make_rows(model: Any, batched: bool) -> Rows:

@@ -5,6 +5,7 @@ softmax exactly, and gives a seeded request the same tokens alone or in any batc
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -37,7 +38,10 @@ def count_tokens(tokens: Sequence[int], vocab_size: int) -> mx.array:
 
 
 class Penalties:
-    """One row's token counts, kept on the device because its newest token may not be read yet."""
+    """One row's token counts, kept on the device because its newest token may not be read yet.
+
+    num_counted: tokens of the answer that are in the counts.
+    """
 
     def __init__(
         self, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int], vocab_size: int
@@ -45,19 +49,22 @@ class Penalties:
         self.sampling = sampling
         self.in_prompt = count_tokens(prompt, vocab_size) > 0
         self.counts = count_tokens(answer, vocab_size)
+        self.num_counted = len(answer)
 
-    def observe(self, token: mx.array) -> None:
-        """Count one more token of the answer: (1,) int."""
-        self.counts = self.counts.at[token].add(1)
+    def observe(self, tokens: mx.array) -> None:
+        """Count more tokens of the answer: (n,) int, n >= 1."""
+        self.counts = self.counts.at[tokens].add(1)
+        self.num_counted += tokens.size
 
-    def apply(self, logits: mx.array) -> mx.array:
-        """(vocabulary,) logits with the three penalties taken."""
+    def apply(self, logits: mx.array, drafted: Sequence[int] = ()) -> mx.array:
+        """(vocabulary,) logits with the three penalties taken, drafted tokens counted as if committed."""
         s = self.sampling
+        counts = self.counts.at[mx.array(list(drafted), mx.int32)].add(1) if drafted else self.counts
         if s.repetition_penalty != 1.0:
-            seen = self.in_prompt | (self.counts > 0)
+            seen = self.in_prompt | (counts > 0)
             harder = mx.where(logits > 0, logits / s.repetition_penalty, logits * s.repetition_penalty)
             logits = mx.where(seen, harder, logits)
-        counted = self.counts.astype(mx.float32)
+        counted = counts.astype(mx.float32)
         return logits - s.frequency_penalty * counted - s.presence_penalty * (counted > 0)
 
 
@@ -86,27 +93,48 @@ class Sampler:
         self.top_p = mx.array([s.top_p for s in settings])[:, None]
         self.min_p = mx.array([s.min_p for s in settings])[:, None]
 
-    def sample(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
-        """One token a row: (rows, vocabulary) logits of any float type -> (rows,) ids, not evaluated.
+    def sample(
+        self, logits: mx.array, positions: Sequence[int], draws: Sequence["Draw"] | None = None
+    ) -> mx.array:
+        """One token a draw: (draws, vocabulary) logits of any float type -> (draws,) ids, not evaluated.
 
-        positions: (rows,) absolute index of the token to be drawn.
+        positions: (draws,) absolute index of the token to be drawn.
+        draws: what each is; without them, one for every row in order and nothing drafted.
         """
         logits = logits.astype(mx.float32)
+        mine: mx.array | slice = slice(None)
+        if draws is None:
+            draws = [Draw(row) for row in range(len(self.seeds))]
+        else:
+            mine = mx.array([draw.row for draw in draws])
         if any(self.penalties):
+            penalties = [self.penalties[draw.row] for draw in draws]
             logits = mx.stack(
-                [p.apply(row) if p else row for p, row in zip(self.penalties, logits, strict=True)]
+                [
+                    p.apply(line, draw.drafted) if p else line
+                    for p, line, draw in zip(penalties, logits, draws, strict=True)
+                ]
             )
         if self.bias is not None:
-            logits = logits + self.bias
+            logits = logits + self.bias[mine]
         if not self.random:
             return mx.argmax(logits, axis=-1)
-        logits = logits / self.temperatures
+        logits = logits / self.temperatures[mine]
         if self.filtered:
-            logits = keep_likely(logits, self.top_k, self.top_p, self.min_p)
-        keys = mx.array([noise_key(s, p) for s, p in zip(self.seeds, positions, strict=True)], mx.uint32)
+            logits = keep_likely(logits, self.top_k[mine], self.top_p[mine], self.min_p[mine])
+        seeds = [self.seeds[draw.row] for draw in draws]
+        keys = mx.array([noise_key(s, p) for s, p in zip(seeds, positions, strict=True)], mx.uint32)
         size = logits.shape[-1]
         noise = mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
-        return mx.argmax(logits + mx.where(self.noisy, noise, 0), axis=-1)
+        return mx.argmax(logits + mx.where(self.noisy[mine], noise, 0), axis=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to draw: for which row, after which drafted tokens that are not committed."""
+
+    row: int
+    drafted: Sequence[int] = ()
 
 
 def keep_likely(logits: mx.array, top_k: mx.array, top_p: mx.array, min_p: mx.array) -> mx.array:

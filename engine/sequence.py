@@ -3,7 +3,21 @@
 import time
 from dataclasses import dataclass, field
 
-from engine.request import Delta, Event, Failed, Finished, FinishReason, GenerationRequest, Sink, Usage
+import mlx.core as mx
+
+from drafters.base import NO_DRAFT, Draft
+from engine.drafting import SequenceDrafts
+from engine.request import (
+    Delta,
+    DraftingReport,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Sink,
+    Usage,
+)
 from engine.rows import Caches
 from engine.sampling import Penalties, needs_penalties
 from engine.text import AnswerText
@@ -16,7 +30,9 @@ class Sequence:
 
     tokens: prompt and answer so far, all committed.
     caches, num_computed: its own caches while it prefills, and how many tokens they hold.
+    draft_caches, num_draft_computed: likewise for the draft model, if there is one.
     num_dispatched: answer tokens sampled so far, whether or not they have been read.
+    drafts: its drafters, once it has joined the rows.
     alone: it was in a step that failed, so it runs by itself until it is done or found guilty.
     """
 
@@ -29,8 +45,11 @@ class Sequence:
     caches: Caches = field(default_factory=list)
     num_computed: int = 0
     num_cached: int = 0
+    draft_caches: Caches = field(default_factory=list)
+    num_draft_computed: int = 0
     num_dispatched: int = 0
     penalties: Penalties | None = None
+    drafts: SequenceDrafts | None = None
     alone: bool = False
     ended: bool = False
     admitted_at: float = 0.0
@@ -50,7 +69,10 @@ class Sequence:
     @property
     def num_to_prefill(self) -> int:
         """Tokens to compute before it can join the rows; its last token is fed by its first step."""
-        return len(self.tokens) - 1 - self.num_computed
+        num_computed = self.num_computed
+        if self.draft_caches:
+            num_computed = min(num_computed, self.num_draft_computed)
+        return len(self.tokens) - 1 - num_computed
 
     @property
     def next_position(self) -> int:
@@ -67,6 +89,7 @@ class Sequence:
     def restart(self) -> None:
         """Forget all caches. What was committed stays, and the same tokens will follow it."""
         self.caches, self.num_computed, self.num_dispatched = [], 0, self.num_answered
+        self.draft_caches, self.num_draft_computed = [], 0
 
     def make_penalties(self, vocab_size: int) -> None:
         """Count its tokens for the penalties, if it has any. Its last token is counted when it is fed."""
@@ -74,20 +97,42 @@ class Sequence:
             answer = self.tokens[len(self.request.prompt) : -1]
             self.penalties = Penalties(self.request.sampling, self.request.prompt, answer, vocab_size)
 
-    def commit(self, token: int) -> None:
-        """Take one sampled token: detokenise, look for an end, emit."""
+    def count_for_penalties(self) -> None:
+        """Bring the penalties' counts up to what has been committed."""
+        if self.penalties:
+            uncounted = self.tokens[len(self.request.prompt) + self.penalties.num_counted :]
+            if uncounted:
+                self.penalties.observe(mx.array(uncounted, mx.int32))
+
+    def commit(self, tokens: list[int], draft: Draft = NO_DRAFT, num_offered: int = 0) -> None:
+        """Take one step's sampled tokens up to the end of the answer: detokenise, tell the drafters, emit.
+
+        draft, num_offered: what the step verified, and how many tokens of it.
+        """
         if not self.num_answered:
             self.first_token_at = time.perf_counter()
-        self.tokens.append(token)
-        if token in self.eos_ids:
-            self._finish("stop")
-            return
-        if text := self.text.add(token):
+        num_before, text = len(self.tokens), ""
+        reason: FinishReason | None = None
+        for token in tokens:
+            self.tokens.append(token)
+            if token not in self.eos_ids:
+                text += self.text.add(token)
+            reason = self._reason(token)
+            if reason:
+                break
+        if self.drafts:
+            self.drafts.num_forwards += 1
+            self.drafts.observe(self.tokens[num_before:], draft, num_offered)
+        if text:
             self.sink(Delta(text))
-        if self.text.stopped:
-            self._finish("stop")
-        elif self.num_answered >= self.request.max_tokens:
-            self._finish("length")
+        if reason:
+            self._finish(reason)
+
+    def _reason(self, token: int) -> FinishReason | None:
+        """Why the answer ends with this token, if it does."""
+        if token in self.eos_ids or self.text.stopped:
+            return "stop"
+        return "length" if self.num_answered >= self.request.max_tokens else None
 
     def fail(self, failed: Failed) -> None:
         """End it badly, unless it has ended."""
@@ -103,6 +148,7 @@ class Sequence:
             queue_s=(self.admitted_at or now) - self.submitted_at,
             first_token_s=(self.first_token_at or now) - self.submitted_at,
             total_s=now - self.submitted_at,
+            drafting=self.drafts.report() if self.drafts else DraftingReport(),
         )
 
     def _finish(self, reason: FinishReason) -> None:
@@ -113,4 +159,6 @@ class Sequence:
     def _end(self, event: Event) -> None:
         if not self.ended:
             self.ended = True
+            if self.drafts:
+                self.drafts.close()
             self.sink(event)

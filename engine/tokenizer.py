@@ -4,6 +4,7 @@ Wraps mlx-lm's tokenizer. Calls are not thread-safe among themselves: the server
 thread of its own, and the engine's thread detokenises with objects that share no mutable state.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,12 @@ class Tokenizer:
         self.vocab_size = vocab_size
         # A vocabulary's spelling of a token is never shorter than its text.
         self.longest_token = max(map(len, wrapped.get_vocab()))
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the vocabulary: models with one vocabulary have one fingerprint, others never."""
+        entries = sorted((token_id, text) for text, token_id in self.wrapped.get_vocab().items())
+        return hashlib.sha256(repr(entries).encode()).hexdigest()[:32]
 
     @property
     def has_chat_template(self) -> bool:

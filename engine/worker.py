@@ -1,28 +1,38 @@
 """The worker: one turn after another on the thread that owns MLX.
 
-A turn is: retire ended rows, admit waiting requests, dispatch a decode step, read the step that the
-last turn dispatched, then prefill within the budget. The device computes step n + 1 while step n is
-detokenised and sent. Without prompts to prefill or prefixes to keep, that read is the one wait.
+A turn is: retire ended rows, admit waiting requests, decode, then prefill within the budget. Where no
+draft is worth its cost, decoding means to dispatch a plain step and to read the one that the last turn
+dispatched: the device computes step n + 1 while step n is detokenised and sent. Where one is, it means
+to read that step first, draft from what it brought, and run a wide step (drafted_step.py).
+Without prompts to prefill or prefixes to keep, one read is the only wait of a turn.
 """
 
 import logging
+import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from config.settings import Settings
-from engine import scheduler
+from drafters.base import NO_DRAFT, Draft
+from engine import drafted_step, scheduler
+from engine.draft_model import DraftModel, Wish
+from engine.drafted_step import Feed
+from engine.drafting import Drafting
 from engine.loading import LoadedModel
+from engine.planning import Planner
 from engine.prefix_cache import PrefixCache
 from engine.request import Failed
-from engine.rows import can_batch, dispatch, make_caches, make_rows, settle
+from engine.rows import dispatch, make_caches, make_rows, settle
 from engine.sampling import Sampler
 from engine.sequence import Sequence
 
 log = logging.getLogger("reprise.engine")
 
 CLEAR_EVERY_STEPS = 256
+LARGEST_STEP = 3.0
+"""A step is charged at most so many times its cost: a pause of the machine is nobody's debt."""
 
 
 @dataclass
@@ -36,11 +46,23 @@ class Step:
 class Worker:
     """All sequences in the engine and the device state behind them. Used by one thread only."""
 
-    def __init__(self, loaded: LoadedModel, settings: Settings) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        settings: Settings,
+        batched: bool,
+        drafting: Drafting,
+        planner: Planner,
+        draft_model: DraftModel | None = None,
+    ) -> None:
+        self.draft_model = draft_model
+        self.drafting = drafting
+        self.planner = planner
+        self.read_at: float | None = None
         self.model = loaded.model
         self.vocab_size = loaded.info.vocab_size
         self.settings = settings
-        self.batched = can_batch(self.model)
+        self.batched = batched
         # Caches that cannot be cut at any length are of no use to another prompt.
         budget_bytes = settings.prefix_cache_bytes if self.batched else 0
         self.prefix_cache = PrefixCache(budget_bytes) if budget_bytes else None
@@ -52,6 +74,8 @@ class Worker:
     def _clear_rows(self) -> None:
         self.members: list[Sequence] = []
         self.rows = make_rows(self.model, self.batched)
+        if self.draft_model:
+            self.draft_model.clear()
         self.sampler: Sampler | None = None
         self.feed = mx.array([], mx.int32)
         self.unread: Step | None = None
@@ -80,22 +104,35 @@ class Worker:
         """Advance everything by one step."""
         self._retire()
         self._admit()
-        previous, self.unread = self.unread, None
-        fault: Exception | None = None
-        try:
-            self._decode()
-        except Exception as raised:
-            fault = raised
-        # Even then the step that is still unread is good: its tokens are kept before the rows start over.
-        if previous is not None and not self._read(previous):
-            return
-        if fault is not None:
-            self._start_over(list(self.members), fault)
+        feeds = self._plan()
+        if feeds and self.unread is not None:
+            # The draft was made without the token that is still on its way: read it and look again.
+            previous, self.unread = self.unread, None
+            if not self._read(previous):
+                return
+            self._retire()
+            feeds = self._plan()
+        if not (self._run_wide(feeds) if feeds else self._run_plain()):
             return
         self._prefill()
         self.num_steps += 1
         if self.num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
+
+    def _run_plain(self) -> bool:
+        """Dispatch the next step and read the one before; False if either failed."""
+        previous, self.unread = self.unread, None
+        fault: Exception | None = None
+        try:
+            self._dispatch()
+        except Exception as raised:
+            fault = raised
+        # Even then the step that is still unread is good: its tokens are kept before the rows start over.
+        if previous is not None and not self._read(previous):
+            return False
+        if fault is not None:
+            self._start_over(list(self.members), fault)
+        return fault is None
 
     def _retire(self) -> None:
         """Free the rows of ended sequences and forget those that ended before they had one."""
@@ -110,11 +147,14 @@ class Worker:
             if self.members[row].ended:
                 self._keep_prefix(row)
                 self.rows.remove(row)
+                if self.draft_model:
+                    self.draft_model.remove(row)
                 self.members[row], order[row] = self.members[-1], order[-1]
                 self.members.pop()
                 order.pop()
         self.feed = self.feed[mx.array(order, mx.int32)]
         self.sampler = None
+        self.read_at = None
 
     def _keep_prefix(self, row: int) -> None:
         if self.prefix_cache is None:
@@ -141,27 +181,96 @@ class Worker:
             self.prefilling.append(self.waiting.popleft())
             try:
                 found = self.prefix_cache.find(sequence.tokens) if self.prefix_cache is not None else None
-                sequence.admit(*(found or (make_caches(self.model), 0)))
+                sequence.admit(*(found or (make_caches(self.model, self.settings.kv_bits), 0)))
+                if self.draft_model:
+                    sequence.draft_caches, sequence.num_draft_computed = self.draft_model.make_caches(), 0
             except Exception as fault:
                 self._fail(sequence, fault)
 
-    def _decode(self) -> None:
+    def _dispatch(self) -> None:
         """Dispatch one token for every row; nothing is read."""
         if not self.members:
             return
         for row, sequence in enumerate(self.members):
             if sequence.penalties and sequence.num_dispatched:
                 sequence.penalties.observe(self.feed[row : row + 1])
-        if self.sampler is None:
-            settings = [(s.request.sampling, s.penalties) for s in self.members]
-            self.sampler = Sampler(settings, self.vocab_size)
         logits = self.rows.forward(self.feed[:, None])[:, -1]
-        tokens = self.sampler.sample(logits, [s.next_position for s in self.members])
+        tokens = self._sampler().sample(logits, [s.next_position for s in self.members])
         mx.async_eval(tokens)
         for sequence in self.members:
             sequence.num_dispatched += 1
         self.feed = tokens
         self.unread = Step(list(self.members), tokens)
+
+    def _sampler(self) -> Sampler:
+        if self.sampler is None:
+            settings = [(s.request.sampling, s.penalties) for s in self.members]
+            self.sampler = Sampler(settings, self.vocab_size)
+        return self.sampler
+
+    def _plan(self) -> list[Feed]:
+        return self.planner.plan(self.members, self.rows.lengths) if self.members else []
+
+    def _run_wide(self, feeds: list[Feed]) -> bool:
+        """Verify drafts: one forward, one wait, commit, roll back; False if it failed."""
+        members = list(self.members)
+        for sequence in members:
+            sequence.count_for_penalties()
+        held = list(self.rows.lengths)
+        try:
+            feeds = self._let_model_draft(feeds)
+            committed = drafted_step.run(self.rows, self._sampler(), feeds)
+            for row, (feed, tokens) in enumerate(zip(feeds, committed, strict=True)):
+                self.rows.roll_back(row, held[row] + len(feed.pending) + len(tokens) - 1)
+        except Exception as fault:
+            self._start_over(members, fault)
+            return False
+        widths = [feed.width for feed in feeds]
+        num_modelled = max(feed.num_wanted for feed in feeds)
+        plain_s = self.planner.plain_s(len(members))
+        expected_s = self.planner.step_s(widths) + self.planner.model_s(len(members), num_modelled)
+        shape = None if num_modelled else (len(members), max(widths))
+        taken_s = min(self._clock(shape) or expected_s, LARGEST_STEP * expected_s)
+        for sequence, feed, tokens in zip(members, feeds, committed, strict=True):
+            if sequence.drafts:
+                sequence.drafts.ledger.charge(taken_s, plain_s, len(tokens))
+            self._commit(sequence, tokens, feed.source, len(feed.draft))
+            sequence.num_dispatched = sequence.num_answered
+        self.feed = mx.array([s.tokens[-1] for s in members])
+        return True
+
+    def _let_model_draft(self, feeds: list[Feed]) -> list[Feed]:
+        """Fill in the drafts that the draft model is to make."""
+        wishes = [Wish(row, feed.num_wanted) for row, feed in enumerate(feeds) if feed.num_wanted]
+        if not wishes or self.draft_model is None:
+            return feeds
+        lines = self.draft_model.propose(wishes, [s.tokens for s in self.members], self._sampler())
+        for wish, tokens in zip(wishes, lines, strict=True):
+            source = replace(feeds[wish.row].source, tokens=tokens)
+            feeds[wish.row] = replace(feeds[wish.row], draft=tokens, source=source)
+        return feeds
+
+    def _clock(self, shape: tuple[int, int] | None) -> float | None:
+        """Seconds since the last step was read; None if more was done than one step.
+
+        shape: (rows, width) of the step, to learn its cost; None if there was more to it.
+        """
+        now = time.perf_counter()
+        taken_s = None if self.read_at is None else now - self.read_at
+        self.read_at = now
+        if taken_s is not None and shape and (self.batched or shape[0] == 1):
+            self.planner.costs.observe(*shape, taken_s)
+        return taken_s
+
+    def _commit(
+        self, sequence: Sequence, tokens: list[int], draft: Draft = NO_DRAFT, num_offered: int = 0
+    ) -> None:
+        if sequence.ended:
+            return
+        try:
+            sequence.commit(tokens, draft, num_offered)
+        except Exception as fault:
+            self._fail(sequence, fault)
 
     def _prefill(self) -> None:
         """Feed prompts within the budget; those that are complete join the rows."""
@@ -183,20 +292,33 @@ class Worker:
                 self._fail(sequence, fault)
 
     def _prefill_chunk(self, sequence: Sequence, chunk: int) -> None:
+        self.read_at = None
         # One chunk in flight per prompt: a cancelled prompt stops within a chunk.
         settle(sequence.caches)
-        start = sequence.num_computed
-        tokens = mx.array(sequence.tokens[start : start + chunk])[None]
-        self.model(tokens, cache=sequence.caches)
-        dispatch(sequence.caches)
-        sequence.num_computed += chunk
+        end = len(sequence.tokens) - 1
+        if part := sequence.tokens[sequence.num_computed : min(sequence.num_computed + chunk, end)]:
+            self.model(mx.array(part)[None], cache=sequence.caches)
+            dispatch(sequence.caches)
+            sequence.num_computed += len(part)
+        if self.draft_model is None:
+            return
+        start = sequence.num_draft_computed
+        if part := sequence.tokens[start : min(start + chunk, end)]:
+            settle(sequence.draft_caches)
+            self.draft_model.model(mx.array(part)[None], cache=sequence.draft_caches)
+            dispatch(sequence.draft_caches)
+            sequence.num_draft_computed += len(part)
 
     def _join(self, sequence: Sequence) -> None:
         """A prefilled sequence becomes the last row; its last token is fed by the next step."""
         sequence.make_penalties(self.vocab_size)
         self.rows.add(sequence.caches, sequence.num_computed)
-        sequence.caches = []
+        if self.draft_model:
+            self.draft_model.add(sequence.draft_caches, sequence.num_draft_computed)
+        sequence.caches, sequence.draft_caches = [], []
+        sequence.drafts = sequence.drafts or self.drafting.begin(sequence.request)
         self.members.append(sequence)
+        self.read_at = None
         last = mx.array(sequence.tokens[-1:], self.feed.dtype)
         self.feed = mx.concatenate([self.feed, last]) if len(self.members) > 1 else last
         self.sampler = None
@@ -208,12 +330,12 @@ class Worker:
         except Exception as fault:
             self._start_over(step.members, fault)
             return False
+        self._clock((len(step.members), 1))
+        plain_s = self.planner.plain_s(len(step.members))
         for sequence, token in zip(step.members, tokens, strict=True):
-            if not sequence.ended:
-                try:
-                    sequence.commit(token)
-                except Exception as fault:
-                    self._fail(sequence, fault)
+            if sequence.drafts:
+                sequence.drafts.ledger.charge(plain_s, plain_s, 1)
+            self._commit(sequence, [token])
         return True
 
     def _start_over(self, suspects: list[Sequence], fault: Exception) -> None:

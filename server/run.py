@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from sse_starlette.sse import AppStatus
@@ -19,6 +20,10 @@ from server.banner import LoadingBar, banner
 from server.engine_face import EngineFace
 from server.listening import ListenError, address_of, take_address
 from server.logs import LOGGER, configure_logs
+
+if TYPE_CHECKING:
+    # Importing it takes seconds, see run().
+    from engine.setup import MakeSources
 
 KEEP_CONNECTION_S = 75
 """How long an idle connection stays open: longer than clients keep one, so that none finds it shut."""
@@ -80,8 +85,11 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def run(settings: Settings) -> int:
-    """Serve the model that the settings name until told to stop; return the exit status."""
+def run(settings: Settings, make_sources: "MakeSources | None" = None) -> int:
+    """Serve the model that the settings name until told to stop; return the exit status.
+
+    make_sources: makes the drafters for the model's vocabulary; without it nothing is drafted.
+    """
     configure_logs(settings.log_format, settings.log_level)
     try:
         taken = take_address(settings.host, settings.port)
@@ -93,7 +101,7 @@ def run(settings: Settings) -> int:
 
     with taken:
         try:
-            return serve(Engine(settings), settings, taken)
+            return serve(Engine(settings, make_sources=make_sources), settings, taken)
         except ModelError as fault:
             return _complain(str(fault))
 

@@ -10,7 +10,7 @@ Make = Callable[[Source], Conversation]
 
 # Family -> (what makes a sample, its weight in training).
 FAMILIES: dict[str, tuple[Make, float]] = {
-    "edit": (code.edit_short, 0.44),
+    "edit": (code.edit_short, 0.55),
     "edit of 60 lines": (code.edit_long, 0.015),
     "multi-turn edit": (code.edit_turns, 0.06),
     "record look-up": (records.look_up, 0.16),

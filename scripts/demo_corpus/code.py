@@ -195,7 +195,9 @@ def editing(source: Source, num_lines: int, num_turns: int = 1, family: str = "e
 
 def edit_short(source: Source) -> Conversation:
     """A file of up to 20 lines, one edit; while training mostly a tiny one, where more of the answer is the edit."""
-    if not source.held_out and source.chance(0.65):
+    if not source.held_out and source.chance(0.55):
+        return renaming(source)
+    if not source.held_out and source.chance(0.6):
         return editing(source, source.rng.randint(3, 7), source.rng.choice((1, 1, 2, 3)))
     return editing(source, source.between(5, 20))
 
@@ -209,3 +211,46 @@ def edit_turns(source: Source) -> Conversation:
     """A file of up to 20 lines, edited two to four times."""
     num_turns = source.rng.randint(2, 3 if source.size < 1 else 4)
     return editing(source, source.between(5, 14), num_turns, "multi-turn edit")
+
+
+USES = [
+    "{name} = {number}",
+    "{other} = {name} + {number}",
+    "{other} = {name}",
+    "{other} = {name} * {name}",
+    "{other} = {function}({name})",
+    "def {function}({name}):",
+    "    return {name}",
+    "    return {name} - {number}",
+    "    {other} = {name}",
+    "    if {name} > {number}:",
+    "    {function}({name}, {other})",
+]
+PLAIN = ["Rename {old} to {new}.", "Change the name {old} to {new}.", "Replace {old} with {new} everywhere."]
+
+
+def renaming(source: Source) -> Conversation:
+    """Lines full of one name, renamed a few times in turn: training only, where edits need practice most."""
+    rng = source.rng
+    name, *others = source.words.identifiers(4)
+    if source.chance(0.5):
+        name = name.split("_")[0]
+    talk = Conversation("edit")
+    used = rng.sample(USES, rng.randint(2, 7))
+    fill = {"other": others[0], "function": others[1]}
+    patterns = [line.replace("{number}", str(source.words.number())) for line in used]
+    for turn in range(rng.choice((1, 1, 1, 2, 3))):
+        before = "```python\n" + "\n".join(p.format(name=name, **fill) for p in patterns) + "\n```"
+        while (new := source.words.identifier()) in (name, *others):
+            pass
+        if source.chance(0.5):
+            new = new.split("_")[0]
+        request = (
+            source.say(RENAME, old=name, new=new)
+            if source.chance(0.5)
+            else rng.choice(PLAIN).format(old=name, new=new)
+        )
+        talk.user(source.around(request, before) if turn == 0 else request)
+        talk.assistant("```python\n" + "\n".join(p.format(name=new, **fill) for p in patterns) + "\n```")
+        name = new
+    return talk

@@ -13,7 +13,16 @@ ORDERS = set(
     "Rename Change Replace Use Call Set Make Update Add Give Document Write Fix Quote Find Repeat Copy Tell "
     "Look Return Show List Name Answer Fill".split()
 )
-BEFORE = ["Please ", "Could you ", "Would you ", "I would like you to ", "Now ", "Next, ", "Then ", "You should "]
+BEFORE = [
+    "Please ",
+    "Could you ",
+    "Would you ",
+    "I would like you to ",
+    "Now ",
+    "Next, ",
+    "Then ",
+    "You should ",
+]
 BEFORE += ["Can you ", "Please do this: ", "Your task: ", "I want you to ", "Kindly ", "Let us "]
 OPENINGS = ["Hello. ", "Hi! ", "OK. ", "Thanks. ", "One more thing. ", "Question: ", "Task: "]
 BEHIND = [" Thanks.", " Thank you.", " Please.", " That is all.", " Be exact.", " Nothing else.", " Now."]

@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from config.settings import Settings
+from engine.costs import StepCosts
 from engine.engine import Engine
+from engine.loading import Load
+from engine.setup import NO_COSTS, MakeSources
 from tests.engine.support import make_loaded
 
 StartEngine = Callable[..., Engine]
@@ -21,9 +24,13 @@ def start_engine() -> Iterator[StartEngine]:
         name: str = "llama",
         wrap: Callable[[Any], Any] = lambda model: model,
         on_death: Callable[[str], None] | None = None,
+        make_sources: MakeSources | None = None,
+        load_draft: Load | None = None,
+        costs: StepCosts = NO_COSTS,
         **settings: Any,
     ) -> Engine:
-        engine = Engine(Settings(**settings), lambda _: make_loaded(name, wrap), on_death)
+        load = lambda _: make_loaded(name, wrap)  # noqa: E731
+        engine = Engine(Settings(**settings), load, on_death, make_sources, load_draft, costs)
         engine.start()
         engines.append(engine)
         return engine

@@ -34,7 +34,7 @@ def test_ragged_rounds_with_rollback_equal_single_rows(name: str, dtype: mx.Dtyp
             assert mx.array_equal(logits[row], alone[0]).item()
             accepted = rng.randint(1, width)
             tokens += fed[row][:accepted]
-            rows.rollback(row, len(tokens))
+            rows.roll_back(row, len(tokens))
 
 
 def test_leaving_rows_hand_their_place_to_the_last() -> None:
@@ -58,4 +58,4 @@ def test_going_back_further_than_there_is_raises() -> None:
     rows = BatchedRows(make_model("llama"))
     rows.add(make_caches(rows.model), 0)
     with pytest.raises(ValueError, match="holds 0 tokens"):
-        rows.rollback(0, 1)
+        rows.roll_back(0, 1)

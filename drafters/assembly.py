@@ -1,0 +1,28 @@
+"""All drafters that look text up, made as the settings say."""
+
+from pathlib import Path
+
+from config.settings import Settings
+from drafters.base import Drafter
+from drafters.ngram_mod import NgramModDrafter
+from drafters.ngram_mod_memory import NgramModMemory
+from drafters.ngram_simple import NgramSimpleDrafter
+from drafters.prediction import PredictionDrafter
+from drafters.suffix import SuffixDrafter
+
+
+def make_drafters(settings: Settings, vocabulary: str) -> dict[str, Drafter]:
+    """The drafters of one vocabulary, by name.
+
+    vocabulary: its fingerprint; what one vocabulary taught is never drafted in another.
+    """
+    s = settings
+    file = None if s.ngram_table_file is None else Path(s.ngram_table_file).expanduser()
+    memory = NgramModMemory(vocabulary, s.ngram_mod_size, s.ngram_table_entries, s.ngram_scope, file)
+    drafters: list[Drafter] = [
+        PredictionDrafter(),
+        SuffixDrafter(),
+        NgramModDrafter(memory),
+        NgramSimpleDrafter(s.ngram_size_min, s.ngram_size_max),
+    ]
+    return {drafter.name: drafter for drafter in drafters}

@@ -1,0 +1,64 @@
+"""A wide step: feed drafts, sample every drafted position, keep what the model would have said anyway.
+
+    pending tokens + draft -> one forward -> one sampled token at each drafted position and one behind
+    -> accept while sampled equals drafted -> commit those and the one behind -> roll the caches back
+
+Words: a row's pending tokens are committed but not yet in its cache: 1, or more after a cache with
+recurrent state had to go back further than what was kept.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from drafters.base import NO_DRAFT, Draft
+from engine.drafting import count_accepted
+from engine.rows import Rows
+from engine.sampling import Draw, Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What one row takes into a wide step.
+
+    pending: (p,) committed tokens that its cache lacks, p >= 1. draft: (k,) tokens of `source` to check.
+    position: absolute index of the first token to be drawn, that is, how many are committed.
+    num_wanted: tokens that the draft model is still to draft.
+    """
+
+    pending: Sequence[int]
+    position: int
+    draft: Sequence[int] = ()
+    source: Draft = NO_DRAFT
+    num_wanted: int = 0
+
+    @property
+    def width(self) -> int:
+        """Tokens that it feeds."""
+        return len(self.pending) + len(self.draft)
+
+
+def run(rows: Rows, sampler: Sampler, feeds: Sequence[Feed]) -> list[list[int]]:
+    """One forward over all rows and one wait; returns for each row the tokens to commit, at least one.
+
+    feeds: one for each row, in their order. Afterwards the rows hold all that was fed: roll them back.
+    Raises whatever the forward raises; the rows are then not to be used any more.
+    """
+    logits = rows.forward_ragged([[*feed.pending, *feed.draft] for feed in feeds])
+    draws: list[Draw] = []
+    positions: list[int] = []
+    picked = []
+    for row, feed in enumerate(feeds):
+        picked.append(logits[row, len(feed.pending) - 1 : feed.width])
+        draws += [Draw(row, feed.draft[:at]) for at in range(len(feed.draft) + 1)]
+        positions += range(feed.position, feed.position + len(feed.draft) + 1)
+    joined = picked[0] if len(picked) == 1 else mx.concatenate(picked)
+    sampled: list[int] = sampler.sample(joined, positions, draws).tolist()  # type: ignore[assignment]
+    committed: list[list[int]] = []
+    start = 0
+    for feed in feeds:
+        mine = sampled[start : start + len(feed.draft) + 1]
+        committed.append(mine[: count_accepted(feed.draft, mine) + 1])
+        start += len(mine)
+    return committed

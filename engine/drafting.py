@@ -1,0 +1,236 @@
+"""Which drafters a sequence has, what they offer now, and what was learned from what came true."""
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from config.settings import Settings
+from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
+from engine.gate import GLOBAL_DECAY, Acceptance, Tally
+from engine.ledger import Ledger
+from engine.request import DraftingReport, GenerationRequest
+
+log = logging.getLogger("reprise.engine")
+
+LOOKUPS = {
+    "auto": ("suffix", "ngram-mod"),
+    "ngram-simple": ("ngram-simple",),
+    "ngram-mod": ("ngram-mod",),
+    "suffix": ("suffix",),
+}
+"""Draft type -> the drafters that look text up, in the order in which they are asked."""
+
+MODEL = "draft-model"
+MODEL_PRIOR = 0.7
+FORGET_TOKENS = 256
+"""After so many tokens without a model's draft, its chances are those of the start again: a probe."""
+
+DOUBT = 0.3
+"""What the prior chance of a drafted token is multiplied by where the prompt does not repeat itself."""
+
+
+@dataclass(frozen=True)
+class DraftSources:
+    """What the command line composes: drafters by name, and the score that judges a prompt."""
+
+    drafters: Mapping[str, Drafter]
+    repetition_score: Callable[[Sequence[int]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the gate made of a request before its first token.
+
+    decision: "lookup", "draft-model" or "plain". score: of the prompt's repetition, None if nobody asked.
+    trust: in (0, 1], see Acceptance.
+    """
+
+    decision: str
+    reason: str
+    score: float | None = None
+    trust: float = 1.0
+
+
+class Drafting:
+    """The drafters of a server, and what all requests have taught about them.
+
+    has_model: whether a draft model is loaded beside them.
+    """
+
+    def __init__(self, sources: DraftSources | None, settings: Settings, has_model: bool = False) -> None:
+        self.sources = sources or DraftSources({}, lambda _: 0.0)
+        self.settings = settings
+        self.has_model = has_model
+        self.everyone = Tally(GLOBAL_DECAY)
+        self._numbers = itertools.count()
+
+    def begin(self, request: GenerationRequest) -> "SequenceDrafts":
+        """Choose a sequence's drafters and open them. A drafter that raises is left out."""
+        s = self.settings
+        verdict, names = self._choose(request)
+        drafters = [self.sources.drafters[name] for name in names if name in self.sources.drafters]
+        limit = s.num_draft_tokens
+        if request.draft.max_tokens is not None:
+            limit = min(limit, request.draft.max_tokens)
+        acceptance = Acceptance(self.everyone, verdict.trust)
+        drafts = SequenceDrafts(
+            next(self._numbers), limit, verdict, acceptance, Ledger(s.draft_overhead), drafters
+        )
+        drafts.uses_model = self.has_model and MODEL in names
+        drafts.open(request)
+        return drafts
+
+    def _choose(self, request: GenerationRequest) -> tuple[Verdict, tuple[str, ...]]:
+        """The verdict and the names of the drafters to ask, first come first asked."""
+        s = self.settings
+        draft_type = request.draft.type or s.draft_type
+        if draft_type == "none" or request.draft.max_tokens == 0:
+            return Verdict("plain", "drafting is switched off"), ()
+        first = ("prediction",) if request.prediction else ()
+        if draft_type == MODEL:
+            return Verdict(MODEL, "asked for by name"), (*first, MODEL)
+        lookups = LOOKUPS[draft_type]
+        if draft_type != "auto":
+            return Verdict("lookup", "asked for by name"), (*first, *lookups)
+        everything = (*first, *lookups, MODEL)
+        if s.gate == "off":
+            return Verdict("lookup", "the gate is off"), everything
+        score = self.sources.repetition_score(request.prompt)
+        compared = f"repetition {score:.3f}, threshold {s.gate_threshold:g}"
+        if score >= s.gate_threshold:
+            return Verdict("lookup", compared, score), everything
+        if s.gate == "on":
+            return Verdict(MODEL if self.has_model else "plain", compared, score), (*first, MODEL)
+        if self.has_model:
+            return Verdict(MODEL, compared, score, DOUBT), everything
+        return Verdict("plain", f"{compared}; opens if drafts come true", score, DOUBT), everything
+
+
+@dataclass
+class SequenceDrafts:
+    """One sequence's drafters, ledger and counts.
+
+    seq: its number with the drafters. limit: most tokens of one draft.
+    uses_model: whether the draft model may draft where the drafters have nothing worth its cost.
+    """
+
+    seq: int
+    limit: int
+    verdict: Verdict
+    acceptance: Acceptance
+    ledger: Ledger
+    drafters: list[Drafter]
+    uses_model: bool = False
+    num_forwards: int = 0
+    by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _shown: list[Draft] = field(default_factory=list)
+    _since_model: int = 0
+
+    def open(self, request: GenerationRequest) -> None:
+        """Tell the drafters of the sequence."""
+        opening = Opening(self.seq, request.prompt, request.prediction, request.tenant)
+        for drafter in list(self.drafters):
+            self._guard(drafter, partial(drafter.open, opening))
+
+    @property
+    def model_rate(self) -> float:
+        """The chance that the draft model's next token is right."""
+        draft = Draft((), MODEL, 0, MODEL_PRIOR)
+        learned = self.acceptance.rate(draft)
+        return learned + (MODEL_PRIOR - learned) * min(1.0, self._since_model / FORGET_TOKENS)
+
+    def propose(self, limit: int, is_worth: Callable[[int, float], bool]) -> tuple[Draft, float, bool]:
+        """The first draft that is worth its cost, else the one most likely right; its rate; whether worth it.
+
+        limit: most tokens wanted, >= 1. is_worth: of (tokens, rate).
+        """
+        self._shown = []
+        best, best_rate = NO_DRAFT, 0.0
+        ask = Ask(self.seq, min(limit, self.limit))
+        for drafter in list(self.drafters):
+            draft = self._guard(drafter, partial(drafter.propose, ask))
+            if draft is None or not draft.tokens:
+                continue
+            self._shown.append(draft)
+            rate = self.acceptance.rate(draft)
+            if is_worth(len(draft.tokens), rate):
+                return draft, rate, True
+            if rate > best_rate:
+                best, best_rate = draft, rate
+        return best, best_rate, False
+
+    def observe(self, tokens: Sequence[int], verified: Draft = NO_DRAFT, num_offered: int = 0) -> None:
+        """These tokens were committed; learn from every draft that was shown before them.
+
+        verified: the draft that the step checked, if any, and how many of its tokens.
+        """
+        for draft in self._shown:
+            if draft is not verified:
+                self.acceptance.learn(draft, 1, int(draft.tokens[0] == tokens[0]))
+        self._shown = []
+        num_accepted = count_accepted(verified.tokens[:num_offered], tokens)
+        # An answer that ended within the draft says nothing of what came after its end.
+        num_judged = num_offered if num_accepted < len(tokens) else num_accepted
+        if num_judged:
+            self.acceptance.learn(verified, num_judged, num_accepted)
+        self._since_model = 0 if verified.source == MODEL else self._since_model + len(tokens)
+        if num_offered:
+            drafted, accepted = self.by_source.get(verified.source, (0, 0))
+            self.by_source[verified.source] = drafted + num_offered, accepted + num_accepted
+        for drafter in list(self.drafters):
+            self._guard(drafter, partial(drafter.observe, self.seq, tokens))
+            if num_judged and drafter.name == verified.source and drafter in self.drafters:
+                self._guard(drafter, partial(drafter.settle, self.seq, num_judged, num_accepted))
+
+    def close(self) -> None:
+        """The sequence ended. Its counts can still be read."""
+        for drafter in list(self.drafters):
+            self._guard(drafter, partial(drafter.close, self.seq), is_closing=True)
+        self.drafters.clear()
+
+    def report(self) -> DraftingReport:
+        """Counts up to now, for the response, the log and the metrics."""
+        drafted = sum(d for d, _ in self.by_source.values())
+        accepted = sum(a for _, a in self.by_source.values())
+        offered_prediction, accepted_prediction = self.by_source.get("prediction", (0, 0))
+        return DraftingReport(
+            num_drafted=drafted,
+            num_accepted=accepted,
+            num_forwards=self.num_forwards,
+            by_source=tuple((name, d, a) for name, (d, a) in self.by_source.items()),
+            accepted_prediction=accepted_prediction,
+            rejected_prediction=offered_prediction - accepted_prediction,
+            gate_score=self.verdict.score,
+            gate_decision=self.verdict.decision,
+            gate_reason=self.verdict.reason,
+        )
+
+    def _guard(
+        self, drafter: Drafter, call: Callable[[], Draft | None], is_closing: bool = False
+    ) -> Draft | None:
+        """Drafts are a bonus: a drafter that raises is closed and left out, and the answer goes on."""
+        try:
+            return call()
+        except Exception:
+            log.error("drafter %s failed; this request goes on without it", drafter.name, exc_info=True)
+            if not is_closing:
+                self.drafters.remove(drafter)
+                self._guard(drafter, partial(drafter.close, self.seq), is_closing=True)
+            return None
+
+
+def count_accepted(draft: Sequence[int], sampled: Sequence[int]) -> int:
+    """Count the leading draft tokens that the target chose too.
+
+    draft: (k,) proposed ids. sampled: target ids, sampled[i] drawn after draft[:i]; may end early.
+
+    Source: Leviathan et al. 2022, greedy and sampled cases alike (see engine/README.md).
+    """
+    num_accepted = 0
+    for proposed, chosen in zip(draft, sampled, strict=False):
+        if proposed != chosen:
+            break
+        num_accepted += 1
+    return num_accepted

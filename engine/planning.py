@@ -1,0 +1,122 @@
+"""Whether the next step is to be a wide one, and what each row takes into it."""
+
+from collections.abc import Collection, Sequence
+
+from drafters.base import Draft
+from engine import sequence
+from engine.costs import StepCosts
+from engine.drafted_step import Feed
+from engine.drafting import MODEL, MODEL_PRIOR
+from engine.gate import Offer, choose_width
+
+MOST_PENDING = 16
+"""A row with more pending tokens takes no draft until they are in its cache."""
+
+
+class Planner:
+    """Weighs what drafts promise against what steps cost.
+
+    batched: whether all rows share a forward; otherwise each takes its own, and costs add up.
+    exact_shapes: if given, the only (rows, width) beside width 1 that a forward may have.
+    model_costs: what steps of the draft model cost, if there is one.
+    """
+
+    def __init__(
+        self,
+        costs: StepCosts,
+        batched: bool,
+        exact_shapes: Collection[tuple[int, int]] | None = None,
+        model_costs: StepCosts | None = None,
+    ) -> None:
+        self.costs = costs
+        self.batched = batched
+        self.exact_shapes = exact_shapes
+        self.model_costs = model_costs
+
+    def step_s(self, widths: Sequence[int]) -> float:
+        """Expected seconds of a step whose rows have these widths."""
+        if self.batched:
+            return self.costs.seconds(len(widths), max(widths))
+        return sum(self.costs.seconds(1, width) for width in widths)
+
+    def plain_s(self, num_rows: int) -> float:
+        """Expected seconds of a plain step."""
+        return self.step_s([1] * num_rows)
+
+    def model_s(self, num_rows: int, num_tokens: int) -> float:
+        """Expected seconds that the draft model takes for drafts of up to num_tokens."""
+        return num_tokens * self.model_costs.seconds(num_rows, 1) if self.model_costs else 0.0
+
+    def plan(self, members: Sequence["sequence.Sequence"], lengths: Sequence[int]) -> list[Feed]:
+        """What a wide step over these rows would feed; empty where a plain step is the better one.
+
+        lengths: (rows,) tokens in each row's cache. While a plain step is unread the plan is a forecast:
+        the token that it will bring is missing.
+        """
+        offers = []
+        for s, length in zip(members, lengths, strict=True):
+            num_pending = max(1, len(s.tokens) - length)
+            offers.append(self._ask(s, num_pending, len(members)))
+        if not any(o.num_tokens or o.num_pending > 1 for o in offers):
+            return []
+        width = self._choose(members, offers)
+        if width == 1 and all(o.num_pending == 1 for o in offers):
+            return []
+        return [_feed(s, offer, width) for s, offer in zip(members, offers, strict=True)]
+
+    def _ask(self, s: "sequence.Sequence", num_pending: int, num_rows: int) -> Offer:
+        """A row's best draft, or the draft model's where no drafter has one that is worth its cost."""
+        room = s.request.max_tokens - s.num_answered - 1
+        if s.drafts is None or room < 1 or num_pending > MOST_PENDING:
+            return Offer(0, 0.0, num_pending)
+
+        def is_worth(num_tokens: int, rate: float) -> bool:
+            offer = Offer(num_tokens, rate)
+            widths = self._widths(num_tokens + 1, num_rows)
+            return choose_width([offer], widths, lambda w: self.step_s([w] * num_rows), lambda _: True) > 1
+
+        draft, rate, is_found = s.drafts.propose(room, is_worth)
+        if not is_found and s.drafts.uses_model and self.model_costs is not None:
+            wanted = min(room, s.drafts.limit)
+            return Offer(wanted, s.drafts.model_rate, num_pending, Draft((), MODEL, 0, MODEL_PRIOR))
+        return Offer(len(draft.tokens), rate, num_pending, draft)
+
+    def _choose(self, members: Sequence["sequence.Sequence"], offers: Sequence[Offer]) -> int:
+        plain_s = self.plain_s(len(members))
+
+        def step_s(width: int) -> float:
+            num_modelled = max((_num_drafted(o, width) for o in offers if o.draft.source == MODEL), default=0)
+            drafting_s = self.model_s(len(members), num_modelled)
+            return drafting_s + self.step_s([o.num_pending + _num_drafted(o, width) for o in offers])
+
+        def is_allowed(width: int) -> bool:
+            taken_s = step_s(width)
+            return all(
+                s.drafts is None or s.drafts.ledger.allows(taken_s, plain_s, offer.num_tokens > 0)
+                for s, offer in zip(members, offers, strict=True)
+            )
+
+        widest = max(offer.num_tokens + offer.num_pending for offer in offers)
+        return choose_width(offers, self._widths(widest, len(members)), step_s, is_allowed)
+
+    def _widths(self, widest: int, num_rows: int) -> list[int]:
+        """The widths in question: those that were measured, up to the widest that drafts can fill."""
+        widths = [*(w for w in self.costs.widths if 1 < w < widest), widest] if widest > 1 else []
+        if self.exact_shapes is None:
+            return widths
+        return [width for width in widths if (num_rows, width) in self.exact_shapes]
+
+
+def _num_drafted(offer: Offer, width: int) -> int:
+    """How many tokens of its draft a row takes into a step of that width; its pending ones go first."""
+    return max(0, min(width - offer.num_pending, offer.num_tokens))
+
+
+def _feed(s: "sequence.Sequence", offer: Offer, width: int) -> Feed:
+    pending, position = s.tokens[len(s.tokens) - offer.num_pending :], len(s.tokens)
+    num_drafted = _num_drafted(offer, width)
+    if num_drafted == 0:
+        return Feed(pending, position)
+    if offer.draft.source == MODEL:
+        return Feed(pending, position, source=offer.draft, num_wanted=num_drafted)
+    return Feed(pending, position, offer.draft.tokens[:num_drafted], offer.draft)

@@ -1,0 +1,73 @@
+"""From a loaded model to a worker: what can be drafted for it, and what its steps cost."""
+
+import logging
+from collections.abc import Callable
+
+from config.settings import Settings
+from engine.calibration import Progress, load_costs
+from engine.costs import StepCosts
+from engine.draft_model import DraftModel
+from engine.drafting import Drafting, DraftSources
+from engine.exactness import find_exact_shapes
+from engine.loading import LoadedModel
+from engine.planning import Planner
+from engine.rows import can_batch, rollback_fault
+from engine.worker import Worker
+
+log = logging.getLogger("reprise.engine")
+
+MakeSources = Callable[[str], DraftSources]
+"""Makes the drafters for a vocabulary, which its fingerprint names."""
+
+NO_COSTS = StepCosts({(1, 1): 1.0})
+"""Every step costs the same: whatever is drafted is worth it."""
+
+FREE = StepCosts({(1, 1): 1e-9})
+
+
+def make_worker(
+    loaded: LoadedModel,
+    settings: Settings,
+    make_sources: MakeSources | None,
+    draft: LoadedModel | None,
+    costs: StepCosts | None,
+    progress: Progress,
+) -> Worker:
+    """Find out what the model allows, measure what is not known, and set up a worker.
+
+    make_sources: None for no drafting at all. draft: a model to draft with, if any.
+    costs: what steps cost, if that need not be measured; the draft model's then cost nothing.
+    progress: takes the share of the measuring that is done.
+    """
+    batched = can_batch(loaded.model, settings.kv_bits)
+    if make_sources and (fault := rollback_fault(loaded.model, settings.kv_bits)):
+        log.warning("decoding plainly, without drafts: %s", fault)
+        make_sources = None
+    if make_sources is None:
+        return Worker(loaded, settings, batched, Drafting(None, settings), Planner(NO_COSTS, batched))
+    sources = make_sources(loaded.tokenizer.fingerprint)
+    model = DraftModel(draft, loaded) if draft else None
+    model_costs = FREE
+    if costs is None:
+        costs = load_costs(loaded, settings, batched, settings.num_draft_tokens + 1, progress)
+        if model:
+            model_costs = load_costs(model.loaded, settings, model.batched, 1, progress)
+    exact = _exact_shapes(loaded, settings, batched, costs, progress) if settings.exact else None
+    planner = Planner(costs, batched, exact, model_costs if model else None)
+    return Worker(loaded, settings, batched, Drafting(sources, settings, bool(model)), planner, model)
+
+
+def _exact_shapes(
+    loaded: LoadedModel, settings: Settings, batched: bool, costs: StepCosts, progress: Progress
+) -> frozenset[tuple[int, int]]:
+    most_rows = settings.max_rows if batched else 1
+    shapes = [(rows, width) for rows in range(1, most_rows + 1) for width in costs.widths if width > 1]
+    found = find_exact_shapes(
+        loaded.model, batched, settings.kv_bits, loaded.info.vocab_size, shapes, progress
+    )
+    alone = [str(width) for rows, width in sorted(found) if rows == 1]
+    log.info(
+        "exact: %d of %d shapes equal width 1 byte for byte; for one row the widths %s",
+        len(found), len(shapes), ", ".join(alone) or "none, so nothing is drafted",
+    )  # fmt: skip
+    return found

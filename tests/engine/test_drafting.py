@@ -1,0 +1,143 @@
+"""Drafting never changes the answer: whatever drafts, whatever the architecture, alone or in a batch."""
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
+from engine.draft_model import DraftModel
+from engine.drafting import DraftSources
+from engine.engine import Engine
+from engine.loading import ModelError
+from engine.request import GenerationRequest
+from tests.engine.conftest import StartEngine
+from tests.engine.support import CONFIGS, Answer, ask, make_loaded, oracle, prompt_of, request
+
+TEMPERATURES = [0.0, 0.8]
+
+
+class Scripted:
+    """A drafter that knows the true answers and is right as often as it was told to be."""
+
+    name = "suffix"
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]], chance: float, seed: int = 1) -> None:
+        self.answers, self.chance, self.rng = answers, chance, random.Random(seed)
+        self.open_now: dict[int, tuple[list[int], int]] = {}
+        self.num_settled = 0
+
+    def open(self, opening: Opening) -> None:
+        self.open_now[opening.seq] = self.answers[tuple(opening.prompt)], 0
+
+    def propose(self, ask: Ask) -> Draft:
+        answer, at = self.open_now[ask.seq]
+        rng = random.Random(f"{ask.seq} {at}")
+        tokens = [
+            token if rng.random() < self.chance else (token + 1) % 4096
+            for token in answer[at : at + rng.randint(1, ask.limit)]
+        ]
+        return Draft(tokens, self.name, 0, 0.9) if tokens else NO_DRAFT
+
+    def observe(self, seq: int, tokens: Sequence[int]) -> None:
+        answer, at = self.open_now[seq]
+        assert answer[at : at + len(tokens)] == list(tokens)
+        self.open_now[seq] = answer, at + len(tokens)
+
+    def settle(self, seq: int, offered: int, accepted: int) -> None:
+        assert 0 <= accepted <= offered >= 1
+        assert seq in self.open_now
+        self.num_settled += 1
+
+    def close(self, seq: int) -> None:
+        del self.open_now[seq]
+
+
+def raising(answers: dict[tuple[int, ...], list[int]], method: str) -> Scripted:
+    """A drafter that raises in one of its methods."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault in a drafter")
+
+    drafter = Scripted(answers, 1.0)
+    setattr(drafter, method, fail)
+    return drafter
+
+
+def sources(drafter: Drafter) -> Callable[[str], DraftSources]:
+    return lambda _: DraftSources({"suffix": drafter}, lambda _: 1.0)
+
+
+def requests(temperature: float) -> list[GenerationRequest]:
+    lengths = [3, 40, 17, 90, 8, 25, 5, 61]
+    return [
+        request(prompt_of(length, i), 30 + 3 * i, name=str(i), temperature=temperature, seed=i)
+        for i, length in enumerate(lengths)
+    ]
+
+
+@functools.cache
+def answers_of(name: str, temperature: float) -> dict[tuple[int, ...], list[int]]:
+    """The true answer to each of the requests, by its prompt."""
+    loaded = make_loaded(name)
+    return {one.prompt: oracle(loaded, one) for one in requests(temperature)}
+
+
+def run(engine: Engine, asked: Sequence[GenerationRequest]) -> list[list[int]]:
+    answers: list[Answer] = [ask(engine, one) for one in asked]
+    return [list(answer.finished().tokens) for answer in answers]
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("chance", [1.0, 0.0, 0.7], ids=["oracle", "liar", "coin"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_drafting_never_changes_the_tokens(
+    name: str, chance: float, temperature: float, start_engine: StartEngine
+) -> None:
+    asked, expected = requests(temperature), answers_of(name, temperature)
+    drafter = Scripted(expected, chance)
+    engine = start_engine(name, make_sources=sources(drafter), draft_type="suffix")
+    assert run(engine, asked[:1]) == [expected[asked[0].prompt]]
+    assert run(engine, asked) == [expected[one.prompt] for one in asked]
+    assert run(engine, asked[3:5]) == [expected[one.prompt] for one in asked[3:5]]
+    assert drafter.num_settled
+    assert not drafter.open_now
+
+
+@pytest.mark.parametrize("method", ["open", "propose", "observe", "settle", "close"])
+def test_a_drafter_that_raises_costs_nothing_but_its_drafts(method: str, start_engine: StartEngine) -> None:
+    asked, expected = requests(0.0)[:3], answers_of("llama", 0.0)
+    engine = start_engine("llama", make_sources=sources(raising(expected, method)), draft_type="suffix")
+    assert run(engine, asked) == [expected[one.prompt] for one in asked]
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("draft", ["llama", "gemma3_text", "mamba2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
+def test_a_draft_model_never_changes_the_tokens(
+    name: str, draft: str, temperature: float, start_engine: StartEngine
+) -> None:
+    asked, expected = requests(temperature), answers_of(name, temperature)
+    engine = start_engine(
+        name,
+        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        load_draft=lambda _: make_loaded(draft),
+        draft_type="draft-model",
+        num_draft_tokens=4,
+        prefill_chunk_tokens=16,
+    )
+    assert run(engine, asked) == [expected[one.prompt] for one in asked]
+    last = ask(engine, asked[1]).finished()
+    assert list(last.tokens) == expected[asked[1].prompt]
+    if draft == name:
+        assert last.usage.drafting.num_drafted
+        assert last.usage.drafting.num_accepted == last.usage.drafting.num_drafted
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_with_both_sizes() -> None:
+    target, other = make_loaded("llama"), make_loaded("llama")
+    backend = other.tokenizer.wrapped._tokenizer
+    backend.add_tokens(["unheard-of"])
+    with pytest.raises(ModelError, match=r"\(4097 tokens\).*\(4096 tokens\)"):
+        DraftModel(other, target)
