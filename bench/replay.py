@@ -96,16 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _print_calibration(console, name, cases)
         return
     for name, cases in corpora.items():
-        if not cases:
-            continue
-        table = Table("policy", title=f"{name}: {' | '.join(curve.name for curve in CURVES)}")
-        for _ in CURVES:
-            for column in ("TPF", "speed", "slowest"):
-                table.add_column(column, justify="right")
-        for policy in POLICIES:
-            if options.only in policy.name:
-                table.add_row(policy.name, *(cell for c in CURVES for cell in _cells(run(policy, cases, c))))
-        console.print(table)
+        if cases:
+            console.print(_compared(name, cases, options.only))
     for note in NOTES:
         console.print(note, style="dim", highlight=False)
 
@@ -117,6 +109,19 @@ def run(policy: Policy, cases: Sequence[Case], curve: Curve) -> list[Outcome]:
         replay([drafter], chooser, curve, Opening(number, case.prompt), case.answer)
         for number, case in enumerate(cases)
     ]
+
+
+def _compared(name: str, cases: Sequence[Case], only: str) -> Table:
+    table = Table("policy", title=f"{name}: {' | '.join(curve.name for curve in CURVES)}")
+    for _ in CURVES:
+        for column in ("TPF", "speed", "slowest"):
+            table.add_column(column, justify="right")
+    for policy in POLICIES:
+        if only in policy.name:
+            table.add_row(
+                policy.name, *(cell for curve in CURVES for cell in _cells(run(policy, cases, curve)))
+            )
+    return table
 
 
 def _cells(outcomes: Sequence[Outcome]) -> list[str]:
