@@ -26,7 +26,7 @@ Caches = list[Any]
 """One row's caches in mlx-lm's form, a cache a layer."""
 
 
-class FittedQuantizedKVCache(QuantizedKVCache):  # type: ignore[misc]
+class FittedQuantizedKVCache(QuantizedKVCache):
     """mlx-lm's quantised keys and values, with a group size that fits the heads it is given."""
 
     def __init__(self, bits: int) -> None:

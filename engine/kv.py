@@ -47,7 +47,7 @@ class RowLengths:
         self.widths, self.width = widths, max(widths)
         self.padding = None
         if min(widths) < self.width:
-            self.padding = (mx.arange(self.width) >= mx.array(widths)[:, None])[:, None, :, None]
+            self.padding = (mx.arange(self.width) >= mx.array(list(widths))[:, None])[:, None, :, None]
         self.uniform = len(set(self.lengths)) == 1
         dirty = max(end - length for end, length in zip(self.dirty_ends, self.lengths, strict=True))
         # Rows of one length read nothing that they do not write in the same forward.

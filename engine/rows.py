@@ -101,7 +101,7 @@ class BatchedRows:
         """One forward over right-padded rows. What a row is padded with falls behind its end."""
         width = max(map(len, fed))
         # A row's own last token: computing it again is surely harmless.
-        padded = [[*tokens, *tokens[-1:] * (width - len(tokens))] for tokens in fed]
+        padded = [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in fed]
         return self._forward(mx.array(padded), [len(tokens) for tokens in fed])
 
     def _forward(self, tokens: mx.array, widths: Sequence[int]) -> mx.array:
@@ -149,9 +149,11 @@ class SeparateRows:
 
     def remove(self, row: int) -> None:
         """A row leaves; the last row takes its place."""
-        for of_rows in (self.caches, self._lengths, self._snapshots):
-            of_rows[row] = of_rows[-1]
-            of_rows.pop()  # type: ignore[attr-defined]
+        self.caches[row], self._lengths[row] = self.caches[-1], self._lengths[-1]
+        self._snapshots[row] = self._snapshots[-1]
+        self.caches.pop()
+        self._lengths.pop()
+        self._snapshots.pop()
 
     def forward(self, tokens: mx.array) -> mx.array:
         """A forward a row, in order."""
