@@ -50,6 +50,13 @@ def count_accepted(draft: Sequence[int], follows: Sequence[int]) -> int:
     return min(len(draft), len(follows))
 
 
+class Costs(Protocol):
+    """What a step costs by its width."""
+
+    def cost(self, width: int) -> float:
+        """In plain steps, or any other unit."""
+
+
 @dataclass
 class Outcome:
     """What a replay of one answer took. cost: in plain steps."""
@@ -156,7 +163,7 @@ class Gate(Always):
 def replay(
     drafters: Sequence[Drafter],
     chooser: Chooser,
-    curve: Curve,
+    curve: Costs,
     opening: Opening,
     answer: Sequence[int],
     calibration: Calibration | None = None,

@@ -2,12 +2,13 @@
 
 import argparse
 
-HELP = "Measure a running server, or two against each other."
+HELP = "Measure servers under load, or decoding with drafts against decoding without."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give the parser the benchmarks, and each of them its own arguments."""
     # Here, so that other commands do not load the workloads.
+    from bench import decode
     from bench.serve import add_arguments as add_serve_arguments
     from bench.serve import run as run_serve
 
@@ -17,3 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_serve_arguments(own)
     own.set_defaults(run=run_serve)
+    own = benchmarks.add_parser(
+        "decode",
+        help="Decode chats plainly and with drafts, and compare tokens and times.",
+        allow_abbrev=False,
+    )
+    decode.add_arguments(own)
+    own.set_defaults(run=decode.run)

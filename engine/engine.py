@@ -102,6 +102,13 @@ class Engine:
         return self._require_loaded().info
 
     @property
+    def costs(self) -> StepCosts:
+        """What steps cost, as the engine knows it now. Raises RuntimeError before start() has returned."""
+        if self._worker is None:
+            raise RuntimeError("the engine has not been started")
+        return self._worker.planner.costs
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The loaded model's tokenizer. Raises RuntimeError before start() has returned."""
         return self._require_loaded().tokenizer
@@ -151,12 +158,12 @@ class Engine:
             return EngineStatus(self._state, running, max(0, self._num_live - running), self._fault)
 
     def memory_status(self) -> dict[str, Any]:
-        """Counts of the memory that drafters share across requests. Raises SharedMemoryError."""
+        """Counts of the n-gram table that requests share. Raises SharedMemoryError."""
         return self._memory().status()
 
     def memory_reset(self) -> None:
-        """Forget it. Raises SharedMemoryError."""
-        self._between_turns(self._memory().reset)
+        """Forget it, and whatever else drafters remember of finished requests. Raises SharedMemoryError."""
+        self._between_turns(self._forget)
 
     def memory_save(self) -> str:
         """Write it to the file of the settings; returns what was done. Raises SharedMemoryError."""
@@ -184,13 +191,16 @@ class Engine:
         return self._loaded
 
     def _memory(self) -> SharedMemory:
-        drafters = self._worker.drafting.sources.drafters.values() if self._worker else ()
-        for drafter in drafters:
+        drafters = self._worker.drafting.sources.drafters if self._worker else {}
+        memory: object = drafters.get("ngram-mod")
+        if not isinstance(memory, SharedMemory):
+            raise SharedMemoryError("there is no n-gram table: nothing can be drafted for this model")
+        return memory
+
+    def _forget(self) -> None:
+        for drafter in self._worker.drafting.sources.drafters.values() if self._worker else ():
             if isinstance(drafter, SharedMemory):
-                return drafter
-        raise SharedMemoryError(
-            "this server keeps no memory across requests: nothing is drafted for its model"
-        )
+                drafter.reset()
 
     def _between_turns(self, action: Callable[[], Any]) -> Any:
         """Have the worker do something, and wait for its outcome."""

@@ -79,12 +79,14 @@ class Offer:
 
     num_pending: tokens that must be fed before the draft, 1 but after a partial rollback.
     draft: where the tokens come from; the draft model's are made only once the width is known.
+    is_worth: whether a step of its own would pay.
     """
 
     num_tokens: int
     rate: float
     num_pending: int = 1
     draft: Draft = NO_DRAFT
+    is_worth: bool = False
 
 
 def choose_width(

@@ -7,10 +7,14 @@ from engine import sequence
 from engine.costs import StepCosts
 from engine.drafted_step import Feed
 from engine.drafting import MODEL, MODEL_PRIOR
-from engine.gate import Offer, choose_width
+from engine.gate import LEAST_GAIN, Offer, choose_width, expected_tokens
 
 MOST_PENDING = 16
 """A row with more pending tokens takes no draft until they are in its cache."""
+
+
+REFRESH_ASKS = 256
+"""How often the cheapest wide step is looked up anew: costs are learned, slowly."""
 
 
 class Planner:
@@ -32,6 +36,8 @@ class Planner:
         self.batched = batched
         self.exact_shapes = exact_shapes
         self.model_costs = model_costs
+        self.num_asked = 0
+        self._least_ratios: dict[int, float] = {}
 
     def step_s(self, widths: Sequence[int]) -> float:
         """Expected seconds of a step whose rows have these widths."""
@@ -57,7 +63,8 @@ class Planner:
         for s, length in zip(members, lengths, strict=True):
             num_pending = max(1, len(s.tokens) - length)
             offers.append(self._ask(s, num_pending, len(members)))
-        if not any(o.num_tokens or o.num_pending > 1 for o in offers):
+        # What pays for none of them if all were like it does not pay for all of them together.
+        if not any(o.is_worth or o.num_pending > 1 for o in offers):
             return []
         width = self._choose(members, offers)
         if width == 1 and all(o.num_pending == 1 for o in offers):
@@ -71,6 +78,8 @@ class Planner:
             return Offer(0, 0.0, num_pending)
 
         def is_worth(num_tokens: int, rate: float) -> bool:
+            if expected_tokens(rate, num_tokens) < LEAST_GAIN * self._least_ratio(num_rows):
+                return False
             offer = Offer(num_tokens, rate)
             widths = self._widths(num_tokens + 1, num_rows)
             return choose_width([offer], widths, lambda w: self.step_s([w] * num_rows), lambda _: True) > 1
@@ -78,8 +87,17 @@ class Planner:
         draft, rate, is_found = s.drafts.propose(room, is_worth)
         if not is_found and s.drafts.uses_model and self.model_costs is not None:
             wanted = min(room, s.drafts.limit)
-            return Offer(wanted, s.drafts.model_rate, num_pending, Draft((), MODEL, 0, MODEL_PRIOR))
-        return Offer(len(draft.tokens), rate, num_pending, draft)
+            return Offer(wanted, s.drafts.model_rate, num_pending, Draft((), MODEL, 0, MODEL_PRIOR), True)
+        return Offer(len(draft.tokens), rate, num_pending, draft, is_found)
+
+    def _least_ratio(self, num_rows: int) -> float:
+        """The cost of the cheapest wide step over that of a plain one. Most drafts fail already at this."""
+        found = self._least_ratios.get(num_rows)
+        if found is None or self.num_asked % REFRESH_ASKS == 0:
+            wide_s = [self.step_s([w] * num_rows) for w in self.costs.widths if w > 1]
+            found = self._least_ratios[num_rows] = min(wide_s, default=0.0) / self.plain_s(num_rows)
+        self.num_asked += 1
+        return found
 
     def _choose(self, members: Sequence["sequence.Sequence"], offers: Sequence[Offer]) -> int:
         plain_s = self.plain_s(len(members))

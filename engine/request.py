@@ -96,7 +96,8 @@ class Usage:
     """Counts and times of one sequence, from submission to its end.
 
     num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
-    queue_s, first_token_s: from submission to admission, and to the first committed token.
+    queue_s, prefill_s, first_token_s: from submission to admission, to the end of the prompt's computation,
+        and to the first committed token.
     total_s: from submission to the end.
     """
 
@@ -104,6 +105,7 @@ class Usage:
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
     queue_s: float = 0.0
+    prefill_s: float = 0.0
     first_token_s: float = 0.0
     total_s: float = 0.0
     drafting: DraftingReport = DraftingReport()

@@ -53,6 +53,7 @@ class Sequence:
     alone: bool = False
     ended: bool = False
     admitted_at: float = 0.0
+    joined_at: float = 0.0
     first_token_at: float = 0.0
 
     @classmethod
@@ -146,6 +147,7 @@ class Sequence:
             num_cached_tokens=self.num_cached,
             num_completion_tokens=self.num_answered,
             queue_s=(self.admitted_at or now) - self.submitted_at,
+            prefill_s=(self.joined_at or now) - self.submitted_at,
             first_token_s=(self.first_token_at or now) - self.submitted_at,
             total_s=now - self.submitted_at,
             drafting=self.drafts.report() if self.drafts else DraftingReport(),

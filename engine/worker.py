@@ -317,6 +317,7 @@ class Worker:
             self.draft_model.add(sequence.draft_caches, sequence.num_draft_computed)
         sequence.caches, sequence.draft_caches = [], []
         sequence.drafts = sequence.drafts or self.drafting.begin(sequence.request)
+        sequence.joined_at = sequence.joined_at or time.perf_counter()
         self.members.append(sequence)
         self.read_at = None
         last = mx.array(sequence.tokens[-1:], self.feed.dtype)

@@ -1,0 +1,266 @@
+"""`reprise bench decode`: the same chats plainly and with drafts, in turns on one engine, tokens compared.
+
+Runs the engine without HTTP. Before each run everything that drafters remember is forgotten, and no prefix
+is kept, so that a run shows what one request gains from its own text; workloads with a chat before the
+measured one show what memory adds. Times are of decoding: from the end of the prompt to the last token.
+"""
+
+import argparse
+import dataclasses
+import json
+import queue
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bench import argument_types
+from bench.hindsight import best_speedup
+from bench.machine import describe_machine
+from bench.workloads import VERSION, WORKLOADS, Case, make_cases
+from config.settings import Settings
+from drafters.assembly import make_drafters
+from drafters.repetition import repetition_score
+from engine.drafting import DraftSources
+from engine.engine import Engine
+from engine.request import DraftChoice, Event, Failed, Finished, GenerationRequest, Sampling
+
+_WIDTH = 140
+FORBID = -1e9
+FORCE, EVEN_OUT = 1e6, 1e4
+"""Added to the only tokens allowed, and the temperature at which the model's own logits no longer count."""
+
+DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model")
+
+
+@dataclass
+class Run:
+    """One measured answer of every stream. decode_s: until the last stream was done."""
+
+    tokens: list[tuple[int, ...]]
+    decode_s: float
+    num_forwards: int
+    num_drafted: int
+    num_accepted: int
+
+
+@dataclass
+class Row:
+    """A workload with one draft type against plain decoding; times are sums over cases of the best run."""
+
+    workload: str
+    draft_type: str
+    streams: int
+    num_tokens: int = 0
+    plain_s: float = 0.0
+    drafted_s: float = 0.0
+    num_forwards: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    is_equal: bool = True
+    hindsight: list[float] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """What is printed and written, by name."""
+        speedup = self.plain_s / self.drafted_s
+        best = mean(self.hindsight) if self.hindsight else None
+        return {
+            "workload": self.workload,
+            "draft_type": self.draft_type,
+            "streams": self.streams,
+            "tokens": self.num_tokens,
+            "tokens_per_forward": self.num_tokens / self.num_forwards,
+            "acceptance": self.num_accepted / self.num_drafted if self.num_drafted else None,
+            "plain_tps": self.num_tokens / self.plain_s,
+            "decode_tps": self.num_tokens / self.drafted_s,
+            "speedup": speedup,
+            "hindsight_speedup": best,
+            "of_hindsight": speedup / best if best else None,
+            "parity": "PASS" if self.is_equal else "FAIL",
+        }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give the parser what `reprise bench decode` takes."""
+    parser.description = (
+        "Decode generated chats plainly and with drafts, in turns on one engine. Status 1 if any answer "
+        "differs by a token. Workloads: "
+        + "; ".join(f"{name}: {what}" for name, (_, what) in WORKLOADS.items())
+    )
+    parser.add_argument("--model", type=argument_types.model_folder, help="Default: the bundled one.")
+    parser.add_argument("--workloads", default="edits,records,quotes,passages,free,trap", metavar="NAMES")
+    parser.add_argument("--draft-types", default="auto", metavar="NAMES", help=", ".join(DRAFT_TYPES))
+    parser.add_argument("--cases", type=argument_types.count, default=8, help="Chats of each workload.")
+    parser.add_argument("--repeats", type=argument_types.count, default=3, help="Measured runs of each chat.")
+    parser.add_argument("--streams", type=argument_types.count, default=1, help="Chats decoded together.")
+    parser.add_argument("--max-tokens", type=argument_types.count, default=256)
+    parser.add_argument("--num-draft-tokens", type=argument_types.count, default=31)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=argument_types.output_file, metavar="FILE")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, and return the exit status."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    workloads, draft_types = arguments.workloads.split(","), arguments.draft_types.split(",")
+    for name, known in [(w, WORKLOADS) for w in workloads] + [(d, DRAFT_TYPES) for d in draft_types]:
+        if name not in known:
+            print(f"reprise bench decode: {name} is none of {', '.join(known)}", file=sys.stderr)
+            return 2
+    settings = Settings(
+        model=str(arguments.model) if arguments.model else None,
+        max_rows=max(8, arguments.streams),
+        num_draft_tokens=arguments.num_draft_tokens,
+        prefix_cache_bytes=0,
+    )
+    engine = Engine(
+        settings,
+        make_sources=lambda name: DraftSources(make_drafters(settings, name), repetition_score),
+    )
+    engine.start()
+    try:
+        rows = measure(engine, workloads, draft_types, arguments, console)
+    finally:
+        engine.stop(drain_s=0)
+    machine = describe_machine()
+    _print(console, rows, machine)
+    if arguments.json:
+        figures = [row.figures() for row in rows]
+        arguments.json.write_text(
+            json.dumps({"machine": machine, "workloads_version": VERSION, "rows": figures}, indent=2)
+        )
+    return int(not all(row.is_equal for row in rows))
+
+
+def measure(
+    engine: Engine,
+    workloads: Sequence[str],
+    draft_types: Sequence[str],
+    arguments: argparse.Namespace,
+    console: Console,
+) -> list[Row]:
+    """Every case of every workload: one run unmeasured, then plain and each draft type in turns."""
+    rows: list[Row] = []
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("decoding", total=len(workloads) * arguments.cases)
+        for workload in workloads:
+            of_types = {name: Row(workload, name, arguments.streams) for name in draft_types}
+            cases = make_cases(workload, arguments.cases * arguments.streams, arguments.seed)
+            for at in range(arguments.cases):
+                together = cases[at * arguments.streams : (at + 1) * arguments.streams]
+                _measure_case(engine, together, of_types, arguments)
+                progress.advance(task)
+            rows += of_types.values()
+    return rows
+
+
+def _measure_case(
+    engine: Engine, cases: Sequence[Case], of_types: dict[str, Row], arguments: argparse.Namespace
+) -> None:
+    runs: dict[str, list[Run]] = {name: [] for name in ("none", *of_types)}
+    for _ in range(1 + arguments.repeats):
+        for name, done in runs.items():
+            done.append(_decode(engine, cases, name, arguments))
+    plain = runs["none"][1:]
+    for name, row in of_types.items():
+        best = min(runs[name][1:], key=lambda one: one.decode_s)
+        row.num_tokens += sum(map(len, best.tokens))
+        row.plain_s += min(one.decode_s for one in plain)
+        row.drafted_s += best.decode_s
+        row.num_forwards += best.num_forwards
+        row.num_drafted += best.num_drafted
+        row.num_accepted += best.num_accepted
+        row.is_equal &= all(one.tokens == plain[0].tokens for one in (*plain, *runs[name]))
+        if len(cases) == 1 and cases[0].before is None:
+            prompt = _prompt(engine, cases[0].text)
+            row.hindsight.append(best_speedup(engine.costs, name, prompt, best.tokens[0]))
+
+
+def _decode(engine: Engine, cases: Sequence[Case], draft_type: str, arguments: argparse.Namespace) -> Run:
+    engine.memory_reset()
+    choice = DraftChoice(draft_type)  # type: ignore[arg-type]
+    for case in cases:
+        if case.before is not None:
+            _ends(
+                engine, [_request(engine, dataclasses.replace(case, text=case.before), choice, arguments, 0)]
+            )
+    asked = [_request(engine, case, choice, arguments, at) for at, case in enumerate(cases)]
+    ends = _ends(engine, asked)
+    begun = min(end.usage.prefill_s for end in ends)
+    reports = [end.usage.drafting for end in ends]
+    return Run(
+        tokens=[end.tokens for end in ends],
+        decode_s=max(end.usage.total_s for end in ends) - (begun if len(ends) == 1 else 0.0),
+        num_forwards=sum(report.num_forwards for report in reports),
+        num_drafted=sum(report.num_drafted for report in reports),
+        num_accepted=sum(report.num_accepted for report in reports),
+    )
+
+
+def _request(
+    engine: Engine, case: Case, choice: DraftChoice, arguments: argparse.Namespace, at: int
+) -> GenerationRequest:
+    bias = [(token, FORBID) for token in engine.tokenizer.eos_ids] if case.is_endless else []
+    first = engine.info.vocab_size // 2
+    bias += [(first + n, FORCE) for n in range(case.num_allowed)]
+    prompt = _prompt(engine, case.text)
+    room = engine.info.context_tokens - len(prompt)
+    temperature = EVEN_OUT if case.num_allowed else case.temperature
+    sampling = Sampling(seed=arguments.seed + at, temperature=temperature, logit_bias=tuple(bias))
+    return GenerationRequest(f"bench-{at}", prompt, min(arguments.max_tokens, room), sampling, draft=choice)
+
+
+def _prompt(engine: Engine, text: str) -> tuple[int, ...]:
+    if not engine.tokenizer.has_chat_template:
+        return tuple(engine.tokenizer.encode(text))
+    return tuple(engine.tokenizer.render_chat([{"role": "user", "content": text}]))
+
+
+def _ends(engine: Engine, asked: Sequence[GenerationRequest]) -> list[Finished]:
+    """Answer all of them together. Raises RuntimeError if one fails."""
+    ended: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
+
+    def listen(at: int, event: Event) -> None:
+        if event.is_terminal:
+            ended.put((at, event))
+
+    for at, request in enumerate(asked):
+        engine.submit(request, lambda event, at=at: listen(at, event))  # type: ignore[misc]
+    ends = dict(ended.get() for _ in asked)
+    found = []
+    for at in range(len(asked)):
+        end = ends[at]
+        if not isinstance(end, Finished):
+            raise RuntimeError(f"a chat failed: {end.message if isinstance(end, Failed) else end}")
+        found.append(end)
+    return found
+
+
+def _print(console: Console, rows: Sequence[Row], machine: dict[str, Any]) -> None:
+    table = Table(title="Decoding with drafts, against the same chats without")
+    for name in ("workload", "drafts", "streams", "tokens", "tokens/forward", "accepted"):
+        table.add_column(name)
+    for name in ("plain tok/s", "tok/s", "speed-up", "hindsight", "of it", "parity"):
+        table.add_column(name)
+    for row in rows:
+        f = row.figures()
+        table.add_row(
+            row.workload, row.draft_type, str(row.streams), str(row.num_tokens),
+            f"{f['tokens_per_forward']:.2f}", _share(f["acceptance"]), f"{f['plain_tps']:.0f}",
+            f"{f['decode_tps']:.0f}", f"{f['speedup']:.3f}",
+            "-" if f["hindsight_speedup"] is None else f"{f['hindsight_speedup']:.2f}",
+            _share(f["of_hindsight"]), f["parity"],
+        )  # fmt: skip
+    console.print(table)
+    console.print(", ".join(f"{key} {value}" for key, value in machine.items()))
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"

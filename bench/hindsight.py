@@ -1,0 +1,40 @@
+"""What a drafter could have gained on an answer that is known now, with the best width at every step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.policies import LIMIT, Hindsight, replay
+from drafters.base import Drafter, Opening
+from drafters.ngram_mod import NgramModDrafter
+from drafters.ngram_mod_memory import NgramModMemory
+from drafters.ngram_simple import NgramSimpleDrafter
+from drafters.suffix import SuffixDrafter
+from engine.costs import StepCosts
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCurve:
+    """The costs of one row that an engine works with, a plain step being 1."""
+
+    costs: StepCosts
+    name: str = "measured"
+
+    def cost(self, width: int) -> float:
+        """In plain steps."""
+        return self.costs.seconds(1, max(1, width)) / self.costs.seconds(1, 1)
+
+
+def best_speedup(costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int]) -> float:
+    """Plain cost over cost of an answer whose every step had the best width for what was drafted."""
+    outcome = replay(
+        _drafters(draft_type), Hindsight(LIMIT), MeasuredCurve(costs), Opening(0, prompt), answer
+    )
+    return outcome.num_tokens / outcome.cost
+
+
+def _drafters(draft_type: str) -> list[Drafter]:
+    if draft_type == "ngram-simple":
+        return [NgramSimpleDrafter()]
+    if draft_type == "ngram-mod":
+        return [NgramModDrafter(NgramModMemory("hindsight"))]
+    return [SuffixDrafter(0)]
