@@ -45,14 +45,39 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "time_step_limit": (0.001, 100.0), "time_step_rank": "auto", "max_position_embeddings": 1024,
     },
+    # Windows with attention sinks, and experts.
+    "gpt_oss": SMALL | {
+        "model_type": "gpt_oss", "sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
+    },
+    # A gated delta rule and full attention, and experts.
+    "qwen3_next": SMALL | {
+        "model_type": "qwen3_next", "full_attention_interval": 2, "partial_rotary_factor": 0.5,
+        "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "num_experts": 4, "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32, "norm_topk_prob": True,
+    },
+    # Short convolutions and full attention.
+    "lfm2": SMALL | {
+        "model_type": "lfm2", "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "block_dim": 32,
+        "block_ff_dim": 64, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False, "full_attn_idxs": [1],
+    },
+    # Recurrent state beside a window, and beside full attention, in a list of caches a layer.
+    "baichuan_m1": SMALL | {
+        "model_type": "baichuan_m1", "sliding_window": 16, "sliding_window_layers": [0], "conv_window": 2,
+    },
 }  # fmt: skip
 
 
-def make_model(name: str, dtype: mx.Dtype = mx.float32) -> Any:
-    """A random model of that architecture. Weights are large enough for its choices to be far apart."""
+def make_model(name: str, dtype: mx.Dtype = mx.float32, **changes: Any) -> Any:
+    """A random model of that architecture. Weights are large enough for its choices to be far apart.
+
+    changes: settings of its configuration that differ.
+    """
     module = importlib.import_module(f"mlx_lm.models.{name}")
     mx.random.seed(7)
-    model = module.Model(module.ModelArgs.from_dict(CONFIGS[name]))
+    model = module.Model(module.ModelArgs.from_dict(CONFIGS[name] | changes))
     weights = [
         (key, (mx.random.normal(a.shape) * 0.3 if a.ndim > 1 else a).astype(dtype))
         for key, a in tree_flatten(model.parameters())

@@ -6,9 +6,9 @@ import pytest
 from mlx_lm import stream_generate
 
 from tests.engine.conftest import StartEngine
-from tests.engine.support import ask, make_loaded, oracle, prompt_of, request
+from tests.engine.support import CONFIGS, ask, make_loaded, oracle, prompt_of, request
 
-ARCHITECTURES = ["llama", "qwen3", "gemma3_text", "mamba2"]
+ARCHITECTURES = list(CONFIGS)
 SAMPLING: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 0.9, "seed": 42}}
 
 
