@@ -42,6 +42,8 @@ def as_toml(resolved: Resolved) -> str:
 
 
 def _line(name: str, value: object) -> str:
+    if value is None and SETTINGS[name].default is not None:
+        return f'{name} = "none"'
     if value is None:
         return f"# {name} is not set"
     # For text, numbers and lists of text TOML and JSON agree.

@@ -27,7 +27,7 @@ class SettingsError(Exception):
 class Setting:
     """One thing that a person can set, with all that flags, variables and help pages need to know.
 
-    optional: None is allowed, and is the default; in text it is written "none".
+    optional: None is allowed; in text, and in a file, which has no word for it, it is written "none".
     choices: every allowed value, or empty for any.
     """
 
@@ -74,7 +74,7 @@ class Setting:
 
         Raises SettingsError if type, choice or range is wrong.
         """
-        if value is None and self.optional:
+        if self.optional and value in (None, "none"):
             return None
         match self.kind, value:
             case "text", str(text) if text and (not self.choices or text in self.choices):

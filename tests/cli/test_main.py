@@ -74,6 +74,9 @@ def test_what_config_prints_is_a_settings_file_that_says_the_same(capsys, tmp_pa
         "b,c",
         "--drain-s",
         "0",
+        "--exact",
+        "--calibration-file",
+        "none",
     ]
     first = printed(capsys, "config", *given)
     file = tmp_path / "again.toml"
@@ -82,6 +85,8 @@ def test_what_config_prints_is_a_settings_file_that_says_the_same(capsys, tmp_pa
     assert values == tomllib.loads(first)
     assert values["served_model_name"] == ["a", "b", "c"]
     assert values["model"] == given[1]
+    assert values["exact"] is True
+    assert values["calibration_file"] == "none"
 
 
 def test_config_as_json_has_value_and_source_of_every_setting(capsys):

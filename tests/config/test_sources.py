@@ -87,6 +87,10 @@ def test_a_flag_takes_back_what_the_file_set(toml):
     assert resolve({"max_context_tokens": "none"}, file=file).settings.max_context_tokens is None
 
 
+def test_a_file_takes_back_a_default_with_the_word_none(toml):
+    assert resolve(file=toml('calibration_file = "none"')).settings.calibration_file is None
+
+
 def test_the_file_may_be_named_by_a_variable_and_a_flag_names_another(toml, tmp_path):
     file = toml("port = 1001\n")
     other = tmp_path / "other.toml"
