@@ -49,6 +49,10 @@ class Tokenizer:
         """Token ids of plain text, with the beginning-of-sequence token where the model wants one."""
         return list(self.wrapped.encode(text))
 
+    def encode_answer(self, text: str) -> list[int]:
+        """Token ids of text as a model would say it: without what only a prompt begins or ends with."""
+        return list(self.wrapped.encode(text, add_special_tokens=False))
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids; incomplete characters come out as U+FFFD."""
         return str(self.wrapped.decode(list(ids)))

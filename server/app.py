@@ -9,9 +9,10 @@ from config.settings import Settings
 from server.engine_face import EngineFace
 from server.errors import install_error_handlers
 from server.limits import BodyLimit
+from server.metrics import Metrics
 from server.openapi import describe_bodies
 from server.request_log import RequestLog
-from server.routes import chat, completions, health, models
+from server.routes import chat, completions, health, metrics, models, ngram_mod
 from server.schemas import ChatRequest, CompletionRequest
 from server.service import Service
 
@@ -19,18 +20,20 @@ from server.service import Service
 def create_app(engine: EngineFace, settings: Settings) -> FastAPI:
     """Build the app. The engine is started and stopped by whoever serves the app."""
 
+    counters = Metrics(engine)
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.service = Service(engine, settings)
+        app.state.service = Service(engine, settings, counters)
         yield
         app.state.service.prompts.close()
 
     # No pages with API docs: they load their scripts from elsewhere.
     app = FastAPI(title="Reprise", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
-    for routes in (chat, completions, models, health):
+    for routes in (chat, completions, models, ngram_mod, metrics, health):
         app.include_router(routes.router)
     describe_bodies(app, ChatRequest, CompletionRequest)
     install_error_handlers(app)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
-    app.add_middleware(RequestLog)
+    app.add_middleware(RequestLog, metrics=counters)
     return app

@@ -7,7 +7,7 @@ from pydantic_core import to_json
 from engine.request import FinishReason
 from server.dialects import Dialect, Heading
 from server.errors import ApiError
-from server.responses import Choice, UsageBlock
+from server.responses import Choice, Timings, UsageBlock
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -35,16 +35,17 @@ class ChunkWriter:
         before, after = self._around_text[index]
         return before + to_json(text) + after
 
-    def ending(self, index: int, reason: FinishReason) -> bytes:
-        """The end of a choice."""
-        return self._chunk(self._dialect.ending(index, reason))
+    def ending(self, index: int, reason: FinishReason, timings: Timings | None = None) -> bytes:
+        """The end of a choice. timings: given if nothing follows."""
+        return self._chunk(self._dialect.ending(index, reason), timings)
 
-    def usage(self, usage: UsageBlock) -> bytes:
-        """The token counts."""
-        return _frame(self._heading.chunk(self._dialect, [], usage=usage).to_json())
+    def usage(self, usage: UsageBlock, timings: Timings) -> bytes:
+        """The token counts, after which nothing follows."""
+        return _frame(self._heading.chunk(self._dialect, [], usage=usage, timings=timings).to_json())
 
-    def _chunk(self, choice: Choice) -> bytes:
-        return _frame(self._heading.chunk(self._dialect, [choice], **self._no_usage).to_json())
+    def _chunk(self, choice: Choice, timings: Timings | None = None) -> bytes:
+        closing: dict[str, Timings | None] = {} if timings is None else {"timings": timings}
+        return _frame(self._heading.chunk(self._dialect, [choice], **self._no_usage, **closing).to_json())
 
     def _split_at_text(self, index: int) -> tuple[bytes, bytes]:
         mark = secrets.token_hex(16)

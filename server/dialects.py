@@ -12,6 +12,7 @@ from server.responses import (
     CompletionChoice,
     Delta,
     Envelope,
+    Timings,
     UsageBlock,
 )
 
@@ -101,13 +102,20 @@ class Heading:
     system_fingerprint: str
     service_tier: str | None = None
 
-    def answer(self, dialect: Dialect, choices: list[Choice], usage: UsageBlock) -> Envelope:
+    def answer(
+        self, dialect: Dialect, choices: list[Choice], usage: UsageBlock, timings: Timings
+    ) -> Envelope:
         """A response that does not stream."""
-        return self._envelope(dialect, dialect.answer_object, choices=choices, usage=usage)
+        return self._envelope(dialect, dialect.answer_object, choices=choices, usage=usage, timings=timings)
 
-    def chunk(self, dialect: Dialect, choices: list[Choice], **usage: UsageBlock | None) -> Envelope:
-        """A chunk of a stream. usage: given where the request wants it, null but in the last one."""
-        return self._envelope(dialect, dialect.chunk_object, choices=choices, **usage)
+    def chunk(
+        self, dialect: Dialect, choices: list[Choice], **closing: UsageBlock | Timings | None
+    ) -> Envelope:
+        """A chunk of a stream.
+
+        closing: usage, where the request wants it, null but in the last one; timings in the last one.
+        """
+        return self._envelope(dialect, dialect.chunk_object, choices=choices, **closing)
 
     def _envelope(self, dialect: Dialect, name: str, **fields: Any) -> Envelope:
         if self.service_tier is not None:

@@ -23,6 +23,9 @@ class TokenizerFace(Protocol):
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text."""
 
+    def encode_answer(self, text: str) -> list[int]:
+        """Token ids of text as a model would say it: without what only a prompt begins or ends with."""
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids."""
 
@@ -59,6 +62,18 @@ class EngineFace(Protocol):
 
     def status(self) -> EngineStatus:
         """What it is doing."""
+
+    def memory_status(self) -> dict[str, Any]:
+        """Counts of the n-gram table that requests share; never waits. Raises SharedMemoryError."""
+
+    def memory_reset(self) -> None:
+        """Forget it; waits for the engine's thread, as the next two. Raises SharedMemoryError."""
+
+    def memory_save(self) -> str:
+        """Write it to the file of the settings; returns what was done. Raises SharedMemoryError."""
+
+    def memory_load(self) -> str:
+        """Read it from there; returns what was done. Raises SharedMemoryError."""
 
     def stop(self, drain_s: float) -> None:
         """Take nothing new, let running sequences finish for drain_s, then end."""

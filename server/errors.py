@@ -2,6 +2,7 @@
 
 ApiError
 |- BadRequestError            400  the caller's fault; param and code say where and what
+|- ForbiddenError             403  a web page of another site asks
 |- NotFoundError              404  no such address
 |- ModelNotFoundError         404  no such model
 |- BodyTooLargeError          413
@@ -60,6 +61,13 @@ class BadRequestError(ApiError):
     """The request is wrong, and sending it again will not help."""
 
     status = 400
+    type = "invalid_request_error"
+
+
+class ForbiddenError(ApiError):
+    """Whoever asks may not do this."""
+
+    status = 403
     type = "invalid_request_error"
 
 

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
@@ -18,6 +18,7 @@ class RequestRecord:
 
     finish_reason: of its choices, in order; "cancelled" if the client left, "error" if it failed.
     first_token_ms, tokens_per_s: None where no token was made.
+    num_forwards: those of decoding. drafts: (drafted, accepted) tokens by the drafter's name.
     """
 
     id: str
@@ -28,6 +29,8 @@ class RequestRecord:
     num_completion_tokens: int = 0
     first_token_ms: float | None = None
     tokens_per_s: float | None = None
+    num_forwards: int = 0
+    drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
     total_ms: float = 0.0
     finish_reason: str | None = None
 
@@ -42,6 +45,10 @@ class RequestRecord:
             parts.append(f"first token {self.first_token_ms:.0f} ms")
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:.1f} tokens/s")
+        if self.drafts:
+            told = " + ".join(f"{name} {right}/{all_}" for name, (all_, right) in self.drafts.items())
+            parts.append(f"drafts {told} accepted")
+            parts.append(f"{self.num_completion_tokens / max(1, self.num_forwards):.1f} tokens/forward")
         return ", ".join([*parts, f"{self.total_ms:.0f} ms"])
 
 

@@ -2,9 +2,10 @@
 
 import secrets
 from collections.abc import Sequence
+from typing import get_args
 
 from config.settings import Settings
-from engine.request import GenerationRequest, ModelInfo, Sampling
+from engine.request import DraftType, GenerationRequest, ModelInfo, Sampling
 from server.errors import BadRequestError
 from server.schemas import GenerationFields
 
@@ -18,10 +19,13 @@ def make_orders(
     prompts: Sequence[tuple[int, ...]],
     info: ModelInfo,
     settings: Settings,
+    prediction: tuple[int, ...] = (),
+    tenant: str = "",
 ) -> list[GenerationRequest]:
     """Make one order for each choice: all those of the first prompt, then of the next, as OpenAI counts them.
 
-    Raises BadRequestError for what depends on the model or the settings: ids, lengths, n.
+    prediction, tenant: see GenerationRequest; the same for all choices.
+    Raises BadRequestError for what depends on the model or the settings: ids, lengths, n, draft type.
     """
     if body.n > settings.max_n:
         raise BadRequestError(
@@ -39,6 +43,7 @@ def make_orders(
             code="invalid_value",
         )
     _check_bias(body, info)
+    _check_draft(body, settings)
     seed = secrets.randbits(63) if body.seed is None else body.seed
     samplings = [_sampling(body, choice_seed(seed, choice), info) for choice in range(body.n)]
     orders: list[GenerationRequest] = []
@@ -53,6 +58,9 @@ def make_orders(
                     max_tokens=min(wanted, room),
                     sampling=sampling,
                     stop=body.stop,
+                    draft=body.draft.choice,
+                    prediction=prediction,
+                    tenant=tenant,
                 )
             )
     return orders
@@ -84,6 +92,17 @@ def _check_bias(body: GenerationFields, info: ModelInfo) -> None:
             raise _unknown_id("logit_bias", token, info)
 
 
+def _check_draft(body: GenerationFields, settings: Settings) -> None:
+    if body.draft.type == "draft-model" and settings.draft_model is None:
+        others = ", ".join(kind for kind in get_args(DraftType) if kind != "draft-model")
+        raise BadRequestError(
+            "'draft.type' is 'draft-model', but this server has no draft model; "
+            f"use one of {others}, or start the server with --draft-model.",
+            param="draft.type",
+            code="no_draft_model",
+        )
+
+
 def _unknown_id(param: str, token: int, info: ModelInfo) -> BadRequestError:
     shown = str(token) if abs(token) < 10**20 else "far too large"
     return BadRequestError(
@@ -107,9 +126,10 @@ def _check_length(prompt: tuple[int, ...], param: str, info: ModelInfo) -> int:
 
 
 def context_error(num_tokens: str, param: str, info: ModelInfo) -> BadRequestError:
-    """What the client is told of a prompt that fills the context or more."""
+    """What the client is told of a prompt, or of a prediction, that fills the context or more."""
+    what = "prediction" if param == "prediction" else "prompt"
     return BadRequestError(
-        f"The prompt has {num_tokens} tokens; this model takes {info.context_tokens}, prompt and answer "
+        f"The {what} has {num_tokens} tokens; this model takes {info.context_tokens}, prompt and answer "
         "together. Shorten it.",
         param=param,
         code="context_length_exceeded",

@@ -30,8 +30,8 @@ class PromptEncoder:
         self._num_pending = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
-    async def encode_chat(self, request: Request, body: ChatRequest) -> TokenIds:
-        """Token ids of a conversation, up to where the answer begins.
+    async def encode_chat(self, request: Request, body: ChatRequest) -> tuple[TokenIds, TokenIds]:
+        """Token ids of a conversation, up to where the answer begins, and of the prediction, often none.
 
         Raises BadRequestError, and as _run().
         """
@@ -39,7 +39,9 @@ class PromptEncoder:
         calls = (call for message in body.messages for call in message.tool_calls or ())
         num_characters = sum(len(message["content"] or "") for message in messages)
         self._check_size(num_characters + sum(len(call.function.arguments) for call in calls), "messages")
-        return await self._run(request, self._render, messages, body.chat_template_kwargs)
+        predicted = body.prediction.content if body.prediction else ""
+        self._check_size(len(predicted), "prediction")
+        return await self._run(request, self._encode_chat, messages, body.chat_template_kwargs, predicted)
 
     async def encode_prompts(self, request: Request, body: CompletionRequest) -> list[TokenIds]:
         """Token ids of each prompt. Raises BadRequestError, and as _run()."""
@@ -82,6 +84,14 @@ class PromptEncoder:
         least = num_characters // self._engine.tokenizer.longest_token
         if least >= info.context_tokens:
             raise context_error(f"at least {least}", param, info)
+
+    def _encode_chat(
+        self, messages: list[dict[str, Any]], arguments: dict[str, Any] | None, predicted: str
+    ) -> tuple[TokenIds, TokenIds]:
+        prediction = tuple(self._engine.tokenizer.encode_answer(predicted)) if predicted else ()
+        if len(prediction) >= self._engine.info.context_tokens:
+            raise context_error(f"{len(prediction)}", "prediction", self._engine.info)
+        return self._render(messages, arguments), prediction
 
     def _render(self, messages: list[dict[str, Any]], arguments: dict[str, Any] | None) -> TokenIds:
         try:

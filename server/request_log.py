@@ -1,4 +1,4 @@
-"""Gives each request an id, its line in the log, and a 500 where the server itself is at fault."""
+"""Gives each request an id, its line in the log, its count, and a 500 where the server itself is at fault."""
 
 import asyncio
 import secrets
@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.request import EngineError
 from server.errors import CLIENT_CLOSED_REQUEST, RequestFailedError, from_engine
 from server.logs import LOGGER, RequestRecord, log_request
+from server.metrics import Metrics
 
 """The status in the log, as nginx has it, where the client left before there was one."""
 _RECORD = "reprise.record"
@@ -23,10 +24,11 @@ def record_of(request: HTTPConnection) -> RequestRecord:
 
 
 class RequestLog:
-    """ASGI middleware, outermost: id, log line, last resort."""
+    """ASGI middleware, outermost: id, log line, count, last resort."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
+        self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -64,4 +66,5 @@ class RequestLog:
         finally:
             record.status = record.status or CLIENT_CLOSED_REQUEST
             record.total_ms = (time.perf_counter() - start_s) * 1000
+            self.metrics.count_request(scope["path"], record.status)
             log_request(record)

@@ -17,6 +17,15 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """What the answer's tokens were. The prediction is the client's; reasoning is not told apart yet."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    reasoning_tokens: int
+    audio_tokens: int
+
+
 class UsageBlock(BaseModel):
     """Token counts over all choices; a prompt counts once, however many choices it has."""
 
@@ -24,6 +33,43 @@ class UsageBlock(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class DraftCounts(BaseModel):
+    """Tokens that were drafted and verified, and those of them that were right."""
+
+    draft_n: int
+    draft_n_accepted: int
+
+
+class GateBlock(BaseModel):
+    """What was made of the prompt before the first token: see engine.request.DraftingReport."""
+
+    score: float | None
+    decision: str
+    reason: str
+
+
+class Timings(BaseModel):
+    """What the answer took, over all choices. Not OpenAI's; the names are those of llama-server.
+
+    prompt_n: tokens computed, without the cache_n tokens that were not.
+    forwards: those of decoding. gate: the first choice's.
+    """
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float
+    draft_n: int
+    draft_n_accepted: int
+    forwards: int
+    by_source: dict[str, DraftCounts]
+    gate: GateBlock
 
 
 class AssistantMessage(BaseModel):
@@ -83,6 +129,7 @@ class Envelope(BaseModel):
     service_tier: str | None = None
     choices: list[Choice]
     usage: UsageBlock | None = None
+    timings: Timings | None = None
 
     def to_json(self) -> bytes:
         """The envelope as it is sent, without what was never set."""

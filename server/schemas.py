@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from server.draft_fields import DraftFields, Prediction
 from server.fields import (
     INT32_MAX,
     INT64_MAX,
@@ -82,6 +83,7 @@ class GenerationFields(RequestModel):
     frequency_penalty: Penalty = 0.0
     repetition_penalty: float = Field(1.0, ge=0.01, le=100, description="1 is off.")
     logit_bias: LogitBias = ()
+    draft: DraftFields = Field(DraftFields(), description="How to draft; not OpenAI's.")
     user: str | None = Field(None, description="Accepted; does nothing here.")
     metadata: dict[str, str] | None = Field(None, description="Accepted; does nothing here.")
 
@@ -128,6 +130,9 @@ class ChatRequest(GenerationFields):
 
     messages: Messages
     max_completion_tokens: Count | None = Field(None, description="Newer name of max_tokens.")
+    prediction: Prediction | None = Field(
+        None, description="The answer that is expected; what comes as predicted comes faster."
+    )
     chat_template_kwargs: TemplateArguments | None = Field(None, description="Handed to the chat template.")
 
     store: bool | None = Field(None, description="Accepted; nothing is stored here.")
@@ -144,7 +149,6 @@ class ChatRequest(GenerationFields):
     response_format: not_yet({"type": "text"}) = None  # type: ignore[valid-type]
     logprobs: not_yet(False) = None  # type: ignore[valid-type]
     top_logprobs: not_yet(0) = None  # type: ignore[valid-type]
-    prediction: not_yet() = None  # type: ignore[valid-type]
     modalities: not_yet(["text"]) = None  # type: ignore[valid-type]
     audio: not_yet() = None  # type: ignore[valid-type]
     reasoning_effort: not_yet() = None  # type: ignore[valid-type]

@@ -11,15 +11,17 @@ from config.settings import Settings
 from server.engine_face import EngineFace
 from server.errors import RETRY_AFTER_S, ModelNotFoundError, UnavailableError
 from server.mailbox import PostOffice
+from server.metrics import Metrics
 from server.prompts import PromptEncoder
 
 
 class Service:
     """Made once for each app, on its event loop."""
 
-    def __init__(self, engine: EngineFace, settings: Settings) -> None:
+    def __init__(self, engine: EngineFace, settings: Settings, metrics: Metrics) -> None:
         self.engine = engine
         self.settings = settings
+        self.metrics = metrics
         self.prompts = PromptEncoder(engine, settings.max_rows + settings.max_queue)
         self.post_office = PostOffice(asyncio.get_running_loop())
         self.created = int(time.time())

@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 from engine.request import Delta, Finished
 from server.chunks import DONE, KEEP_ALIVE, ChunkWriter, error_frame
 from server.errors import ApiError
-from server.responses import UsageBlock
+from server.responses import Timings, UsageBlock
 from server.submission import Submission
 
 Events = Sequence[tuple[int, Delta | Finished]]
@@ -39,11 +39,13 @@ async def write_frames(
     writer: ChunkWriter,
     first: Events,
     usage: Callable[[], UsageBlock] | None,
+    timings: Callable[[], Timings],
 ) -> AsyncIterator[bytes]:
     """Write a stream from its first events to its end, or to an error in its midst.
 
     first: what was received before the headers went out; empty if that was silence.
     usage: counts the tokens at the end; None if the client did not ask.
+    timings: what the answer took, for the very last chunk.
     """
     frame = writer.openings()
     events = first
@@ -55,20 +57,25 @@ async def write_frames(
     except ApiError as fault:
         yield error_frame(fault)
         return
-    counts = writer.usage(usage()) if usage is not None else b""
-    yield frame + write_events(writer, events) + counts + DONE
+    if usage is not None:
+        yield frame + write_events(writer, events) + writer.usage(usage(), timings()) + DONE
+    else:
+        yield frame + write_events(writer, events, timings()) + DONE
 
 
-def write_events(writer: ChunkWriter, events: Events) -> bytes:
-    """Write events as chunks. Text of one choice that came while the loop was busy becomes one chunk."""
+def write_events(writer: ChunkWriter, events: Events, timings: Timings | None = None) -> bytes:
+    """Write events as chunks. Text of one choice that came while the loop was busy becomes one chunk.
+
+    timings: for the last event, which is then the end of the last choice.
+    """
     chunks: list[bytes] = []
     texts: dict[int, str] = {}
-    for index, event in events:
+    for number, (index, event) in enumerate(events, 1):
         if isinstance(event, Delta):
             texts[index] = texts[index] + event.text if index in texts else event.text
         else:
             if index in texts:
                 chunks.append(writer.text(index, texts.pop(index)))
-            chunks.append(writer.ending(index, event.reason))
+            chunks.append(writer.ending(index, event.reason, timings if number == len(events) else None))
     chunks += [writer.text(index, text) for index, text in texts.items()]
     return b"".join(chunks)

@@ -20,7 +20,7 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatRequest)
     service.check_ready()
     service.check_model(body.model)
-    prompt = await service.prompts.encode_chat(request, body)
+    prompt, prediction = await service.prompts.encode_chat(request, body)
     # Whatever tier was asked for: there is one.
     tier = "default" if body.service_tier else None
-    return await respond(request, service, body, _DIALECT, [prompt], tier)
+    return await respond(request, service, body, _DIALECT, [prompt], prediction, tier)

@@ -3,16 +3,10 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
+from server.endpoints import ENDPOINTS
 from server.service import service_of
 
 router = APIRouter()
-ENDPOINTS = (
-    "POST /v1/chat/completions",
-    "POST /v1/completions",
-    "GET /v1/models",
-    "GET /v1/models/{name}",
-    "GET /health",
-)
 
 
 @router.get("/health")

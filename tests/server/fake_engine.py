@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from engine.request import (
     Delta,
+    DraftingReport,
     EngineError,
     EngineStatus,
     Event,
@@ -18,6 +19,7 @@ from engine.request import (
     Finished,
     GenerationRequest,
     ModelInfo,
+    SharedMemoryError,
     Sink,
     Usage,
 )
@@ -35,9 +37,14 @@ class FakeTokenizer:
 
     def __init__(self) -> None:
         self.rendered: list[tuple[list[dict[str, Any]], dict[str, Any] | None]] = []
+        self.encoded_answers: list[str] = []
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
+
+    def encode_answer(self, text: str) -> list[int]:
+        self.encoded_answers.append(text)
+        return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="replace")
@@ -61,6 +68,7 @@ class Job:
 
     request: GenerationRequest
     sink: Sink
+    drafting: DraftingReport
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
@@ -70,12 +78,14 @@ Script = Callable[["FakeEngine", Job], Event]
 
 def _usage(job: Job, num_completion: int, num_cached: int = 0) -> Usage:
     return Usage(
-        len(job.request.prompt),
-        num_cached,
-        num_completion,
-        0.0,
-        0.25,
-        0.25 + 0.1 * max(0, num_completion - 1),
+        num_prompt_tokens=len(job.request.prompt),
+        num_cached_tokens=num_cached,
+        num_completion_tokens=num_completion,
+        queue_s=0.05,
+        prefill_s=0.15,
+        first_token_s=0.25,
+        total_s=0.25 + 0.1 * max(0, num_completion - 1),
+        drafting=job.drafting,
     )
 
 
@@ -134,7 +144,11 @@ SCRIPTS: dict[str, Script] = {
 
 
 class FakeEngine:
-    """Has the engine's public face. script may be changed between requests."""
+    """Has the engine's public face. What has no underscore may be changed between requests.
+
+    drafting: what every sequence says of its drafts. memory: the shared table's counts, None for no table.
+    memory_fault: why its file can be neither written nor read.
+    """
 
     on_death: Callable[[str], None] | None = None
 
@@ -143,6 +157,10 @@ class FakeEngine:
         self.refusal: Literal["engine_dead", "queue_full", "draining"] | None = None
         self.state: Literal["loading", "ready", "draining", "dead"] = "ready"
         self.fault: str | None = None
+        self.drafting = DraftingReport()
+        self.memory: dict[str, Any] | None = {"entries": 1024, "occupied": 256, "occupancy": 0.25, "hits": 7}
+        self.memory_fault: str | None = None
+        self.memory_calls: list[str] = []
         self.info = ModelInfo(
             name="org/fake-model",
             architecture="fake",
@@ -170,7 +188,7 @@ class FakeEngine:
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         if self.refusal is not None and (self.refusal != "queue_full" or self._live):
             raise EngineError(self.refusal, f"the engine says {self.refusal}")
-        job = Job(request, sink)
+        job = Job(request, sink, self.drafting)
         with self._changed:
             self.requests.append(request)
             self._live[request.id] = job
@@ -188,6 +206,29 @@ class FakeEngine:
     def status(self) -> EngineStatus:
         state = "dead" if self.fault is not None else self.state
         return EngineStatus(state, len(self._live), 0, self.fault)
+
+    def memory_status(self) -> dict[str, Any]:
+        if self.memory is None:
+            raise SharedMemoryError("there is no table")
+        return self.memory
+
+    def memory_reset(self) -> None:
+        self._call_memory("reset")
+        self.memory = self.memory_status() | {"occupied": 0, "occupancy": 0.0}
+
+    def memory_save(self) -> str:
+        return self._call_memory("save")
+
+    def memory_load(self) -> str:
+        return self._call_memory("load")
+
+    def _call_memory(self, name: str) -> str:
+        # As the real one, which waits for the engine's thread.
+        assert threading.current_thread() is not threading.main_thread()
+        if self.memory_fault is not None and name != "reset":
+            raise SharedMemoryError(self.memory_fault)
+        self.memory_calls.append(name)
+        return f"{name} done"
 
     def stop(self, drain_s: float) -> None:
         self.state = "draining"

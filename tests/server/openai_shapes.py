@@ -1,18 +1,49 @@
-"""Validates responses against the openai package's own models, with unknown fields forbidden."""
+"""Validates responses against the openai package's own models, with unknown fields forbidden but for one.
+
+timings is that one, which the README describes; its shape is held here too.
+"""
 
 import json
 from typing import Any, TypeVar
 
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
+class Timings(BaseModel):
+    """The documented shape, every field of it needed."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float
+    draft_n: int
+    draft_n_accepted: int
+    forwards: int
+    by_source: dict[str, dict[str, int]]
+    gate: dict[str, float | str | None]
+
+
+def valid_timings(given: dict[str, Any]) -> Timings:
+    timings = Timings.model_validate(given)
+    assert all(counts.keys() == {"draft_n", "draft_n_accepted"} for counts in timings.by_source.values())
+    assert timings.gate.keys() == {"score", "decision", "reason"}
+    return timings
+
+
 def valid(model: type[ModelT], given: dict[str, Any]) -> ModelT:
     """Return the typed model; fail for a wrong type, a lacking field or an unknown one."""
-    parsed = model.model_validate(given, strict=True)
+    if "timings" in given:
+        valid_timings(given["timings"])
+    parsed = model.model_validate({k: v for k, v in given.items() if k != "timings"}, strict=True)
     _forbid_unknown(parsed, model.__name__)
     return parsed
 

@@ -88,6 +88,20 @@ EITHER = [
     ({"model": 5}, "model", "invalid_type", "must be a valid string, not a number"),
     ({"user": 5}, "user", "invalid_type", "must be a valid string"),
     ({"metadata": {"a": 1}}, "metadata.a", "invalid_type", "must be a valid string"),
+    ({"draft": "suffix"}, "draft", "invalid_type", "not a string"),
+    ({"draft": {"type": "magic"}}, "draft.type", "invalid_value", "'auto', 'none', 'ngram-simple', "),
+    ({"draft": {"type": 5}}, "draft.type", "invalid_value", "'auto', 'none', 'ngram-simple', "),
+    (
+        {"draft": {"type": "draft-model"}},
+        "draft.type",
+        "no_draft_model",
+        "start the server with --draft-model",
+    ),
+    ({"draft": {"max_tokens": -1}}, "draft.max_tokens", "invalid_value", "greater than or equal to 0"),
+    ({"draft": {"max_tokens": 256}}, "draft.max_tokens", "invalid_value", "less than or equal to 255"),
+    ({"draft": {"max_tokens": True}}, "draft.max_tokens", "invalid_type", "not a boolean"),
+    ({"draft": {"max_tokens": 2.0}}, "draft.max_tokens", "invalid_type", "valid integer"),
+    ({"draft": {"model": "x"}}, "draft.model", "unknown_parameter", "Unknown parameter"),
     ({"max_token": 5}, "max_token", "unknown_parameter", "Unknown parameter: 'max_token'."),
     ({"max_token": None}, "max_token", "unknown_parameter", "Unknown parameter: 'max_token'."),
 ]
@@ -203,6 +217,34 @@ CHAT_ONLY = [
         "the",
     ),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs", "invalid_type", "not a number"),
+    ({"prediction": "x"}, "prediction", "invalid_type", "not a string"),
+    ({"prediction": {}}, "prediction.type", "missing_required_parameter", "prediction.type"),
+    ({"prediction": {"type": "text", "content": "x"}}, "prediction.type", "invalid_value", "'content'"),
+    ({"prediction": {"type": "content"}}, "prediction.content", "missing_required_parameter", "content"),
+    (
+        {"prediction": {"type": "content", "content": 5}},
+        "prediction.content",
+        "invalid_type",
+        "must be a string or an array of text parts",
+    ),
+    (
+        {"prediction": {"type": "content", "content": [{"type": "refusal", "refusal": "x"}]}},
+        "prediction.content[0]",
+        "unsupported_content_part",
+        "send text parts",
+    ),
+    (
+        {"prediction": {"type": "content", "content": "x", "n": 1}},
+        "prediction.n",
+        "unknown_parameter",
+        "Unknown",
+    ),
+    (
+        {"prediction": {"type": "content", "content": "x" * 1000}},
+        "prediction",
+        "context_length_exceeded",
+        "The prediction has 1000 tokens; this model takes 1000",
+    ),
     ({"service_tier": "gold"}, "service_tier", "invalid_value", "'flex'"),
 ]
 
@@ -213,7 +255,6 @@ NOT_YET = [
     (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
     (CHAT, {"logprobs": True}, "logprobs"),
     (CHAT, {"top_logprobs": 5}, "top_logprobs"),
-    (CHAT, {"prediction": {"type": "content", "content": "x"}}, "prediction"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"audio": {"voice": "alloy"}}, "audio"),
     (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
@@ -251,6 +292,7 @@ COMPLETIONS_ONLY = [
     ({"prompt": ["a"] * 65}, "prompt", "invalid_value", "has 65 entries; at most 64"),
     ({"prompt": "x" * 1000}, "prompt", "context_length_exceeded", "has 1000 tokens; this model takes 1000"),
     ({"messages": HELLO}, "messages", "unknown_parameter", "Unknown parameter"),
+    ({"prediction": {"type": "content", "content": "x"}}, "prediction", "unknown_parameter", "Unknown"),
 ]
 
 CASES = [
@@ -367,6 +409,11 @@ async def test_an_unknown_address_is_an_error_object_too(client, method, path, s
         (COMPLETIONS, {"prompt": "x" * 10_000}, "prompt"),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 10_000}]}, "messages"),
         (CHAT, {"messages": [{"role": "assistant", "content": None, "tool_calls": [LONG_CALL]}]}, "messages"),
+        (
+            CHAT,
+            {"messages": HELLO, "prediction": {"type": "content", "content": "x" * 10_000}},
+            "prediction",
+        ),
     ],
 )
 async def test_text_that_cannot_fit_is_refused_without_encoding_it(client, engine, path, body, param):
@@ -375,3 +422,4 @@ async def test_text_that_cannot_fit_is_refused_without_encoding_it(client, engin
     assert_error(response.json(), param, "context_length_exceeded")
     assert "at least 5000 tokens; this model takes 1000" in response.json()["error"]["message"]
     assert engine.tokenizer.rendered == []
+    assert engine.tokenizer.encoded_answers == []

@@ -116,7 +116,7 @@ def test_the_sdk_raises_the_error_class_that_the_status_means(url, engine, scrip
 
 
 async def test_an_answer_of_no_tokens_is_an_answer(client, engine):
-    engine.script = lambda _engine, _job: Finished("stop", Usage(5, 0, 0, 0.0, 0.0, 0.1))
+    engine.script = lambda _engine, _job: Finished("stop", Usage(num_prompt_tokens=5, total_s=0.1))
     response = await client.post("/v1/completions", json={"prompt": "hello"})
     assert response.json()["choices"][0]["text"] == ""
     assert response.json()["usage"]["completion_tokens"] == 0

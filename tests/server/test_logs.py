@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from engine.request import DraftingReport
 from server.logs import configure_logs
 from tests.server import fake_engine
 
@@ -51,6 +52,8 @@ async def test_a_request_is_one_line_of_json_with_all_its_figures(client, log, s
         "num_prompt_tokens": num_tokens,
         "num_cached_tokens": 3,
         "num_completion_tokens": num_tokens,
+        "num_forwards": 0,
+        "drafts": {},
         "first_token_ms": 250.0,
         "tokens_per_s": pytest.approx(10.0),
         "finish_reason": "stop",
@@ -65,6 +68,21 @@ async def test_a_request_is_one_line_of_text(client, log):
         f"INFO    {response.headers['x-request-id']} POST {CHAT} 200, stop, in 16 (cached 3), out 16" in line
     )
     assert "first token 250 ms, 10.0 tokens/s" in line
+    assert "drafts" not in line
+
+
+async def test_a_line_says_what_drafts_did(client, engine, log):
+    engine.drafting = DraftingReport(
+        num_drafted=14, num_accepted=11, num_forwards=5, by_source=(("suffix", 10, 9), ("prediction", 4, 2))
+    )
+    written = log("text")
+    await client.post(CHAT, json=BODY | {"n": 2})
+    assert "drafts suffix 18/20 + prediction 4/8 accepted, 3.2 tokens/forward, " in _only_line(written)
+    written = log("json")
+    await client.post(CHAT, json=BODY)
+    line = json.loads(_only_line(written))
+    assert line["drafts"] == {"suffix": [10, 9], "prediction": [4, 2]}
+    assert line["num_forwards"] == 5
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

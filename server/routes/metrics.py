@@ -1,0 +1,14 @@
+"""GET /metrics, for Prometheus."""
+
+from fastapi import APIRouter, Request, Response
+
+from server.metrics import CONTENT_TYPE
+from server.service import service_of
+
+router = APIRouter()
+
+
+@router.get("/metrics")
+async def scrape(request: Request) -> Response:
+    """All counters since the start."""
+    return Response(service_of(request).metrics.as_text(), media_type=CONTENT_TYPE)
