@@ -8,7 +8,6 @@ measured one show what memory adds. Times are of decoding: from the end of the p
 import argparse
 import dataclasses
 import json
-import queue
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,14 +20,11 @@ from rich.table import Table
 
 from bench import argument_types
 from bench.hindsight import best_speedup
+from bench.local_engine import LocalEngine
 from bench.machine import describe_machine
 from bench.workloads import VERSION, WORKLOADS, Case, make_cases
 from config.settings import Settings
-from drafters.assembly import make_drafters
-from drafters.repetition import repetition_score
-from engine.drafting import DraftSources
-from engine.engine import Engine
-from engine.request import DraftChoice, Event, Failed, Finished, GenerationRequest, Sampling
+from engine.request import DraftChoice, GenerationRequest, Sampling
 
 _WIDTH = 140
 FORBID = -1e9
@@ -120,15 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
         num_draft_tokens=arguments.num_draft_tokens,
         prefix_cache_bytes=0,
     )
-    engine = Engine(
-        settings,
-        make_sources=lambda name: DraftSources(make_drafters(settings, name), repetition_score),
-    )
-    engine.start()
-    try:
-        rows = measure(engine, workloads, draft_types, arguments, console)
-    finally:
-        engine.stop(drain_s=0)
+    with LocalEngine(settings) as local:
+        rows = measure(local, workloads, draft_types, arguments, console)
     machine = describe_machine()
     _print(console, rows, machine)
     if arguments.json:
@@ -140,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure(
-    engine: Engine,
+    local: LocalEngine,
     workloads: Sequence[str],
     draft_types: Sequence[str],
     arguments: argparse.Namespace,
@@ -155,19 +144,19 @@ def measure(
             cases = make_cases(workload, arguments.cases * arguments.streams, arguments.seed)
             for at in range(arguments.cases):
                 together = cases[at * arguments.streams : (at + 1) * arguments.streams]
-                _measure_case(engine, together, of_types, arguments)
+                _measure_case(local, together, of_types, arguments)
                 progress.advance(task)
             rows += of_types.values()
     return rows
 
 
 def _measure_case(
-    engine: Engine, cases: Sequence[Case], of_types: dict[str, Row], arguments: argparse.Namespace
+    local: LocalEngine, cases: Sequence[Case], of_types: dict[str, Row], arguments: argparse.Namespace
 ) -> None:
     runs: dict[str, list[Run]] = {name: [] for name in ("none", *of_types)}
     for _ in range(1 + arguments.repeats):
         for name, done in runs.items():
-            done.append(_decode(engine, cases, name, arguments))
+            done.append(_decode(local, cases, name, arguments))
     plain = runs["none"][1:]
     for name, row in of_types.items():
         best = min(runs[name][1:], key=lambda one: one.decode_s)
@@ -179,20 +168,19 @@ def _measure_case(
         row.num_accepted += best.num_accepted
         row.is_equal &= all(one.tokens == plain[0].tokens for one in (*plain, *runs[name]))
         if len(cases) == 1 and cases[0].before is None:
-            prompt = _prompt(engine, cases[0].text)
-            row.hindsight.append(best_speedup(engine.costs, name, prompt, best.tokens[0]))
+            prompt = local.prompt(cases[0].text)
+            row.hindsight.append(best_speedup(local.engine.costs, name, prompt, best.tokens[0]))
 
 
-def _decode(engine: Engine, cases: Sequence[Case], draft_type: str, arguments: argparse.Namespace) -> Run:
-    engine.memory_reset()
+def _decode(local: LocalEngine, cases: Sequence[Case], draft_type: str, arguments: argparse.Namespace) -> Run:
+    local.engine.memory_reset()
     choice = DraftChoice(draft_type)  # type: ignore[arg-type]
     for case in cases:
         if case.before is not None:
-            _ends(
-                engine, [_request(engine, dataclasses.replace(case, text=case.before), choice, arguments, 0)]
-            )
-    asked = [_request(engine, case, choice, arguments, at) for at, case in enumerate(cases)]
-    ends = _ends(engine, asked)
+            earlier = dataclasses.replace(case, text=case.before)
+            local.answer([_request(local, earlier, choice, arguments, 0)])
+    asked = [_request(local, case, choice, arguments, at) for at, case in enumerate(cases)]
+    ends = local.answer(asked)
     begun = min(end.usage.prefill_s for end in ends)
     reports = [end.usage.drafting for end in ends]
     return Run(
@@ -205,42 +193,16 @@ def _decode(engine: Engine, cases: Sequence[Case], draft_type: str, arguments: a
 
 
 def _request(
-    engine: Engine, case: Case, choice: DraftChoice, arguments: argparse.Namespace, at: int
+    local: LocalEngine, case: Case, choice: DraftChoice, arguments: argparse.Namespace, at: int
 ) -> GenerationRequest:
-    bias = [(token, FORBID) for token in engine.tokenizer.eos_ids] if case.is_endless else []
-    first = engine.info.vocab_size // 2
+    bias = [(token, FORBID) for token in local.engine.tokenizer.eos_ids] if case.is_endless else []
+    first = local.engine.info.vocab_size // 2
     bias += [(first + n, FORCE) for n in range(case.num_allowed)]
-    prompt = _prompt(engine, case.text)
-    room = engine.info.context_tokens - len(prompt)
+    prompt = local.prompt(case.text)
+    room = local.engine.info.context_tokens - len(prompt)
     temperature = EVEN_OUT if case.num_allowed else case.temperature
     sampling = Sampling(seed=arguments.seed + at, temperature=temperature, logit_bias=tuple(bias))
     return GenerationRequest(f"bench-{at}", prompt, min(arguments.max_tokens, room), sampling, draft=choice)
-
-
-def _prompt(engine: Engine, text: str) -> tuple[int, ...]:
-    if not engine.tokenizer.has_chat_template:
-        return tuple(engine.tokenizer.encode(text))
-    return tuple(engine.tokenizer.render_chat([{"role": "user", "content": text}]))
-
-
-def _ends(engine: Engine, asked: Sequence[GenerationRequest]) -> list[Finished]:
-    """Answer all of them together. Raises RuntimeError if one fails."""
-    ended: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
-
-    def listen(at: int, event: Event) -> None:
-        if event.is_terminal:
-            ended.put((at, event))
-
-    for at, request in enumerate(asked):
-        engine.submit(request, lambda event, at=at: listen(at, event))  # type: ignore[misc]
-    ends = dict(ended.get() for _ in asked)
-    found = []
-    for at in range(len(asked)):
-        end = ends[at]
-        if not isinstance(end, Finished):
-            raise RuntimeError(f"a chat failed: {end.message if isinstance(end, Failed) else end}")
-        found.append(end)
-    return found
 
 
 def _print(console: Console, rows: Sequence[Row], machine: dict[str, Any]) -> None:

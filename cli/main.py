@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
-from cli import bench, config, serve
+from cli import bench, config, serve, verify
 from cli.arguments import Parser, UsageError, unknown_arguments
 from config.setting import SettingsError
 from config.sources import suggestion
@@ -21,9 +21,10 @@ examples:
   reprise serve                                       the bundled model on http://127.0.0.1:8000
   reprise serve --model ~/models/qwen3-4b --port 0    your own, on any free port
   REPRISE_MAX_ROWS=4 reprise config                   what would be in force, and why
+  reprise verify --exact                              whether drafting ever changed a token here
 """
 
-_COMMANDS = {"serve": serve, "config": config, "bench": bench}
+_COMMANDS = {"serve": serve, "config": config, "bench": bench, "verify": verify}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

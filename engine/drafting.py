@@ -27,8 +27,8 @@ MODEL_PRIOR = 0.7
 FORGET_TOKENS = 256
 """After so many tokens without a model's draft, its chances are those of the start again: a probe."""
 
-DOUBT = 0.3
-"""What the prior chance of a drafted token is multiplied by where the prompt does not repeat itself."""
+DOUBT = 2.0
+"""The power to which prior chances are taken where the prompt does not repeat itself."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Verdict:
     """What the gate made of a request before its first token.
 
     decision: "lookup", "draft-model" or "plain". score: of the prompt's repetition, None if nobody asked.
-    trust: in (0, 1], see Acceptance.
+    doubt: >= 1, see Acceptance.
     """
 
     decision: str
     reason: str
     score: float | None = None
-    trust: float = 1.0
+    doubt: float = 1.0
 
 
 class Drafting:
@@ -74,7 +74,7 @@ class Drafting:
         limit = s.num_draft_tokens
         if request.draft.max_tokens is not None:
             limit = min(limit, request.draft.max_tokens)
-        acceptance = Acceptance(self.everyone, verdict.trust)
+        acceptance = Acceptance(self.everyone, verdict.doubt)
         drafts = SequenceDrafts(
             next(self._numbers), limit, verdict, acceptance, Ledger(s.draft_overhead), drafters
         )
@@ -125,6 +125,7 @@ class SequenceDrafts:
     uses_model: bool = False
     num_forwards: int = 0
     by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
+    by_position: list[list[int]] = field(default_factory=list)
     _shown: list[Draft] = field(default_factory=list)
     _since_model: int = 0
 
@@ -179,6 +180,11 @@ class SequenceDrafts:
         if num_offered:
             drafted, accepted = self.by_source.get(verified.source, (0, 0))
             self.by_source[verified.source] = drafted + num_offered, accepted + num_accepted
+            for at in range(num_offered):
+                if at == len(self.by_position):
+                    self.by_position.append([0, 0])
+                self.by_position[at][0] += 1
+                self.by_position[at][1] += at < num_accepted
         for drafter in list(self.drafters):
             self._guard(drafter, partial(drafter.observe, self.seq, tokens))
             if num_judged and drafter.name == verified.source and drafter in self.drafters:
@@ -200,6 +206,7 @@ class SequenceDrafts:
             num_accepted=accepted,
             num_forwards=self.num_forwards,
             by_source=tuple((name, d, a) for name, (d, a) in self.by_source.items()),
+            by_position=tuple((offered, accepted) for offered, accepted in self.by_position),
             accepted_prediction=accepted_prediction,
             rejected_prediction=offered_prediction - accepted_prediction,
             gate_score=self.verdict.score,

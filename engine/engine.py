@@ -173,6 +173,19 @@ class Engine:
         """Read it from there; returns what was done. Raises SharedMemoryError."""
         return str(self._between_turns(self._memory().load))
 
+    def margin(self, tokens: tuple[int, ...]) -> float:
+        """By how much the likeliest token to follow leads the second: a difference of logits, >= 0.
+
+        For judging where two answers part: a margin near 0 is a tie that rounding decides.
+        """
+
+        def measure() -> float:
+            logits = self._require_loaded().model(mx.array([list(tokens)]))[0, -1].astype(mx.float32)
+            second, first = mx.sort(logits)[-2:].tolist()  # type: ignore[misc]
+            return first - second
+
+        return float(self._between_turns(measure))
+
     def stop(self, drain_s: float) -> None:
         """Refuse new requests, let running ones finish for drain_s seconds, then end the thread.
 

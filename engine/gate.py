@@ -42,20 +42,21 @@ class Tally:
 class Acceptance:
     """How likely a drafted token is right, learned over one request and, slowly, over all.
 
-    everyone: the tally of all requests; it sets where a request starts, weighted by trust.
-    trust: in (0, 1]; scales the prior of a request whose prompt does not look repetitive.
+    everyone: the tally of all requests; it sets where a request starts.
+    doubt: >= 1, the power to which the prior is taken where the prompt does not look repetitive: short
+        matches lose much by it, long ones little.
     """
 
-    def __init__(self, everyone: Tally, trust: float = 1.0) -> None:
+    def __init__(self, everyone: Tally, doubt: float = 1.0) -> None:
         self.everyone = everyone
-        self.trust = trust
+        self.doubt = doubt
         self.own = Tally(DECAY)
 
     def rate(self, draft: Draft) -> float:
         """The chance that the next token of such a draft is right, in (0, 1)."""
         key = draft.source, draft.bucket
         start = self.everyone.rate(key, draft.prior, GLOBAL_PRIOR_TOKENS)
-        return min(max(self.own.rate(key, start * self.trust, PRIOR_TOKENS), 0.001), 0.998)
+        return min(max(self.own.rate(key, start**self.doubt, PRIOR_TOKENS), 0.001), 0.998)
 
     def learn(self, draft: Draft, num_offered: int, num_accepted: int) -> None:
         """num_offered tokens of a draft were compared with what the model said; so many came true."""

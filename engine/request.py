@@ -75,6 +75,7 @@ class DraftingReport:
 
     num_forwards: forwards that its tokens took, prefill not counted.
     by_source: (drafter, drafted tokens, accepted tokens) for each that drafted.
+    by_position: (drafted, accepted) for the first token of all drafts, the second, and so on.
     accepted_prediction, rejected_prediction: tokens drafted from the client's prediction.
     gate_score: repetition of the prompt, None if it was not asked. gate_decision: "lookup", "draft-model"
         or "plain". gate_reason: why, in words.
@@ -84,6 +85,7 @@ class DraftingReport:
     num_accepted: int = 0
     num_forwards: int = 0
     by_source: tuple[tuple[str, int, int], ...] = ()
+    by_position: tuple[tuple[int, int], ...] = ()
     accepted_prediction: int = 0
     rejected_prediction: int = 0
     gate_score: float | None = None

@@ -1,0 +1,65 @@
+"""An engine in this process, without HTTP, that answers requests and waits for their ends."""
+
+import queue
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from config.settings import Settings
+from drafters.assembly import make_drafters
+from drafters.repetition import repetition_score
+from engine.costs import StepCosts
+from engine.drafting import DraftSources
+from engine.engine import Engine
+from engine.request import Event, Failed, Finished, GenerationRequest
+
+
+class LocalEngine:
+    """Starts on entering, stops on leaving.
+
+    costs: what steps cost, instead of measuring it.
+    """
+
+    def __init__(self, settings: Settings, costs: StepCosts | None = None) -> None:
+        self.engine = Engine(
+            settings,
+            make_sources=lambda name: DraftSources(make_drafters(settings, name), repetition_score),
+            costs=costs,
+        )
+
+    def __enter__(self) -> "LocalEngine":
+        self.engine.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.engine.stop(drain_s=0)
+
+    def prompt(self, messages: str | list[dict[str, Any]]) -> tuple[int, ...]:
+        """Token ids of one user message or a whole chat; of plain text where there is no chat template."""
+        tokenizer = self.engine.tokenizer
+        if isinstance(messages, str):
+            if not tokenizer.has_chat_template:
+                return tuple(tokenizer.encode(messages))
+            messages = [{"role": "user", "content": messages}]
+        return tuple(tokenizer.render_chat(messages))
+
+    def answer(self, asked: Sequence[GenerationRequest]) -> list[Finished]:
+        """Answer all of them together. Raises RuntimeError if one fails."""
+        ended: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
+
+        def listen(at: int, event: Event) -> None:
+            if event.is_terminal:
+                ended.put((at, event))
+
+        for at, request in enumerate(asked):
+            self.engine.submit(request, lambda event, at=at: listen(at, event))  # type: ignore[misc]
+        ends = dict(ended.get() for _ in asked)
+        found = []
+        for at in range(len(asked)):
+            end = ends[at]
+            if not isinstance(end, Finished):
+                raise RuntimeError(f"a chat failed: {end.message if isinstance(end, Failed) else end}")
+            found.append(end)
+        return found

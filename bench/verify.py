@@ -1,0 +1,243 @@
+"""`reprise verify`: drafted answers against plain ones, token by token, with this model on this machine.
+
+Every prompt is answered three times plainly and three times with each draft type, greedily and at a
+temperature; all 3 x 3 pairs of token ids are compared. Whatever is drafted is verified here, whether it
+pays or not, so that many widths are tried.
+"""
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bench import argument_types
+from bench.local_engine import LocalEngine
+from bench.machine import describe_machine
+from bench.workloads import make_cases
+from config.settings import Settings
+from engine.calibration import WIDTHS
+from engine.costs import StepCosts
+from engine.request import DraftChoice, DraftType, GenerationRequest, Sampling
+
+RUNS = 3
+TEMPERATURES = (0.0, 0.8)
+LOOKUPS: tuple[DraftType, ...] = ("suffix", "ngram-simple", "ngram-mod")
+_WIDTH = 120
+
+
+@dataclass
+class Verdict:
+    """One draft type at one prompt length.
+
+    first: of the first pair that differs, the index of the first differing token and the margin there.
+    by_position: (drafted, accepted) for each position in a draft.
+    """
+
+    draft_type: str
+    num_prompt_tokens: int
+    num_pairs: int = 0
+    num_differing: int = 0
+    first: tuple[int, float] | None = None
+    num_drafted: int = 0
+    by_position: list[list[int]] = field(default_factory=list)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give the parser what `reprise verify` takes."""
+    parser.description = (
+        "Answer prompts three times plainly and three times with each draft type, and compare all pairs, "
+        "token by token. Status 1 if any differ with --exact; without it a near-tie may fall differently "
+        "on machines whose kernels depend on the width of a step, which is reported but is no failure."
+    )
+    parser.add_argument("--model", type=argument_types.model_folder, help="Default: the bundled one.")
+    parser.add_argument(
+        "--draft-model", type=argument_types.model_folder, help="Also verify this one's drafts."
+    )
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help='JSON lines of chats: {"messages": [...]}. Default: made up.',
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=argument_types.levels, default=(200, 600), metavar="N,M",
+        help="About how long the made-up prompts are.",
+    )  # fmt: skip
+    parser.add_argument("--max-tokens", type=argument_types.count, default=128)
+    parser.add_argument("--num-draft-tokens", type=argument_types.count, default=31)
+    parser.add_argument(
+        "--exact", action="store_true", help="Draft only at widths that were probed as exact."
+    )
+    parser.add_argument("--seed", type=int, default=1)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Verify, print, and return the exit status."""
+    try:
+        chats = _read_chats(arguments.prompts) if arguments.prompts else None
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        print(f"reprise verify: {arguments.prompts}: {fault}", file=sys.stderr)
+        return 2
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    settings = Settings(
+        model=str(arguments.model) if arguments.model else None,
+        draft_model=str(arguments.draft_model) if arguments.draft_model else None,
+        num_draft_tokens=arguments.num_draft_tokens,
+        prefix_cache_bytes=0,
+        exact=arguments.exact,
+        max_rows=1,
+    )
+    widths = sorted({w for w in WIDTHS if w <= arguments.num_draft_tokens} | {arguments.num_draft_tokens + 1})
+    # Every width costs the same: so whatever is drafted is tried.
+    with LocalEngine(settings, StepCosts({(1, width): 1.0 for width in widths})) as local:
+        groups = _group(local, chats, arguments)
+        verdicts = verify(local, groups, arguments, console)
+        _print(console, verdicts, local, arguments.exact)
+    differing = any(verdict.num_differing for verdict in verdicts)
+    return int(differing and arguments.exact)
+
+
+def verify(
+    local: LocalEngine,
+    groups: dict[int, list[tuple[int, ...]]],
+    arguments: argparse.Namespace,
+    console: Console,
+) -> list[Verdict]:
+    """One verdict for each draft type and length. groups: prompts by about how long they are."""
+    types: tuple[DraftType, ...] = LOOKUPS
+    if arguments.draft_model:
+        types = (*types, "draft-model")
+    verdicts = {(name, length): Verdict(name, length) for name in types for length in groups}
+    with Progress(console=console, transient=True) as progress:
+        asked = [(length, prompt) for length, prompts in groups.items() for prompt in prompts]
+        task = progress.add_task("verifying", total=len(asked) * len(TEMPERATURES))
+        for (length, prompt), temperature in product(asked, TEMPERATURES):
+            plain = [_answer(local, prompt, "none", temperature, arguments) for _ in range(RUNS)]
+            for name in types:
+                verdict = verdicts[name, length]
+                drafted = []
+                for _ in range(RUNS):
+                    local.engine.memory_reset()
+                    drafted.append(_answer(local, prompt, name, temperature, arguments, verdict))
+                for one, other in product(plain, drafted):
+                    _compare(verdict, local, prompt, one, other)
+            progress.advance(task)
+    return list(verdicts.values())
+
+
+def _answer(
+    local: LocalEngine,
+    prompt: tuple[int, ...],
+    name: DraftType,
+    temperature: float,
+    arguments: argparse.Namespace,
+    verdict: Verdict | None = None,
+) -> tuple[int, ...]:
+    room = local.engine.info.context_tokens - len(prompt)
+    sampling = Sampling(seed=arguments.seed, temperature=temperature)
+    request = GenerationRequest(
+        "verify", prompt, min(arguments.max_tokens, room), sampling, draft=DraftChoice(name)
+    )
+    (end,) = local.answer([request])
+    if verdict:
+        report = end.usage.drafting
+        verdict.num_drafted += report.num_drafted
+        for at, (drafted, accepted) in enumerate(report.by_position):
+            if at == len(verdict.by_position):
+                verdict.by_position.append([0, 0])
+            verdict.by_position[at][0] += drafted
+            verdict.by_position[at][1] += accepted
+    return end.tokens
+
+
+def _compare(
+    verdict: Verdict, local: LocalEngine, prompt: tuple[int, ...], one: Sequence[int], other: Sequence[int]
+) -> None:
+    verdict.num_pairs += 1
+    if one == other:
+        return
+    verdict.num_differing += 1
+    if verdict.first is None:
+        at = next(
+            (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        )
+        verdict.first = at, local.engine.margin((*prompt, *one[:at]))
+
+
+def _group(
+    local: LocalEngine, chats: list[list[dict[str, Any]]] | None, arguments: argparse.Namespace
+) -> dict[int, list[tuple[int, ...]]]:
+    if chats is not None:
+        prompts = [local.prompt(chat) for chat in chats]
+        return {max(map(len, prompts)): prompts}
+    groups = {}
+    for length in arguments.prompt_tokens:
+        rng = random.Random(f"{arguments.seed} {length}")
+        groups[length] = [
+            _made_up(local, length, name, rng.randrange(1000)) for name in ("edits", "passages")
+        ]
+    return groups
+
+
+def _made_up(local: LocalEngine, num_tokens: int, workload: str, seed: int) -> tuple[int, ...]:
+    """One chat of a workload, with others of its kind in front until it is about that long."""
+    cases = list(make_cases(workload, 64, seed))
+    text = cases.pop().text
+    prompt = local.prompt(text)
+    while len(prompt) < num_tokens and cases:
+        text = cases.pop().text.partition("\n\n")[2] + "\n\n" + text
+        prompt = local.prompt(text)
+    return prompt
+
+
+def _read_chats(file: Path) -> list[list[dict[str, Any]]]:
+    chats = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            chat = json.loads(line)
+            if not isinstance(chat, dict) or not isinstance(chat.get("messages"), list):
+                raise ValueError(f'line {number} is no chat: an object with a list "messages" is wanted')
+            chats.append(chat["messages"])
+    if not chats:
+        raise ValueError("there are no chats in it")
+    return chats
+
+
+def _print(console: Console, verdicts: Sequence[Verdict], local: LocalEngine, exact: bool) -> None:
+    mode = "exact" if exact else "fast"
+    table = Table(title=f"Drafted against plain answers of {local.engine.info.name}, {mode} mode")
+    for name in (
+        "drafts",
+        "prompt tokens",
+        "pairs",
+        "equal",
+        "drafted",
+        "accepted at 1, 2, 4, 8, 16",
+        "first difference",
+    ):
+        table.add_column(name)
+    for v in verdicts:
+        shares = [
+            f"{100 * v.by_position[at - 1][1] / v.by_position[at - 1][0]:.0f} %"
+            for at in (1, 2, 4, 8, 16)
+            if at <= len(v.by_position)
+        ]
+        first = "-" if v.first is None else f"token {v.first[0]}, margin {v.first[1]:.2g}"
+        equal = "PASS" if not v.num_differing else f"FAIL ({v.num_differing} differ)"
+        table.add_row(
+            v.draft_type, str(v.num_prompt_tokens), str(v.num_pairs), equal, str(v.num_drafted),
+            ", ".join(shares) or "-", first,
+        )  # fmt: skip
+    console.print(table)
+    console.print(", ".join(f"{key} {value}" for key, value in describe_machine().items()))

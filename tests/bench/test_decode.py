@@ -1,0 +1,42 @@
+"""`reprise bench decode` measures drafts beside plain decoding, and compares every token."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.workloads import WORKLOADS, make_cases
+from cli.main import main
+
+
+def test_every_figure_is_there_and_answers_are_equal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = tmp_path / "figures.json"
+    given = ["--workloads", "records,edits-again", "--draft-types", "auto,ngram-simple", "--cases", "1"]
+    given += ["--repeats", "1", "--max-tokens", "24", "--num-draft-tokens", "3", "--json", str(file)]
+    assert main(["bench", "decode", *given]) == 0
+    written = json.loads(file.read_text())
+    assert [(row["workload"], row["draft_type"]) for row in written["rows"]] == [
+        ("records", "auto"),
+        ("records", "ngram-simple"),
+        ("edits-again", "auto"),
+        ("edits-again", "ngram-simple"),
+    ]
+    for row in written["rows"]:
+        assert row["parity"] == "PASS"
+        assert row["tokens_per_forward"] >= 1
+        assert row["decode_tps"] > 0
+    assert capsys.readouterr().out.count("PASS") == 4
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_cases_depend_on_nothing_but_the_seed(workload: str) -> None:
+    assert make_cases(workload, 3, 1) == make_cases(workload, 3, 1)
+    assert make_cases(workload, 3, 1) != make_cases(workload, 3, 2)
+
+
+def test_an_unknown_workload_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "decode", "--workloads", "prose"]) == 2
+    assert "prose is none of edits" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""`reprise verify` passes where drafting changes nothing, and says where it does."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from bench import verify
+from cli.main import main
+
+
+def options(*given: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    verify.add_arguments(parser)
+    return parser.parse_args(list(given))
+
+
+@pytest.mark.parametrize("mode", [[], ["--exact"]])
+def test_drafting_on_the_bundled_model_is_certified(
+    mode: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--prompt-tokens", "60", "--max-tokens", "16", "--num-draft-tokens", "7", *mode]
+    assert main(["verify", *given]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("PASS") == 3
+    assert "FAIL" not in printed
+
+
+def test_a_difference_is_found_told_and_fails_in_exact_mode(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    true_answer = verify._answer
+
+    def lying(*given: object) -> tuple[int, ...]:
+        tokens = true_answer(*given)  # type: ignore[arg-type]
+        return (*tokens[:3], 99, *tokens[4:]) if given[2] == "suffix" else tokens
+
+    monkeypatch.setattr(verify, "_answer", lying)
+    given = ["--prompt-tokens", "60", "--max-tokens", "8", "--num-draft-tokens", "3"]
+    assert verify.run(options(*given, "--exact")) == 1
+    printed = capsys.readouterr().out
+    assert "FAIL (36 differ)" in printed
+    assert "token 3, margin" in printed
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", "no json", '{"messages": "hello"}\n'])
+def test_a_file_that_holds_no_chats_is_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "chats.jsonl"
+    file.write_text(text)
+    assert verify.run(options("--prompts", str(file))) == 2
+    assert str(file) in capsys.readouterr().err
