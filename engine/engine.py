@@ -181,8 +181,8 @@ class Engine:
 
         def measure() -> float:
             logits = self._require_loaded().model(mx.array([list(tokens)]))[0, -1].astype(mx.float32)
-            second, first = mx.sort(logits)[-2:].tolist()  # type: ignore[misc]
-            return first - second
+            top: list[float] = mx.sort(logits)[-2:].tolist()  # type: ignore[assignment]
+            return top[1] - top[0]
 
         return float(self._between_turns(measure))
 
