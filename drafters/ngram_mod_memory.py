@@ -57,7 +57,7 @@ class NgramModMemory:
 
         entries and occupied are of all tables together; occupancy is their ratio, and 0 without a table.
         """
-        occupied = sum(table.occupied for table in self._tables.values())
+        occupied = sum(table.occupied for table in list(self._tables.values()))
         entries = self.kind.size * max(1, len(self._tables))
         return {
             "entries": entries,
@@ -68,7 +68,7 @@ class NgramModMemory:
             "hits": self.counts.hits,
             "misses": self.counts.misses,
             "tables": len(self._tables),
-            "bytes": sum(table.num_bytes for table in self._tables.values()),
+            "bytes": sum(table.num_bytes for table in list(self._tables.values())),
             "n": self.kind.n,
             "scope": self.kind.scope,
             "file": None if self.file is None else str(self.file),

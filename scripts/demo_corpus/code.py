@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from demo_corpus.conversation import Conversation, Source
 
 RENAME = [
+    "Put {new} in place of {old}.",
+    "{new} is the new name of {old}.",
+    "Let {old} be called {new} in this file.",
     "Rename {old} to {new}.",
     "Rename `{old}` to `{new}` in this file.",
     "Please rename {old} to {new} everywhere.",
@@ -24,6 +27,7 @@ RENAME = [
     "Please use {new} instead of {old} everywhere.",
 ]
 VALUE = [
+    "Switch {name} from {old} to {new}.",
     "Set {name} to {new}.",
     "Change {name} to {new}.",
     "Change the value of {name} to {new}.",
@@ -40,6 +44,7 @@ VALUE = [
     "Please update {name} from {old} to {new}.",
 ]
 DOCSTRING = [
+    'Put the docstring "{text}" into the function {name}.',
     'Add the docstring "{text}" to {name}.',
     'Give {name} the docstring "{text}".',
     'Please add a docstring to {name}: "{text}"',
@@ -52,6 +57,7 @@ DOCSTRING = [
     'Can you add the docstring "{text}" to the function {name}?',
 ]
 FIX = [
+    "Let {name} return {new} instead of {old}.",
     "{name} should return {new}, not {old}.",
     "Fix {name}: it should return {new}.",
     "In {name}, return {new} instead of {old}.",
@@ -146,7 +152,7 @@ def edit(source: Source, file: File) -> str:
     """Change the file in place; returns the request that asks for it."""
     rng = source.rng
     kinds = ("rename", "value", "docstring", "fix")
-    (kind,) = rng.choices(kinds, (1, 1, 1, 1) if source.held_out else (5, 2, 1, 2))
+    kind = rng.choice(kinds)
     show = rng.choice(SHOW)
     if kind == "rename":
         old = rng.choice(file.names)
@@ -194,8 +200,8 @@ def editing(source: Source, num_lines: int, num_turns: int = 1, family: str = "e
 
 
 def edit_short(source: Source) -> Conversation:
-    """A file of up to 20 lines, one edit; while training mostly a tiny one, where more of the answer is the edit."""
-    if not source.held_out and source.chance(0.55):
+    """A file of up to 20 lines, one edit; while training mostly a tiny one, so that edits weigh more."""
+    if not source.held_out and source.chance(0.25):
         return renaming(source)
     if not source.held_out and source.chance(0.6):
         return editing(source, source.rng.randint(3, 7), source.rng.choice((1, 1, 2, 3)))

@@ -4,6 +4,8 @@ from demo_corpus.conversation import Conversation, Source
 from demo_corpus.lexicon import ADJECTIVES, NOUNS
 
 ABOUT = [
+    "Show the exact sentence that is about {topic}.",
+    "Tell me what the text says about {topic}, word for word.",
     "Quote the sentence about {topic}.",
     "Quote the sentence that mentions {topic}.",
     "Which sentence mentions {topic}? Quote it.",

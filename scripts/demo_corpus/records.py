@@ -7,6 +7,7 @@ from demo_corpus.conversation import Conversation, Source
 from demo_corpus.lexicon import FIELDS
 
 FIELD = [
+    "Say which {field} {name} has.",
     "What is the {field} of {name}?",
     "What {field} does {name} have?",
     "Tell me the {field} of {name}.",
@@ -21,6 +22,7 @@ FIELD = [
     "Please find the {field} for {name}.",
 ]
 RECORD = [
+    "Please show the JSON record for {name}.",
     "Return the record of {name} as JSON.",
     "Give me the record of {name} as JSON.",
     "Show the full record for {name}.",

@@ -1,17 +1,21 @@
 """Drafting never changes the answer: whatever drafts, whatever the architecture, alone or in a batch."""
 
+import dataclasses
 import functools
 import random
 from collections.abc import Callable, Sequence
 
 import pytest
 
+from config.settings import Settings
+from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
+from drafters.repetition import repetition_score
 from engine.draft_model import DraftModel
 from engine.drafting import DraftSources
 from engine.engine import Engine
 from engine.loading import ModelError
-from engine.request import GenerationRequest
+from engine.request import DraftChoice, DraftType, GenerationRequest
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, oracle, prompt_of, request
 
@@ -133,6 +137,74 @@ def test_a_draft_model_never_changes_the_tokens(
     if draft == name:
         assert last.usage.drafting.num_drafted
         assert last.usage.drafting.num_accepted == last.usage.drafting.num_drafted
+
+
+SETTINGS = [
+    {"temperature": 0.9, "top_p": 0.8, "top_k": 40, "min_p": 0.01},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.3},
+    {"temperature": 0.7, "frequency_penalty": 1.5, "logit_bias": ((7, 3.0), (9, -100.0))},
+    {"temperature": 1.3, "repetition_penalty": 1.2, "top_p": 0.9},
+]
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba2"])
+def test_penalties_filters_and_bias_see_the_drafted_tokens(name: str, start_engine: StartEngine) -> None:
+    asked = [request(prompt_of(20 + i, i), 40, name=str(i), **s) for i, s in enumerate(SETTINGS)]
+    plain = run(start_engine(name), asked)
+    answers = {one.prompt: tokens for one, tokens in zip(asked, plain, strict=True)}
+    for chance in (1.0, 0.7, 0.0):
+        engine = start_engine(name, make_sources=sources(Scripted(answers, chance)), draft_type="suffix")
+        assert run(engine, asked) == plain
+        assert [run(engine, [one])[0] for one in asked] == plain
+
+
+def test_a_request_cancelled_in_mid_draft_leaves_the_others_as_they_were(start_engine: StartEngine) -> None:
+    asked, expected = requests(0.8), answers_of("llama", 0.8)
+    drafter = Scripted(expected, 0.7)
+    engine = start_engine("llama", make_sources=sources(drafter), draft_type="suffix")
+    answers = []
+    for at, one in enumerate(asked):
+        answer = Answer()
+        if at % 2:
+            answer.on_delta = functools.partial(engine.cancel, one.id)
+        engine.submit(one, answer)
+        answers.append(answer)
+    for at, (one, answer) in enumerate(zip(asked, answers, strict=True)):
+        if at % 2 == 0:
+            assert list(answer.finished().tokens) == expected[one.prompt]
+        else:
+            answer.end()
+    assert run(engine, asked) == [expected[one.prompt] for one in asked]
+    assert not drafter.open_now
+
+
+@pytest.mark.parametrize("draft_type", ["suffix", "ngram-simple", "ngram-mod", "auto"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
+def test_no_real_drafter_changes_the_tokens(
+    name: str, draft_type: DraftType, start_engine: StartEngine
+) -> None:
+    settings = Settings(ngram_mod_size=3, ngram_table_entries=4096)
+    engine = start_engine(
+        name,
+        make_sources=lambda v: DraftSources(make_drafters(settings, v), repetition_score),
+        prefill_chunk_tokens=32,
+    )
+    # A seed answers a prompt that holds its own answer to an earlier one, so that there is much to draft.
+    loaded = make_loaded(name)
+    asked = []
+    for seed in range(4):
+        first = request(prompt_of(12, seed), 30, temperature=0.8, seed=seed)
+        prompt = [*first.prompt, *oracle(loaded, first), *first.prompt]
+        wanted = GenerationRequest(
+            str(seed), tuple(prompt), 30, first.sampling, draft=DraftChoice(draft_type)
+        )
+        asked.append(dataclasses.replace(wanted, prediction=tuple(prompt[12:])))
+    expected = [oracle(loaded, one) for one in asked]
+    assert run(engine, asked) == expected
+    assert run(engine, asked[:2]) == expected[:2]
+    last = ask(engine, asked[3]).finished()
+    assert list(last.tokens) == expected[3]
+    assert last.usage.drafting.num_drafted
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused_with_both_sizes() -> None:
