@@ -6,6 +6,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from engine.kv import RaggedKVCache, RowLengths
 from engine.rows import BatchedRows, make_caches
 from tests.engine.support import VOCAB_SIZE, make_model
 
@@ -24,17 +25,16 @@ def test_ragged_rounds_with_rollback_equal_single_rows(name: str, dtype: mx.Dtyp
         rows.add(caches, length)
         kept.append(tokens)
     for _ in range(12):
-        width = rng.choice((1, 1, 3, 6))
-        fed = [[rng.randrange(VOCAB_SIZE) for _ in range(width)] for _ in kept]
-        logits = rows.forward(mx.array(fed))
+        widths = [rng.choice((1, 1, 3, 6)) for _ in kept]
+        fed = [[rng.randrange(VOCAB_SIZE) for _ in range(width)] for width in widths]
+        logits = rows.forward_ragged(fed)
         for row, tokens in enumerate(kept):
             single = make_prompt_cache(model)
             model(mx.array(tokens)[None], cache=single)
             alone = model(mx.array(fed[row])[None], cache=single)
-            assert mx.array_equal(logits[row], alone[0]).item()
-            accepted = rng.randint(1, width)
-            tokens += fed[row][:accepted]
-            rows.roll_back(row, len(tokens))
+            assert mx.array_equal(logits[row, : widths[row]], alone[0]).item()
+            tokens += fed[row][: rng.randint(1, widths[row])]
+            assert rows.roll_back(row, len(tokens)) == rows.lengths[row] == len(tokens)
 
 
 def test_leaving_rows_hand_their_place_to_the_last() -> None:
@@ -59,3 +59,48 @@ def test_going_back_further_than_there_is_raises() -> None:
     rows.add(make_caches(rows.model), 0)
     with pytest.raises(ValueError, match="holds 0 tokens"):
         rows.roll_back(0, 1)
+
+
+def test_padding_is_written_as_zeros() -> None:
+    shared = RowLengths()
+    shared.add(0)
+    shared.add(0)
+    cache = RaggedKVCache(shared)
+    for widths in ([2, 3], [3, 1]):
+        shared.begin(widths)
+        numbers = mx.ones((2, 1, max(widths), 4))
+        for row, width in enumerate(widths):
+            numbers[row, :, width:] = mx.nan
+        _, values = cache.update_and_fetch(numbers, numbers)
+        shared.end()
+        assert not mx.isnan(values).any().item()
+    assert shared.lengths == [5, 4]
+
+
+def test_what_a_broken_forward_left_behind_is_never_read() -> None:
+    shared = RowLengths()
+    shared.add(0)
+    shared.add(0)
+    cache = RaggedKVCache(shared)
+    for widths, filling, is_built in (([1, 3], 1.0, True), ([5, 5], mx.nan, False), ([1, 1], 1.0, True)):
+        shared.begin(widths)
+        numbers = mx.full((2, 1, max(widths), 4), filling)
+        _, values = cache.update_and_fetch(numbers, numbers)
+        if is_built:
+            shared.end()
+            assert not mx.isnan(values).any().item()
+
+
+def test_an_empty_row_finds_nothing_of_the_one_before_it() -> None:
+    model = make_model("llama")
+    rows = BatchedRows(model)
+    for length in (6, 9, 8):
+        caches = make_caches(model)
+        model(mx.array([[7] * length]), cache=caches)
+        caches[0].values[:] = mx.nan
+        rows.add(caches, length)
+    rows.remove(2)
+    rows.remove(0)
+    rows.add(make_caches(model), 0)
+    logits = rows.forward(mx.array([[9], [9]]))
+    assert mx.array_equal(logits[1, 0], model(mx.array([[9]]))[0, -1]).item()
