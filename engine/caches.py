@@ -62,6 +62,19 @@ def _own(cache: Any, kv_bits: int | None) -> Any:
     return cache
 
 
+def kv_bits_fault(model: Any, kv_bits: int) -> str | None:
+    """Why this model's keys and values cannot be quantised, in one sentence; None if they can be: tried."""
+    caches = make_caches(model, kv_bits)
+    if not any(isinstance(cache, FittedQuantizedKVCache) for cache in caches):
+        return "it has no plain keys and values to quantise"
+    try:
+        mx.eval(model(mx.array([[1, 2]]), cache=caches))
+    # Model code that does not know quantised caches fails here in its own way.
+    except Exception as fault:
+        return str(fault)
+    return None
+
+
 def leaves(caches: Sequence[Any]) -> Iterator[Any]:
     """The caches themselves and, in place of lists of caches, those in them."""
     for cache in caches:
