@@ -4,12 +4,13 @@ import logging
 from collections.abc import Callable
 
 from config.settings import Settings
+from engine.caches import kv_bits_fault
 from engine.calibration import Progress, load_costs
 from engine.costs import StepCosts
 from engine.draft_model import DraftModel
 from engine.drafting import Drafting, DraftSources
 from engine.exactness import find_exact_shapes
-from engine.loading import LoadedModel
+from engine.loading import LoadedModel, ModelError
 from engine.planning import Planner
 from engine.rows import can_batch, rollback_fault
 from engine.worker import Worker
@@ -35,10 +36,14 @@ def make_worker(
 ) -> Worker:
     """Find out what the model allows, measure what is not known, and set up a worker.
 
+    Raises ModelError where settings and model do not go together.
+
     make_sources: None for no drafting at all. draft: a model to draft with, if any.
     costs: what steps cost, if that need not be measured; the draft model's then cost nothing.
     progress: takes the share of the measuring that is done.
     """
+    if settings.kv_bits and (fault := kv_bits_fault(loaded.model, settings.kv_bits)):
+        raise ModelError(f"--kv-bits {settings.kv_bits}: {fault}")
     batched = can_batch(loaded.model, settings.kv_bits)
     if make_sources and (fault := rollback_fault(loaded.model, settings.kv_bits)):
         log.warning("decoding plainly, without drafts: %s", fault)

@@ -128,6 +128,7 @@ def test_a_draft_model_never_changes_the_tokens(
         make_sources=lambda _: DraftSources({}, lambda _: 0.0),
         load_draft=lambda _: make_loaded(draft),
         draft_type="draft-model",
+        draft_model="the one that load_draft makes",
         num_draft_tokens=4,
         prefill_chunk_tokens=16,
     )
