@@ -1,6 +1,7 @@
 """What a step costs: seconds by rows and width, measured at load and learned from while serving."""
 
 import math
+import time
 from bisect import bisect_left
 from collections.abc import Mapping
 
@@ -64,3 +65,31 @@ def _place(grid: list[int], x: int) -> tuple[int, int, float]:
     at = min(max(bisect_left(grid, x), 1), len(grid) - 1)
     low, high = grid[at - 1], grid[at]
     return low, high, (x - low) / (high - low)
+
+
+class StepClock:
+    """Times decode steps from one reading to the next, and teaches the costs.
+
+    batched: whether several rows share a forward; if not, only steps of one row teach anything.
+    """
+
+    def __init__(self, costs: StepCosts, batched: bool) -> None:
+        self.costs = costs
+        self.batched = batched
+        self._read_at: float | None = None
+
+    def reset(self) -> None:
+        """Something else is done between two steps, so the time until the next reading says nothing."""
+        self._read_at = None
+
+    def lap(self, shape: tuple[int, int] | None) -> float | None:
+        """A step was read: seconds since the last one, or None after a reset.
+
+        shape: its (rows, width), or None if more than one forward was made.
+        """
+        now = time.perf_counter()
+        taken_s = None if self._read_at is None else now - self._read_at
+        self._read_at = now
+        if taken_s is not None and shape and (self.batched or shape[0] == 1):
+            self.costs.observe(*shape, taken_s)
+        return taken_s

@@ -6,12 +6,13 @@ their distributions let them (a Gumbel coupling), and drafting stays exact whate
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import mlx.core as mx
 
 from engine.caches import Caches
 from engine.caches import make_caches as make_row_caches
+from engine.drafted_step import Feed
 from engine.drafting import count_accepted
 from engine.loading import LoadedModel, ModelError
 from engine.rows import can_batch, make_rows, rollback_fault
@@ -19,14 +20,6 @@ from engine.sampling import Sampler
 
 BACKLOG_TOKENS = 64
 """Most committed tokens that a row is fed before a draft; one that lacks more is brought nearer first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """A row that wants a draft of num_tokens >= 1."""
-
-    row: int
-    num_tokens: int
 
 
 class DraftModel:
@@ -65,34 +58,43 @@ class DraftModel:
         self._drafted[row] = self._drafted[-1]
         self._drafted.pop()
 
-    def propose(
-        self, wishes: Sequence[Wish], committed: Sequence[Sequence[int]], sampler: Sampler
-    ) -> list[list[int]]:
-        """Draft for some rows; returns tokens for every wish, none where the row is too far behind.
+    def fill_in(self, feeds: list[Feed], committed: Sequence[Sequence[int]], sampler: Sampler) -> None:
+        """Make the drafts that feeds want; a row that is too far behind gets none.
 
-        committed: for every row, all its tokens so far. sampler: the target's, for the same rows.
+        feeds: one for each row; those with drafts are replaced. committed: for every row, all its tokens.
+        sampler: the target's, for the same rows.
         """
-        wanted = {wish.row: wish.num_tokens for wish in wishes}
+        num_wanted = max(feed.num_wanted for feed in feeds)
+        if not num_wanted:
+            return
         fed, is_ready = [], []
-        for row, tokens in enumerate(committed):
+        for row, (feed, tokens) in enumerate(zip(feeds, committed, strict=True)):
             held = self._keep_accepted(row, tokens)
-            most = BACKLOG_TOKENS if row in wanted else 1
+            most = BACKLOG_TOKENS if feed.num_wanted else 1
             fed.append(list(tokens[held : held + most]))
             is_ready.append(held + most >= len(tokens))
+        lines = self._draft(fed, [len(tokens) for tokens in committed], num_wanted, sampler)
+        for row, (feed, line) in enumerate(zip(feeds, lines, strict=True)):
+            if feed.num_wanted and is_ready[row]:
+                draft = line[: feed.num_wanted]
+                feeds[row] = replace(feed, draft=draft, source=replace(feed.source, tokens=draft))
+
+    def _draft(
+        self, fed: Sequence[Sequence[int]], positions: Sequence[int], num_tokens: int, sampler: Sampler
+    ) -> list[list[int]]:
+        """Feed the rows and go on for num_tokens; returns as many for each row. One wait."""
         logits = self.rows.forward_ragged(fed)
         ends = mx.array([len(tokens) - 1 for tokens in fed])
         last = mx.take_along_axis(logits, ends[:, None, None], axis=1)[:, 0]
         drafted: list[mx.array] = []
-        for at in range(max(wanted.values())):
+        for at in range(num_tokens):
             if at:
                 last = self.rows.forward(drafted[-1][:, None])[:, -1]
-            positions = [len(tokens) + at for tokens in committed]
-            drafted.append(sampler.sample(self._fitted(last), positions))
+            drafted.append(sampler.sample(self._fitted(last), [position + at for position in positions]))
         lines: list[list[int]] = mx.stack(drafted, axis=1).tolist()  # type: ignore[assignment]
         for row, line in enumerate(lines):
-            behind = self.rows.lengths[row] - len(line) + 1
-            self._drafted[row] = behind, line[:-1]
-        return [lines[w.row][: w.num_tokens] if is_ready[w.row] else [] for w in wishes]
+            self._drafted[row] = self.rows.lengths[row] - len(line) + 1, line[:-1]
+        return lines
 
     def _keep_accepted(self, row: int, tokens: Sequence[int]) -> int:
         """Roll a row back to the drafted tokens that were committed; returns how many it then holds."""

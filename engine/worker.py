@@ -10,14 +10,15 @@ Without prompts to prefill or prefixes to keep, one read is the only wait of a t
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft
 from engine import drafted_step, scheduler
-from engine.draft_model import DraftModel, Wish
+from engine.costs import StepClock
+from engine.draft_model import DraftModel
 from engine.drafted_step import Feed
 from engine.drafting import Drafting
 from engine.loading import LoadedModel
@@ -58,7 +59,7 @@ class Worker:
         self.draft_model = draft_model
         self.drafting = drafting
         self.planner = planner
-        self.read_at: float | None = None
+        self.clock = StepClock(planner.costs, batched)
         self.model = loaded.model
         self.vocab_size = loaded.info.vocab_size
         self.settings = settings
@@ -154,7 +155,7 @@ class Worker:
                 order.pop()
         self.feed = self.feed[mx.array(order, mx.int32)]
         self.sampler = None
-        self.read_at = None
+        self.clock.reset()
 
     def _keep_prefix(self, row: int) -> None:
         if self.prefix_cache is None:
@@ -218,7 +219,8 @@ class Worker:
             sequence.count_for_penalties()
         held = list(self.rows.lengths)
         try:
-            feeds = self._let_model_draft(feeds)
+            if self.draft_model:
+                self.draft_model.fill_in(feeds, [s.tokens for s in members], self._sampler())
             committed = drafted_step.run(self.rows, self._sampler(), feeds)
             for row, (feed, tokens) in enumerate(zip(feeds, committed, strict=True)):
                 self.rows.roll_back(row, held[row] + len(feed.pending) + len(tokens) - 1)
@@ -230,7 +232,7 @@ class Worker:
         plain_s = self.planner.plain_s(len(members))
         expected_s = self.planner.step_s(widths) + self.planner.model_s(len(members), num_modelled)
         shape = None if num_modelled else (len(members), max(widths))
-        taken_s = min(self._clock(shape) or expected_s, LARGEST_STEP * expected_s)
+        taken_s = min(self.clock.lap(shape) or expected_s, LARGEST_STEP * expected_s)
         for sequence, feed, tokens in zip(members, feeds, committed, strict=True):
             if sequence.drafts:
                 sequence.drafts.ledger.charge(taken_s, plain_s, len(tokens))
@@ -238,29 +240,6 @@ class Worker:
             sequence.num_dispatched = sequence.num_answered
         self.feed = mx.array([s.tokens[-1] for s in members])
         return True
-
-    def _let_model_draft(self, feeds: list[Feed]) -> list[Feed]:
-        """Fill in the drafts that the draft model is to make."""
-        wishes = [Wish(row, feed.num_wanted) for row, feed in enumerate(feeds) if feed.num_wanted]
-        if not wishes or self.draft_model is None:
-            return feeds
-        lines = self.draft_model.propose(wishes, [s.tokens for s in self.members], self._sampler())
-        for wish, tokens in zip(wishes, lines, strict=True):
-            source = replace(feeds[wish.row].source, tokens=tokens)
-            feeds[wish.row] = replace(feeds[wish.row], draft=tokens, source=source)
-        return feeds
-
-    def _clock(self, shape: tuple[int, int] | None) -> float | None:
-        """Seconds since the last step was read; None if more was done than one step.
-
-        shape: (rows, width) of the step, to learn its cost; None if there was more to it.
-        """
-        now = time.perf_counter()
-        taken_s = None if self.read_at is None else now - self.read_at
-        self.read_at = now
-        if taken_s is not None and shape and (self.batched or shape[0] == 1):
-            self.planner.costs.observe(*shape, taken_s)
-        return taken_s
 
     def _commit(
         self, sequence: Sequence, tokens: list[int], draft: Draft = NO_DRAFT, num_offered: int = 0
@@ -292,7 +271,7 @@ class Worker:
                 self._fail(sequence, fault)
 
     def _prefill_chunk(self, sequence: Sequence, chunk: int) -> None:
-        self.read_at = None
+        self.clock.reset()
         # One chunk in flight per prompt: a cancelled prompt stops within a chunk.
         settle(sequence.caches)
         end = len(sequence.tokens) - 1
@@ -319,7 +298,7 @@ class Worker:
         sequence.drafts = sequence.drafts or self.drafting.begin(sequence.request)
         sequence.joined_at = sequence.joined_at or time.perf_counter()
         self.members.append(sequence)
-        self.read_at = None
+        self.clock.reset()
         last = mx.array(sequence.tokens[-1:], self.feed.dtype)
         self.feed = mx.concatenate([self.feed, last]) if len(self.members) > 1 else last
         self.sampler = None
@@ -331,7 +310,7 @@ class Worker:
         except Exception as fault:
             self._start_over(step.members, fault)
             return False
-        self._clock((len(step.members), 1))
+        self.clock.lap((len(step.members), 1))
         plain_s = self.planner.plain_s(len(step.members))
         for sequence, token in zip(step.members, tokens, strict=True):
             if sequence.drafts:

@@ -108,7 +108,7 @@ def test_config_as_json_has_value_and_source_of_every_setting(capsys):
         (["serve", "extra"], "unknown argument extra (see reprise serve --help)"),
         (["serve", "--port"], "argument --port: expected one argument (see reprise serve --help)"),
         (["conifg"], "unknown command conifg; did you mean config?"),
-        (["xyzzy"], "unknown command xyzzy; there are serve, config, bench"),
+        (["xyzzy"], "unknown command xyzzy; there are serve, config, bench, verify"),
         (["config", "--config", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
     ],
 )
