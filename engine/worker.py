@@ -32,7 +32,7 @@ from engine.sequence import Sequence
 log = logging.getLogger("reprise.engine")
 
 CLEAR_EVERY_STEPS = 256
-LARGEST_STEP = 3.0
+LARGEST_STEP = 2.0
 """A step is charged at most so many times its cost: a pause of the machine is nobody's debt."""
 
 
