@@ -6,7 +6,7 @@ ApiError
 |- NotFoundError              404  no such address
 |- ModelNotFoundError         404  no such model
 |- BodyTooLargeError          413
-|- ContentTypeError      415
+|- ContentTypeError           415
 |- TooBusyError               429  the queue is full; Retry-After
 |- RequestFailedError         500  this request failed, others go on
 `- UnavailableError           503  loading, draining or dead

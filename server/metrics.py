@@ -13,6 +13,7 @@ from server.engine_face import EngineFace
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_REQUEST_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
 _TOKENS_PER_FORWARD = (1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -48,6 +49,9 @@ class Metrics:
         self._first_token = _histogram(
             "time_to_first_token_seconds", "From submission to the first token.", _FIRST_TOKEN_S
         )
+        self._duration = _histogram(
+            "request_duration_seconds", "From a completion's request to the end of its answer.", _REQUEST_S
+        )
         self._inter_token = _histogram(
             "inter_token_seconds", "A sequence's mean time between tokens, after its first.", _TOKEN_S
         )
@@ -62,9 +66,14 @@ class Metrics:
         self._registry.register(_WithoutDates(metrics))
         self._registry.register(_EngineState(engine))
 
-    def count_request(self, path: str, status: int) -> None:
-        """An HTTP request was answered, or its client left."""
+    def count_request(self, path: str, status: int, generated_for_s: float | None) -> None:
+        """An HTTP request was answered, or its client left.
+
+        generated_for_s: how long it took, if the engine was asked for tokens; None for all else.
+        """
         self._requests.labels(endpoint_of(path), str(status)).inc()
+        if generated_for_s is not None:
+            self._duration.observe(generated_for_s)
 
     def count_sequences(self, usages: Collection[Usage], num_prompt: int, num_cached: int) -> None:
         """The sequences of a request ended, well or badly.

@@ -41,11 +41,14 @@ def time_sequences(usages: Collection[Usage]) -> Timings:
 
     usages: at least one, the first choice's first. All were submitted at one moment, so their times have
         one origin, and a phase lasts from the first choice's entering it to the last one's leaving it.
+
+    The first step computes the prompt's last token and draws the first of the answer, or several with a
+    draft. Both phases include it: without it the rate of neither would be true.
     """
     first = next(iter(usages))
     num_computed = sum(usage.num_prompt_tokens - usage.num_cached_tokens for usage in usages)
     num_predicted = sum(usage.num_completion_tokens for usage in usages)
-    prompt_s = max(usage.prefill_s for usage in usages) - min(usage.queue_s for usage in usages)
+    prompt_s = max(usage.first_token_s for usage in usages) - min(usage.queue_s for usage in usages)
     predicted_s = max(usage.total_s for usage in usages) - min(usage.prefill_s for usage in usages)
     return Timings(
         cache_n=sum(usage.num_cached_tokens for usage in usages),

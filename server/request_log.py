@@ -13,7 +13,6 @@ from server.errors import CLIENT_CLOSED_REQUEST, RequestFailedError, from_engine
 from server.logs import LOGGER, RequestRecord, log_request
 from server.metrics import Metrics
 
-"""The status in the log, as nginx has it, where the client left before there was one."""
 _RECORD = "reprise.record"
 
 
@@ -65,6 +64,8 @@ class RequestLog:
             await fault.response()(scope, receive, send_with_id)
         finally:
             record.status = record.status or CLIENT_CLOSED_REQUEST
-            record.total_ms = (time.perf_counter() - start_s) * 1000
-            self.metrics.count_request(scope["path"], record.status)
+            total_s = time.perf_counter() - start_s
+            record.total_ms = total_s * 1000
+            has_generated = record.finish_reason is not None
+            self.metrics.count_request(scope["path"], record.status, total_s if has_generated else None)
             log_request(record)

@@ -55,6 +55,8 @@ class Timings(BaseModel):
     """What the answer took, over all choices. Not OpenAI's; the names are those of llama-server.
 
     prompt_n: tokens computed, without the cache_n tokens that were not.
+    prompt_ms: from the end of the wait for a row to the first token. predicted_ms: from the step that made
+        that token to the end.
     forwards: those of decoding. gate: the first choice's.
     """
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from engine.request import SharedMemoryError
-from server.errors import BadRequestError, ForbiddenError, NotFoundError
+from server.errors import BadRequestError, ForbiddenError
 from server.logs import LOGGER
 from server.service import Service, service_of
 
@@ -58,19 +58,23 @@ async def _change(request: Request, action: Callable[[], str]) -> JSONResponse:
     _status(service)
     try:
         # The engine's thread does it between two steps; the event loop must not wait for that.
-        message = await asyncio.to_thread(action)
+        done = await asyncio.to_thread(action)
     except SharedMemoryError as fault:
         service.check_ready()
-        raise BadRequestError(f"{fault}.", code="ngram_table_file") from fault
-    LOGGER.info("ngram-mod: %s", message)
-    return JSONResponse({"message": message, "table": _status(service)})
+        raise _refused(fault) from fault
+    LOGGER.info("ngram-mod: %s", done)
+    return JSONResponse({"status": done, "table": _status(service)})
 
 
 def _status(service: Service) -> dict[str, Any]:
     try:
         return service.engine.memory_status()
     except SharedMemoryError as fault:
-        raise NotFoundError(f"{fault}.", code="no_ngram_table") from fault
+        raise _refused(fault) from fault
+
+
+def _refused(fault: SharedMemoryError) -> BadRequestError:
+    return BadRequestError(f"{fault}.", code="shared_memory_error")
 
 
 def _refuse_other_sites(request: Request) -> None:

@@ -66,6 +66,16 @@ async def test_times_and_shares_are_observed_for_each_sequence(client, engine):
         assert samples[f"reprise_{name}_sum"] == pytest.approx(total)
 
 
+async def test_the_duration_is_that_of_requests_that_asked_for_tokens(client):
+    await client.post(COMPLETIONS, json={"prompt": "hello", "n": 2})
+    await client.post(COMPLETIONS, json={"prompt": "hello", "stream": True})
+    await client.post(COMPLETIONS, json={})
+    await client.get("/health")
+    samples = await _scrape(client)
+    assert samples["reprise_request_duration_seconds_count"] == 2
+    assert samples["reprise_request_duration_seconds_sum"] > 0
+
+
 async def test_what_did_not_happen_is_not_observed(client, engine):
     engine.script = fake_engine.fail_first
     await client.post(COMPLETIONS, json={"prompt": "hello"})
@@ -128,6 +138,6 @@ async def test_the_readme_has_every_metric(client, engine):
     for ending in ("_bucket", "_count", "_sum"):
         names = {name.removesuffix(ending) for name in names}
     text = README.read_text()
-    assert len(names) >= 22
+    assert len(names) >= 23
     assert {name for name in names if f"`{name}`" not in text} == set()
     assert not any(name.endswith("_created") for name in names)

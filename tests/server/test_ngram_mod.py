@@ -18,7 +18,7 @@ async def test_an_action_is_done_by_the_engine_and_says_so(client, engine, actio
     response = await client.post(f"{PATH}/{action}")
     assert response.status_code == 200, response.text
     assert engine.memory_calls == [action]
-    assert response.json()["message"]
+    assert response.json()["status"]
     assert response.json()["table"] == engine.memory
 
 
@@ -30,11 +30,11 @@ async def test_a_reset_shows_an_empty_table(client):
     ("method", "path"),
     [("GET", PATH), *(("POST", f"{PATH}/{action}") for action in ("reset", "save", "load"))],
 )
-async def test_without_a_table_there_is_nothing_here(client, engine, method, path):
+async def test_without_a_table_one_is_told_so(client, engine, method, path):
     engine.memory = None
     response = await client.request(method, path)
-    assert response.status_code == 404
-    assert assert_error(response.json(), None, "no_ngram_table") == "there is no table."
+    assert response.status_code == 400
+    assert assert_error(response.json(), None, "shared_memory_error") == "there is no table."
     assert engine.memory_calls == []
 
 
@@ -43,7 +43,7 @@ async def test_a_file_that_is_missing_or_wrong_is_told(client, engine, action):
     engine.memory_fault = "no file is set; start with --ngram-table-file PATH"
     response = await client.post(f"{PATH}/{action}")
     assert response.status_code == 400
-    assert "--ngram-table-file" in assert_error(response.json(), None, "ngram_table_file")
+    assert "--ngram-table-file" in assert_error(response.json(), None, "shared_memory_error")
 
 
 @pytest.mark.parametrize("action", ["save", "load"])

@@ -30,9 +30,9 @@ async def test_an_answer_carries_its_timings(client, engine, path):
     timings = valid_timings(answer["timings"])
     num_prompt, num_completion = answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
     assert (timings.cache_n, timings.prompt_n, timings.predicted_n) == (3, num_prompt - 3, num_completion)
-    assert timings.prompt_ms == pytest.approx(100)
+    assert timings.prompt_ms == pytest.approx(200)
     assert timings.predicted_ms == pytest.approx(100 * num_completion)
-    assert timings.prompt_per_second == pytest.approx((num_prompt - 3) / 0.1)
+    assert timings.prompt_per_second == pytest.approx((num_prompt - 3) / 0.2)
     assert timings.predicted_per_second == pytest.approx(10)
     assert (timings.draft_n, timings.draft_n_accepted, timings.forwards) == (14, 11, 5)
     assert timings.by_source == {
@@ -82,7 +82,7 @@ def test_choices_are_added_up_and_their_times_overlap():
     late = Usage(10, 9, 30, queue_s=2, prefill_s=3, first_token_s=3.5, total_s=7, drafting=DraftingReport())
     timings = time_sequences([early, late])
     assert (timings.cache_n, timings.prompt_n, timings.predicted_n) == (13, 7, 50)
-    assert (timings.prompt_ms, timings.predicted_ms, timings.predicted_per_second) == (2000, 5000, 10)
+    assert (timings.prompt_ms, timings.predicted_ms, timings.predicted_per_second) == (2500, 5000, 10)
     assert (timings.draft_n, timings.draft_n_accepted, timings.forwards) == (14, 11, 5)
     assert timings.gate.decision == "lookup"
 
