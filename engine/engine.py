@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,15 @@ import mlx.core as mx
 from config.settings import Settings
 from drafters.base import MemoryFileError, SharedMemory
 from engine.costs import StepCosts
-from engine.loading import Load, LoadedModel, ModelError, Progress, draft_loader, loader
+from engine.loading import (
+    Load,
+    LoadedModel,
+    ModelError,
+    StartProgress,
+    draft_loader,
+    loader,
+    shown_name,
+)
 from engine.request import (
     EngineError,
     EngineStatus,
@@ -93,7 +102,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._started = threading.Event()
         self._start_error: BaseException | None = None
-        self._on_progress: Progress | None = None
+        self._on_progress: StartProgress | None = None
         self._abandoned = False
 
     @property
@@ -113,8 +122,11 @@ class Engine:
         """The loaded model's tokenizer. Raises RuntimeError before start() has returned."""
         return self._require_loaded().tokenizer
 
-    def start(self, on_progress: Progress | None = None) -> None:
-        """Load the model and begin; returns when requests can be taken. Raises ModelError."""
+    def start(self, on_progress: StartProgress | None = None) -> None:
+        """Load the model and begin; returns when requests can be taken. Raises ModelError.
+
+        on_progress: called on the engine's thread with each thing that takes time, one after the other.
+        """
         self._on_progress = on_progress
         self._thread.start()
         try:
@@ -254,8 +266,9 @@ class Engine:
     def _load_worker(self) -> Worker | None:
         """Load the model and be ready; None if that failed, which start() then raises."""
         try:
-            self._loaded = self._load(self._progress)
-            draft = self._load_draft(self._progress) if self._load_draft else None
+            self._loaded = self._load(self._loading(self.settings.model_source))
+            draft_name = self.settings.draft_model or "the draft model"
+            draft = self._load_draft(self._loading(draft_name)) if self._load_draft else None
             self._worker = make_worker(
                 self._loaded, self.settings, self._make_sources, draft, self._costs, self._progress
             )
@@ -290,11 +303,14 @@ class Engine:
             except (MemoryFileError, SharedMemoryError) as fault:
                 log.error("the n-gram table is lost: %s", fault)
 
-    def _progress(self, share: float) -> None:
+    def _loading(self, source: str) -> Callable[[float], None]:
+        return partial(self._progress, f"Loading {shown_name(source)}")
+
+    def _progress(self, what: str, share: float) -> None:
         if self._abandoned:
             raise ModelError("loading was interrupted")
         if self._on_progress:
-            self._on_progress(share)
+            self._on_progress(what, share)
 
     def _serve_until_death(self, worker: Worker) -> None:
         try:

@@ -37,6 +37,9 @@ class LoadedModel:
 Progress = Callable[[float], None]
 """Takes the loaded share of the weights, 0 to 1."""
 
+StartProgress = Callable[[str, float], None]
+"""Takes what is being done before the first request, in words, and the share of it that is done, 0 to 1."""
+
 Load = Callable[[Progress | None], LoadedModel]
 """Makes the model; the engine calls it on its own thread."""
 
@@ -44,10 +47,7 @@ Load = Callable[[Progress | None], LoadedModel]
 def loader(settings: Settings) -> Load:
     """What loads the model that the settings name, when the engine's thread calls it."""
     source = settings.model_source
-    if settings.model is None:
-        name = BUNDLED_NAME
-    else:
-        name = Path(source).resolve().name if Path(source).is_dir() else source
+    name = BUNDLED_NAME if settings.model is None else shown_name(source)
     return partial(load_model, source, name, settings.max_context_tokens)
 
 
@@ -56,6 +56,11 @@ def draft_loader(settings: Settings) -> Load | None:
     if settings.draft_model is None:
         return None
     return partial(load_model, settings.draft_model, settings.draft_model, None)
+
+
+def shown_name(source: str) -> str:
+    """A model as people recognise it: its folder's own name, or its name on the hub."""
+    return Path(source).resolve().name if Path(source).is_dir() else source
 
 
 def load_model(

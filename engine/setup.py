@@ -2,15 +2,16 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from config.settings import Settings
 from engine.caches import kv_bits_fault
-from engine.calibration import Progress, load_costs
+from engine.calibration import load_costs
 from engine.costs import StepCosts
 from engine.draft_model import DraftModel
 from engine.drafting import Drafting, DraftSources
 from engine.exactness import find_exact_shapes
-from engine.loading import LoadedModel, ModelError
+from engine.loading import LoadedModel, ModelError, Progress, StartProgress
 from engine.planning import Planner
 from engine.rows import can_batch, rollback_fault
 from engine.worker import Worker
@@ -32,7 +33,7 @@ def make_worker(
     make_sources: MakeSources | None,
     draft: LoadedModel | None,
     costs: StepCosts | None,
-    progress: Progress,
+    progress: StartProgress,
 ) -> Worker:
     """Find out what the model allows, measure what is not known, and set up a worker.
 
@@ -40,7 +41,7 @@ def make_worker(
 
     make_sources: None for no drafting at all. draft: a model to draft with, if any.
     costs: what steps cost, if that need not be measured; the draft model's then cost nothing.
-    progress: takes the share of the measuring that is done.
+    progress: takes what is measured or tried, and the share of it that is done.
     """
     if settings.kv_bits and (fault := kv_bits_fault(loaded.model, settings.kv_bits)):
         raise ModelError(f"--kv-bits {settings.kv_bits}: {fault}")
@@ -54,10 +55,13 @@ def make_worker(
     model = DraftModel(draft, loaded) if draft else None
     model_costs = FREE
     if costs is None:
-        costs = load_costs(loaded, settings, batched, settings.num_draft_tokens + 1, progress)
+        measuring = partial(progress, "Measuring what steps cost")
+        costs = load_costs(loaded, settings, batched, settings.num_draft_tokens + 1, measuring)
         if model:
-            model_costs = load_costs(model.loaded, settings, model.batched, 1, progress)
-    exact = _exact_shapes(loaded, settings, batched, costs, progress) if settings.exact else None
+            measuring = partial(progress, "Measuring what the draft model's steps cost")
+            model_costs = load_costs(model.loaded, settings, model.batched, 1, measuring)
+    trying = partial(progress, "Trying which widths are exact")
+    exact = _exact_shapes(loaded, settings, batched, costs, trying) if settings.exact else None
     planner = Planner(costs, batched, exact, model_costs if model else None)
     return Worker(loaded, settings, batched, Drafting(sources, settings, bool(model)), planner, model)
 

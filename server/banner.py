@@ -6,41 +6,52 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from config.settings import Settings
 from engine.request import ModelInfo
 
 SHOW_PROGRESS_AFTER_S = 0.5
 
 
 class LoadingBar:
-    """A progress bar on standard error, if loading takes long enough and a person is watching."""
+    """A progress bar on standard error, if starting takes long enough and a person is watching.
 
-    def __init__(self, source: str) -> None:
-        """source: what is being loaded."""
-        console = Console(stderr=True)
+    console: what stands in for standard error. show_after_s: how long is long enough.
+    """
+
+    def __init__(self, console: Console | None = None, show_after_s: float = SHOW_PROGRESS_AFTER_S) -> None:
+        console = console or Console(stderr=True)
         self._is_watched = console.is_terminal
+        self._show_after_s = show_after_s
         self._progress = Progress(
-            TextColumn("Loading {task.description}"),
+            # The name of a model may look like markup.
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TimeElapsedColumn(),
             console=console,
             transient=True,
         )
-        self._source = source
         self._task: TaskID | None = None
+        self._what = ""
         self._began_s = time.perf_counter()
 
     def __enter__(self) -> "LoadingBar":
         return self
 
-    def advance(self, fraction: float) -> None:
-        """Show how much is done, in [0, 1]. Called on the engine's thread."""
-        if self._task is None:
-            if not self._is_watched or time.perf_counter() - self._began_s < SHOW_PROGRESS_AFTER_S:
-                return
-            self._progress.start()
-            self._task = self._progress.add_task(self._source, total=1.0)
-        self._progress.update(self._task, completed=fraction)
+    def advance(self, what: str, share: float) -> None:
+        """Show what is being done, and the share of it that is done, in [0, 1].
+
+        Called on the engine's thread. Another thing than before takes its bar and begins anew.
+        """
+        if not self._is_watched or time.perf_counter() - self._began_s < self._show_after_s:
+            return
+        if self._task is None or what != self._what:
+            if self._task is None:
+                self._progress.start()
+            else:
+                self._progress.remove_task(self._task)
+            self._what, self._task = what, self._progress.add_task(what, total=1.0)
+        self._progress.update(self._task, completed=share)
 
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
@@ -48,8 +59,26 @@ class LoadingBar:
         self._progress.stop()
 
 
-def banner(info: ModelInfo, names: tuple[str, ...], address: str, has_chat_template: bool) -> str:
-    """What is served, where, and a command that can be pasted to try it."""
+def describe_drafts(settings: Settings, can_draft: bool) -> str:
+    """Where drafts come from, and where it is known from what they cost.
+
+    can_draft: whether anything can be drafted for the model at all.
+    """
+    if not can_draft:
+        return "none, the model allows none"
+    model = f" with {settings.draft_model}" if settings.draft_model else ""
+    file = settings.calibration_file
+    costs = f"costs from {file}" if file else "costs measured at this start, kept nowhere"
+    return f"{settings.draft_type}{model}, {costs}"
+
+
+def banner(
+    info: ModelInfo, names: tuple[str, ...], address: str, drafts: str, has_chat_template: bool
+) -> str:
+    """What is served, where, and a command that can be pasted to try it.
+
+    drafts: see describe_drafts().
+    """
     kind = f"{info.architecture}, {_parameters(info.num_parameters)}, {info.dtype}"
     machine = f", {_bytes(info.memory_bytes)} in the machine" if info.memory_bytes else ""
     rows = {
@@ -57,6 +86,7 @@ def banner(info: ModelInfo, names: tuple[str, ...], address: str, has_chat_templ
         "device": info.device,
         "memory": f"{_bytes(info.weight_bytes)} of weights{machine}",
         "context": f"{info.context_tokens} tokens",
+        "drafts": drafts,
         "loaded": f"in {info.loaded_s:.1f} s",
         "address": address,
     }

@@ -51,8 +51,11 @@ class EngineFace(Protocol):
     def tokenizer(self) -> TokenizerFace:
         """Its tokenizer; only after start()."""
 
-    def start(self, on_progress: Callable[[float], None] | None = None) -> None:
-        """Load the model; return when it is ready."""
+    def start(self, on_progress: Callable[[str, float], None] | None = None) -> None:
+        """Load the model; return when it is ready.
+
+        on_progress: takes what is being done, in words, and the share of it that is done, in [0, 1].
+        """
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate a sequence; raises EngineError if it cannot be taken."""

@@ -15,8 +15,9 @@ import uvicorn
 from sse_starlette.sse import AppStatus
 
 from config.settings import Settings
+from engine.request import SharedMemoryError
 from server.app import create_app
-from server.banner import LoadingBar, banner
+from server.banner import LoadingBar, banner, describe_drafts
 from server.engine_face import EngineFace
 from server.listening import ListenError, address_of, take_address
 from server.logs import LOGGER, configure_logs
@@ -126,7 +127,7 @@ def serve(engine: EngineFace, settings: Settings, taken: socket.socket) -> int:
     announce = partial(_announce, engine, settings, address_of(taken))
     server = HttpServer(config, engine, settings.drain_s, announce)
     engine.on_death = server.note_death
-    with LoadingBar(settings.model_source) as bar:
+    with LoadingBar() as bar:
         engine.start(bar.advance)
     server.run(sockets=[taken])
     if server.fault is not None:
@@ -140,8 +141,17 @@ def _announce(engine: EngineFace, settings: Settings, address: str) -> None:
         ready = {"event": "ready", "address": address, "model": engine.info.name}
         LOGGER.info("ready", extra={"fields": ready})
     else:
-        text = banner(engine.info, names, address, engine.tokenizer.has_chat_template)
+        drafts = describe_drafts(settings, _can_draft(engine))
+        text = banner(engine.info, names, address, drafts, engine.tokenizer.has_chat_template)
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
+
+
+def _can_draft(engine: EngineFace) -> bool:
+    try:
+        engine.memory_status()
+    except SharedMemoryError:
+        return False
+    return True
 
 
 def _complain(message: str) -> int:

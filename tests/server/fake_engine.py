@@ -181,9 +181,9 @@ class FakeEngine:
         self._changed = threading.Condition()
         self._may_go_on = threading.Event()
 
-    def start(self, on_progress: Callable[[float], None] | None = None) -> None:
+    def start(self, on_progress: Callable[[str, float], None] | None = None) -> None:
         if on_progress is not None:
-            on_progress(1.0)
+            on_progress("Loading fake", 1.0)
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         if self.refusal is not None and (self.refusal != "queue_full" or self._live):

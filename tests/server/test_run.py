@@ -67,7 +67,7 @@ def start():
 
 
 def test_the_banner_says_what_is_served_and_where_and_its_curl_works(start):
-    process = start("echo", "served_model_name=alias")
+    process = start("echo", "served_model_name=alias", "calibration_file=kept/costs.json")
     address = process.address()
     curl = process.wait_for(r"(?s)  (curl .*?'\{.*\}')\n")[1]
     banner = process.text
@@ -75,6 +75,7 @@ def test_the_banner_says_what_is_served_and_where_and_its_curl_works(start):
     assert re.search(r"device +cpu", banner)
     assert re.search(r"memory +15.4 MiB of weights, 8.0 GiB in the machine", banner)
     assert re.search(r"context +1000 tokens", banner)
+    assert re.search(r"drafts +auto, costs from kept/costs.json\n", banner)
     assert address in curl
     answer = subprocess.run(
         ["bash", "-c", curl + " --silent"], capture_output=True, text=True, check=True

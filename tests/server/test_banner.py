@@ -1,0 +1,54 @@
+"""What a person sees while the server starts, and what it then says of drafts."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from config.settings import Settings
+from server.banner import LoadingBar, describe_drafts
+
+
+def _shown(steps, is_watched=True, show_after_s=0.0):
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=is_watched, width=100)
+    with LoadingBar(console, show_after_s) as bar:
+        for what, share in steps:
+            bar.advance(what, share)
+    return written.getvalue()
+
+
+def test_each_thing_that_takes_time_is_named():
+    steps = [("Loading demo_model", 0.5), ("Loading demo_model", 1.0), ("Measuring what steps cost", 0.1)]
+    shown = _shown(steps)
+    assert shown.index("Loading demo_model") < shown.index("Measuring what steps cost")
+
+
+def test_a_model_s_name_is_shown_as_it_is():
+    assert "Loading a[red]b[/red]" in _shown([("Loading a[red]b[/red]", 0.5)])
+
+
+@pytest.mark.parametrize(("is_watched", "show_after_s"), [(False, 0.0), (True, 600.0)])
+def test_nothing_is_shown_to_nobody_nor_of_a_quick_start(is_watched, show_after_s):
+    assert _shown([("Loading demo_model", 0.5)], is_watched, show_after_s).strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "can_draft", "said"),
+    [
+        ({"calibration_file": "~/costs.json"}, True, "auto, costs from ~/costs.json"),
+        (
+            {"draft_model": "org/small", "draft_type": "draft-model", "calibration_file": "~/costs.json"},
+            True,
+            "draft-model with org/small, costs from ~/costs.json",
+        ),
+        (
+            {"draft_type": "suffix", "calibration_file": None},
+            True,
+            "suffix, costs measured at this start, kept nowhere",
+        ),
+        ({"draft_type": "suffix"}, False, "none, the model allows none"),
+    ],
+)
+def test_the_banner_says_where_drafts_and_their_costs_come_from(settings, can_draft, said):
+    assert describe_drafts(Settings(**settings), can_draft) == said
