@@ -6,15 +6,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-STARTED_WITHIN_S = 60
+STARTED_WITHIN_S = 120
 
 
-def _serve_bundled_model() -> Iterator[str]:
+def _serve_bundled_model(folder: Path) -> Iterator[str]:
+    """folder: takes what the server keeps, so that nothing is written where the person's own things are."""
     # Variables of the person who runs the tests must not change what is tested.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REPRISE_")}
+    environment["REPRISE_CALIBRATION_FILE"] = str(folder / "costs.json")
+    environment["REPRISE_NGRAM_TABLE_FILE"] = str(folder / "ngrams")
     command = [sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())"]
     process = subprocess.Popen(
         [*command, "serve", "--port", "0", "--served-model-name", "demo"],
@@ -46,6 +50,12 @@ def _serve_bundled_model() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def server_url() -> Iterator[str]:
+def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server keeps what steps cost, measured once for all tests, and the n-gram table."""
+    return tmp_path_factory.mktemp("reprise")
+
+
+@pytest.fixture(scope="session")
+def server_url(server_folder: Path) -> Iterator[str]:
     """The address of a server that is stopped, and must exit with 0, after the last test."""
-    yield from _serve_bundled_model()
+    yield from _serve_bundled_model(server_folder)
