@@ -8,14 +8,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
 
 from config.settings import Settings
-from drafters.base import MemoryFileError, SharedMemory
+from drafters.base import MemoryFileError
+from engine import memory
 from engine.costs import StepCosts
+from engine.drafting import DraftSources
 from engine.loading import (
     Load,
     LoadedModel,
@@ -171,19 +172,19 @@ class Engine:
 
     def memory_status(self) -> dict[str, Any]:
         """Counts of the n-gram table that requests share. Raises SharedMemoryError."""
-        return self._memory().status()
+        return memory.find_table(self._sources()).status()
 
     def memory_reset(self) -> None:
         """Forget it, and whatever else drafters remember of finished requests. Raises SharedMemoryError."""
-        self._between_turns(self._forget)
+        self._between_turns(partial(memory.forget, self._sources()))
 
     def memory_save(self) -> str:
         """Write it to the file of the settings; returns what was done. Raises SharedMemoryError."""
-        return str(self._between_turns(self._memory().save))
+        return str(self._between_turns(memory.find_table(self._sources()).save))
 
     def memory_load(self) -> str:
         """Read it from there; returns what was done. Raises SharedMemoryError."""
-        return str(self._between_turns(self._memory().load))
+        return str(self._between_turns(memory.find_table(self._sources()).load))
 
     def margin(self, tokens: tuple[int, ...]) -> float:
         """By how much the likeliest token to follow leads the second: a difference of logits, >= 0.
@@ -215,17 +216,10 @@ class Engine:
             raise RuntimeError("the engine has not been started")
         return self._loaded
 
-    def _memory(self) -> SharedMemory:
-        drafters = self._worker.drafting.sources.drafters if self._worker else {}
-        memory: object = drafters.get("ngram-mod")
-        if not isinstance(memory, SharedMemory):
-            raise SharedMemoryError("there is no n-gram table: nothing can be drafted for this model")
-        return memory
-
-    def _forget(self) -> None:
-        for drafter in self._worker.drafting.sources.drafters.values() if self._worker else ():
-            if isinstance(drafter, SharedMemory):
-                drafter.reset()
+    def _sources(self) -> DraftSources:
+        if self._worker is None:
+            raise SharedMemoryError("the engine is not running")
+        return self._worker.drafting.sources
 
     def _between_turns(self, action: Callable[[], Any]) -> Any:
         """Have the worker do something, and wait for its outcome."""
@@ -272,7 +266,7 @@ class Engine:
             self._worker = make_worker(
                 self._loaded, self.settings, self._make_sources, draft, self._costs, self._progress
             )
-            self._restore_memory()
+            memory.restore(self._sources(), self.settings)
         except BaseException as fault:
             self._start_error = (
                 fault if isinstance(fault, ModelError) else ModelError(f"cannot load: {fault}")
@@ -284,24 +278,6 @@ class Engine:
                 self._state = "ready"
         self._started.set()
         return self._worker
-
-    def _restore_memory(self) -> None:
-        """Read the table that an earlier run has left. A file that is not one must not be written over."""
-        file = self.settings.ngram_table_file
-        if file is not None and Path(file).expanduser().exists() and self._make_sources:
-            try:
-                log.info("%s", self._memory().load())
-            except (MemoryFileError, SharedMemoryError) as fault:
-                raise ModelError(
-                    f"{fault}; move that file away, or name another --ngram-table-file"
-                ) from fault
-
-    def _save_memory(self) -> None:
-        if self.settings.ngram_table_file is not None and self._make_sources:
-            try:
-                log.info("%s", self._memory().save())
-            except (MemoryFileError, SharedMemoryError) as fault:
-                log.error("the n-gram table is lost: %s", fault)
 
     def _loading(self, source: str) -> Callable[[float], None]:
         return partial(self._progress, f"Loading {shown_name(source)}")
@@ -315,7 +291,7 @@ class Engine:
     def _serve_until_death(self, worker: Worker) -> None:
         try:
             self._serve(worker)
-            self._save_memory()
+            memory.save(self._sources(), self.settings)
         # Whatever it is, everyone who waits must hear of it.
         except BaseException as fault:
             self._die(worker, fault)

@@ -10,9 +10,8 @@ from cli.main import main
 
 
 def test_every_figure_is_there_and_answers_are_equal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = tmp_path / "figures.json"
     given = ["--workloads", "records,edits-again", "--draft-types", "auto,ngram-simple", "--cases", "1"]
     given += ["--repeats", "1", "--max-tokens", "24", "--num-draft-tokens", "3", "--json", str(file)]
