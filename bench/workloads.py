@@ -3,9 +3,10 @@
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 VERSION = 1
+COLD = "-cold"
 
 
 def _words(text: str) -> list[str]:
@@ -70,6 +71,10 @@ def _edit_again(rng: random.Random) -> Case:
     return Case(f"Change {constant} to {second}.\n\n{file}", before=f"Set {constant} to {first}.\n\n{file}")
 
 
+def _edit_again_cold(rng: random.Random) -> Case:
+    return replace(_edit_again(rng), before=None)
+
+
 def _records(rng: random.Random) -> Case:
     fields = rng.sample(FIELDS, 4)
     records = [
@@ -125,6 +130,7 @@ def _trap(rng: random.Random) -> Case:
 WORKLOADS: dict[str, tuple[Callable[[random.Random], Case], str]] = {
     "edits": (_edit, "whole files of about 20 lines with one value changed"),
     "edits-again": (_edit_again, "the same, after another edit of the same file"),
+    "edits-again-cold": (_edit_again_cold, "the very same chats, without the one before"),
     "records": (_records, "a record looked up among six, as JSON"),
     "quotes": (_quote, "one short sentence quoted out of six"),
     "passages": (_passage, "six sentences quoted in full"),
@@ -136,5 +142,5 @@ WORKLOADS: dict[str, tuple[Callable[[random.Random], Case], str]] = {
 
 def make_cases(workload: str, count: int, seed: int) -> Sequence[Case]:
     """count cases of a workload. Raises KeyError for one that is unknown."""
-    rng = random.Random(f"{workload} {seed}")
+    rng = random.Random(f"{workload.removesuffix(COLD)} {seed}")
     return [WORKLOADS[workload][0](rng) for _ in range(count)]
