@@ -191,7 +191,8 @@ class SequenceDrafts:
                 self._guard(drafter, partial(drafter.settle, self.seq, num_judged, num_accepted))
 
     def close(self) -> None:
-        """The sequence ended. Its counts can still be read."""
+        """The sequence ended, or is to have no more drafts. Its counts can still be read."""
+        self.uses_model = False
         for drafter in list(self.drafters):
             self._guard(drafter, partial(drafter.close, self.seq), is_closing=True)
         self.drafters.clear()

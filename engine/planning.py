@@ -122,7 +122,9 @@ class Planner:
         widths = [*(w for w in self.costs.widths if 1 < w < widest), widest] if widest > 1 else []
         if self.exact_shapes is None:
             return widths
-        return [width for width in widths if (num_rows, width) in self.exact_shapes]
+        # Rows that take a forward each are as exact as one.
+        together = num_rows if self.batched else 1
+        return [width for width in widths if (together, width) in self.exact_shapes]
 
 
 def _num_drafted(offer: Offer, width: int) -> int:

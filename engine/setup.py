@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from config.settings import Settings
-from engine.caches import kv_bits_fault
+from engine.caches import is_recurrent, kv_bits_fault, leaves, make_caches
 from engine.calibration import load_costs
 from engine.costs import StepCosts
 from engine.draft_model import DraftModel
@@ -69,6 +69,10 @@ def make_worker(
 def _exact_shapes(
     loaded: LoadedModel, settings: Settings, batched: bool, costs: StepCosts, progress: Progress
 ) -> frozenset[tuple[int, int]]:
+    if any(is_recurrent(cache) for cache in leaves(make_caches(loaded.model))):
+        # What is kept of a draft is fed again at widths that nobody can foresee.
+        log.info("exact: the model keeps recurrent state, so nothing is drafted")
+        return frozenset()
     most_rows = settings.max_rows if batched else 1
     shapes = [(rows, width) for rows in range(1, most_rows + 1) for width in costs.widths if width > 1]
     found = find_exact_shapes(

@@ -193,7 +193,10 @@ class Worker:
         if not self.members:
             return
         for row, sequence in enumerate(self.members):
-            if sequence.penalties and sequence.num_dispatched:
+            if sequence.num_dispatched == sequence.num_answered:
+                sequence.count_for_penalties()
+            elif sequence.penalties:
+                # Its newest token is on the device alone.
                 sequence.penalties.observe(self.feed[row : row + 1])
         logits = self.rows.forward(self.feed[:, None])[:, -1]
         tokens = self._sampler().sample(logits, [s.next_position for s in self.members])
@@ -225,7 +228,7 @@ class Worker:
             for row, (feed, tokens) in enumerate(zip(feeds, committed, strict=True)):
                 self.rows.roll_back(row, held[row] + len(feed.pending) + len(tokens) - 1)
         except Exception as fault:
-            self._start_over(members, fault)
+            self._start_over(self._without_drafts(feeds, fault), fault)
             return False
         widths = [feed.width for feed in feeds]
         num_modelled = max(feed.num_wanted for feed in feeds)
@@ -240,6 +243,15 @@ class Worker:
             sequence.num_dispatched = sequence.num_answered
         self.feed = mx.array([s.tokens[-1] for s in members])
         return True
+
+    def _without_drafts(self, feeds: list[Feed], fault: Exception) -> list[Sequence]:
+        """End drafting for those who had drafts in a failed step; returns whom to suspect, if none had."""
+        drafted = [s for s, feed in zip(self.members, feeds, strict=True) if feed.source is not NO_DRAFT]
+        for sequence in drafted:
+            log.warning("request %s goes on without drafts: %s", sequence.request.id, fault)
+            if sequence.drafts:
+                sequence.drafts.close()
+        return [] if drafted else list(self.members)
 
     def _commit(
         self, sequence: Sequence, tokens: list[int], draft: Draft = NO_DRAFT, num_offered: int = 0
@@ -291,11 +303,16 @@ class Worker:
     def _join(self, sequence: Sequence) -> None:
         """A prefilled sequence becomes the last row; its last token is fed by the next step."""
         sequence.make_penalties(self.vocab_size)
-        self.rows.add(sequence.caches, sequence.num_computed)
-        if self.draft_model:
-            self.draft_model.add(sequence.draft_caches, sequence.num_draft_computed)
-        sequence.caches, sequence.draft_caches = [], []
         sequence.drafts = sequence.drafts or self.drafting.begin(sequence.request)
+        try:
+            self.rows.add(sequence.caches, sequence.num_computed)
+            if self.draft_model:
+                self.draft_model.add(sequence.draft_caches, sequence.num_draft_computed)
+        except Exception as fault:
+            # It may have got into some of the caches: none of the rows can be trusted now.
+            self._start_over([sequence], fault)
+            return
+        sequence.caches, sequence.draft_caches = [], []
         sequence.joined_at = sequence.joined_at or time.perf_counter()
         self.members.append(sequence)
         self.clock.reset()
@@ -321,6 +338,7 @@ class Worker:
     def _start_over(self, suspects: list[Sequence], fault: Exception) -> None:
         """A step over the suspects failed, and all rows with it. Whoever was alone in it is to blame.
 
+        Without suspects nobody is: all rows just begin again.
         Of several each is tried alone; the others just begin again. That costs a prefill and changes no
         token: noise is keyed by position.
         """
@@ -328,7 +346,7 @@ class Worker:
         self._clear_rows()
         if len(suspects) == 1:
             self._fail(suspects[0], fault)
-        else:
+        elif suspects:
             log.warning("a step over %d rows failed (%s); trying each alone", len(suspects), fault)
         for sequence in reversed([s for s in rows if not s.ended]):
             sequence.alone = sequence in suspects

@@ -11,6 +11,7 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
 from drafters.repetition import repetition_score
+from engine.costs import StepCosts
 from engine.draft_model import DraftModel
 from engine.drafting import DraftSources
 from engine.engine import Engine
@@ -27,8 +28,10 @@ class Scripted:
 
     name = "suffix"
 
-    def __init__(self, answers: dict[tuple[int, ...], list[int]], chance: float, seed: int = 1) -> None:
-        self.answers, self.chance, self.rng = answers, chance, random.Random(seed)
+    def __init__(
+        self, answers: dict[tuple[int, ...], list[int]], chance: float, silence: float = 0.0
+    ) -> None:
+        self.answers, self.chance, self.silence = answers, chance, silence
         self.open_now: dict[int, tuple[list[int], int]] = {}
         self.num_settled = 0
 
@@ -38,6 +41,8 @@ class Scripted:
     def propose(self, ask: Ask) -> Draft:
         answer, at = self.open_now[ask.seq]
         rng = random.Random(f"{ask.seq} {at}")
+        if rng.random() < self.silence:
+            return NO_DRAFT
         tokens = [
             token if rng.random() < self.chance else (token + 1) % 4096
             for token in answer[at : at + rng.randint(1, ask.limit)]
@@ -109,6 +114,30 @@ def test_drafting_never_changes_the_tokens(
     assert not drafter.open_now
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_plain_and_wide_steps_may_take_turns(name: str, start_engine: StartEngine) -> None:
+    asked, expected = requests(0.8), answers_of(name, 0.8)
+    drafter = Scripted(expected, 0.8, silence=0.8)
+    engine = start_engine(name, make_sources=sources(drafter), draft_type="suffix", max_rows=3)
+    assert run(engine, asked) == [expected[one.prompt] for one in asked]
+
+
+@pytest.mark.parametrize(("name", "is_drafting"), [("llama", True), ("gemma3_text", True), ("mamba2", False)])
+def test_exact_mode_drafts_only_where_bytes_agree(
+    name: str, is_drafting: bool, start_engine: StartEngine
+) -> None:
+    asked, expected = requests(0.8)[:3], answers_of(name, 0.8)
+    costs = StepCosts({(1, width): 1.0 for width in (1, 2, 4)})
+    make_sources = sources(Scripted(expected, 1.0))
+    engine = start_engine(
+        name, make_sources=make_sources, costs=costs, draft_type="suffix", exact=True, max_rows=3
+    )
+    answers = [ask(engine, one).finished() for one in asked]
+    assert [list(answer.tokens) for answer in answers] == [expected[one.prompt] for one in asked]
+    assert run(engine, asked) == [expected[one.prompt] for one in asked]
+    assert all(bool(answer.usage.drafting.num_drafted) == is_drafting for answer in answers)
+
+
 @pytest.mark.parametrize("method", ["open", "propose", "observe", "settle", "close"])
 def test_a_drafter_that_raises_costs_nothing_but_its_drafts(method: str, start_engine: StartEngine) -> None:
     asked, expected = requests(0.0)[:3], answers_of("llama", 0.0)
@@ -143,6 +172,8 @@ def test_a_draft_model_never_changes_the_tokens(
 SETTINGS = [
     {"temperature": 0.9, "top_p": 0.8, "top_k": 40, "min_p": 0.01},
     {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.3},
+    # A dozen tokens, and a penalty that forces turns among them: one forgotten count changes the answer.
+    {"frequency_penalty": 5.0, "logit_bias": tuple((token, 300.0) for token in range(7, 19))},
     {"temperature": 0.7, "frequency_penalty": 1.5, "logit_bias": ((7, 3.0), (9, -100.0))},
     {"temperature": 1.3, "repetition_penalty": 1.2, "top_p": 0.9},
 ]
@@ -153,8 +184,9 @@ def test_penalties_filters_and_bias_see_the_drafted_tokens(name: str, start_engi
     asked = [request(prompt_of(20 + i, i), 40, name=str(i), **s) for i, s in enumerate(SETTINGS)]
     plain = run(start_engine(name), asked)
     answers = {one.prompt: tokens for one, tokens in zip(asked, plain, strict=True)}
-    for chance in (1.0, 0.7, 0.0):
-        engine = start_engine(name, make_sources=sources(Scripted(answers, chance)), draft_type="suffix")
+    for chance, silence in ((1.0, 0.0), (0.7, 0.0), (0.0, 0.0), (0.7, 0.6)):
+        drafter = Scripted(answers, chance, silence)
+        engine = start_engine(name, make_sources=sources(drafter), draft_type="suffix")
         assert run(engine, asked) == plain
         assert [run(engine, [one])[0] for one in asked] == plain
 

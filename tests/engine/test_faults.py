@@ -1,5 +1,6 @@
 """Never wedged: whatever a request does, every sink gets one terminal event and the others go on."""
 
+import dataclasses
 import queue
 import subprocess
 import sys
@@ -10,9 +11,12 @@ import mlx.core as mx
 import pytest
 
 from config.settings import BUNDLED_MODEL, Settings
+from drafters.base import Ask, Draft
+from engine.drafting import DraftSources
 from engine.engine import Engine
 from engine.loading import ModelError
 from engine.request import EngineError, GenerationRequest
+from tests.drafters.fakes import Oracle
 from tests.engine.conftest import StartEngine
 from tests.engine.support import Answer, ask, make_loaded, make_tokenizer, oracle, prompt_of, request
 
@@ -62,6 +66,31 @@ def test_a_request_that_breaks_a_step_fails_alone(at: int, start_engine: StartEn
     loaded = make_loaded("llama")
     for one, answer in zip(good, answers, strict=True):
         assert list(answer.finished().tokens) == oracle(loaded, one)
+
+
+class PoisonedDrafter(Oracle):
+    """Knows the answers, and at their fifth token drafts one that breaks the step."""
+
+    def propose(self, ask: Ask) -> Draft:
+        draft = super().propose(ask)
+        tokens = [POISON if at == 4 else token for at, token in enumerate(draft.tokens)]
+        return dataclasses.replace(draft, tokens=tokens)
+
+
+@pytest.mark.parametrize("num_requests", [1, 4])
+def test_a_draft_that_breaks_a_step_costs_nothing_but_drafts(
+    num_requests: int, start_engine: StartEngine
+) -> None:
+    loaded = make_loaded("llama")
+    asked = [request(prompt_of(12 + i, i), name=str(i), temperature=0.9) for i in range(num_requests)]
+    expected = {one.prompt: oracle(loaded, one) for one in asked}
+    drafter = PoisonedDrafter(expected, name="suffix")
+    engine = start_engine(
+        wrap=Poisoned, make_sources=lambda _: DraftSources({"suffix": drafter}, lambda _: 1.0)
+    )
+    answers = [ask(engine, one) for one in asked]
+    assert [list(answer.finished().tokens) for answer in answers] == list(expected.values())
+    assert drafter.num_open == 0
 
 
 def test_a_dead_worker_tells_everyone(start_engine: StartEngine) -> None:
