@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from config.settings import Settings
@@ -59,7 +60,9 @@ def make_worker(
         costs = load_costs(loaded, settings, batched, settings.num_draft_tokens + 1, measuring)
         if model:
             measuring = partial(progress, "Measuring what the draft model's steps cost")
-            model_costs = load_costs(model.loaded, settings, model.batched, 1, measuring)
+            # Its own caches are never quantised.
+            plainly = replace(settings, kv_bits=None)
+            model_costs = load_costs(model.loaded, plainly, model.batched, 1, measuring)
     trying = partial(progress, "Trying which widths are exact")
     exact = _exact_shapes(loaded, settings, batched, costs, trying) if settings.exact else None
     planner = Planner(costs, batched, exact, model_costs if model else None)
