@@ -117,6 +117,16 @@ class Planner:
         widest = max(offer.num_tokens + offer.num_pending for offer in offers)
         return choose_width(offers, self._widths(widest, len(members)), step_s, is_allowed)
 
+    def without_inexact(self, feeds: Sequence[Feed]) -> list[Feed]:
+        """The feeds as they are or, in exact mode, without drafts where these came out shorter than planned
+        and a forward would so have a width that is not known to be exact."""
+        if self.exact_shapes is None:
+            return list(feeds)
+        shapes = [(len(feeds), max(f.width for f in feeds))] if self.batched else [(1, f.width) for f in feeds]
+        if all(width == 1 or (rows, width) in self.exact_shapes for rows, width in shapes):
+            return list(feeds)
+        return [Feed(feed.pending, feed.position) for feed in feeds]
+
     def _widths(self, widest: int, num_rows: int) -> list[int]:
         """The widths in question: those that were measured, up to the widest that drafts can fill."""
         widths = [*(w for w in self.costs.widths if 1 < w < widest), widest] if widest > 1 else []

@@ -4,6 +4,9 @@ import mlx.core as mx
 
 BLOCK_TOKENS = 64
 SLACK_TOKENS = 256
+ROLLBACK_TOKENS = 320
+"""Most tokens to forget over several updates: a draft model feeds its drafts, up to 255, one by one, after
+a backlog of up to 64; with recurrent state beside it, it goes back over both."""
 
 
 class WindowKVCache:
@@ -58,7 +61,9 @@ class WindowKVCache:
         return (reads <= writes) & (writes - reads < window)
 
     def trim(self, n: int) -> int:
-        """Forget the last n tokens and return n. Always possible for those of the last update.
+        """Forget the last n tokens and return n.
+
+        Always possible for those of the last update, and for ROLLBACK_TOKENS over any number of them.
 
         Raises ValueError if the window of what is left has been dropped already.
         """
@@ -98,8 +103,8 @@ class WindowKVCache:
         held = self.offset - self._base
         if self.keys is not None and held + width <= self.keys.shape[2]:
             return
-        # Going back never goes beyond this forward's start, so what lies before its window can go.
-        dropped, self._base = self._fetched_from - self._base, self._fetched_from
+        needed = min(self._fetched_from, self._first_needed(max(0, self.offset - ROLLBACK_TOKENS)))
+        dropped, self._base = needed - self._base, needed
         self.keys = _moved(self.keys, dropped, held, width, keys)
         self.values = _moved(self.values, dropped, held, width, values)
 

@@ -224,6 +224,7 @@ class Worker:
         try:
             if self.draft_model:
                 self.draft_model.fill_in(feeds, [s.tokens for s in members], self._sampler())
+                feeds = self.planner.without_inexact(feeds)
             committed = drafted_step.run(self.rows, self._sampler(), feeds)
             for row, (feed, tokens) in enumerate(zip(feeds, committed, strict=True)):
                 self.rows.roll_back(row, held[row] + len(feed.pending) + len(tokens) - 1)

@@ -65,8 +65,9 @@ def test_two_servers_take_turns_with_the_same_prompts(
         "first token p50",
         "inter-token p50",
     ]
-    for comparison in report["comparisons"]:
-        assert comparison["ratio"]["lowest"] <= comparison["ratio"]["highest"]
+    # An answer that arrives in a single read has no gaps to compare.
+    ratios = [c["ratio"] for c in report["comparisons"] if c["ratio"] or c["quantity"] != "inter-token p50"]
+    assert all(ratio["lowest"] <= ratio["highest"] for ratio in ratios)
     sent, sent_there = (sorted(b["messages"][0]["content"] for b in s.bodies) for s in (server, other_server))
     assert sent == sent_there
     assert {body["model"] for body in other_server.bodies} == {"mine"}

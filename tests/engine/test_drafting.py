@@ -4,7 +4,9 @@ import dataclasses
 import functools
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from config.settings import Settings
@@ -13,7 +15,7 @@ from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
 from drafters.repetition import repetition_score
 from engine.costs import StepCosts
 from engine.draft_model import DraftModel
-from engine.drafting import DraftSources
+from engine.drafting import DraftSources, SequenceDrafts
 from engine.engine import Engine
 from engine.loading import ModelError
 from engine.request import DraftChoice, DraftType, GenerationRequest
@@ -167,6 +169,76 @@ def test_a_draft_model_never_changes_the_tokens(
     if draft == name:
         assert last.usage.drafting.num_drafted
         assert last.usage.drafting.num_accepted == last.usage.drafting.num_drafted
+
+
+def test_a_draft_model_with_windows_goes_back_over_many_forwards(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A random model is never right, so it would soon be asked no more.
+    monkeypatch.setattr(SequenceDrafts, "model_rate", 0.9)
+    asked = [request(prompt_of(length, length), 330) for length in (20, 35, 50)]
+    engine = start_engine(
+        "llama",
+        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        load_draft=lambda _: make_loaded("gemma3_text"),
+        draft_type="draft-model",
+        draft_model="the one that load_draft makes",
+        num_draft_tokens=31,
+    )
+    loaded = make_loaded("llama")
+    for one in asked:
+        finished = ask(engine, one).finished()
+        assert list(finished.tokens) == oracle(loaded, one)
+        # Had it failed to go back, the request would have had no more drafts from then on.
+        assert finished.usage.drafting.num_drafted >= 31 * (one.max_tokens - 33)
+
+
+def test_exact_mode_keeps_its_widths_when_a_draft_model_has_nothing(start_engine: StartEngine) -> None:
+    """A row too far behind for its draft model must not leave the others a width that was not tried."""
+    first, second = (request(prompt_of(20, i), 300, name=str(i), seed=i, temperature=0.8) for i in range(2))
+    loaded = make_loaded("llama")
+    expected = {one.prompt: oracle(loaded, one) for one in (first, second)}
+    shapes: list[tuple[int, ...]] = []
+
+    class Known(Scripted):
+        """Always two tokens for the first; for the second many, and later none: then its model is asked."""
+
+        def propose(self, ask: Ask) -> Draft:
+            answer, at = self.open_now[ask.seq]
+            most = 2 if answer == expected[first.prompt] else 7 if at < 150 else 0
+            tokens = answer[at : at + min(most, ask.limit)]
+            return Draft(tokens, self.name, 0, 0.9) if tokens else NO_DRAFT
+
+    class Recorded:
+        """Wrong at a width of three for two rows, as a kernel may be; and it notes all shapes."""
+
+        def __init__(self, model: Any) -> None:
+            self.model = model
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.model, name)
+
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+            shapes.append(tuple(tokens.shape))
+            logits: mx.array = self.model(tokens, cache=cache)
+            return -logits if tokens.shape == (2, 3) else logits
+
+    engine = start_engine(
+        "llama",
+        wrap=Recorded,
+        make_sources=sources(Known(expected, 1.0)),
+        load_draft=lambda _: make_loaded("llama"),
+        costs=StepCosts({(rows, width): 1.0 for rows in (1, 2) for width in (1, 2, 3, 4, 5, 8)}),
+        draft_model="the one that load_draft makes",
+        exact=True,
+        max_rows=2,
+        num_draft_tokens=7,
+        gate="off",
+    )
+    shapes.clear()
+    assert run(engine, [first, second]) == [expected[first.prompt], expected[second.prompt]]
+    assert (2, 8) in shapes
+    assert (2, 3) not in shapes
 
 
 SETTINGS = [

@@ -7,7 +7,7 @@ import pytest
 from mlx_lm.models.base import create_causal_mask, scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache
 
-from engine.window import BLOCK_TOKENS, SLACK_TOKENS, WindowKVCache
+from engine.window import BLOCK_TOKENS, ROLLBACK_TOKENS, SLACK_TOKENS, WindowKVCache
 
 NUM_TOKENS = 1500
 
@@ -64,10 +64,22 @@ def test_what_it_keeps_is_bounded(numbers: mx.array) -> None:
     for at in range(NUM_TOKENS):
         fed = numbers[:, :, at : at + 1]
         cache.update_and_fetch(fed, fed)
-    most_columns = 100 + BLOCK_TOKENS + SLACK_TOKENS
+    most_columns = 100 + BLOCK_TOKENS + ROLLBACK_TOKENS + SLACK_TOKENS
     assert cache.nbytes <= 2 * most_columns * 2 * 8 * 4
     assert cache.size() == 100
     assert not cache.empty()
+
+
+def test_going_back_over_many_updates(numbers: mx.array) -> None:
+    rng = random.Random(3)
+    cache, furthest = WindowKVCache(16), 0
+    while furthest < NUM_TOKENS:
+        fed = numbers[:, :, cache.offset : cache.offset + 1]
+        keys, _ = cache.update_and_fetch(fed, fed)
+        assert mx.array_equal(keys, numbers[:, :, cache.offset - keys.shape[2] : cache.offset]).item()
+        furthest = max(furthest, cache.offset)
+        if rng.random() < 0.01:
+            cache.trim(rng.randint(0, cache.offset - max(0, furthest - ROLLBACK_TOKENS)))
 
 
 def test_going_back_stops_where_the_window_was_dropped(numbers: mx.array) -> None:
@@ -77,5 +89,5 @@ def test_going_back_stops_where_the_window_was_dropped(numbers: mx.array) -> Non
         cache.update_and_fetch(fed, fed)
     assert cache.trim(400) == 400
     assert cache.offset == 600
-    with pytest.raises(ValueError, match="a window of 16 tokens at 600 cannot go back by 200"):
-        cache.trim(200)
+    with pytest.raises(ValueError, match="a window of 16 tokens at 600 cannot go back by 400"):
+        cache.trim(400)
