@@ -106,7 +106,7 @@ class Snapshot:
     def go_back(self, held: int, length: int) -> int:
         """Forget all that was added past length tokens; returns how many the caches then hold.
 
-        held: tokens that the caches hold now. length: self.length < length < held. Caches without
+        held: tokens that the caches hold now. length: self.length <= length < held. Caches without
         recurrent state are cut to length. With it all of them go back to self.length, since they must
         agree, and the tokens between are to be fed again.
         """

@@ -84,6 +84,8 @@ class DraftModel:
     ) -> list[list[int]]:
         """Feed the rows and go on for num_tokens; returns as many for each row. One wait."""
         logits = self.rows.forward_ragged(fed)
+        # What was fed is committed: only what is drafted from here on may have to be forgotten.
+        self.rows.keep()
         ends = mx.array([len(tokens) - 1 for tokens in fed])
         last = mx.take_along_axis(logits, ends[:, None, None], axis=1)[:, 0]
         drafted: list[mx.array] = []

@@ -82,6 +82,11 @@ class Drafting:
         drafts.open(request)
         return drafts
 
+    def may_ask_model(self, request: GenerationRequest) -> bool:
+        """Whether the draft model has to read the prompt, because it may come to draft."""
+        draft_type = request.draft.type or self.settings.draft_type
+        return self.has_model and draft_type in ("auto", MODEL) and request.draft.max_tokens != 0
+
     def _choose(self, request: GenerationRequest) -> tuple[Verdict, tuple[str, ...]]:
         """The verdict and the names of the drafters to ask, first come first asked."""
         s = self.settings

@@ -23,6 +23,7 @@ class Planner:
     batched: whether all rows share a forward; otherwise each takes its own, and costs add up.
     exact_shapes: if given, the only (rows, width) beside width 1 that a forward may have.
     model_costs: what steps of the draft model cost, if there is one.
+    replays: whether a row of which a draft was rejected is fed what it kept once more, having recurrent state.
     """
 
     def __init__(
@@ -31,11 +32,13 @@ class Planner:
         batched: bool,
         exact_shapes: Collection[tuple[int, int]] | None = None,
         model_costs: StepCosts | None = None,
+        replays: bool = False,
     ) -> None:
         self.costs = costs
         self.batched = batched
         self.exact_shapes = exact_shapes
         self.model_costs = model_costs
+        self.replays = replays
         self.num_asked = 0
         self._least_ratios: dict[int, float] = {}
 
@@ -107,8 +110,13 @@ class Planner:
             drafting_s = self.model_s(len(members), num_modelled)
             return drafting_s + self.step_s([o.num_pending + _num_drafted(o, width) for o in offers])
 
+        def replay_s(width: int) -> float:
+            """By how much the next step is dearer than a plain one if all drafts are wrong, but one token."""
+            again = [o.num_pending + 1 if _num_drafted(o, width) else 1 for o in offers]
+            return max(0.0, self.step_s(again) - plain_s)
+
         def is_allowed(width: int) -> bool:
-            taken_s = step_s(width)
+            taken_s = step_s(width) + (replay_s(width) if self.replays else 0.0)
             return all(
                 s.drafts is None or s.drafts.ledger.allows(taken_s, plain_s, offer.num_tokens > 0)
                 for s, offer in zip(members, offers, strict=True)
@@ -122,7 +130,9 @@ class Planner:
         and a forward would so have a width that is not known to be exact."""
         if self.exact_shapes is None:
             return list(feeds)
-        shapes = [(len(feeds), max(f.width for f in feeds))] if self.batched else [(1, f.width) for f in feeds]
+        shapes = (
+            [(len(feeds), max(f.width for f in feeds))] if self.batched else [(1, f.width) for f in feeds]
+        )
         if all(width == 1 or (rows, width) in self.exact_shapes for rows, width in shapes):
             return list(feeds)
         return [Feed(feed.pending, feed.position) for feed in feeds]

@@ -42,12 +42,17 @@ class Rows(Protocol):
         0 .. len(fed[r]). The row then holds len(fed[r]) tokens more.
         """
 
+    def keep(self) -> None:
+        """What the rows hold now stays: the next roll_back goes back to here at most, not to before the
+        last forward_ragged."""
+
     def roll_back(self, row: int, length: int) -> int:
         """Forget what a row holds past its first length tokens; returns how many its caches then hold.
 
-        length: at least one of the tokens that the last forward_ragged fed to the row is kept. Keeping all
-        costs nothing. Recurrent state cannot be cut: such a row goes back to that forward's start, and what
-        was to be kept is to be fed again, with the next forward.
+        length: at least one of the tokens that the last forward_ragged fed to the row is kept, or all that
+        it held at a keep() since. Keeping all costs nothing. Recurrent state cannot be cut: such a row goes
+        back to that forward's start, or to the keep(), and what else was to be kept is to be fed again, with
+        the next forward.
         Raises ValueError if the row does not hold length tokens, or if it cannot go back so far.
         """
 
@@ -110,6 +115,9 @@ class BatchedRows:
         self.shared.end()
         return logits
 
+    def keep(self) -> None:
+        """Nothing to do: any number of tokens can be forgotten."""
+
     def roll_back(self, row: int, length: int) -> int:
         """Forget what the row holds past its first length tokens, however few; returns length."""
         _check_length(row, length, 0, self.shared.lengths[row])
@@ -163,7 +171,7 @@ class SeparateRows:
 
     def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
         """A forward a row, each of its own width, after a snapshot of what the row held."""
-        self._snapshots = [Snapshot(*row) for row in zip(self.caches, self._lengths, strict=True)]
+        self.keep()
         width = max(map(len, fed))
         padded = []
         for tokens, caches in zip(fed, self.caches, strict=True):
@@ -172,10 +180,14 @@ class SeparateRows:
         self._lengths = [length + len(tokens) for length, tokens in zip(self._lengths, fed, strict=True)]
         return mx.concatenate(padded, axis=0)
 
+    def keep(self) -> None:
+        """Take the snapshots anew."""
+        self._snapshots = [Snapshot(*row) for row in zip(self.caches, self._lengths, strict=True)]
+
     def roll_back(self, row: int, length: int) -> int:
         """Cut the row's caches, or go back to the snapshot if some of them cannot be cut."""
         held, snapshot = self._lengths[row], self._snapshots[row]
-        _check_length(row, length, snapshot.length + 1 if snapshot else held, held)
+        _check_length(row, length, snapshot.length if snapshot else held, held)
         if snapshot and length < held:
             self._lengths[row] = snapshot.go_back(held, length)
         self._snapshots[row] = None

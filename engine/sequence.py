@@ -30,7 +30,7 @@ class Sequence:
 
     tokens: prompt and answer so far, all committed.
     caches, num_computed: its own caches while it prefills, and how many tokens they hold.
-    draft_caches, num_draft_computed: likewise for the draft model, if there is one.
+    draft_caches, num_draft_computed: likewise for the draft model, if there is one and it may draft here.
     num_dispatched: answer tokens sampled so far, whether or not they have been read.
     drafts: its drafters, once it has joined the rows.
     alone: it was in a step that failed, so it runs by itself until it is done or found guilty.

@@ -65,14 +65,18 @@ def make_worker(
             model_costs = load_costs(model.loaded, plainly, model.batched, 1, measuring)
     trying = partial(progress, "Trying which widths are exact")
     exact = _exact_shapes(loaded, settings, batched, costs, trying) if settings.exact else None
-    planner = Planner(costs, batched, exact, model_costs if model else None)
+    planner = Planner(costs, batched, exact, model_costs if model else None, _is_recurrent(loaded))
     return Worker(loaded, settings, batched, Drafting(sources, settings, bool(model)), planner, model)
+
+
+def _is_recurrent(loaded: LoadedModel) -> bool:
+    return any(is_recurrent(cache) for cache in leaves(make_caches(loaded.model)))
 
 
 def _exact_shapes(
     loaded: LoadedModel, settings: Settings, batched: bool, costs: StepCosts, progress: Progress
 ) -> frozenset[tuple[int, int]]:
-    if any(is_recurrent(cache) for cache in leaves(make_caches(loaded.model))):
+    if _is_recurrent(loaded):
         # What is kept of a draft is fed again at widths that nobody can foresee.
         log.info("exact: the model keeps recurrent state, so nothing is drafted")
         return frozenset()

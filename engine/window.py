@@ -4,9 +4,8 @@ import mlx.core as mx
 
 BLOCK_TOKENS = 64
 SLACK_TOKENS = 256
-ROLLBACK_TOKENS = 320
-"""Most tokens to forget over several updates: a draft model feeds its drafts, up to 255, one by one, after
-a backlog of up to 64; with recurrent state beside it, it goes back over both."""
+ROLLBACK_TOKENS = 256
+"""Most tokens to forget over several updates: a draft model feeds its drafts, up to 255, one by one."""
 
 
 class WindowKVCache:

@@ -183,8 +183,8 @@ class Worker:
             try:
                 found = self.prefix_cache.find(sequence.tokens) if self.prefix_cache is not None else None
                 sequence.admit(*(found or (make_caches(self.model, self.settings.kv_bits), 0)))
-                if self.draft_model:
-                    sequence.draft_caches, sequence.num_draft_computed = self.draft_model.make_caches(), 0
+                if self.draft_model and self.drafting.may_ask_model(sequence.request):
+                    sequence.draft_caches = self.draft_model.make_caches()
             except Exception as fault:
                 self._fail(sequence, fault)
 
@@ -292,14 +292,19 @@ class Worker:
             self.model(mx.array(part)[None], cache=sequence.caches)
             dispatch(sequence.caches)
             sequence.num_computed += len(part)
-        if self.draft_model is None:
-            return
         start = sequence.num_draft_computed
-        if part := sequence.tokens[start : min(start + chunk, end)]:
+        part = sequence.tokens[start : min(start + chunk, end)]
+        if self.draft_model is None or not sequence.draft_caches or not part:
+            return
+        try:
             settle(sequence.draft_caches)
             self.draft_model.model(mx.array(part)[None], cache=sequence.draft_caches)
             dispatch(sequence.draft_caches)
             sequence.num_draft_computed += len(part)
+        # Drafts are a bonus: the answer needs only the model itself.
+        except Exception as fault:
+            log.warning("request %s goes on without the draft model: %s", sequence.request.id, fault)
+            sequence.draft_caches, sequence.num_draft_computed = [], 0
 
     def _join(self, sequence: Sequence) -> None:
         """A prefilled sequence becomes the last row; its last token is fed by the next step."""
@@ -308,7 +313,7 @@ class Worker:
         try:
             self.rows.add(sequence.caches, sequence.num_computed)
             if self.draft_model:
-                self.draft_model.add(sequence.draft_caches, sequence.num_draft_computed)
+                self._join_draft_model(self.draft_model, sequence)
         except Exception as fault:
             # It may have got into some of the caches: none of the rows can be trusted now.
             self._start_over([sequence], fault)
@@ -320,6 +325,12 @@ class Worker:
         last = mx.array(sequence.tokens[-1:], self.feed.dtype)
         self.feed = mx.concatenate([self.feed, last]) if len(self.members) > 1 else last
         self.sampler = None
+
+    def _join_draft_model(self, model: DraftModel, sequence: Sequence) -> None:
+        """Rows stand side by side in both models: one that the draft model has not read has empty caches."""
+        if not sequence.draft_caches and sequence.drafts:
+            sequence.drafts.uses_model = False
+        model.add(sequence.draft_caches or model.make_caches(), sequence.num_draft_computed)
 
     def _read(self, step: Step) -> bool:
         """Wait for a step's tokens and commit them; False if the step turns out to have failed."""

@@ -13,10 +13,12 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
 from drafters.repetition import repetition_score
-from engine.costs import StepCosts
+from engine.costs import StepClock, StepCosts
 from engine.draft_model import DraftModel
 from engine.drafting import DraftSources, SequenceDrafts
 from engine.engine import Engine
+from engine.gate import Acceptance
+from engine.ledger import ALLOWANCE_STEPS, Ledger
 from engine.loading import ModelError
 from engine.request import DraftChoice, DraftType, GenerationRequest
 from tests.engine.conftest import StartEngine
@@ -191,6 +193,119 @@ def test_a_draft_model_with_windows_goes_back_over_many_forwards(
         assert list(finished.tokens) == oracle(loaded, one)
         # Had it failed to go back, the request would have had no more drafts from then on.
         assert finished.usage.drafting.num_drafted >= 31 * (one.max_tokens - 33)
+
+
+class Faulty:
+    """A model whose answers are wrong, or that raises, at some of its calls, counted from the first."""
+
+    def __init__(self, model: Any, is_wrong: Callable[[int], bool], raises: bool = False) -> None:
+        self.model, self.is_wrong, self.raises = model, is_wrong, raises
+        self.num_calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        self.num_calls += 1
+        logits: mx.array = self.model(tokens, cache=cache)
+        if not self.is_wrong(self.num_calls):
+            return logits
+        if self.raises:
+            raise RuntimeError("a fault in the draft model")
+        return -logits
+
+
+def test_a_recurrent_draft_model_that_errs_goes_on_drafting(start_engine: StartEngine) -> None:
+    asked = request(prompt_of(20), 300, temperature=0.8)
+    engine = start_engine(
+        "mamba2",
+        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        load_draft=lambda _: make_loaded(
+            "mamba2", lambda model: Faulty(model, lambda call: call > 60 and call % 5 == 0)
+        ),
+        draft_type="draft-model",
+        draft_model="the one that load_draft makes",
+        num_draft_tokens=8,
+    )
+    finished = ask(engine, asked).finished()
+    assert list(finished.tokens) == oracle(make_loaded("mamba2"), asked)
+    # Four calls in five are right, so every other draft or so brings tokens.
+    assert finished.usage.drafting.num_accepted > 100
+
+
+def test_a_draft_model_that_cannot_read_the_prompt_costs_only_drafts(start_engine: StartEngine) -> None:
+    asked, expected = requests(0.8)[:4], answers_of("llama", 0.8)
+    broken = []
+
+    def wrap(model: Any) -> Any:
+        broken.append(Faulty(model, lambda call: call == broken[0].num_until_fault, raises=True))
+        broken[0].num_until_fault = 0
+        return broken[0]
+
+    engine = start_engine(
+        "llama",
+        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        load_draft=lambda _: make_loaded("llama", wrap),
+        draft_type="draft-model",
+        draft_model="the one that load_draft makes",
+    )
+    broken[0].num_until_fault = broken[0].num_calls + 1
+    answers = [ask(engine, one).finished() for one in asked]
+    assert [list(answer.tokens) for answer in answers] == [expected[one.prompt] for one in asked]
+    assert [bool(answer.usage.drafting.num_drafted) for answer in answers] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("draft_type", ["none", "suffix"])
+def test_no_prompt_is_read_by_a_draft_model_that_will_not_draft(
+    draft_type: DraftType, start_engine: StartEngine
+) -> None:
+    asked, expected = requests(0.8)[1], answers_of("llama", 0.8)
+    made = []
+    engine = start_engine(
+        "llama",
+        make_sources=sources(Scripted(expected, 0.5)),
+        load_draft=lambda _: make_loaded(
+            "llama", lambda model: made.append(Faulty(model, lambda _: False)) or made[0]
+        ),
+        draft_model="the one that load_draft makes",
+    )
+    before = made[0].num_calls
+    asked = dataclasses.replace(asked, draft=DraftChoice(draft_type))
+    assert run(engine, [asked]) == [expected[asked.prompt]]
+    assert made[0].num_calls == before
+
+
+def test_the_bound_holds_though_a_recurrent_row_is_fed_again_what_it_kept(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the gate believes: here it takes drafts for good of which only the first token is."""
+    asked = request(prompt_of(20), 200, temperature=0.8)
+    answer = oracle(make_loaded("mamba2"), asked)
+    beyond = []
+
+    class FirstOnly(Scripted):
+        def propose(self, ask: Ask) -> Draft:
+            _, at = self.open_now[ask.seq]
+            tokens = answer[at : at + 1] + [(token + 1) % 4096 for token in answer[at + 1 : at + 15]]
+            return Draft(tokens[: ask.limit], self.name, 0, 0.9) if tokens else NO_DRAFT
+
+    def watch(ledger: Ledger, step_s: float, plain_s: float, num_tokens: int) -> None:
+        charge(ledger, step_s, plain_s, num_tokens)
+        beyond.append(ledger.spent_s - ledger.plain_s - ALLOWANCE_STEPS * plain_s)
+
+    charge = Ledger.charge
+    monkeypatch.setattr(Ledger, "charge", watch)
+    monkeypatch.setattr(Acceptance, "rate", lambda *_: 0.95)
+    monkeypatch.setattr(StepClock, "lap", lambda *_: None)
+    engine = start_engine(
+        "mamba2",
+        make_sources=sources(FirstOnly({asked.prompt: answer}, 1.0)),
+        costs=StepCosts({(1, 1): 1.0, (1, 2): 3.0, (1, 16): 4.0}),
+        draft_type="suffix",
+        draft_overhead=0.0,
+    )
+    assert run(engine, [asked]) == [answer]
+    assert max(beyond) <= 1e-9
 
 
 def test_exact_mode_keeps_its_widths_when_a_draft_model_has_nothing(start_engine: StartEngine) -> None:
