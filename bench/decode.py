@@ -19,7 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench import argument_types
-from bench.hindsight import best_speedup
+from bench.hindsight import best_speedup, best_width_speedup
 from bench.local_engine import LocalEngine
 from bench.machine import describe_machine
 from bench.workloads import VERSION, WORKLOADS, Case, make_cases
@@ -60,11 +60,13 @@ class Row:
     num_accepted: int = 0
     is_equal: bool = True
     hindsight: list[float] = field(default_factory=list)
+    best_width: list[float] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
         """What is printed and written, by name."""
         speedup = self.plain_s / self.drafted_s
         best = mean(self.hindsight) if self.hindsight else None
+        best_width = mean(self.best_width) if self.best_width else None
         return {
             "workload": self.workload,
             "draft_type": self.draft_type,
@@ -75,6 +77,8 @@ class Row:
             "plain_tps": self.num_tokens / self.plain_s,
             "decode_tps": self.num_tokens / self.drafted_s,
             "speedup": speedup,
+            "best_width_speedup": best_width,
+            "of_best_width": speedup / best_width if best_width else None,
             "hindsight_speedup": best,
             "of_hindsight": speedup / best if best else None,
             "parity": "PASS" if self.is_equal else "FAIL",
@@ -169,7 +173,9 @@ def _measure_case(
         row.is_equal &= all(one.tokens == plain[0].tokens for one in (*plain, *runs[name]))
         if len(cases) == 1 and cases[0].before is None:
             prompt = local.prompt(cases[0].text)
-            row.hindsight.append(best_speedup(local.engine.costs, name, prompt, best.tokens[0]))
+            known = local.engine.costs, name, prompt, best.tokens[0]
+            row.hindsight.append(best_speedup(*known))
+            row.best_width.append(best_width_speedup(*known))
 
 
 def _decode(local: LocalEngine, cases: Sequence[Case], draft_type: str, arguments: argparse.Namespace) -> Run:
@@ -209,7 +215,7 @@ def _print(console: Console, rows: Sequence[Row], machine: dict[str, Any]) -> No
     table = Table(title="Decoding with drafts, against the same chats without")
     for name in ("workload", "drafts", "streams", "tokens", "tokens/forward", "accepted"):
         table.add_column(name)
-    for name in ("plain tok/s", "tok/s", "speed-up", "hindsight", "of it", "parity"):
+    for name in ("plain tok/s", "tok/s", "speed-up", "best width", "of it", "hindsight", "of it", "parity"):
         table.add_column(name)
     for row in rows:
         f = row.figures()
@@ -217,11 +223,15 @@ def _print(console: Console, rows: Sequence[Row], machine: dict[str, Any]) -> No
             row.workload, row.draft_type, str(row.streams), str(row.num_tokens),
             f"{f['tokens_per_forward']:.2f}", _share(f["acceptance"]), f"{f['plain_tps']:.0f}",
             f"{f['decode_tps']:.0f}", f"{f['speedup']:.3f}",
-            "-" if f["hindsight_speedup"] is None else f"{f['hindsight_speedup']:.2f}",
+            _number(f["best_width_speedup"]), _share(f["of_best_width"]), _number(f["hindsight_speedup"]),
             _share(f["of_hindsight"]), f["parity"],
         )  # fmt: skip
     console.print(table)
     console.print(", ".join(f"{key} {value}" for key, value in machine.items()))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _share(value: float | None) -> str:

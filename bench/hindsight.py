@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.policies import LIMIT, Hindsight, replay
+from bench.policies import LIMIT, Always, Chooser, Hindsight, replay
 from drafters.base import Drafter, Opening
 from drafters.ngram_mod import NgramModDrafter
 from drafters.ngram_mod_memory import NgramModMemory
@@ -26,9 +26,21 @@ class MeasuredCurve:
 
 def best_speedup(costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int]) -> float:
     """Plain cost over cost of an answer whose every step had the best width for what was drafted."""
-    outcome = replay(
-        _drafters(draft_type), Hindsight(LIMIT), MeasuredCurve(costs), Opening(0, prompt), answer
-    )
+    return _speedup(costs, draft_type, prompt, answer, Hindsight(LIMIT))
+
+
+def best_width_speedup(
+    costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int]
+) -> float:
+    """The same where all drafts of the answer had one width: the best one for it, of those measured."""
+    limits = [Always(width - 1) for width in costs.widths]
+    return max(_speedup(costs, draft_type, prompt, answer, limit) for limit in limits)
+
+
+def _speedup(
+    costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], chooser: Chooser
+) -> float:
+    outcome = replay(_drafters(draft_type), chooser, MeasuredCurve(costs), Opening(0, prompt), answer)
     return outcome.num_tokens / outcome.cost
 
 

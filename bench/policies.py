@@ -1,12 +1,12 @@
 """Whole policies for a replay: who drafts, and how wide a step is, against a given cost of steps."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from drafters.base import Ask, Draft, Drafter, Opening
-from engine.gate import GLOBAL_DECAY, Acceptance, Offer, Tally, choose_width
+from engine.gate import GLOBAL_DECAY, Acceptance, Tally, choose_width
 from engine.ledger import Ledger
 
 LIMIT = 31
@@ -88,8 +88,8 @@ class Chooser(Protocol):
     def choose(self, draft: Draft, cost: Callable[[int], float], follows: Sequence[int]) -> int:
         """Tokens to offer, in [0, len(draft)]. follows: what the answer says next, for hindsight alone."""
 
-    def learn(self, draft: Draft, offered: int, accepted: int, cost: Callable[[int], float]) -> None:
-        """The step is over."""
+    def learn(self, draft: Draft, offered: int, said: Sequence[int], cost: Callable[[int], float]) -> None:
+        """The step is over. said: what it committed."""
 
 
 class Always:
@@ -105,7 +105,7 @@ class Always:
         """As many as there are."""
         return min(self.limit, len(draft.tokens))
 
-    def learn(self, draft: Draft, offered: int, accepted: int, cost: Callable[[int], float]) -> None:
+    def learn(self, draft: Draft, offered: int, said: Sequence[int], cost: Callable[[int], float]) -> None:
         """Nothing is learned."""
 
 
@@ -127,37 +127,44 @@ class Hindsight(Always):
 
 
 class Gate(Always):
-    """The server's gate and ledger: engine/gate.py and engine/ledger.py."""
+    """The server's gate and ledger: engine/gate.py and engine/ledger.py.
 
-    def __init__(self) -> None:
+    line_ends: tokens that end a line.
+    """
+
+    def __init__(self, line_ends: Collection[int] = ()) -> None:
         super().__init__(LIMIT)
+        self.line_ends = line_ends
         self.everyone = Tally(GLOBAL_DECAY)
         self.begin()
 
     def begin(self) -> None:
         """A new ledger; what all requests taught stays."""
-        self.acceptance = Acceptance(self.everyone)
+        self.acceptance = Acceptance(self.everyone, line_ends=self.line_ends)
         self.ledger = Ledger(OVERHEAD)
 
     def choose(self, draft: Draft, cost: Callable[[int], float], follows: Sequence[int]) -> int:  # noqa: ARG002
         """The width that promises most tokens per cost, if the ledger allows it."""
         if not draft.tokens:
             return 0
-        most = len(draft.tokens)
-        offer = Offer(most, self.acceptance.rate(draft))
-        widths = [*(w for w in WIDTHS if w <= most), most + 1]
+        offer = self.acceptance.offer(draft, self.acceptance.rate(draft))
+        widest = len(draft.tokens) + 1
+        widths = sorted(
+            {w for w in (*WIDTHS, *(1 + stop for stop in offer.stops)) if 1 < w <= widest} | {widest}
+        )
         plain = cost(1)
         return (
             choose_width([offer], widths, cost, lambda w: self.ledger.allows(cost(w), plain, has_draft=True))
             - 1
         )
 
-    def learn(self, draft: Draft, offered: int, accepted: int, cost: Callable[[int], float]) -> None:
-        """Learn from what was verified; accepted counts one token in shadow where nothing was offered."""
+    def learn(self, draft: Draft, offered: int, said: Sequence[int], cost: Callable[[int], float]) -> None:
+        """Learn from what was verified, or from one token in shadow where nothing was offered."""
         if draft.tokens:
-            self.acceptance.learn(draft, max(offered, 1), accepted)
-        num_tokens = accepted + 1 if offered else 1
-        self.ledger.charge(cost(1 + offered), cost(1), num_tokens)
+            compared = draft.tokens[: max(offered, 1)]
+            self.acceptance.learn(draft, len(compared), count_accepted(compared, said))
+        self.acceptance.pass_over(said)
+        self.ledger.charge(cost(1 + offered), cost(1), len(said))
 
 
 def replay(
@@ -195,7 +202,7 @@ def replay(
             drafter.observe(opening.seq, said)
             if offered and drafter.name == draft.source:
                 drafter.settle(opening.seq, offered, accepted)
-        chooser.learn(draft, offered, accepted, costs.__getitem__)
+        chooser.learn(draft, offered, said, costs.__getitem__)
     for drafter in drafters:
         drafter.close(opening.seq)
     return outcome

@@ -9,7 +9,7 @@ Everything is generated from a seed, over the Python packages installed here.
 
 import argparse
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,24 +46,24 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A named way to draft."""
+    """A named way to draft. chooser: makes one, for a vocabulary in which these tokens end a line."""
 
     name: str
     drafter: Callable[[], Drafter]
-    chooser: Callable[[], Chooser]
+    chooser: Callable[[Collection[int]], Chooser]
 
 
 POLICIES = (
-    Policy("n = 2, k = 10", lambda: FixedLookup(2, 2), lambda: Always(10)),
-    Policy("n 4..2, k = 4", lambda: FixedLookup(4, 2), lambda: Always(4)),
-    Policy("n 16..2, two widths", lambda: FixedLookup(16, 2), lambda: TwoWidths(31)),
+    Policy("n = 2, k = 10", lambda: FixedLookup(2, 2), lambda _: Always(10)),
+    Policy("n 4..2, k = 4", lambda: FixedLookup(4, 2), lambda _: Always(4)),
+    Policy("n 16..2, two widths", lambda: FixedLookup(16, 2), lambda _: TwoWidths(31)),
     Policy("suffix, no cursor, gate", lambda: SuffixDrafter(0, follows=False), Gate),
     Policy("suffix, cursor, gate", lambda: SuffixDrafter(0, learns=False), Gate),
     Policy("suffix, changes, gate", lambda: SuffixDrafter(0), Gate),
     Policy("suffix, changes, history, gate", SuffixDrafter, Gate),
-    Policy("suffix, no cursor, hindsight", lambda: SuffixDrafter(0, follows=False), lambda: Hindsight(31)),
-    Policy("suffix, changes, hindsight", lambda: SuffixDrafter(0), lambda: Hindsight(31)),
-    Policy("suffix, all, hindsight", SuffixDrafter, lambda: Hindsight(31)),
+    Policy("suffix, no cursor, hindsight", lambda: SuffixDrafter(0, follows=False), lambda _: Hindsight(31)),
+    Policy("suffix, changes, hindsight", lambda: SuffixDrafter(0), lambda _: Hindsight(31)),
+    Policy("suffix, all, hindsight", SuffixDrafter, lambda _: Hindsight(31)),
 )
 
 CURVES = (M4_PRO, CPU_BF16)
@@ -80,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
+    texts = tokenizer.decode_batch([[token] for token in range(tokenizer.get_vocab_size())])
+    line_ends = frozenset(token for token, text in enumerate(texts) if "\n" in text)
     packages = [Path(sysconfig.get_path("purelib"))]
     corpora = {
         "edits": edit_cases(packages, encode, options.edits, options.seed),
@@ -93,25 +95,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console.print(_described(name, cases), highlight=False)
     if options.calibrate:
         for name, cases in corpora.items():
-            _print_calibration(console, name, cases)
+            _print_calibration(console, name, cases, line_ends)
         return
     for name, cases in corpora.items():
         if cases:
-            console.print(_compared(name, cases, options.only))
+            console.print(_compared(name, cases, options.only, line_ends))
     for note in NOTES:
         console.print(note, style="dim", highlight=False)
 
 
-def run(policy: Policy, cases: Sequence[Case], curve: Curve) -> list[Outcome]:
+def run(
+    policy: Policy, cases: Sequence[Case], curve: Curve, line_ends: Collection[int] = ()
+) -> list[Outcome]:
     """Replay the cases one after the other, with one drafter and one chooser as a server has."""
-    drafter, chooser = policy.drafter(), policy.chooser()
+    drafter, chooser = policy.drafter(), policy.chooser(line_ends)
     return [
         replay([drafter], chooser, curve, Opening(number, case.prompt), case.answer)
         for number, case in enumerate(cases)
     ]
 
 
-def _compared(name: str, cases: Sequence[Case], only: str) -> Table:
+def _compared(name: str, cases: Sequence[Case], only: str, line_ends: Collection[int]) -> Table:
     table = Table("policy", title=f"{name}: {' | '.join(curve.name for curve in CURVES)}")
     for _ in CURVES:
         for column in ("TPF", "speed", "slowest"):
@@ -119,7 +123,8 @@ def _compared(name: str, cases: Sequence[Case], only: str) -> Table:
     for policy in POLICIES:
         if only in policy.name:
             table.add_row(
-                policy.name, *(cell for curve in CURVES for cell in _cells(run(policy, cases, curve)))
+                policy.name,
+                *(cell for curve in CURVES for cell in _cells(run(policy, cases, curve, line_ends))),
             )
     return table
 
@@ -142,9 +147,11 @@ def _described(name: str, cases: Sequence[Case]) -> str:
     return f"{name}: {len(cases)} requests, {tokens_in} tokens in and {tokens_out} out on average"
 
 
-def _print_calibration(console: Console, name: str, cases: Sequence[Case]) -> None:
+def _print_calibration(
+    console: Console, name: str, cases: Sequence[Case], line_ends: Collection[int]
+) -> None:
     counts = Calibration()
-    drafter, chooser = SuffixDrafter(), Gate()
+    drafter, chooser = SuffixDrafter(), Gate(line_ends)
     for number, case in enumerate(cases):
         opening = Opening(number, case.prompt)
         replay([drafter], chooser, M4_PRO, opening, case.answer, counts)

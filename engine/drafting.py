@@ -3,12 +3,12 @@
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
-from engine.gate import GLOBAL_DECAY, Acceptance, Tally
+from engine.gate import GLOBAL_DECAY, Acceptance, Offer, Tally, expected_tokens
 from engine.ledger import Ledger
 from engine.request import DraftingReport, GenerationRequest
 
@@ -57,12 +57,20 @@ class Drafting:
     """The drafters of a server, and what all requests have taught about them.
 
     has_model: whether a draft model is loaded beside them.
+    line_ends: tokens of the vocabulary that end a line.
     """
 
-    def __init__(self, sources: DraftSources | None, settings: Settings, has_model: bool = False) -> None:
+    def __init__(
+        self,
+        sources: DraftSources | None,
+        settings: Settings,
+        has_model: bool = False,
+        line_ends: frozenset[int] = frozenset(),
+    ) -> None:
         self.sources = sources or DraftSources({}, lambda _: 0.0)
         self.settings = settings
         self.has_model = has_model
+        self.line_ends = line_ends
         self.everyone = Tally(GLOBAL_DECAY)
         self._numbers = itertools.count()
 
@@ -74,7 +82,7 @@ class Drafting:
         limit = s.num_draft_tokens
         if request.draft.max_tokens is not None:
             limit = min(limit, request.draft.max_tokens)
-        acceptance = Acceptance(self.everyone, verdict.doubt)
+        acceptance = Acceptance(self.everyone, verdict.doubt, self.line_ends)
         drafts = SequenceDrafts(
             next(self._numbers), limit, verdict, acceptance, Ledger(s.draft_overhead), drafters
         )
@@ -147,10 +155,11 @@ class SequenceDrafts:
         learned = self.acceptance.rate(draft)
         return learned + (MODEL_PRIOR - learned) * min(1.0, self._since_model / FORGET_TOKENS)
 
-    def propose(self, limit: int, is_worth: Callable[[int, float], bool]) -> tuple[Draft, float, bool]:
-        """The first draft that is worth its cost, else the one most likely right; its rate; whether worth it.
+    def propose(self, limit: int, least_tokens: float, is_worth: Callable[[Offer], bool]) -> Offer:
+        """An offer of the first draft that is worth its cost, else of the one most likely right.
 
-        limit: most tokens wanted, >= 1. is_worth: of (tokens, rate).
+        limit: most tokens wanted, >= 1. least_tokens: what a step with drafts must bring on average, whatever
+        its width. is_worth: whether an offer that may bring so many is.
         """
         self._shown = []
         best, best_rate = NO_DRAFT, 0.0
@@ -161,11 +170,14 @@ class SequenceDrafts:
                 continue
             self._shown.append(draft)
             rate = self.acceptance.rate(draft)
-            if is_worth(len(draft.tokens), rate):
-                return draft, rate, True
+            # Most drafts fail already at this.
+            if expected_tokens(rate, len(draft.tokens)) >= least_tokens:
+                offer = self.acceptance.offer(draft, rate)
+                if is_worth(offer):
+                    return replace(offer, is_worth=True)
             if rate > best_rate:
                 best, best_rate = draft, rate
-        return best, best_rate, False
+        return self.acceptance.offer(best, best_rate)
 
     def observe(self, tokens: Sequence[int], verified: Draft = NO_DRAFT, num_offered: int = 0) -> None:
         """These tokens were committed; learn from every draft that was shown before them.
@@ -181,6 +193,7 @@ class SequenceDrafts:
         num_judged = num_offered if num_accepted < len(tokens) else num_accepted
         if num_judged:
             self.acceptance.learn(verified, num_judged, num_accepted)
+        self.acceptance.pass_over(tokens)
         self._since_model = 0 if verified.source == MODEL else self._since_model + len(tokens)
         if num_offered:
             drafted, accepted = self.by_source.get(verified.source, (0, 0))

@@ -1,13 +1,14 @@
 """Whether the next step is to be a wide one, and what each row takes into it."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from drafters.base import Draft
 from engine import sequence
 from engine.costs import StepCosts
 from engine.drafted_step import Feed
 from engine.drafting import MODEL, MODEL_PRIOR
-from engine.gate import LEAST_GAIN, Offer, choose_width, expected_tokens
+from engine.gate import LEAST_GAIN, Offer, choose_width, steady
 
 MOST_PENDING = 16
 """A row with more pending tokens takes no draft until they are in its cache."""
@@ -23,7 +24,7 @@ class Planner:
     batched: whether all rows share a forward; otherwise each takes its own, and costs add up.
     exact_shapes: if given, the only (rows, width) beside width 1 that a forward may have.
     model_costs: what steps of the draft model cost, if there is one.
-    replays: whether a row of which a draft was rejected is fed what it kept once more, having recurrent state.
+    replays: whether a row whose draft was rejected is fed once more what it kept, having recurrent state.
     """
 
     def __init__(
@@ -78,20 +79,17 @@ class Planner:
         """A row's best draft, or the draft model's where no drafter has one that is worth its cost."""
         room = s.request.max_tokens - s.num_answered - 1
         if s.drafts is None or room < 1 or num_pending > MOST_PENDING:
-            return Offer(0, 0.0, num_pending)
+            return Offer(num_pending=num_pending)
 
-        def is_worth(num_tokens: int, rate: float) -> bool:
-            if expected_tokens(rate, num_tokens) < LEAST_GAIN * self._least_ratio(num_rows):
-                return False
-            offer = Offer(num_tokens, rate)
-            widths = self._widths(num_tokens + 1, num_rows)
+        def is_worth(offer: Offer) -> bool:
+            widths = self._widths([offer], num_rows)
             return choose_width([offer], widths, lambda w: self.step_s([w] * num_rows), lambda _: True) > 1
 
-        draft, rate, is_found = s.drafts.propose(room, is_worth)
-        if not is_found and s.drafts.uses_model and self.model_costs is not None:
-            wanted = min(room, s.drafts.limit)
-            return Offer(wanted, s.drafts.model_rate, num_pending, Draft((), MODEL, 0, MODEL_PRIOR), True)
-        return Offer(len(draft.tokens), rate, num_pending, draft, is_found)
+        offer = s.drafts.propose(room, LEAST_GAIN * self._least_ratio(num_rows), is_worth)
+        if not offer.is_worth and s.drafts.uses_model and self.model_costs is not None:
+            expected = steady(s.drafts.model_rate, min(room, s.drafts.limit))
+            offer = Offer(expected, draft=Draft((), MODEL, 0, MODEL_PRIOR), is_worth=True)
+        return replace(offer, num_pending=num_pending)
 
     def _least_ratio(self, num_rows: int) -> float:
         """The cost of the cheapest wide step over that of a plain one. Most drafts fail already at this."""
@@ -122,12 +120,13 @@ class Planner:
                 for s, offer in zip(members, offers, strict=True)
             )
 
-        widest = max(offer.num_tokens + offer.num_pending for offer in offers)
-        return choose_width(offers, self._widths(widest, len(members)), step_s, is_allowed)
+        return choose_width(offers, self._widths(offers, len(members)), step_s, is_allowed)
 
     def without_inexact(self, feeds: Sequence[Feed]) -> list[Feed]:
-        """The feeds as they are or, in exact mode, without drafts where these came out shorter than planned
-        and a forward would so have a width that is not known to be exact."""
+        """In exact mode, drop all drafts if a forward would have a width that is not known to be exact.
+
+        That is so where the draft model drafted less than was planned.
+        """
         if self.exact_shapes is None:
             return list(feeds)
         shapes = (
@@ -137,9 +136,11 @@ class Planner:
             return list(feeds)
         return [Feed(feed.pending, feed.position) for feed in feeds]
 
-    def _widths(self, widest: int, num_rows: int) -> list[int]:
-        """The widths in question: those that were measured, up to the widest that drafts can fill."""
-        widths = [*(w for w in self.costs.widths if 1 < w < widest), widest] if widest > 1 else []
+    def _widths(self, offers: Sequence[Offer], num_rows: int) -> list[int]:
+        """The widths in question: those that were measured, and those at which a draft stops being sure."""
+        widest = max(offer.num_pending + offer.num_tokens for offer in offers)
+        stops = {offer.num_pending + stop for offer in offers for stop in offer.stops}
+        widths = sorted({w for w in (*self.costs.widths, *stops) if 1 < w < widest} | {widest} - {1})
         if self.exact_shapes is None:
             return widths
         # Rows that take a forward each are as exact as one.

@@ -43,8 +43,7 @@ class Rows(Protocol):
         """
 
     def keep(self) -> None:
-        """What the rows hold now stays: the next roll_back goes back to here at most, not to before the
-        last forward_ragged."""
+        """What the rows hold now stays: roll_back then goes back to here, not to the last forward_ragged."""
 
     def roll_back(self, row: int, length: int) -> int:
         """Forget what a row holds past its first length tokens; returns how many its caches then hold.

@@ -66,7 +66,8 @@ def make_worker(
     trying = partial(progress, "Trying which widths are exact")
     exact = _exact_shapes(loaded, settings, batched, costs, trying) if settings.exact else None
     planner = Planner(costs, batched, exact, model_costs if model else None, _is_recurrent(loaded))
-    return Worker(loaded, settings, batched, Drafting(sources, settings, bool(model)), planner, model)
+    drafting = Drafting(sources, settings, bool(model), loaded.tokenizer.line_ends)
+    return Worker(loaded, settings, batched, drafting, planner, model)
 
 
 def _is_recurrent(loaded: LoadedModel) -> bool:

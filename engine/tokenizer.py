@@ -6,6 +6,7 @@ thread of its own, and the engine's thread detokenises with objects that share n
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -44,6 +45,12 @@ class Tokenizer:
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""
         return frozenset(self.wrapped.eos_token_ids)
+
+    @cached_property
+    def line_ends(self) -> frozenset[int]:
+        """Tokens whose text has a line break in it."""
+        texts = self.backend.decode_batch([[token] for token in range(self.vocab_size)])
+        return frozenset(token for token, text in enumerate(texts) if "\n" in text)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, with the beginning-of-sequence token where the model wants one."""

@@ -44,7 +44,7 @@ def test_renaming_keeps_a_file_python() -> None:
 
 
 def test_a_replay_says_the_whole_answer_whatever_the_policy(edits: list[Case]) -> None:
-    policies = [SUFFIX_GATE, Policy("fixed", lambda: FixedLookup(4, 2), lambda: Always(4))]
+    policies = [SUFFIX_GATE, Policy("fixed", lambda: FixedLookup(4, 2), lambda _: Always(4))]
     for policy in policies:
         outcomes = run(policy, edits, M4_PRO)
         assert [outcome.num_tokens for outcome in outcomes] == [len(case.answer) for case in edits]
@@ -53,7 +53,7 @@ def test_a_replay_says_the_whole_answer_whatever_the_policy(edits: list[Case]) -
 
 def test_the_gate_gets_nearly_what_hindsight_gets(edits: list[Case]) -> None:
     gated = sum(outcome.cost for outcome in run(SUFFIX_GATE, edits, M4_PRO))
-    best = sum(o.cost for o in run(Policy("best", SuffixDrafter, lambda: Hindsight(31)), edits, M4_PRO))
+    best = sum(o.cost for o in run(Policy("best", SuffixDrafter, lambda _: Hindsight(31)), edits, M4_PRO))
     assert best <= gated < best / 0.8
 
 

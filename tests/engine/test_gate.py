@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from drafters.base import Draft
 from engine.costs import StepCosts
-from engine.gate import GLOBAL_DECAY, Acceptance, Offer, Tally, choose_width, expected_tokens
+from engine.gate import GLOBAL_DECAY, Acceptance, Offer, Tally, choose_width, expected_tokens, steady
 from engine.ledger import ALLOWANCE_STEPS, Ledger
 
 STAIRCASE = {1: 1.0, 2: 0.99, 3: 1.13, 4: 1.43, 5: 1.75, 8: 2.84, 10: 4.5, 16: 4.5, 24: 4.5, 32: 4.5}
@@ -36,25 +37,29 @@ def test_expected_tokens_are_the_mean_of_a_simulation(rate: float, num_drafted: 
 
 
 def test_a_hopeless_draft_is_not_worth_a_step() -> None:
-    assert choose_width([Offer(31, 0.01)], [3, 5, 32], lambda w: 1.0 + 0.3 * (w - 1), always) == 1
+    assert choose_width([Offer(steady(0.01, 31))], [3, 5, 32], lambda w: 1.0 + 0.3 * (w - 1), always) == 1
 
 
 def test_a_sure_draft_takes_the_whole_tile_of_the_staircase() -> None:
-    assert choose_width([Offer(31, 0.99)], range(2, 33), stairs, always) == 32
+    assert choose_width([Offer(steady(0.99, 31))], range(2, 33), stairs, always) == 32
 
 
 def test_an_unsure_draft_takes_a_short_step_of_the_staircase() -> None:
-    assert choose_width([Offer(31, 0.6)], range(2, 33), stairs, always) in (3, 4)
+    assert choose_width([Offer(steady(0.6, 31))], range(2, 33), stairs, always) in (3, 4)
 
 
 def test_what_the_ledger_forbids_is_not_taken() -> None:
-    assert choose_width([Offer(31, 0.99)], range(2, 33), stairs, lambda w: w <= 4) <= 4
+    assert choose_width([Offer(steady(0.99, 31))], range(2, 33), stairs, lambda w: w <= 4) <= 4
 
 
 def test_pending_tokens_are_fed_but_not_counted_as_gain() -> None:
     widths = [8]
-    assert choose_width([Offer(7, 0.9, num_pending=1)], widths, lambda w: 1 + 0.3 * (w - 1), always) == 8
-    assert choose_width([Offer(7, 0.9, num_pending=8)], widths, lambda w: 1 + 0.3 * (w - 1), always) == 1
+    assert (
+        choose_width([Offer(steady(0.9, 7), num_pending=1)], widths, lambda w: 1 + 0.3 * (w - 1), always) == 8
+    )
+    assert (
+        choose_width([Offer(steady(0.9, 7), num_pending=8)], widths, lambda w: 1 + 0.3 * (w - 1), always) == 1
+    )
 
 
 def test_acceptance_follows_what_comes_true() -> None:
@@ -82,6 +87,43 @@ def test_a_request_starts_where_earlier_ones_ended() -> None:
     for _ in range(200):
         first.learn(DRAFT, 1, 0)
     assert Acceptance(everyone).rate(DRAFT) < 0.3
+
+
+END = 9
+LINES = Draft((1, 2, END, 3, END, 4), "suffix", 2, 0.95)
+
+
+def test_a_copy_may_end_where_a_line_does() -> None:
+    acceptance = Acceptance(Tally(GLOBAL_DECAY), line_ends={END})
+    offer = acceptance.offer(LINES, 0.95)
+    assert offer.stops == (2, 4)
+    gains = [after - before for before, after in pairwise(offer.expected)]
+    chances = [after / before for before, after in pairwise([1.0, *gains])]
+    assert chances == pytest.approx([0.95, 0.95, 0.6, 0.95, 0.85, 0.95])
+    assert choose_width([offer], [3, 7], lambda w: 1 + 0.3 * (w - 1), always) == 3
+
+
+def test_whether_copies_end_with_the_first_line_is_learned_from_all_requests() -> None:
+    everyone = Tally(GLOBAL_DECAY)
+    for _ in range(50):
+        Acceptance(everyone, line_ends={END}).learn(LINES, 6, 2)
+    acceptance = Acceptance(everyone, line_ends={END})
+    first, second = (acceptance.offer(LINES, 0.95).expected[at] for at in (2, 3))
+    assert second - first < 0.2
+    assert acceptance.rate(LINES) > 0.95
+    # An answer that has gone beyond its first line is another case.
+    acceptance.pass_over([5, END])
+    first, second = (acceptance.offer(LINES, 0.95).expected[at] for at in (2, 3))
+    assert second - first > 0.7
+
+
+def test_a_line_s_end_is_nothing_special_in_what_is_no_copy() -> None:
+    acceptance = Acceptance(Tally(GLOBAL_DECAY), line_ends={END})
+    draft = Draft(LINES.tokens, "prediction", 0, 0.95)
+    assert acceptance.offer(draft, 0.95).expected == pytest.approx(steady(0.95, 6))
+    acceptance.learn(draft, 6, 2)
+    assert acceptance.offer(LINES, 0.95).stops == (2, 4)
+    assert acceptance.offer(draft, 0.9).stops == ()
 
 
 @given(
@@ -152,7 +194,10 @@ def simulate(right: Callable[[int], bool], num_tokens: int = 600) -> float:
     while at < num_tokens:
         rate = acceptance.rate(DRAFT)
         width = choose_width(
-            [Offer(31, rate)], range(2, 33), stairs, lambda w: ledger.allows(stairs(w), 1.0, has_draft=True)
+            [Offer(steady(rate, 31))],
+            range(2, 33),
+            stairs,
+            lambda w: ledger.allows(stairs(w), 1.0, has_draft=True),
         )
         accepted = next((i for i in range(width - 1) if not right(at + i)), width - 1)
         acceptance.learn(DRAFT, max(1, width - 1), accepted if width > 1 else int(right(at)))

@@ -147,9 +147,9 @@ def test_going_back_beyond_the_last_forward_raises() -> None:
     with pytest.raises(ValueError, match="row 0 holds 9 tokens and can go back to 9, not to 8"):
         rows.roll_back(0, 8)
     rows.forward_ragged([[5, 6, 7], [5]])
-    with pytest.raises(ValueError, match="row 0 holds 12 tokens and can go back to 10, not to 9"):
-        rows.roll_back(0, 9)
-    with pytest.raises(ValueError, match="row 1 holds 5 tokens and can go back to 5, not to 6"):
+    with pytest.raises(ValueError, match="row 0 holds 12 tokens and can go back to 9, not to 8"):
+        rows.roll_back(0, 8)
+    with pytest.raises(ValueError, match="row 1 holds 5 tokens and can go back to 4, not to 6"):
         rows.roll_back(1, 6)
     assert rows.roll_back(0, 11) == 9
     assert rows.roll_back(1, 5) == 5
