@@ -48,6 +48,22 @@ class DraftChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must be; every token of it is chosen among those that keep to this.
+
+    kind: what text is: a JSON schema, a regular expression, or a grammar in Lark's syntax, as llguidance
+        reads it.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+
+
+class GrammarError(ValueError):
+    """A grammar cannot be used; the message names what in it is at fault."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate. What it holds has been validated; the engine trusts it.
 
@@ -57,6 +73,8 @@ class GenerationRequest:
     stop: strings that end the answer and are not part of it.
     draft: how to draft. prediction: token ids of the answer that the client expects; often none.
     tenant: whose request it is; what others said is never drafted for it where tenants are kept apart.
+    grammar: what the answer must be. top_logprobs: how many alternatives to each token to tell, with its own
+        log probability; None for none of it.
     """
 
     id: str
@@ -67,6 +85,8 @@ class GenerationRequest:
     draft: DraftChoice = DraftChoice()
     prediction: tuple[int, ...] = ()
     tenant: str = ""
+    grammar: Grammar | None = None
+    top_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +144,28 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of the answer, and how likely it was: log of its probability at temperature 1, before filters.
+
+    piece: its own bytes; several tokens may make one character.
+    top: (token id, piece, logprob) of the likeliest tokens at its place, the likeliest first.
+    """
+
+    token: int
+    piece: bytes
+    logprob: float
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """Newly committed text. Never empty, never part of a character, never part of a stop string."""
+    """Newly committed text, never part of a character, never part of a stop string.
+
+    logprobs: of the tokens that brought it, where the request wants them. Without text only to bring those.
+    """
 
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
     is_terminal: ClassVar[bool] = False
 
 

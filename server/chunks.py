@@ -1,20 +1,21 @@
-"""The frames of a stream, with what they have in common serialised once."""
+"""OpenAI's completions and chat completions, whole and as chunks."""
 
 import secrets
+from collections.abc import Sequence
 
 from pydantic_core import to_json
 
-from engine.request import FinishReason
 from server.dialects import Dialect, Heading
 from server.errors import ApiError
+from server.parts import Answer, Part, TextPart
+from server.presenter import Events
 from server.responses import Choice, Timings, UsageBlock
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
 
 
-class ChunkWriter:
-    """Writes one response's chunks as server-sent events.
+class ChunkPresenter:
+    """Presents one request's answers as OpenAI does.
 
     wants_usage: as OpenAI does it, every chunk then has a usage field, null but in the last one.
     """
@@ -22,26 +23,51 @@ class ChunkWriter:
     def __init__(self, heading: Heading, dialect: Dialect, num_choices: int, wants_usage: bool) -> None:
         self._heading = heading
         self._dialect = dialect
+        self._num_choices = num_choices
+        self._wants_usage = wants_usage
         self._no_usage: dict[str, None] = {"usage": None} if wants_usage else {}
-        self._around_text = [self._split_at_text(index) for index in range(num_choices)]
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}
 
-    def openings(self) -> bytes:
+    def whole(self, answers: Sequence[Answer], usage: UsageBlock, timings: Timings) -> bytes:
+        """See Presenter."""
+        choices = [self._dialect.answer(index, answer) for index, answer in enumerate(answers)]
+        return self._heading.answer(self._dialect, choices, usage, timings).to_json()
+
+    def opening(self) -> bytes:
         """What stands before all text: the role, for each choice."""
-        choices = [self._dialect.opening(index) for index in range(len(self._around_text))]
+        choices = [self._dialect.opening(index) for index in range(self._num_choices)]
         return b"".join(self._chunk(choice) for choice in choices if choice is not None)
+
+    def parts(self, events: Events) -> bytes:
+        """See Presenter."""
+        return b"".join(self._part(index, part) for index, part in _joined(events))
+
+    def last(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
+        """See Presenter. The timings stand in the last chunk."""
+        *earlier, (index, end) = _joined(events)
+        frames = [self._part(*event) for event in earlier]
+        if self._wants_usage:
+            closing = self._heading.chunk(self._dialect, [], usage=usage, timings=timings)
+            frames += [self._part(index, end), _frame(closing.to_json())]
+        else:
+            frames.append(self._part(index, end, timings))
+        return b"".join(frames) + DONE
+
+    def error(self, fault: ApiError) -> bytes:
+        """See Presenter."""
+        return _frame(to_json(fault.body()))
 
     def text(self, index: int, text: str) -> bytes:
         """A piece of text. The one thing done for every token, so it serialises nothing but the text."""
+        if index not in self._around_text:
+            self._around_text[index] = self._split_at_text(index)
         before, after = self._around_text[index]
         return before + to_json(text) + after
 
-    def ending(self, index: int, reason: FinishReason, timings: Timings | None = None) -> bytes:
-        """The end of a choice. timings: given if nothing follows."""
-        return self._chunk(self._dialect.ending(index, reason), timings)
-
-    def usage(self, usage: UsageBlock, timings: Timings) -> bytes:
-        """The token counts, after which nothing follows."""
-        return _frame(self._heading.chunk(self._dialect, [], usage=usage, timings=timings).to_json())
+    def _part(self, index: int, part: Part, timings: Timings | None = None) -> bytes:
+        if isinstance(part, TextPart) and not part.logprobs:
+            return self.text(index, part.text)
+        return self._chunk(self._dialect.part(index, part), timings)
 
     def _chunk(self, choice: Choice, timings: Timings | None = None) -> bytes:
         closing: dict[str, Timings | None] = {} if timings is None else {"timings": timings}
@@ -49,13 +75,29 @@ class ChunkWriter:
 
     def _split_at_text(self, index: int) -> tuple[bytes, bytes]:
         mark = secrets.token_hex(16)
-        before, _, after = self._chunk(self._dialect.text(index, mark)).partition(to_json(mark))
+        before, _, after = self._chunk(self._dialect.part(index, TextPart(mark))).partition(to_json(mark))
         return before, after
 
 
-def error_frame(fault: ApiError) -> bytes:
-    """An error after the stream began; it is the last frame."""
-    return _frame(to_json(fault.body()))
+def _joined(events: Events) -> list[tuple[int, Part]]:
+    """Text of one choice that came while the loop was busy becomes one part; ends come where they came."""
+    joined: list[tuple[int, Part]] = []
+    texts: dict[int, list[TextPart]] = {}
+    for index, part in events:
+        if isinstance(part, TextPart):
+            texts.setdefault(index, []).append(part)
+            continue
+        if index in texts:
+            joined.append((index, _one(texts.pop(index))))
+        joined.append((index, part))
+    return joined + [(index, _one(parts)) for index, parts in texts.items()]
+
+
+def _one(parts: Sequence[TextPart]) -> TextPart:
+    if len(parts) == 1:
+        return parts[0]
+    logprobs = tuple(entry for part in parts for entry in part.logprobs)
+    return TextPart("".join(part.text for part in parts), logprobs)
 
 
 def _frame(json: bytes) -> bytes:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.request import FinishReason
+from server.parts import Answer, CallPart, EndPart, Part, ReasoningPart, TextPart
 from server.responses import (
     AssistantMessage,
     ChatChoice,
@@ -24,17 +24,14 @@ class Dialect(Protocol):
     answer_object: str
     chunk_object: str
 
-    def answer(self, index: int, text: str, reason: FinishReason) -> Choice:
+    def answer(self, index: int, answer: Answer) -> Choice:
         """A choice of a response that does not stream."""
 
     def opening(self, index: int) -> Choice | None:
-        """What a chunk says before a choice's first text, if anything."""
+        """What a chunk says before a choice's first part, if anything."""
 
-    def text(self, index: int, text: str) -> Choice:
-        """What a chunk says to add text."""
-
-    def ending(self, index: int, reason: FinishReason) -> Choice:
-        """What the chunk that ends a choice says."""
+    def part(self, index: int, part: Part) -> Choice:
+        """What a chunk says of a part."""
 
 
 class ChatDialect:
@@ -44,24 +41,26 @@ class ChatDialect:
     answer_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def answer(self, index: int, text: str, reason: FinishReason) -> Choice:
+    def answer(self, index: int, answer: Answer) -> Choice:
         """See Dialect."""
-        message = AssistantMessage(role="assistant", content=text, refusal=None)
-        return ChatChoice(index=index, message=message, logprobs=None, finish_reason=reason)
+        message = AssistantMessage(role="assistant", content=answer.text, refusal=None)
+        return ChatChoice(index=index, message=message, logprobs=None, finish_reason=answer.reason)
 
     def opening(self, index: int) -> Choice:
         """See Dialect."""
-        return self._part(index, Delta(role="assistant", content="", refusal=None), None)
+        delta = Delta(role="assistant", content="", refusal=None)
+        return ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=None)
 
-    def text(self, index: int, text: str) -> Choice:
+    def part(self, index: int, part: Part) -> Choice:
         """See Dialect."""
-        return self._part(index, Delta(content=text), None)
-
-    def ending(self, index: int, reason: FinishReason) -> Choice:
-        """See Dialect."""
-        return self._part(index, Delta(), reason)
-
-    def _part(self, index: int, delta: Delta, reason: FinishReason | None) -> Choice:
+        delta, reason = Delta(), None
+        match part:
+            case TextPart():
+                delta = Delta(content=part.text)
+            case EndPart():
+                reason = part.reason
+            case ReasoningPart() | CallPart():
+                raise NotImplementedError
         return ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=reason)
 
 
@@ -72,21 +71,19 @@ class CompletionDialect:
     answer_object = "text_completion"
     chunk_object = "text_completion"
 
-    def answer(self, index: int, text: str, reason: FinishReason) -> Choice:
+    def answer(self, index: int, answer: Answer) -> Choice:
         """See Dialect."""
-        return CompletionChoice(text=text, index=index, logprobs=None, finish_reason=reason)
+        return CompletionChoice(text=answer.text, index=index, logprobs=None, finish_reason=answer.reason)
 
     def opening(self, _index: int) -> None:
         """See Dialect."""
         return
 
-    def text(self, index: int, text: str) -> Choice:
-        """See Dialect."""
-        return CompletionChoice(text=text, index=index, logprobs=None, finish_reason=None)
-
-    def ending(self, index: int, reason: FinishReason) -> Choice:
-        """See Dialect."""
-        return CompletionChoice(text="", index=index, logprobs=None, finish_reason=reason)
+    def part(self, index: int, part: Part) -> Choice:
+        """See Dialect. There are only texts and ends: plain text is not read for anything else."""
+        text = part.text if isinstance(part, TextPart) else ""
+        reason = part.reason if isinstance(part, EndPart) else None
+        return CompletionChoice(text=text, index=index, logprobs=None, finish_reason=reason)
 
 
 @dataclass(frozen=True, slots=True)

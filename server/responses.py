@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from engine.request import FinishReason
+from server.parts import EndReason
 
 
 class PromptTokensDetails(BaseModel):
@@ -88,7 +88,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: None
-    finish_reason: FinishReason
+    finish_reason: EndReason
 
 
 class Delta(BaseModel):
@@ -105,7 +105,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: Delta
     logprobs: None
-    finish_reason: FinishReason | None
+    finish_reason: EndReason | None
 
 
 class CompletionChoice(BaseModel):
@@ -114,7 +114,7 @@ class CompletionChoice(BaseModel):
     text: str
     index: int
     logprobs: None
-    finish_reason: FinishReason | None
+    finish_reason: EndReason | None
 
 
 Choice = ChatChoice | ChatChunkChoice | CompletionChoice

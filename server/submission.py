@@ -37,7 +37,7 @@ class Submission:
         self._engine = engine
         self._post_office = post_office
         self._mailbox = Mailbox(silence_s)
-        self._texts: list[list[str]] = [[] for _ in orders]
+        self._kept: list[list[Delta]] = [[] for _ in orders]
         self._num_taken = 0
         self._failure: Failed | None = None
         self._has_client_left = False
@@ -81,11 +81,11 @@ class Submission:
             raise from_failure(self._failure)
         return events
 
-    async def answers(self) -> list[str]:
-        """Wait for all ends and return the texts. Raises as receive() does."""
+    async def answers(self) -> list[list[Delta]]:
+        """Wait for all ends and return what each choice said. Raises as receive() does."""
         while not self.is_complete:
             await self.receive()
-        return ["".join(text) for text in self._texts]
+        return self._kept
 
     @contextlib.asynccontextmanager
     async def watching(self, receive: Receive) -> AsyncIterator[None]:
@@ -137,6 +137,6 @@ class Submission:
     def _keep(self, index: int, event: Event) -> None:
         """Sink of a whole answer, on the engine's thread: the loop need not hear of every token."""
         if isinstance(event, Delta):
-            self._texts[index].append(event.text)
+            self._kept[index].append(event)
         else:
             self._post_office.post(self._mailbox, (index, event))

@@ -4,8 +4,11 @@ from fastapi import APIRouter, Request, Response
 
 from server.answers import respond
 from server.body import read_body
+from server.chunks import ChunkPresenter
 from server.dialects import CompletionDialect
+from server.headings import head
 from server.openapi import takes
+from server.parts import PlainReader
 from server.schemas import CompletionRequest
 from server.service import service_of
 
@@ -21,4 +24,6 @@ async def create_completion(request: Request) -> Response:
     service.check_ready()
     service.check_model(body.model)
     prompts = await service.prompts.encode_prompts(request, body)
-    return await respond(request, service, body, _DIALECT, prompts)
+    heading = head(request, service, body.model)
+    presenter = ChunkPresenter(heading, _DIALECT, body.n * len(prompts), body.wants_usage_chunk)
+    return await respond(request, service, body, presenter, prompts, PlainReader)

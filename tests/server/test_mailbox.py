@@ -1,12 +1,8 @@
 import asyncio
 import threading
 
-from engine.request import Delta, Finished, Usage
-from server.chunks import ChunkWriter
-from server.dialects import CompletionDialect, Heading
+from engine.request import Delta
 from server.mailbox import Mailbox, PostOffice
-from server.streams import write_events
-from tests.server.openai_shapes import stream_data
 
 NEVER_S = 1000
 
@@ -85,19 +81,3 @@ async def test_posting_to_a_loop_that_is_closed_does_not_raise():
     box = Mailbox(NEVER_S)
     PostOffice(loop).post(box, (0, Delta("a")))
     box.close()
-
-
-def test_text_of_one_choice_that_queued_up_becomes_one_chunk():
-    writer = ChunkWriter(Heading("1", 5, "m", "fp"), CompletionDialect(), num_choices=2, wants_usage=False)
-    events = [
-        (0, Delta("a")),
-        (1, Delta("x")),
-        (0, Delta("b")),
-        (0, Finished("stop", Usage())),
-        (1, Delta("y")),
-    ]
-    chunks = stream_data(write_events(writer, events).decode())
-    assert len(chunks) == 3
-    assert '"ab"' in chunks[0]
-    assert '"stop"' in chunks[1]
-    assert '"xy"' in chunks[2]

@@ -1,0 +1,87 @@
+"""A request's answers on their way from the engine, read into parts."""
+
+from collections.abc import Sequence
+
+from engine.request import Delta
+from server.logs import RequestRecord
+from server.parts import Answer, MakeReader, Part
+from server.report import count_usage, note_in_record, time_sequences
+from server.responses import Timings, UsageBlock
+from server.service import Service
+from server.submission import Submission
+
+
+class Generation:
+    """What was submitted, and a reader for each choice.
+
+    n: choices of each prompt.
+    """
+
+    def __init__(
+        self, service: Service, record: RequestRecord, submission: Submission, make_reader: MakeReader, n: int
+    ) -> None:
+        self.submission = submission
+        self._service = service
+        self._record = record
+        self._n = n
+        self._readers = [make_reader() for _ in submission.orders]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice came to a good end."""
+        return self.submission.is_complete
+
+    async def receive(self) -> list[tuple[int, Part]]:
+        """Wait for parts and return all there are; none after some silence.
+
+        Raises ApiError when a sequence failed, after what came before that was returned, and
+        ClientGoneError when the client has left.
+        """
+        parts: list[tuple[int, Part]] = []
+        while not parts:
+            events = await self.submission.receive()
+            for index, event in events:
+                reader = self._readers[index]
+                read = reader.read(event) if isinstance(event, Delta) else reader.end(event.reason)
+                parts += [(index, part) for part in read]
+            if not events:
+                break
+        return parts
+
+    async def answers(self) -> Sequence[Answer]:
+        """Wait for all ends. Raises as receive() does."""
+        said = await self.submission.answers()
+        answers = []
+        for index, reader in enumerate(self._readers):
+            answer = Answer()
+            for delta in said[index]:
+                for part in reader.read(delta):
+                    answer.add(part)
+            for part in reader.end(self.submission.finish_reasons[index]):
+                answer.add(part)
+            answers.append(answer)
+        return answers
+
+    def usage(self) -> UsageBlock:
+        """Token counts up to now."""
+        return count_usage(self.submission.orders, self.submission.ended, self._n)
+
+    def timings(self) -> Timings:
+        """What the answers took, once all have ended."""
+        ended = self.submission.ended
+        return time_sequences([ended[index] for index in range(len(self.submission.orders))])
+
+    async def close(self) -> None:
+        """Free what still runs, and note in the log record and the metrics how it all ended."""
+        submission, record = self.submission, self._record
+        has_failed = submission.has_failed
+        await submission.close()
+        note_in_record(record, submission.orders, submission.ended, self._n)
+        self._service.metrics.count_sequences(
+            submission.ended.values(), record.num_prompt_tokens, record.num_cached_tokens
+        )
+        if submission.is_complete:
+            reasons = submission.finish_reasons
+            record.finish_reason = " ".join(reasons[i] for i in range(len(submission.orders)))
+        else:
+            record.finish_reason = "error" if has_failed else "cancelled"

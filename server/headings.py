@@ -1,0 +1,20 @@
+"""What a response says of itself, whatever it answers."""
+
+import time
+
+from fastapi import Request
+
+from server.dialects import Heading
+from server.request_log import record_of
+from server.service import Service
+
+
+def head(request: Request, service: Service, model: str | None, service_tier: str | None = None) -> Heading:
+    """The heading of the response to this request. Raises ModelNotFoundError."""
+    return Heading(
+        id=record_of(request).id.removeprefix("req-"),
+        created=int(time.time()),
+        model=service.check_model(model),
+        system_fingerprint=service.fingerprint,
+        service_tier=service_tier,
+    )

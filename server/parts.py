@@ -1,0 +1,96 @@
+"""What an answer is made of, once the server has read the model's text.
+
+A reader turns one choice's text into parts as it comes; presenters (presenter.py) show them in the shapes of
+one API. So what is thinking, what is a call and what is content is decided once, for all of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from engine.request import Delta, FinishReason, TokenLogprob
+
+EndReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Content. logprobs: of the tokens that made it, if they were asked for."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """What the model thought before it answered."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """A whole call of a tool. arguments: JSON text of an object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndPart:
+    """The good end of a choice; nothing follows."""
+
+    reason: EndReason
+
+
+Part = TextPart | ReasoningPart | CallPart | EndPart
+
+
+class Reader(Protocol):
+    """Reads one choice."""
+
+    def read(self, delta: Delta) -> list[Part]:
+        """What can be said of the answer now; perhaps nothing yet."""
+
+    def end(self, reason: FinishReason) -> list[Part]:
+        """The rest, with an EndPart as the last."""
+
+
+MakeReader = Callable[[], Reader]
+
+
+class PlainReader:
+    """Takes all text for content."""
+
+    def read(self, delta: Delta) -> list[Part]:
+        """See Reader."""
+        return [TextPart(delta.text, delta.logprobs)]
+
+    def end(self, reason: FinishReason) -> list[Part]:
+        """See Reader."""
+        return [EndPart(reason)]
+
+
+@dataclass
+class Answer:
+    """The parts of one whole choice, put together."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[CallPart] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    reason: EndReason = "stop"
+
+    def add(self, part: Part) -> None:
+        """Take one more part."""
+        match part:
+            case TextPart():
+                self.text += part.text
+                self.logprobs += part.logprobs
+            case ReasoningPart():
+                self.reasoning += part.text
+            case CallPart():
+                self.calls.append(part)
+            case EndPart():
+                self.reason = part.reason
