@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from fastapi import Request, Response
 
+from engine.request import Grammar
 from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
 from server.generation import Generation
 from server.orders import make_orders
@@ -26,11 +27,14 @@ async def respond(
     prompts: Sequence[TokenIds],
     make_reader: MakeReader,
     prediction: TokenIds = (),
+    grammar: Grammar | None = None,
 ) -> Response:
     """Generate, and answer at once or as a stream. Raises ApiError while the status can still say so."""
     record = record_of(request)
     tenant = tenant_of(request, service.settings)
-    orders = make_orders(record.id, body, prompts, service.engine.info, service.settings, prediction, tenant)
+    orders = make_orders(
+        record.id, body, prompts, service.engine.info, service.settings, prediction, tenant, grammar
+    )
     submission = Submission(service.engine, service.post_office, orders, service.settings.keep_alive_s)
     generation = Generation(service, record, submission, make_reader, body.n)
     submission.start(is_streaming=body.stream)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from config.settings import Settings
-from engine.request import DraftType, GenerationRequest, ModelInfo, Sampling
+from engine.request import DraftType, GenerationRequest, Grammar, ModelInfo, Sampling
 from server.errors import BadRequestError
 from server.schemas import GenerationFields
 
@@ -21,10 +21,11 @@ def make_orders(
     settings: Settings,
     prediction: tuple[int, ...] = (),
     tenant: str = "",
+    grammar: Grammar | None = None,
 ) -> list[GenerationRequest]:
     """Make one order for each choice: all those of the first prompt, then of the next, as OpenAI counts them.
 
-    prediction, tenant: see GenerationRequest; the same for all choices.
+    prediction, tenant, grammar: see GenerationRequest; the same for all choices.
     Raises BadRequestError for what depends on the model or the settings: ids, lengths, n, draft type.
     """
     if body.n > settings.max_n:
@@ -61,6 +62,7 @@ def make_orders(
                     draft=body.draft.choice,
                     prediction=prediction,
                     tenant=tenant,
+                    grammar=grammar,
                 )
             )
     return orders

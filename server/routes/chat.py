@@ -2,13 +2,12 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.answers import respond
 from server.body import read_body
+from server.chat import answer_chat
 from server.chunks import ChunkPresenter
 from server.dialects import ChatDialect
 from server.headings import head
 from server.openapi import takes
-from server.parts import PlainReader
 from server.schemas import ChatRequest
 from server.service import service_of
 
@@ -23,8 +22,7 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatRequest)
     service.check_ready()
     service.check_model(body.model)
-    prompt, prediction = await service.prompts.encode_chat(request, body)
     # Whatever tier was asked for: there is one.
     heading = head(request, service, body.model, "default" if body.service_tier else None)
     presenter = ChunkPresenter(heading, _DIALECT, body.n, body.wants_usage_chunk)
-    return await respond(request, service, body, presenter, [prompt], PlainReader, prediction)
+    return await answer_chat(request, service, body, presenter)
