@@ -14,6 +14,8 @@ import mlx.core as mx
 
 from drafters.base import NO_DRAFT, Draft
 from engine.drafting import count_accepted
+from engine.grammar import Mask
+from engine.logprobs import Likelihood, measure
 from engine.rows import Rows
 from engine.sampling import Draw, Sampler
 
@@ -25,6 +27,7 @@ class Feed:
     pending: (p,) committed tokens that its cache lacks, p >= 1. draft: (k,) tokens of `source` to check.
     position: absolute index of the first token to be drawn, that is, how many are committed.
     num_wanted: tokens that the draft model is still to draft.
+    masks: (k + 1,) what the grammar allows at each drafted position and behind; empty without a grammar.
     """
 
     pending: Sequence[int]
@@ -32,6 +35,7 @@ class Feed:
     draft: Sequence[int] = ()
     source: Draft = NO_DRAFT
     num_wanted: int = 0
+    masks: Sequence[Mask] = ()
 
     @property
     def width(self) -> int:
@@ -39,9 +43,14 @@ class Feed:
         return len(self.pending) + len(self.draft)
 
 
-def run(rows: Rows, sampler: Sampler, feeds: Sequence[Feed]) -> list[list[int]]:
-    """One forward over all rows and one wait; returns for each row the tokens to commit, at least one.
+Committed = tuple[list[int], list[Likelihood | None]]
+"""Tokens that a row commits, and how likely each was if its request wants to know."""
 
+
+def run(rows: Rows, sampler: Sampler, feeds: Sequence[Feed], wanted: Sequence[int | None]) -> list[Committed]:
+    """One forward over all rows and one wait; returns what each row is to commit, at least one token.
+
+    wanted: for each row, see GenerationRequest.top_logprobs.
     feeds: one for each row, in their order. Afterwards the rows hold all that was fed: roll them back.
     Raises whatever the forward raises; the rows are then not to be used any more.
     """
@@ -51,14 +60,20 @@ def run(rows: Rows, sampler: Sampler, feeds: Sequence[Feed]) -> list[list[int]]:
     picked = []
     for row, feed in enumerate(feeds):
         picked.append(logits[row, len(feed.pending) - 1 : feed.width])
-        draws += [Draw(row, feed.draft[:at]) for at in range(len(feed.draft) + 1)]
+        masks: Sequence[Mask | None] = feed.masks or [None] * (len(feed.draft) + 1)
+        draws += [Draw(row, feed.draft[:at], mask) for at, mask in enumerate(masks)]
         positions += range(feed.position, feed.position + len(feed.draft) + 1)
     joined = picked[0] if len(picked) == 1 else mx.concatenate(picked)
-    sampled: list[int] = sampler.sample(joined, positions, draws).tolist()  # type: ignore[assignment]
-    committed: list[list[int]] = []
+    tokens = sampler.sample(joined, positions, draws)
+    measured = measure(joined, tokens, [wanted[draw.row] for draw in draws])
+    mx.eval(tokens, *(measured.arrays if measured else ()))
+    sampled: list[int] = tokens.tolist()  # type: ignore[assignment]
+    likelihoods: list[Likelihood | None] = measured.read() if measured else [None] * len(sampled)
+    committed: list[Committed] = []
     start = 0
     for feed in feeds:
         mine = sampled[start : start + len(feed.draft) + 1]
-        committed.append(mine[: count_accepted(feed.draft, mine) + 1])
+        num_kept = count_accepted(feed.draft, mine) + 1
+        committed.append((mine[:num_kept], likelihoods[start : start + num_kept]))
         start += len(mine)
     return committed

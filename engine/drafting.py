@@ -2,13 +2,14 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
 from engine.gate import GLOBAL_DECAY, Acceptance, Offer, Tally, expected_tokens
+from engine.grammar import Matcher
 from engine.ledger import Ledger
 from engine.request import DraftingReport, GenerationRequest
 
@@ -21,6 +22,9 @@ LOOKUPS = {
     "suffix": ("suffix",),
 }
 """Draft type -> the drafters that look text up, in the order in which they are asked."""
+
+GRAMMAR = "grammar"
+GRAMMAR_PRIOR = 0.97
 
 MODEL = "draft-model"
 MODEL_PRIOR = 0.7
@@ -53,6 +57,9 @@ class Verdict:
     doubt: float = 1.0
 
 
+SWITCHED_OFF = Verdict("plain", "drafting is switched off")
+
+
 class Drafting:
     """The drafters of a server, and what all requests have taught about them.
 
@@ -67,6 +74,7 @@ class Drafting:
         has_model: bool = False,
         line_ends: frozenset[int] = frozenset(),
     ) -> None:
+        self.can_draft = sources is not None
         self.sources = sources or DraftSources({}, lambda _: 0.0)
         self.settings = settings
         self.has_model = has_model
@@ -74,7 +82,7 @@ class Drafting:
         self.everyone = Tally(GLOBAL_DECAY)
         self._numbers = itertools.count()
 
-    def begin(self, request: GenerationRequest) -> "SequenceDrafts":
+    def begin(self, request: GenerationRequest, matcher: Matcher | None = None) -> "SequenceDrafts":
         """Choose a sequence's drafters and open them. A drafter that raises is left out."""
         s = self.settings
         verdict, names = self._choose(request)
@@ -87,6 +95,8 @@ class Drafting:
             next(self._numbers), limit, verdict, acceptance, Ledger(s.draft_overhead), drafters
         )
         drafts.uses_model = self.has_model and MODEL in names
+        if self.can_draft and verdict is not SWITCHED_OFF:
+            drafts.matcher = matcher
         drafts.open(request)
         return drafts
 
@@ -100,7 +110,7 @@ class Drafting:
         s = self.settings
         draft_type = request.draft.type or s.draft_type
         if draft_type == "none" or request.draft.max_tokens == 0:
-            return Verdict("plain", "drafting is switched off"), ()
+            return SWITCHED_OFF, ()
         first = ("prediction",) if request.prediction else ()
         if draft_type == MODEL:
             return Verdict(MODEL, "asked for by name"), (*first, MODEL)
@@ -127,6 +137,7 @@ class SequenceDrafts:
 
     seq: its number with the drafters. limit: most tokens of one draft.
     uses_model: whether the draft model may draft where the drafters have nothing worth its cost.
+    matcher: of the answer's grammar. Drafts keep to it, and what it leaves no choice about is a draft itself.
     """
 
     seq: int
@@ -136,6 +147,7 @@ class SequenceDrafts:
     ledger: Ledger
     drafters: list[Drafter]
     uses_model: bool = False
+    matcher: Matcher | None = None
     num_forwards: int = 0
     by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
     by_position: list[list[int]] = field(default_factory=list)
@@ -163,11 +175,7 @@ class SequenceDrafts:
         """
         self._shown = []
         best, best_rate = NO_DRAFT, 0.0
-        ask = Ask(self.seq, min(limit, self.limit))
-        for drafter in list(self.drafters):
-            draft = self._guard(drafter, partial(drafter.propose, ask))
-            if draft is None or not draft.tokens:
-                continue
+        for draft in self._drafts(min(limit, self.limit)):
             self._shown.append(draft)
             rate = self.acceptance.rate(draft)
             # Most drafts fail already at this.
@@ -178,6 +186,26 @@ class SequenceDrafts:
             if rate > best_rate:
                 best, best_rate = draft, rate
         return self.acceptance.offer(best, best_rate)
+
+    def _drafts(self, limit: int) -> Iterator[Draft]:
+        """All drafts there are now, in the order of preference; those of the drafters keep to the grammar."""
+        forced = self.matcher.forced()[:limit] if self.matcher else []
+        ask = Ask(self.seq, limit)
+        for drafter in list(self.drafters):
+            draft = self._guard(drafter, partial(drafter.propose, ask))
+            if draft is None:
+                continue
+            tokens = draft.tokens
+            if self.matcher:
+                tokens = list(tokens[: self.matcher.count_allowed(tokens)])
+                # One that goes on behind what must come is better than just that; another is worse.
+                if tokens[: len(forced)] != forced or len(tokens) == len(forced):
+                    continue
+                draft = replace(draft, tokens=tokens)
+            if tokens:
+                yield draft
+        if forced:
+            yield Draft(forced, GRAMMAR, 0, GRAMMAR_PRIOR)
 
     def observe(self, tokens: Sequence[int], verified: Draft = NO_DRAFT, num_offered: int = 0) -> None:
         """These tokens were committed; learn from every draft that was shown before them.
@@ -210,7 +238,7 @@ class SequenceDrafts:
 
     def close(self) -> None:
         """The sequence ended, or is to have no more drafts. Its counts can still be read."""
-        self.uses_model = False
+        self.uses_model, self.matcher = False, None
         for drafter in list(self.drafters):
             self._guard(drafter, partial(drafter.close, self.seq), is_closing=True)
         self.drafters.clear()

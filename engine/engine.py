@@ -17,6 +17,7 @@ from drafters.base import MemoryFileError
 from engine import memory
 from engine.costs import StepCosts
 from engine.drafting import DraftSources
+from engine.grammar import Grammars
 from engine.loading import (
     Load,
     LoadedModel,
@@ -32,6 +33,7 @@ from engine.request import (
     Event,
     Failed,
     GenerationRequest,
+    Grammar,
     ModelInfo,
     SharedMemoryError,
     Sink,
@@ -99,6 +101,7 @@ class Engine:
         self._fault: str | None = None
         self._num_live = 0
         self._loaded: LoadedModel | None = None
+        self._grammars: Grammars
         self._worker: Worker | None = None
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._started = threading.Event()
@@ -158,6 +161,10 @@ class Engine:
                 )
             self._num_live += 1
             self._inbox.put(_Submit(request, self._counted(sink)))
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Compile a grammar, so that a request with it starts at once. Raises GrammarError if that fails."""
+        self._grammars.check(grammar)
 
     def cancel(self, request_id: str) -> None:
         """End a request early; its sink gets Failed("cancelled"), unless it has ended or is unknown."""
@@ -261,6 +268,7 @@ class Engine:
         """Load the model and be ready; None if that failed, which start() then raises."""
         try:
             self._loaded = self._load(self._loading(self.settings.model_source))
+            self._grammars = Grammars(self._loaded.tokenizer)
             draft_name = self.settings.draft_model or "the draft model"
             draft = self._load_draft(self._loading(draft_name)) if self._load_draft else None
             self._worker = make_worker(
@@ -322,7 +330,8 @@ class Engine:
 
     def _take(self, worker: Worker, submitted: _Submit) -> None:
         try:
-            worker.submit(Sequence.of(submitted.request, submitted.sink, self.tokenizer))
+            sequence = Sequence.of(submitted.request, submitted.sink, self.tokenizer, self._grammars)
+            worker.submit(sequence)
         except Exception as fault:
             log.error("request %s cannot be taken", submitted.request.id, exc_info=True)
             submitted.sink(Failed("request", f"the request cannot be taken: {fault}"))

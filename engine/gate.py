@@ -16,7 +16,7 @@ GLOBAL_PRIOR_TOKENS = 15.0
 LINE_END = "line end"
 """Source of the buckets for copied line ends: 0, 1, 2, or 3 and more of them came before in this answer."""
 
-FRESH_SOURCES = frozenset({"draft-model", "prediction"})
+FRESH_SOURCES = frozenset({"draft-model", "grammar", "prediction"})
 """Drafts that are no copies of other text: they know themselves where a line is the last."""
 
 LINE_END_PRIORS = (0.6, 0.85, 0.93, 0.98)

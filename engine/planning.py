@@ -122,6 +122,11 @@ class Planner:
 
         return choose_width(offers, self._widths(offers, len(members)), step_s, is_allowed)
 
+    def without_drafts(self, members: Sequence["sequence.Sequence"], lengths: Sequence[int]) -> list[Feed]:
+        """The feeds of a step that checks nothing. See plan()."""
+        num_pending = [max(1, len(s.tokens) - length) for s, length in zip(members, lengths, strict=True)]
+        return [Feed(s.tokens[-num:], len(s.tokens)) for s, num in zip(members, num_pending, strict=True)]
+
     def without_inexact(self, feeds: Sequence[Feed]) -> list[Feed]:
         """In exact mode, drop all drafts if a forward would have a width that is not known to be exact.
 

@@ -73,8 +73,9 @@ class GenerationRequest:
     stop: strings that end the answer and are not part of it.
     draft: how to draft. prediction: token ids of the answer that the client expects; often none.
     tenant: whose request it is; what others said is never drafted for it where tenants are kept apart.
-    grammar: what the answer must be. top_logprobs: how many alternatives to each token to tell, with its own
-        log probability; None for none of it.
+    grammar: what the answer must be.
+    top_logprobs: how many alternatives to each token to tell, with its own log probability; None for none of
+        it. prompt_logprobs: the same of the prompt's tokens, in a first delta without text.
     """
 
     id: str
@@ -87,6 +88,7 @@ class GenerationRequest:
     tenant: str = ""
     grammar: Grammar | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +147,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of the answer, and how likely it was: log of its probability at temperature 1, before filters.
+    """A token, and how likely it was: log of its probability at temperature 1, as the model itself says.
 
+    logprob: None for the first token of a prompt.
     piece: its own bytes; several tokens may make one character.
     top: (token id, piece, logprob) of the likeliest tokens at its place, the likeliest first.
     """
 
     token: int
     piece: bytes
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[int, bytes, float], ...] = ()
 
 

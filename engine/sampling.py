@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.request import Sampling
 
@@ -117,6 +119,10 @@ class Sampler:
             )
         if self.bias is not None:
             logits = logits + self.bias[mine]
+        if any(draw.mask is not None for draw in draws):
+            free = np.ones(logits.shape[-1], np.bool_)
+            masks = np.stack([free if draw.mask is None else draw.mask for draw in draws])
+            logits = mx.where(mx.array(masks), logits, -mx.inf)
         if not self.random:
             return mx.argmax(logits, axis=-1)
         logits = logits / self.temperatures[mine]
@@ -131,10 +137,14 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One token to draw: for which row, after which drafted tokens that are not committed."""
+    """One token to draw: for which row, after which drafted tokens that are not committed.
+
+    mask: (vocabulary,) True where a token is allowed; None if all are.
+    """
 
     row: int
     drafted: Sequence[int] = ()
+    mask: NDArray[np.bool_] | None = None
 
 
 def keep_likely(logits: mx.array, top_k: mx.array, top_p: mx.array, min_p: mx.array) -> mx.array:

@@ -1,12 +1,15 @@
 """One request on its way through the engine."""
 
 import time
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from drafters.base import NO_DRAFT, Draft
 from engine.drafting import SequenceDrafts
+from engine.grammar import Grammars, Matcher
+from engine.logprobs import Likelihood
 from engine.request import (
     Delta,
     DraftingReport,
@@ -16,6 +19,7 @@ from engine.request import (
     FinishReason,
     GenerationRequest,
     Sink,
+    TokenLogprob,
     Usage,
 )
 from engine.rows import Caches
@@ -33,13 +37,15 @@ class Sequence:
     draft_caches, num_draft_computed: likewise for the draft model, if there is one and it may draft here.
     num_dispatched: answer tokens sampled so far, whether or not they have been read.
     drafts: its drafters, once it has joined the rows.
+    matcher: where the answer stands in its grammar, if it has one.
+    prompt_logprobs: likelihoods of the prompt's tokens that were computed, from its second one on.
     alone: it was in a step that failed, so it runs by itself until it is done or found guilty.
     """
 
     request: GenerationRequest
     sink: Sink
     text: AnswerText
-    eos_ids: frozenset[int]
+    tokenizer: Tokenizer
     submitted_at: float = field(default_factory=time.perf_counter)
     tokens: list[int] = field(default_factory=list)
     caches: Caches = field(default_factory=list)
@@ -50,6 +56,8 @@ class Sequence:
     num_dispatched: int = 0
     penalties: Penalties | None = None
     drafts: SequenceDrafts | None = None
+    matcher: Matcher | None = None
+    prompt_logprobs: list[Likelihood] = field(default_factory=list)
     alone: bool = False
     ended: bool = False
     admitted_at: float = 0.0
@@ -57,10 +65,18 @@ class Sequence:
     first_token_at: float = 0.0
 
     @classmethod
-    def of(cls, request: GenerationRequest, sink: Sink, tokenizer: Tokenizer) -> "Sequence":
-        """A sequence that has only its prompt."""
+    def of(
+        cls, request: GenerationRequest, sink: Sink, tokenizer: Tokenizer, grammars: Grammars
+    ) -> "Sequence":
+        """A sequence that has only its prompt. Raises GrammarError."""
         text = AnswerText(tokenizer, request.stop)
-        return cls(request, sink, text, tokenizer.eos_ids, tokens=list(request.prompt))
+        matcher = grammars.matcher(request.grammar) if request.grammar else None
+        return cls(request, sink, text, tokenizer, tokens=list(request.prompt), matcher=matcher)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end the answer."""
+        return self.tokenizer.eos_ids
 
     @property
     def num_answered(self) -> int:
@@ -91,6 +107,7 @@ class Sequence:
         """Forget all caches. What was committed stays, and the same tokens will follow it."""
         self.caches, self.num_computed, self.num_dispatched = [], 0, self.num_answered
         self.draft_caches, self.num_draft_computed = [], 0
+        self.prompt_logprobs.clear()
 
     def make_penalties(self, vocab_size: int) -> None:
         """Count its tokens for the penalties, if it has any. Its last token is counted when it is fed."""
@@ -105,29 +122,56 @@ class Sequence:
             if uncounted:
                 self.penalties.observe(mx.array(uncounted, mx.int32))
 
-    def commit(self, tokens: list[int], draft: Draft = NO_DRAFT, num_offered: int = 0) -> None:
+    def commit(
+        self,
+        tokens: list[int],
+        likelihoods: SequenceOf[Likelihood | None],
+        draft: Draft = NO_DRAFT,
+        num_offered: int = 0,
+    ) -> None:
         """Take one step's sampled tokens up to the end of the answer: detokenise, tell the drafters, emit.
 
+        likelihoods: of each token, None where nobody asked.
         draft, num_offered: what the step verified, and how many tokens of it.
         """
         if not self.num_answered:
             self.first_token_at = time.perf_counter()
         num_before, text = len(self.tokens), ""
         reason: FinishReason | None = None
-        for token in tokens:
+        logprobs: list[TokenLogprob] = []
+        for token, likelihood in zip(tokens, likelihoods, strict=True):
             self.tokens.append(token)
             if token not in self.eos_ids:
                 text += self.text.add(token)
+                # What completes a stop string is not said.
+                if likelihood is not None and not self.text.stopped:
+                    logprobs.append(self._logprob(token, likelihood))
             reason = self._reason(token)
             if reason:
                 break
         if self.drafts:
             self.drafts.num_forwards += 1
             self.drafts.observe(self.tokens[num_before:], draft, num_offered)
-        if text:
-            self.sink(Delta(text))
+        if self.matcher:
+            self.matcher.commit(self.tokens[num_before:])
+        if text or logprobs:
+            self.sink(Delta(text, tuple(logprobs)))
         if reason:
             self._finish(reason)
+
+    def emit_prompt_logprobs(self) -> None:
+        """Tell how likely the prompt's tokens were, once all are known; nothing if nobody asked."""
+        if not self.request.prompt_logprobs or self.num_answered:
+            return
+        first, *others = self.request.prompt
+        entries = [TokenLogprob(first, self.tokenizer.piece(first), None)]
+        entries += [self._logprob(t, found) for t, found in zip(others, self.prompt_logprobs, strict=True)]
+        self.sink(Delta("", tuple(entries)))
+
+    def _logprob(self, token: int, likelihood: Likelihood) -> TokenLogprob:
+        own, likeliest = likelihood
+        piece = self.tokenizer.piece
+        return TokenLogprob(token, piece(token), own, tuple((t, piece(t), value) for t, value in likeliest))
 
     def _reason(self, token: int) -> FinishReason | None:
         """Why the answer ends with this token, if it does."""

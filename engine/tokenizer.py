@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import llguidance.hf
+from llguidance import LLTokenizer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from engine.calls import WrittenCall, read_calls
+from engine.markers import Marker, Markers, ends_with
+
+LONGEST_OPENING = 16
+"""Most tokens at the end of a prompt that begin the thinking, white space after the marker among them."""
 
 
 class TemplateError(ValueError):
@@ -47,10 +55,74 @@ class Tokenizer:
         return frozenset(self.wrapped.eos_token_ids)
 
     @cached_property
+    def vocabulary(self) -> LLTokenizer:
+        """The vocabulary by its bytes, as grammars need it. Raises ValueError for unknown kinds."""
+        # Some tenths of a second for a large vocabulary.
+        inner = self.wrapped._tokenizer
+        return llguidance.hf.from_tokenizer(inner, n_vocab=self.vocab_size, eos_token=sorted(self.eos_ids))
+
+    def piece(self, token: int) -> bytes:
+        """A token's own bytes, which may be part of a character."""
+        return bytes(self.vocabulary.decode_bytes([token]))
+
+    @cached_property
     def line_ends(self) -> frozenset[int]:
         """Tokens whose text has a line break in it."""
         texts = self.backend.decode_batch([[token] for token in range(self.vocab_size)])
         return frozenset(token for token, text in enumerate(texts) if "\n" in text)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that steer and are no text, but for markers, which readers of the answer look for."""
+        marking = {token for marker in self.markers.all for token in marker.tokens}
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(token for token, entry in added.items() if entry.special) - marking
+
+    @cached_property
+    def markers(self) -> Markers:
+        """How the model marks its thinking and its calls, as far as mlx-lm knows."""
+        wrapped = self.wrapped
+        think_start, think_end = self._marker(wrapped.think_start), self._marker(wrapped.think_end)
+        separators = {text: None for text in wrapped.structural_markers}
+        for state, ways in wrapped.response_transitions.items():
+            for text, leads_to in ways:
+                if leads_to == "reasoning":
+                    think_start = self._marker(text)
+                elif state == "reasoning":
+                    think_end = self._marker(text)
+                if leads_to not in ("reasoning", "tool"):
+                    separators[text] = None
+        parser = wrapped.tool_parser
+        return Markers(
+            think_start,
+            think_end,
+            self._marker(wrapped.tool_call_start),
+            self._marker(wrapped.tool_call_end),
+            tuple(marker for text in separators if (marker := self._marker(text))),
+            "" if parser is None else parser.__module__.rpartition(".")[2],
+        )
+
+    def _marker(self, text: str | None) -> Marker | None:
+        return Marker(text, tuple(self.encode_answer(text))) if text else None
+
+    def opens_thinking(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends with the marker that begins the thinking."""
+        marker = self.markers.think_start
+        if marker is None:
+            return False
+        for end in range(len(prompt), max(0, len(prompt) - LONGEST_OPENING), -1):
+            if ends_with(prompt, marker.tokens, end):
+                return True
+            if self.decode(prompt[end - 1 : end]).strip():
+                break
+        return False
+
+    def parse_calls(self, text: str, tools: list[dict[str, Any]]) -> list[WrittenCall]:
+        """The calls in what stands between the markers; none if it cannot be read. On any thread.
+
+        tools: those of the request in OpenAI's form.
+        """
+        return [] if self.wrapped.tool_parser is None else read_calls(self.wrapped.tool_parser, text, tools)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, with the beginning-of-sequence token where the model wants one."""

@@ -10,7 +10,7 @@ Without prompts to prefill or prefixes to keep, one read is the only wait of a t
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -22,6 +22,7 @@ from engine.draft_model import DraftModel
 from engine.drafted_step import Feed
 from engine.drafting import Drafting
 from engine.loading import LoadedModel
+from engine.logprobs import Likelihood, Likelihoods, measure
 from engine.planning import Planner
 from engine.prefix_cache import PrefixCache
 from engine.request import Failed
@@ -32,16 +33,23 @@ from engine.sequence import Sequence
 log = logging.getLogger("reprise.engine")
 
 CLEAR_EVERY_STEPS = 256
+PROMPT_LOGPROBS_CHUNK = 128
+"""Most tokens of a prompt at once where all their logits are needed: a vocabulary's size each."""
+
 LARGEST_STEP = 2.0
 """A step is charged at most so many times its cost: a pause of the machine is nobody's debt."""
 
 
 @dataclass
 class Step:
-    """A dispatched decode step: who took part, in row order, and their (rows,) tokens, not yet read."""
+    """A dispatched decode step: who took part, in row order, and their (rows,) tokens, not yet read.
+
+    measured: how likely the tokens are, if anybody wants to know.
+    """
 
     members: list[Sequence]
     tokens: mx.array
+    measured: Likelihoods | None
 
 
 class Worker:
@@ -181,7 +189,9 @@ class Worker:
                 return
             self.prefilling.append(self.waiting.popleft())
             try:
-                found = self.prefix_cache.find(sequence.tokens) if self.prefix_cache is not None else None
+                # Whoever wants the prompt's log probabilities needs all of it computed.
+                cache = None if sequence.request.prompt_logprobs else self.prefix_cache
+                found = cache.find(sequence.tokens) if cache is not None else None
                 sequence.admit(*(found or (make_caches(self.model, self.settings.kv_bits), 0)))
                 if self.draft_model and self.drafting.may_ask_model(sequence.request):
                     sequence.draft_caches = self.draft_model.make_caches()
@@ -200,11 +210,12 @@ class Worker:
                 sequence.penalties.observe(self.feed[row : row + 1])
         logits = self.rows.forward(self.feed[:, None])[:, -1]
         tokens = self._sampler().sample(logits, [s.next_position for s in self.members])
-        mx.async_eval(tokens)
+        measured = measure(logits, tokens, [s.request.top_logprobs for s in self.members])
+        mx.async_eval(tokens, *(measured.arrays if measured else ()))
         for sequence in self.members:
             sequence.num_dispatched += 1
         self.feed = tokens
-        self.unread = Step(list(self.members), tokens)
+        self.unread = Step(list(self.members), tokens, measured)
 
     def _sampler(self) -> Sampler:
         if self.sampler is None:
@@ -213,7 +224,17 @@ class Worker:
         return self.sampler
 
     def _plan(self) -> list[Feed]:
-        return self.planner.plan(self.members, self.rows.lengths) if self.members else []
+        """What a wide step would feed, empty if a plain one is better.
+
+        A grammar has to know a token before it can say which may be next: with one among the rows no step
+        is dispatched before the last one was read.
+        """
+        if not self.members:
+            return []
+        feeds = self.planner.plan(self.members, self.rows.lengths)
+        if not feeds and any(s.matcher for s in self.members):
+            return self.planner.without_drafts(self.members, self.rows.lengths)
+        return feeds
 
     def _run_wide(self, feeds: list[Feed]) -> bool:
         """Verify drafts: one forward, one wait, commit, roll back; False if it failed."""
@@ -225,8 +246,10 @@ class Worker:
             if self.draft_model:
                 self.draft_model.fill_in(feeds, [s.tokens for s in members], self._sampler())
                 feeds = self.planner.without_inexact(feeds)
-            committed = drafted_step.run(self.rows, self._sampler(), feeds)
-            for row, (feed, tokens) in enumerate(zip(feeds, committed, strict=True)):
+            feeds = [self._masked(s, feed) for s, feed in zip(members, feeds, strict=True)]
+            wanted = [s.request.top_logprobs for s in members]
+            committed = drafted_step.run(self.rows, self._sampler(), feeds, wanted)
+            for row, (feed, (tokens, _)) in enumerate(zip(feeds, committed, strict=True)):
                 self.rows.roll_back(row, held[row] + len(feed.pending) + len(tokens) - 1)
         except Exception as fault:
             self._start_over(self._without_drafts(feeds, fault), fault)
@@ -235,15 +258,29 @@ class Worker:
         num_modelled = max(feed.num_wanted for feed in feeds)
         plain_s = self.planner.plain_s(len(members))
         expected_s = self.planner.step_s(widths) + self.planner.model_s(len(members), num_modelled)
-        shape = None if num_modelled else (len(members), max(widths))
+        # A step of width 1 is here for a grammar's sake: unlike plain ones, it was not dispatched ahead.
+        shape = None if num_modelled or max(widths) == 1 else (len(members), max(widths))
         taken_s = min(self.clock.lap(shape) or expected_s, LARGEST_STEP * expected_s)
-        for sequence, feed, tokens in zip(members, feeds, committed, strict=True):
+        if max(widths) == 1:
+            taken_s = plain_s
+        for sequence, feed, (tokens, likelihoods) in zip(members, feeds, committed, strict=True):
             if sequence.drafts:
                 sequence.drafts.ledger.charge(taken_s, plain_s, len(tokens))
-            self._commit(sequence, tokens, feed.source, len(feed.draft))
+            self._commit(sequence, tokens, likelihoods, feed.source, len(feed.draft))
             sequence.num_dispatched = sequence.num_answered
         self.feed = mx.array([s.tokens[-1] for s in members])
         return True
+
+    def _masked(self, sequence: Sequence, feed: Feed) -> Feed:
+        """The feed with its grammar's masks, without what the grammar forbids. A fault there is its own."""
+        if sequence.matcher is None or sequence.ended:
+            return feed
+        try:
+            draft = feed.draft[: sequence.matcher.count_allowed(feed.draft)]
+            return replace(feed, draft=draft, masks=sequence.matcher.masks(draft))
+        except Exception as fault:
+            self._fail(sequence, fault)
+            return replace(feed, draft=(), source=NO_DRAFT)
 
     def _without_drafts(self, feeds: list[Feed], fault: Exception) -> list[Sequence]:
         """End drafting for those who had drafts in a failed step; returns whom to suspect, if none had."""
@@ -255,12 +292,17 @@ class Worker:
         return [] if drafted else list(self.members)
 
     def _commit(
-        self, sequence: Sequence, tokens: list[int], draft: Draft = NO_DRAFT, num_offered: int = 0
+        self,
+        sequence: Sequence,
+        tokens: list[int],
+        likelihoods: list[Likelihood | None],
+        draft: Draft = NO_DRAFT,
+        num_offered: int = 0,
     ) -> None:
         if sequence.ended:
             return
         try:
-            sequence.commit(tokens, draft, num_offered)
+            sequence.commit(tokens, likelihoods, draft, num_offered)
         except Exception as fault:
             self._fail(sequence, fault)
 
@@ -288,8 +330,12 @@ class Worker:
         # One chunk in flight per prompt: a cancelled prompt stops within a chunk.
         settle(sequence.caches)
         end = len(sequence.tokens) - 1
+        if sequence.request.prompt_logprobs:
+            chunk = min(chunk, PROMPT_LOGPROBS_CHUNK)
         if part := sequence.tokens[sequence.num_computed : min(sequence.num_computed + chunk, end)]:
-            self.model(mx.array(part)[None], cache=sequence.caches)
+            logits = self.model(mx.array(part)[None], cache=sequence.caches)
+            if sequence.request.prompt_logprobs:
+                self._measure_prompt(sequence, logits[0])
             dispatch(sequence.caches)
             sequence.num_computed += len(part)
         start = sequence.num_draft_computed
@@ -306,10 +352,19 @@ class Worker:
             log.warning("request %s goes on without the draft model: %s", sequence.request.id, fault)
             sequence.draft_caches, sequence.num_draft_computed = [], 0
 
+    def _measure_prompt(self, sequence: Sequence, logits: mx.array) -> None:
+        """Read how likely the tokens behind those of a chunk were. logits: (chunk, vocabulary)."""
+        start = sequence.num_computed + 1
+        follows = sequence.tokens[start : start + logits.shape[0]]
+        wanted = [sequence.request.top_logprobs or 0] * len(follows)
+        likelihoods = Likelihoods(logits, mx.array(follows), wanted).read()
+        sequence.prompt_logprobs += [one for one in likelihoods if one is not None]
+
     def _join(self, sequence: Sequence) -> None:
         """A prefilled sequence becomes the last row; its last token is fed by the next step."""
         sequence.make_penalties(self.vocab_size)
-        sequence.drafts = sequence.drafts or self.drafting.begin(sequence.request)
+        sequence.drafts = sequence.drafts or self.drafting.begin(sequence.request, sequence.matcher)
+        sequence.emit_prompt_logprobs()
         try:
             self.rows.add(sequence.caches, sequence.num_computed)
             if self.draft_model:
@@ -336,15 +391,16 @@ class Worker:
         """Wait for a step's tokens and commit them; False if the step turns out to have failed."""
         try:
             tokens: list[int] = step.tokens.tolist()  # type: ignore[assignment]
+            likelihoods = step.measured.read() if step.measured else [None] * len(tokens)
         except Exception as fault:
             self._start_over(step.members, fault)
             return False
         self.clock.lap((len(step.members), 1))
         plain_s = self.planner.plain_s(len(step.members))
-        for sequence, token in zip(step.members, tokens, strict=True):
+        for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
             if sequence.drafts:
                 sequence.drafts.ledger.charge(plain_s, plain_s, 1)
-            self._commit(sequence, [token])
+            self._commit(sequence, [token], [likelihood])
         return True
 
     def _start_over(self, suspects: list[Sequence], fault: Exception) -> None:

@@ -1,0 +1,42 @@
+"""How likely tokens were: log probabilities at temperature 1, before penalties, bias, grammar and filters."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+
+Likelihood = tuple[float, list[tuple[int, float]]]
+"""A token's own log probability, and (token id, log probability) of the likeliest, the likeliest first."""
+
+
+class Likelihoods:
+    """Those of one step's draws that want it. On the device until they are read."""
+
+    def __init__(self, logits: mx.array, tokens: mx.array, wanted: Sequence[int | None]) -> None:
+        """logits: (draws, vocabulary). tokens: (draws,) drawn. wanted: alternatives to each, or None."""
+        self._wanted = wanted
+        self._draws = [draw for draw, num in enumerate(wanted) if num is not None]
+        picked = mx.array(self._draws)
+        logits = logits[picked].astype(mx.float32)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        self.arrays = [mx.take_along_axis(logprobs, tokens[picked][:, None], axis=-1)[:, 0]]
+        if most := min(max(num or 0 for num in wanted), logits.shape[-1]):
+            ids = mx.argpartition(-logprobs, most - 1, axis=-1)[:, :most]
+            self.arrays += [ids, mx.take_along_axis(logprobs, ids, axis=-1)]
+
+    def read(self) -> list[Likelihood | None]:
+        """One for each draw, None for those that do not want it. Waits."""
+        own, *top = cast("list[list[Any]]", [array.tolist() for array in self.arrays])
+        found: list[Likelihood | None] = [None] * len(self._wanted)
+        for at, draw in enumerate(self._draws):
+            num = self._wanted[draw] or 0
+            pairs = zip(top[0][at], top[1][at], strict=True) if top else ()
+            # Several may tie: the lower id goes first, whatever the order in which they were found.
+            likeliest = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:num]
+            found[draw] = own[at], likeliest
+        return found
+
+
+def measure(logits: mx.array, tokens: mx.array, wanted: Sequence[int | None]) -> Likelihoods | None:
+    """See Likelihoods; None if nobody wants any."""
+    return Likelihoods(logits, tokens, wanted) if any(num is not None for num in wanted) else None
