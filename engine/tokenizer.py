@@ -83,7 +83,7 @@ class Tokenizer:
         """How the model marks its thinking and its calls, as far as mlx-lm knows."""
         wrapped = self.wrapped
         think_start, think_end = self._marker(wrapped.think_start), self._marker(wrapped.think_end)
-        separators = {text: None for text in wrapped.structural_markers}
+        separators = dict.fromkeys(wrapped.structural_markers)
         for state, ways in wrapped.response_transitions.items():
             for text, leads_to in ways:
                 if leads_to == "reasoning":

@@ -71,3 +71,24 @@ def test_a_stop_across_token_edges_is_found(tokenizer: Tokenizer) -> None:
 def test_special_tokens_are_not_text(tokenizer: Tokenizer) -> None:
     answer = AnswerText(tokenizer, [])
     assert "".join(answer.add(token) for token in tokenizer.encode("one<|im_end|>two")) == "onetwo"
+
+
+def test_markers_of_calls_are_text_though_they_are_special_tokens(tokenizer: Tokenizer) -> None:
+    said = 'Sure.<tool_call>\n{"name": "ż😀", "arguments": {}}\n</tool_call> Done<|im_end|>.'
+    answer = AnswerText(tokenizer, [])
+    assert "".join(answer.add(token) for token in tokenizer.encode(said)) == said.replace("<|im_end|>", "")
+
+
+def test_within_a_call_all_special_tokens_are_text(tokenizer: Tokenizer) -> None:
+    said = "a<|im_start|>b<tool_call>c<|im_start|>d</tool_call>e<|im_start|>f"
+    answer = AnswerText(tokenizer, [])
+    sent = "".join(answer.add(token) for token in tokenizer.encode(said))
+    assert sent == "ab<tool_call>c<|im_start|>d</tool_call>ef"
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("ab ż😀\n<>"), max_size=12), st.text(max_size=8))
+def test_a_marker_leaves_the_text_around_it_as_it_is(tokenizer: Tokenizer, before: str, after: str) -> None:
+    answer = AnswerText(tokenizer, [])
+    tokens = tokenizer.encode(before) + tokenizer.encode("<tool_call>") + tokenizer.encode(after)
+    assert "".join(answer.add(token) for token in tokens) + answer.finish() == tokenizer.decode(tokens)
