@@ -177,11 +177,13 @@ class Finished:
     """The good end of a sequence.
 
     tokens: ids of the whole answer, with the end-of-answer token if it came.
+    stop: the stop string that ended it, if one did.
     """
 
     reason: FinishReason
     usage: Usage
     tokens: tuple[int, ...] = ()
+    stop: str | None = None
     is_terminal: ClassVar[bool] = True
 
 

@@ -200,7 +200,9 @@ class Sequence:
     def _finish(self, reason: FinishReason) -> None:
         if not self.text.stopped and (rest := self.text.finish()):
             self.sink(Delta(rest))
-        self._end(Finished(reason, self.usage(), tuple(self.tokens[len(self.request.prompt) :])))
+        self._end(
+            Finished(reason, self.usage(), tuple(self.tokens[len(self.request.prompt) :]), self.text.stop)
+        )
 
     def _end(self, event: Event) -> None:
         if not self.ended:

@@ -19,17 +19,23 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = stops
         self.held = ""
-        self.stopped = False
+        self.matched: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has come."""
+        return self.matched is not None
 
     def feed(self, text: str) -> str:
-        """Take more text; returns what may be sent. After a match, stopped is set and nothing follows."""
+        """Take more text; returns what may be sent. After a match, matched is set and nothing follows."""
         if not self.stops or self.stopped:
             return "" if self.stopped else text
         text = self.held + text
-        matches = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
+        matches = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
         if matches:
-            self.stopped, self.held = True, ""
-            return text[: min(matches)[1]]
+            _, at, self.matched = min(matches)
+            self.held = ""
+            return text[:at]
         longest = max(map(len, self.stops)) - 1
         start = next(
             (at for at in range(max(0, len(text) - longest), len(text)) if self._could_begin(text[at:])),
@@ -68,6 +74,11 @@ class AnswerText:
     def stopped(self) -> bool:
         """Whether a stop string has come."""
         return self._matcher.stopped
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that has come."""
+        return self._matcher.matched
 
     def add(self, token: int) -> str:
         """Take one token; returns the text that may be sent now, often all of it, sometimes none."""

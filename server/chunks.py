@@ -33,7 +33,7 @@ class ChunkPresenter:
         choices = [self._dialect.answer(index, answer) for index, answer in enumerate(answers)]
         return self._heading.answer(self._dialect, choices, usage, timings).to_json()
 
-    def opening(self) -> bytes:
+    def opening(self, _usage: UsageBlock) -> bytes:
         """What stands before all text: the role, for each choice."""
         choices = [self._dialect.opening(index) for index in range(self._num_choices)]
         return b"".join(self._chunk(choice) for choice in choices if choice is not None)

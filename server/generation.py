@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from engine.request import Delta
 from server.logs import RequestRecord
-from server.parts import Answer, MakeReader, Part
+from server.parts import Answer, EndPart, MakeReader, Part
 from server.report import count_usage, note_in_record, time_sequences
 from server.responses import Timings, UsageBlock
 from server.service import Service
@@ -41,8 +41,7 @@ class Generation:
         while not parts:
             events = await self.submission.receive()
             for index, event in events:
-                reader = self._readers[index]
-                read = reader.read(event) if isinstance(event, Delta) else reader.end(event.reason)
+                read = self._readers[index].read(event) if isinstance(event, Delta) else self._end(index)
                 parts += [(index, part) for part in read]
             if not events:
                 break
@@ -57,10 +56,17 @@ class Generation:
             for delta in said[index]:
                 for part in reader.read(delta):
                     answer.add(part)
-            for part in reader.end(self.submission.finish_reasons[index]):
+            for part in self._end(index):
                 answer.add(part)
             answers.append(answer)
         return answers
+
+    def _end(self, index: int) -> list[Part]:
+        """The last parts of a choice. Readers know of text alone, so the stop string is told here."""
+        *earlier, end = self._readers[index].end(self.submission.finish_reasons[index])
+        if isinstance(end, EndPart) and end.reason == "stop":
+            end = EndPart("stop", self.submission.stops[index])
+        return [*earlier, end]
 
     def usage(self) -> UsageBlock:
         """Token counts up to now."""

@@ -39,9 +39,10 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True)
 class EndPart:
-    """The good end of a choice; nothing follows."""
+    """The good end of a choice; nothing follows. stop: the stop string that ended it, if one did."""
 
     reason: EndReason
+    stop: str | None = None
 
 
 Part = TextPart | ReasoningPart | CallPart | EndPart
@@ -81,6 +82,7 @@ class Answer:
     calls: list[CallPart] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     reason: EndReason = "stop"
+    stop: str | None = None
 
     def add(self, part: Part) -> None:
         """Take one more part."""
@@ -93,4 +95,4 @@ class Answer:
             case CallPart():
                 self.calls.append(part)
             case EndPart():
-                self.reason = part.reason
+                self.reason, self.stop = part.reason, part.stop

@@ -19,8 +19,8 @@ class Presenter(Protocol):
     def whole(self, answers: Sequence[Answer], usage: UsageBlock, timings: Timings) -> bytes:
         """The JSON of a response that does not stream. answers: one for each choice."""
 
-    def opening(self) -> bytes:
-        """The frames before any part."""
+    def opening(self, usage: UsageBlock) -> bytes:
+        """The frames before any part. usage: of which only the prompt's tokens are known yet."""
 
     def parts(self, events: Events) -> bytes:
         """The frames for parts that came together; never empty."""

@@ -35,7 +35,7 @@ async def write_frames(generation: Generation, presenter: Presenter, first: Even
 
     first: what was received before the headers went out; empty if that was silence.
     """
-    frame = presenter.opening()
+    frame = presenter.opening(generation.usage())
     events = first
     try:
         while not generation.is_complete:

@@ -21,7 +21,7 @@ class Submission:
 
     orders: one for each choice, by index.
     ended: usage of the sequences that came to an end, good or bad, by index.
-    finish_reasons: of those that came to a good one.
+    finish_reasons, stops: of those that came to a good one, and the stop string where one ended it.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Submission:
         self.orders = orders
         self.ended: dict[int, Usage] = {}
         self.finish_reasons: dict[int, FinishReason] = {}
+        self.stops: dict[int, str | None] = {}
         self._engine = engine
         self._post_office = post_office
         self._mailbox = Mailbox(silence_s)
@@ -122,6 +123,7 @@ class Submission:
                 events.append((index, event))
                 if isinstance(event, Finished):
                     self.finish_reasons[index] = event.reason
+                    self.stops[index] = event.stop
         return events
 
     async def _watch(self, receive: Receive) -> None:

@@ -30,6 +30,8 @@ def test_stops_cut_at_the_same_place_however_text_is_dealt_out(pieces: list[str]
         sent += matcher.feed(piece)
         assert whole.startswith(sent)
     assert sent + matcher.flush() == whole
+    assert ("".join(pieces)).startswith(whole + (matcher.matched or ""))
+    assert matcher.stopped == (whole != "".join(pieces))
 
 
 def test_only_what_could_begin_a_stop_is_held_back() -> None:
@@ -65,7 +67,7 @@ def test_a_stop_across_token_edges_is_found(tokenizer: Tokenizer) -> None:
     answer = AnswerText(tokenizer, ["dge la"])
     sent = "".join(answer.add(token) for token in tokenizer.encode("a bridge lantern") if not answer.stopped)
     assert sent == "a bri"
-    assert answer.stopped
+    assert answer.stop == "dge la"
 
 
 def test_special_tokens_are_not_text(tokenizer: Tokenizer) -> None:
