@@ -22,7 +22,7 @@ def entries(answer: Answer) -> list[TokenLogprob]:
 
 
 def asked(temperature: float) -> list[GenerationRequest]:
-    """Requests that want 3, 0, no and 5 alternatives; the penalties must not show in the log probabilities."""
+    """Requests that want 3, 0, no and 5 alternatives."""
     return [
         dataclasses.replace(
             request(prompt_of(8 + 9 * i, i), 24, name=str(i), temperature=temperature, seed=i),
