@@ -45,6 +45,11 @@ def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
         raise BadRequestError(f"The body is not valid JSON: {fault}.", code="invalid_json") from None
     if not isinstance(given, dict):
         raise BadRequestError("The body must be a JSON object.", code="invalid_type")
+    return validated(given, model)
+
+
+def validated(given: dict[str, Any], model: type[ModelT]) -> ModelT:
+    """Make the model of what was parsed. Raises BadRequestError for the first thing that is wrong."""
     try:
         return model.model_validate(given)
     except ValidationError as fault:
