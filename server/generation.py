@@ -1,10 +1,11 @@
 """A request's answers on their way from the engine, read into parts."""
 
+import time
 from collections.abc import Sequence
 
 from engine.request import Delta
 from server.logs import RequestRecord
-from server.parts import Answer, EndPart, MakeReader, Part
+from server.parts import Answer, MakeReader, Part
 from server.report import count_usage, note_in_record, time_sequences
 from server.responses import Timings, UsageBlock
 from server.service import Service
@@ -32,18 +33,20 @@ class Generation:
         return self.submission.is_complete
 
     async def receive(self) -> list[tuple[int, Part]]:
-        """Wait for parts and return all there are; none after some silence.
+        """Wait for parts and return all there are; none after some silence, be it that of a long call.
 
         Raises ApiError when a sequence failed, after what came before that was returned, and
         ClientGoneError when the client has left.
         """
         parts: list[tuple[int, Part]] = []
+        give_up_at = time.monotonic() + self._service.settings.keep_alive_s
         while not parts:
             events = await self.submission.receive()
             for index, event in events:
-                read = self._readers[index].read(event) if isinstance(event, Delta) else self._end(index)
+                reader = self._readers[index]
+                read = reader.read(event) if isinstance(event, Delta) else reader.end(event)
                 parts += [(index, part) for part in read]
-            if not events:
+            if not events or time.monotonic() > give_up_at:
                 break
         return parts
 
@@ -56,21 +59,15 @@ class Generation:
             for delta in said[index]:
                 for part in reader.read(delta):
                     answer.add(part)
-            for part in self._end(index):
+            for part in reader.end(self.submission.finished[index]):
                 answer.add(part)
             answers.append(answer)
         return answers
 
-    def _end(self, index: int) -> list[Part]:
-        """The last parts of a choice. Readers know of text alone, so the stop string is told here."""
-        *earlier, end = self._readers[index].end(self.submission.finish_reasons[index])
-        if isinstance(end, EndPart) and end.reason == "stop":
-            end = EndPart("stop", self.submission.stops[index])
-        return [*earlier, end]
-
     def usage(self) -> UsageBlock:
         """Token counts up to now."""
-        return count_usage(self.submission.orders, self.submission.ended, self._n)
+        num_reasoning = sum(reader.num_reasoning_tokens for reader in self._readers)
+        return count_usage(self.submission.orders, self.submission.ended, self._n, num_reasoning)
 
     def timings(self) -> Timings:
         """What the answers took, once all have ended."""
@@ -87,7 +84,7 @@ class Generation:
             submission.ended.values(), record.num_prompt_tokens, record.num_cached_tokens
         )
         if submission.is_complete:
-            reasons = submission.finish_reasons
-            record.finish_reason = " ".join(reasons[i] for i in range(len(submission.orders)))
+            finished = submission.finished
+            record.finish_reason = " ".join(finished[i].reason for i in range(len(submission.orders)))
         else:
             record.finish_reason = "error" if has_failed else "cancelled"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from engine.request import Delta, FinishReason, TokenLogprob
+from engine.request import Delta, Finished, TokenLogprob
 
 EndReason = Literal["stop", "length", "tool_calls"]
 
@@ -30,11 +30,12 @@ class ReasoningPart:
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """A whole call of a tool. arguments: JSON text of an object."""
+    """A whole call of a tool. arguments: JSON text of an object. index: how many calls came before it."""
 
     id: str
     name: str
     arguments: str
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,14 @@ Part = TextPart | ReasoningPart | CallPart | EndPart
 
 
 class Reader(Protocol):
-    """Reads one choice."""
+    """Reads one choice. num_reasoning_tokens: of the answer's tokens, known once it has ended."""
+
+    num_reasoning_tokens: int
 
     def read(self, delta: Delta) -> list[Part]:
         """What can be said of the answer now; perhaps nothing yet."""
 
-    def end(self, reason: FinishReason) -> list[Part]:
+    def end(self, finished: Finished) -> list[Part]:
         """The rest, with an EndPart as the last."""
 
 
@@ -64,13 +67,15 @@ MakeReader = Callable[[], Reader]
 class PlainReader:
     """Takes all text for content."""
 
+    num_reasoning_tokens = 0
+
     def read(self, delta: Delta) -> list[Part]:
         """See Reader."""
         return [TextPart(delta.text, delta.logprobs)]
 
-    def end(self, reason: FinishReason) -> list[Part]:
+    def end(self, finished: Finished) -> list[Part]:
         """See Reader."""
-        return [EndPart(reason)]
+        return [EndPart(finished.reason, finished.stop)]
 
 
 @dataclass

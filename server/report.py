@@ -14,10 +14,13 @@ from server.responses import (
 )
 
 
-def count_usage(orders: Sequence[GenerationRequest], ended: Mapping[int, Usage], n: int) -> UsageBlock:
+def count_usage(
+    orders: Sequence[GenerationRequest], ended: Mapping[int, Usage], n: int, num_reasoning: int = 0
+) -> UsageBlock:
     """Count tokens over all choices; each prompt, and what was cached of it, once for its n choices.
 
     ended: usage of the sequences that have ended, by the index of their order.
+    num_reasoning: tokens of the answers that were thinking.
     """
     num_prompt = sum(len(order.prompt) for order in orders[::n])
     num_cached = sum(usage.num_cached_tokens for index, usage in ended.items() if index % n == 0)
@@ -30,7 +33,7 @@ def count_usage(orders: Sequence[GenerationRequest], ended: Mapping[int, Usage],
         completion_tokens_details=CompletionTokensDetails(
             accepted_prediction_tokens=sum(usage.drafting.accepted_prediction for usage in ended.values()),
             rejected_prediction_tokens=sum(usage.drafting.rejected_prediction for usage in ended.values()),
-            reasoning_tokens=0,
+            reasoning_tokens=num_reasoning,
             audio_tokens=0,
         ),
     )

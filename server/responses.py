@@ -18,7 +18,7 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """What the answer's tokens were. The prediction is the client's; reasoning is not told apart yet."""
+    """What the answer's tokens were. The prediction is the client's."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int

@@ -7,7 +7,7 @@ from functools import partial
 
 from starlette.types import Receive
 
-from engine.request import Delta, EngineError, Event, Failed, Finished, FinishReason, GenerationRequest, Usage
+from engine.request import Delta, EngineError, Event, Failed, Finished, GenerationRequest, Usage
 from server.engine_face import EngineFace
 from server.errors import ClientGoneError, from_engine, from_failure
 from server.mailbox import Mailbox, PostOffice
@@ -21,7 +21,7 @@ class Submission:
 
     orders: one for each choice, by index.
     ended: usage of the sequences that came to an end, good or bad, by index.
-    finish_reasons, stops: of those that came to a good one, and the stop string where one ended it.
+    finished: the ends of those that came to a good one.
     """
 
     def __init__(
@@ -33,8 +33,7 @@ class Submission:
     ) -> None:
         self.orders = orders
         self.ended: dict[int, Usage] = {}
-        self.finish_reasons: dict[int, FinishReason] = {}
-        self.stops: dict[int, str | None] = {}
+        self.finished: dict[int, Finished] = {}
         self._engine = engine
         self._post_office = post_office
         self._mailbox = Mailbox(silence_s)
@@ -46,7 +45,7 @@ class Submission:
     @property
     def is_complete(self) -> bool:
         """Whether every sequence came to a good end."""
-        return len(self.finish_reasons) == len(self.orders)
+        return len(self.finished) == len(self.orders)
 
     @property
     def has_failed(self) -> bool:
@@ -122,8 +121,7 @@ class Submission:
             elif self._failure is None:
                 events.append((index, event))
                 if isinstance(event, Finished):
-                    self.finish_reasons[index] = event.reason
-                    self.stops[index] = event.stop
+                    self.finished[index] = event
         return events
 
     async def _watch(self, receive: Receive) -> None:
