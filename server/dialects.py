@@ -6,12 +6,14 @@ from typing import Any, Protocol
 from server.parts import Answer, CallPart, EndPart, Part, ReasoningPart, TextPart
 from server.responses import (
     AssistantMessage,
+    CalledFunction,
     ChatChoice,
     ChatChunkChoice,
     Choice,
     CompletionChoice,
     Delta,
     Envelope,
+    MessageToolCall,
     Timings,
     UsageBlock,
 )
@@ -35,20 +37,31 @@ class Dialect(Protocol):
 
 
 class ChatDialect:
-    """The shapes of /v1/chat/completions."""
+    """The shapes of /v1/chat/completions.
+
+    opens_with: the content before a stream's first part; None where there may be none at all, as OpenAI does.
+    """
 
     id_prefix = "chatcmpl"
     answer_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
+    def __init__(self, opens_with: str | None = "") -> None:
+        self._opens_with = opens_with
+
     def answer(self, index: int, answer: Answer) -> Choice:
         """See Dialect."""
-        message = AssistantMessage(role="assistant", content=answer.text, refusal=None)
+        content = answer.text if answer.text or not answer.calls else None
+        message = AssistantMessage(role="assistant", content=content, refusal=None)
+        if answer.reasoning:
+            message.reasoning_content = answer.reasoning
+        if answer.calls:
+            message.tool_calls = [_tool_call(call) for call in answer.calls]
         return ChatChoice(index=index, message=message, logprobs=None, finish_reason=answer.reason)
 
     def opening(self, index: int) -> Choice:
         """See Dialect."""
-        delta = Delta(role="assistant", content="", refusal=None)
+        delta = Delta(role="assistant", content=self._opens_with, refusal=None)
         return ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=None)
 
     def part(self, index: int, part: Part) -> Choice:
@@ -57,11 +70,20 @@ class ChatDialect:
         match part:
             case TextPart():
                 delta = Delta(content=part.text)
+            case ReasoningPart():
+                delta = Delta(reasoning_content=part.text)
+            case CallPart():
+                call = _tool_call(part)
+                call.index = part.index
+                delta = Delta(tool_calls=[call])
             case EndPart():
                 reason = part.reason
-            case ReasoningPart() | CallPart():
-                raise NotImplementedError
         return ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=reason)
+
+
+def _tool_call(call: CallPart) -> MessageToolCall:
+    function = CalledFunction(name=call.name, arguments=call.arguments)
+    return MessageToolCall(id=call.id, type="function", function=function)
 
 
 class CompletionDialect:

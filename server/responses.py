@@ -74,12 +74,30 @@ class Timings(BaseModel):
     gate: GateBlock
 
 
+class CalledFunction(BaseModel):
+    """What is called. arguments: JSON text of an object."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(BaseModel):
+    """A call that the client is asked to make. index: its place among the calls, in chunks only."""
+
+    index: int | None = None
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
-    """The answer."""
+    """The answer. content: null if there are only calls. reasoning_content: not OpenAI's, if it thought."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -97,6 +115,8 @@ class Delta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
     refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
 
 
 class ChatChunkChoice(BaseModel):
