@@ -37,14 +37,21 @@ class RequestModel(BaseModel):
         }
 
 
-def not_yet(*no_ops: object) -> Any:
-    """The type of a field of OpenAI's that is not there yet: only values that ask for nothing pass."""
+def not_yet(
+    *no_ops: object,
+    phrase: str = "is not supported yet; leave it out",
+    description: str = "Not supported yet.",
+) -> Any:
+    """The type of a field of an API's that is not there: only values that ask for nothing pass.
+
+    phrase: what the client is told of any other value. description: what the documents say of the field.
+    """
 
     def refuse(given: object) -> None:
         if not any(given == no_op and type(given) is type(no_op) for no_op in no_ops):
-            raise wrong("unsupported_parameter", "is not supported yet; leave it out")
+            raise wrong("unsupported_parameter", phrase)
 
-    return Annotated[Any, BeforeValidator(refuse), Field(description="Not supported yet.")]
+    return Annotated[Any, BeforeValidator(refuse), Field(description=description)]
 
 
 def _stops(given: object) -> tuple[str, ...]:
