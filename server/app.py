@@ -7,7 +7,7 @@ from fastapi import FastAPI
 
 from config.settings import Settings
 from server.engine_face import EngineFace
-from server.errors import install_error_handlers
+from server.error_handlers import install_error_handlers
 from server.limits import BodyLimit
 from server.metrics import Metrics
 from server.openapi import describe_bodies

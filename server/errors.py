@@ -1,4 +1,4 @@
-"""Everything that a client can be told went wrong, in OpenAI's error shape.
+"""Everything that a client can be told went wrong, with what OpenAI's error object says of it.
 
 ApiError
 |- BadRequestError            400  the caller's fault; param and code say where and what
@@ -9,15 +9,12 @@ ApiError
 |- ContentTypeError           415
 |- TooBusyError               429  the queue is full; Retry-After
 |- RequestFailedError         500  this request failed, others go on
+|- NotImplementedHereError    501  what this server is not for
 `- UnavailableError           503  loading, draining or dead
 ClientGoneError                    nobody is left to be told anything
 """
 
 from collections.abc import Mapping
-
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
 
 from engine.request import EngineError, Failed
 
@@ -49,12 +46,8 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """The JSON that the client gets, as a whole response or as one frame of a stream."""
+        """OpenAI's error object, as a whole response or as one frame of a stream."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-
-    def response(self) -> JSONResponse:
-        """The error as a response of its own."""
-        return JSONResponse(self.body(), self.status, self.headers)
 
 
 class BadRequestError(ApiError):
@@ -129,6 +122,16 @@ class RequestFailedError(ApiError):
     """This request failed inside the server; others go on."""
 
 
+class NotImplementedHereError(ApiError):
+    """A thing that the API has and this server does not do."""
+
+    status = 501
+
+    def __init__(self, message: str) -> None:
+        # Clients take a 501 for a passing trouble, as any from 500 on; this header tells the SDKs better.
+        super().__init__(message, code="not_implemented", headers={"x-should-retry": "false"})
+
+
 class UnavailableError(ApiError):
     """The engine takes no requests: it is loading, draining or dead."""
 
@@ -172,26 +175,3 @@ def from_failure(event: Failed) -> ApiError:
 def shortened(text: str, limit: int = 64) -> str:
     """Text from a request, cut so that an error message stays readable."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def install_error_handlers(app: FastAPI) -> None:
-    """Make every error of the app, the framework's own included, an OpenAI error object."""
-
-    @app.exception_handler(ApiError)
-    async def told(_: Request, fault: ApiError) -> JSONResponse:
-        return fault.response()
-
-    @app.exception_handler(ClientGoneError)
-    async def gone(_: Request, __: ClientGoneError) -> Response:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-    @app.exception_handler(HTTPException)
-    async def framework(request: Request, fault: HTTPException) -> JSONResponse:
-        address = f"{request.method} {shortened(request.url.path, 200)}"
-        if fault.status_code == 404:
-            return NotFoundError(
-                f"There is nothing at {address}; GET / lists what there is.", code="unknown_url"
-            ).response()
-        error = NotFoundError(f"{address}: {fault.detail}.", code="method_not_allowed", headers=fault.headers)
-        error.status = fault.status_code
-        return error.response()

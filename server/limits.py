@@ -2,9 +2,12 @@
 
 import asyncio
 
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.error_shapes import error_response
 from server.errors import BodyTooLargeError
+from server.request_log import record_of
 
 LINGER_S = 5.0
 
@@ -25,7 +28,7 @@ class BodyLimit:
         declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > self.max_body_bytes:
             # Who asks before sending needs only the answer; the rest have begun to send.
-            await self._refuse(receive, send, is_sending=b"expect" not in headers)
+            await self._refuse(scope, receive, send, is_sending=b"expect" not in headers)
             return
         body = bytearray()
         more_body = True
@@ -36,13 +39,14 @@ class BodyLimit:
             body += message.get("body", b"")
             more_body = message.get("more_body", False)
             if len(body) > self.max_body_bytes:
-                await self._refuse(receive, send, is_sending=more_body)
+                await self._refuse(scope, receive, send, is_sending=more_body)
                 return
         await self.app(scope, _replaying(bytes(body), receive), send)
 
-    async def _refuse(self, receive: Receive, send: Send, is_sending: bool) -> None:
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, is_sending: bool) -> None:
         """Answer 413. A client that is still sending would lose the answer if the connection just closed."""
-        response = BodyTooLargeError(self.max_body_bytes).response()
+        fault = BodyTooLargeError(self.max_body_bytes)
+        response = error_response(fault, scope["path"], record_of(HTTPConnection(scope)).id)
         await send(
             {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
         )

@@ -9,6 +9,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.request import EngineError
+from server.error_shapes import error_response, speaks_anthropic
 from server.errors import CLIENT_CLOSED_REQUEST, RequestFailedError, from_engine
 from server.logs import LOGGER, RequestRecord, log_request
 from server.metrics import Metrics
@@ -43,7 +44,10 @@ class RequestLog:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = record.id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = record.id
+                if speaks_anthropic(scope["path"]):
+                    headers["request-id"] = record.id
             await send(message)
 
         try:
@@ -52,7 +56,8 @@ class RequestLog:
             # The drain is over; who is not served by now is told so.
             if not record.status:
                 stopping = EngineError("draining", "The server is shutting down.")
-                await from_engine(stopping).response()(scope, receive, send_with_id)
+                response = error_response(from_engine(stopping), scope["path"], record.id)
+                await response(scope, receive, send_with_id)
         # A fault of the server's own: the log gets the trace, the client a 500, the others notice nothing.
         except Exception:
             LOGGER.exception("%s %s failed", record.id, record.endpoint)
@@ -61,7 +66,8 @@ class RequestLog:
             fault = RequestFailedError(
                 f"The server failed on this request; its log has the reason under {record.id}."
             )
-            await fault.response()(scope, receive, send_with_id)
+            response = error_response(fault, scope["path"], record.id)
+            await response(scope, receive, send_with_id)
         finally:
             record.status = record.status or CLIENT_CLOSED_REQUEST
             total_s = time.perf_counter() - start_s

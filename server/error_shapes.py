@@ -1,0 +1,43 @@
+"""How errors look on the wire: in OpenAI's shape, but in Anthropic's where clients speak its API.
+
+An ApiError knows its status and OpenAI's object; what it becomes for others is decided here, by the path.
+"""
+
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from server.errors import ApiError
+
+MESSAGES_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Anthropic's types by status; every other status is invalid_request_error below 500, api_error above."""
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Whether what is asked for at a path is Anthropic's API."""
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+def anthropic_error(fault: ApiError, request_id: str) -> dict[str, Any]:
+    """Anthropic's error object. Its param and code stand in no field: the message names what is at fault."""
+    kind = _ANTHROPIC_TYPES.get(fault.status) or (
+        "invalid_request_error" if fault.status < 500 else "api_error"
+    )
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": fault.message},
+        "request_id": request_id,
+    }
+
+
+def error_response(fault: ApiError, path: str, request_id: str) -> JSONResponse:
+    """The error as a response of its own, in the shape that the clients of this path expect."""
+    body = anthropic_error(fault, request_id) if speaks_anthropic(path) else fault.body()
+    return JSONResponse(body, fault.status, fault.headers)
