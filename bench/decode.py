@@ -24,7 +24,7 @@ from bench.local_engine import LocalEngine
 from bench.machine import describe_machine
 from bench.workloads import VERSION, WORKLOADS, Case, make_cases
 from config.settings import Settings
-from engine.request import DraftChoice, GenerationRequest, Sampling
+from engine.request import DraftChoice, GenerationRequest, Grammar, Sampling
 
 _WIDTH = 140
 FORBID = -1e9
@@ -53,6 +53,7 @@ class Row:
     draft_type: str
     streams: int
     num_tokens: int = 0
+    num_plain_tokens: int = 0
     plain_s: float = 0.0
     drafted_s: float = 0.0
     num_forwards: int = 0
@@ -74,7 +75,7 @@ class Row:
             "tokens": self.num_tokens,
             "tokens_per_forward": self.num_tokens / self.num_forwards,
             "acceptance": self.num_accepted / self.num_drafted if self.num_drafted else None,
-            "plain_tps": self.num_tokens / self.plain_s,
+            "plain_tps": self.num_plain_tokens / self.plain_s,
             "decode_tps": self.num_tokens / self.drafted_s,
             "speedup": speedup,
             "best_width_speedup": best_width,
@@ -158,20 +159,25 @@ def _measure_case(
     local: LocalEngine, cases: Sequence[Case], of_types: dict[str, Row], arguments: argparse.Namespace
 ) -> None:
     runs: dict[str, list[Run]] = {name: [] for name in ("none", *of_types)}
+    free = [dataclasses.replace(case, schema=None) for case in cases]
     for _ in range(1 + arguments.repeats):
         for name, done in runs.items():
-            done.append(_decode(local, cases, name, arguments))
+            done.append(_decode(local, free if name == "none" else cases, name, arguments))
     plain = runs["none"][1:]
+    # What a schema allows is compared with what it allows plainly.
+    expected = plain[0].tokens if free == cases else _decode(local, cases, "none", arguments).tokens
     for name, row in of_types.items():
         best = min(runs[name][1:], key=lambda one: one.decode_s)
         row.num_tokens += sum(map(len, best.tokens))
+        row.num_plain_tokens += sum(map(len, plain[0].tokens))
         row.plain_s += min(one.decode_s for one in plain)
         row.drafted_s += best.decode_s
         row.num_forwards += best.num_forwards
         row.num_drafted += best.num_drafted
         row.num_accepted += best.num_accepted
-        row.is_equal &= all(one.tokens == plain[0].tokens for one in (*plain, *runs[name]))
-        if len(cases) == 1 and cases[0].before is None:
+        row.is_equal &= all(one.tokens == expected for one in runs[name])
+        row.is_equal &= all(one.tokens == plain[0].tokens for one in plain)
+        if len(cases) == 1 and cases[0].before is None and cases[0].schema is None:
             prompt = local.prompt(cases[0].text)
             known = local.engine.costs, name, prompt, best.tokens[0]
             row.hindsight.append(best_speedup(*known))
@@ -208,7 +214,9 @@ def _request(
     room = local.engine.info.context_tokens - len(prompt)
     temperature = EVEN_OUT if case.num_allowed else case.temperature
     sampling = Sampling(seed=arguments.seed + at, temperature=temperature, logit_bias=tuple(bias))
-    return GenerationRequest(f"bench-{at}", prompt, min(arguments.max_tokens, room), sampling, draft=choice)
+    grammar = Grammar("json_schema", case.schema) if case.schema else None
+    max_tokens = min(arguments.max_tokens, room)
+    return GenerationRequest(f"bench-{at}", prompt, max_tokens, sampling, draft=choice, grammar=grammar)
 
 
 def _print(console: Console, rows: Sequence[Row], machine: dict[str, Any]) -> None:

@@ -33,6 +33,7 @@ class Case:
 
     temperature: of the sampling. num_allowed: if not 0, so many token ids are drawn from, all alike.
     is_endless: the end of the answer is forbidden, so that it has all tokens it may have.
+    schema: JSON schema that the answer with drafts must keep to; the one that it is compared with is free.
     """
 
     text: str
@@ -40,6 +41,7 @@ class Case:
     temperature: float = 0.0
     num_allowed: int = 0
     is_endless: bool = False
+    schema: str | None = None
 
 
 def _names(rng: random.Random, count: int) -> list[str]:
@@ -84,6 +86,22 @@ def _records(rng: random.Random) -> Case:
     who = rng.choice(records)["name"]
     document = "\n".join(json.dumps(record) for record in records)
     return Case(f"Return the record of {who} as JSON.\n\n{document}")
+
+
+def _extraction(rng: random.Random) -> Case:
+    fields = rng.sample(FIELDS, 5)
+    values = {field: rng.choice([rng.choice(WORDS), rng.randrange(100)]) for field in fields}
+    properties = {
+        key: {"type": "integer"} if isinstance(value, int) else {"type": "string", "maxLength": 40}
+        for key, value in values.items()
+    }
+    schema = {"type": "object", "properties": properties, "required": fields, "additionalProperties": False}
+    facts = ", ".join(f"{key}: {value}" for key, value in values.items())
+    shown = json.dumps(
+        {"type": "object", "properties": {k: {"type": p["type"]} for k, p in properties.items()}}
+    )
+    text = f"Make a JSON object for this schema: {shown}\nThe values: {facts}."
+    return Case(text, schema=json.dumps(schema))
 
 
 def _sentences(rng: random.Random) -> tuple[list[str], list[str]]:
@@ -134,6 +152,7 @@ WORKLOADS: dict[str, tuple[Callable[[random.Random], Case], str]] = {
     "records": (_records, "a record looked up among six, as JSON"),
     "quotes": (_quote, "one short sentence quoted out of six"),
     "passages": (_passage, "six sentences quoted in full"),
+    "extraction": (_extraction, "five values as JSON by a schema, against the same chats without the schema"),
     "free": (_free, "random text at temperature 1.5, nothing to copy"),
     "trap": (_trap, "random draws from a dozen tokens: every short n-gram was seen, none says what follows"),
 }

@@ -13,7 +13,7 @@ def test_every_figure_is_there_and_answers_are_equal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "figures.json"
-    given = ["--workloads", "records,edits-again", "--draft-types", "auto,ngram-simple", "--cases", "1"]
+    given = ["--workloads", "records,edits-again,extraction", "--draft-types", "auto,ngram-simple", "--cases", "1"]
     given += ["--repeats", "1", "--max-tokens", "24", "--num-draft-tokens", "3", "--json", str(file)]
     assert main(["bench", "decode", *given]) == 0
     written = json.loads(file.read_text())
@@ -22,12 +22,14 @@ def test_every_figure_is_there_and_answers_are_equal(
         ("records", "ngram-simple"),
         ("edits-again", "auto"),
         ("edits-again", "ngram-simple"),
+        ("extraction", "auto"),
+        ("extraction", "ngram-simple"),
     ]
     for row in written["rows"]:
         assert row["parity"] == "PASS"
         assert row["tokens_per_forward"] >= 1
         assert row["decode_tps"] > 0
-    assert capsys.readouterr().out.count("PASS") == 4
+    assert capsys.readouterr().out.count("PASS") == 6
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
