@@ -7,11 +7,12 @@ from pydantic_core import to_json
 
 from server.dialects import Dialect, Heading
 from server.errors import ApiError
-from server.parts import Answer, Part, TextPart
+from server.parts import Answer, Part, ReasoningPart, TextPart
 from server.presenter import Events
 from server.responses import Choice, Timings, UsageBlock
 
 DONE = b"data: [DONE]\n\n"
+Said = TextPart | ReasoningPart
 
 
 class ChunkPresenter:
@@ -26,7 +27,7 @@ class ChunkPresenter:
         self._num_choices = num_choices
         self._wants_usage = wants_usage
         self._no_usage: dict[str, None] = {"usage": None} if wants_usage else {}
-        self._around_text: dict[int, tuple[bytes, bytes]] = {}
+        self._around_text: dict[tuple[int, type[Said]], tuple[bytes, bytes]] = {}
 
     def whole(self, answers: Sequence[Answer], usage: UsageBlock, timings: Timings) -> bytes:
         """See Presenter."""
@@ -57,47 +58,51 @@ class ChunkPresenter:
         """See Presenter."""
         return _frame(to_json(fault.body()))
 
-    def text(self, index: int, text: str) -> bytes:
+    def text(self, index: int, text: str, kind: type[Said] = TextPart) -> bytes:
         """A piece of text. The one thing done for every token, so it serialises nothing but the text."""
-        if index not in self._around_text:
-            self._around_text[index] = self._split_at_text(index)
-        before, after = self._around_text[index]
+        if (index, kind) not in self._around_text:
+            self._around_text[index, kind] = self._split_at_text(index, kind)
+        before, after = self._around_text[index, kind]
         return before + to_json(text) + after
 
     def _part(self, index: int, part: Part, timings: Timings | None = None) -> bytes:
         if isinstance(part, TextPart) and not part.logprobs:
             return self.text(index, part.text)
+        if isinstance(part, ReasoningPart):
+            return self.text(index, part.text, ReasoningPart)
         return self._chunk(self._dialect.part(index, part), timings)
 
     def _chunk(self, choice: Choice, timings: Timings | None = None) -> bytes:
         closing: dict[str, Timings | None] = {} if timings is None else {"timings": timings}
         return _frame(self._heading.chunk(self._dialect, [choice], **self._no_usage, **closing).to_json())
 
-    def _split_at_text(self, index: int) -> tuple[bytes, bytes]:
+    def _split_at_text(self, index: int, kind: type[Said]) -> tuple[bytes, bytes]:
         mark = secrets.token_hex(16)
-        before, _, after = self._chunk(self._dialect.part(index, TextPart(mark))).partition(to_json(mark))
+        before, _, after = self._chunk(self._dialect.part(index, kind(mark))).partition(to_json(mark))
         return before, after
 
 
 def _joined(events: Events) -> list[tuple[int, Part]]:
     """Text of one choice that came while the loop was busy becomes one part; ends come where they came."""
     joined: list[tuple[int, Part]] = []
-    texts: dict[int, list[TextPart]] = {}
+    texts: dict[int, list[Said]] = {}
     for index, part in events:
-        if isinstance(part, TextPart):
-            texts.setdefault(index, []).append(part)
-            continue
-        if index in texts:
+        if index in texts and not isinstance(part, type(texts[index][0])):
             joined.append((index, _one(texts.pop(index))))
-        joined.append((index, part))
+        if isinstance(part, Said):
+            texts.setdefault(index, []).append(part)
+        else:
+            joined.append((index, part))
     return joined + [(index, _one(parts)) for index, parts in texts.items()]
 
 
-def _one(parts: Sequence[TextPart]) -> TextPart:
+def _one(parts: Sequence[Said]) -> Said:
     if len(parts) == 1:
         return parts[0]
-    logprobs = tuple(entry for part in parts for entry in part.logprobs)
-    return TextPart("".join(part.text for part in parts), logprobs)
+    text = "".join(part.text for part in parts)
+    if isinstance(parts[0], ReasoningPart):
+        return ReasoningPart(text)
+    return TextPart(text, tuple(e for part in parts if isinstance(part, TextPart) for e in part.logprobs))
 
 
 def _frame(json: bytes) -> bytes:
