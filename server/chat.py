@@ -3,8 +3,11 @@
 from fastapi import Request, Response
 
 from server.answers import respond
-from server.parts import PlainReader
+from server.errors import BadRequestError
+from server.parts import MakeReader
 from server.presenter import Presenter
+from server.prompts import ChatPrompt
+from server.reading import CallRules, reader_maker
 from server.schemas import ChatRequest
 from server.service import Service
 
@@ -13,5 +16,27 @@ async def answer_chat(
     request: Request, service: Service, body: ChatRequest, presenter: Presenter
 ) -> Response:
     """Answer a conversation. Raises ApiError while the status can still say so."""
-    prompt, prediction = await service.prompts.encode_chat(request, body)
-    return await respond(request, service, body, presenter, [prompt], PlainReader, prediction)
+    check_tools(service, body)
+    prompt = await service.prompts.encode_chat(request, body)
+    make_reader = _reader_maker(service, body, prompt)
+    return await respond(request, service, body, presenter, [prompt.tokens], make_reader, prompt.prediction)
+
+
+def check_tools(service: Service, body: ChatRequest) -> None:
+    """Raise BadRequestError for tools that this model cannot be shown."""
+    if body.shown_tools and not service.engine.tokenizer.markers.can_call:
+        raise BadRequestError(
+            f"'tools': the chat template of {service.engine.info.name} has no form for calls that is known "
+            "here. Leave tools out, or serve a model that was trained to call them.",
+            param="tools",
+            code="tools_not_supported",
+        )
+
+
+def _reader_maker(service: Service, body: ChatRequest, prompt: ChatPrompt) -> MakeReader:
+    tokenizer = service.engine.tokenizer
+    tools = [tool.for_template() for tool in body.shown_tools]
+    rules = None
+    if tools:
+        rules = CallRules(lambda text: tokenizer.parse_calls(text, tools), body.parallel_tool_calls)
+    return reader_maker(tokenizer.markers, prompt.is_thinking, rules)

@@ -6,6 +6,8 @@ Naming the real classes would import MLX; so tests serve a fake one, and start i
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from engine.calls import WrittenCall
+from engine.markers import Markers
 from engine.request import EngineStatus, GenerationRequest, ModelInfo, Sink
 
 
@@ -19,6 +21,16 @@ class TokenizerFace(Protocol):
     @property
     def longest_token(self) -> int:
         """Characters of the longest token: n characters make at least n / longest_token tokens."""
+
+    @property
+    def markers(self) -> Markers:
+        """How the model marks thinking and calls."""
+
+    def opens_thinking(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt has begun the model's thinking."""
+
+    def parse_calls(self, text: str, tools: list[dict[str, Any]]) -> list[WrittenCall]:
+        """The calls in what stands between the markers; none if it cannot be read. On any thread."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text."""

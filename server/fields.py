@@ -54,6 +54,19 @@ def not_yet(
     return Annotated[Any, BeforeValidator(refuse), Field(description=description)]
 
 
+def replaced(phrase: str, *no_ops: object) -> Any:
+    """The type of a field that OpenAI has replaced by another: only values that ask for nothing pass.
+
+    phrase: what to send instead, reading on from the field's name.
+    """
+
+    def refuse(given: object) -> None:
+        if not any(given == no_op and type(given) is type(no_op) for no_op in no_ops):
+            raise wrong("unsupported_parameter", phrase)
+
+    return Annotated[Any, BeforeValidator(refuse), Field(description=f"Old: it {phrase}.")]
+
+
 def _stops(given: object) -> tuple[str, ...]:
     if not isinstance(given, str | list):
         raise wrong("invalid_type", "must be a string or an array of strings")

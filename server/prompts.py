@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
+from pydantic_core import to_json
 
 from engine.request import EngineError
 from server.engine_face import EngineFace
@@ -16,6 +18,21 @@ from server.schemas import ChatRequest, CompletionRequest
 
 TokenIds = tuple[int, ...]
 ResultT = TypeVar("ResultT")
+MOST_BYTES = 4
+"""Bytes of one character in UTF-8, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as the model reads it, up to where the answer begins.
+
+    prediction: token ids of the answer that the client expects; often none.
+    is_thinking: the prompt has begun the model's thinking.
+    """
+
+    tokens: TokenIds
+    prediction: TokenIds = ()
+    is_thinking: bool = False
 
 
 class PromptEncoder:
@@ -30,18 +47,19 @@ class PromptEncoder:
         self._num_pending = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
-    async def encode_chat(self, request: Request, body: ChatRequest) -> tuple[TokenIds, TokenIds]:
-        """Token ids of a conversation, up to where the answer begins, and of the prediction, often none.
-
-        Raises BadRequestError, and as _run().
-        """
+    async def encode_chat(self, request: Request, body: ChatRequest) -> ChatPrompt:
+        """Render and encode a conversation. Raises BadRequestError, and as _run()."""
         messages = [message.for_template() for message in body.messages]
         calls = (call for message in body.messages for call in message.tool_calls or ())
         num_characters = sum(len(message["content"] or "") for message in messages)
         self._check_size(num_characters + sum(len(call.function.arguments) for call in calls), "messages")
         predicted = body.prediction.content if body.prediction else ""
         self._check_size(len(predicted), "prediction")
-        return await self._run(request, self._encode_chat, messages, body.chat_template_kwargs, predicted)
+        tools = [tool.for_template() for tool in body.shown_tools]
+        self._check_size(sum(len(to_json(tool)) for tool in tools) // MOST_BYTES, "tools")
+        return await self._run(
+            request, self._encode_chat, messages, tools, body.template_arguments, predicted
+        )
 
     async def encode_prompts(self, request: Request, body: CompletionRequest) -> list[TokenIds]:
         """Token ids of each prompt. Raises BadRequestError, and as _run()."""
@@ -86,16 +104,24 @@ class PromptEncoder:
             raise context_error(f"at least {least}", param, info)
 
     def _encode_chat(
-        self, messages: list[dict[str, Any]], arguments: dict[str, Any] | None, predicted: str
-    ) -> tuple[TokenIds, TokenIds]:
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        arguments: dict[str, Any],
+        predicted: str,
+    ) -> ChatPrompt:
         prediction = tuple(self._engine.tokenizer.encode_answer(predicted)) if predicted else ()
         if len(prediction) >= self._engine.info.context_tokens:
             raise context_error(f"{len(prediction)}", "prediction", self._engine.info)
-        return self._render(messages, arguments), prediction
+        tokens = self._render(messages, tools, arguments)
+        return ChatPrompt(tokens, prediction, self._engine.tokenizer.opens_thinking(tokens))
 
-    def _render(self, messages: list[dict[str, Any]], arguments: dict[str, Any] | None) -> TokenIds:
+    def _render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: dict[str, Any]
+    ) -> TokenIds:
         try:
-            rendered = self._engine.tokenizer.render_chat(messages, None, arguments)
+            # Templates ask whether there are tools, and some take an empty list for some.
+            rendered = self._engine.tokenizer.render_chat(messages, tools or None, arguments or None)
         # TemplateError is one; naming it would import MLX.
         except ValueError as fault:
             raise BadRequestError(f"{fault}", param="messages", code="template_error") from fault

@@ -19,9 +19,11 @@ from server.fields import (
     RequestModel,
     Stops,
     not_yet,
+    replaced,
     wrong,
 )
 from server.messages import Message, check_conversation
+from server.tool_fields import Tool, ToolChoice, ToolChoiceField, Tools, check_choice
 
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 64
@@ -116,6 +118,7 @@ def _conversation(given: list[Message]) -> list[Message]:
     return given
 
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 Messages = Annotated[
     list[Message], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_conversation)
@@ -133,25 +136,40 @@ class ChatRequest(GenerationFields):
     prediction: Prediction | None = Field(
         None, description="The answer that is expected; what comes as predicted comes faster."
     )
-    chat_template_kwargs: TemplateArguments | None = Field(None, description="Handed to the chat template.")
+    tools: Tools = Field((), description="Functions that the model may ask the client to call.")
+    tool_choice: ToolChoiceField = Field(
+        ToolChoice(),
+        description="none: tools are not shown to the model; auto: it may call them; required: it must call "
+        "at least one; an object with a function's name: it must call that one; allowed_tools: as auto or "
+        "required, with some of the tools.",
+    )
+    parallel_tool_calls: bool = Field(
+        True, description="false: the answer ends with the first call; matters only with tools."
+    )
+    reasoning_effort: ReasoningEffort | None = Field(
+        None,
+        description="Handed to the chat template, none also as enable_thinking: false; what a template does "
+        "not know has no effect.",
+    )
+    chat_template_kwargs: TemplateArguments | None = Field(
+        None, description="Handed to the chat template; goes before reasoning_effort."
+    )
 
     store: bool | None = Field(None, description="Accepted; nothing is stored here.")
     service_tier: ServiceTier | None = Field(None, description="Accepted; there is one tier, default.")
     safety_identifier: str | None = Field(None, description="Accepted; does nothing here.")
     prompt_cache_key: str | None = Field(None, description="Accepted; prompts are cached by what they hold.")
     prompt_cache_retention: str | None = Field(None, description="Accepted; does nothing here.")
-    parallel_tool_calls: bool | None = Field(None, description="Accepted; matters only with tools.")
 
-    tools: not_yet([]) = None  # type: ignore[valid-type]
-    tool_choice: not_yet("none", "auto") = None  # type: ignore[valid-type]
-    functions: not_yet([]) = None  # type: ignore[valid-type]
-    function_call: not_yet("none", "auto") = None  # type: ignore[valid-type]
+    functions: replaced("is not supported; send tools instead", []) = None  # type: ignore[valid-type]
+    function_call: replaced(  # type: ignore[valid-type]
+        "is not supported; send tool_choice instead, with tools", "none", "auto"
+    ) = None
     response_format: not_yet({"type": "text"}) = None  # type: ignore[valid-type]
     logprobs: not_yet(False) = None  # type: ignore[valid-type]
     top_logprobs: not_yet(0) = None  # type: ignore[valid-type]
     modalities: not_yet(["text"]) = None  # type: ignore[valid-type]
     audio: not_yet() = None  # type: ignore[valid-type]
-    reasoning_effort: not_yet() = None  # type: ignore[valid-type]
     verbosity: not_yet("medium") = None  # type: ignore[valid-type]
     web_search_options: not_yet() = None  # type: ignore[valid-type]
     moderation: not_yet() = None  # type: ignore[valid-type]
@@ -160,6 +178,33 @@ class ChatRequest(GenerationFields):
     def wanted_tokens(self) -> int | None:
         """See GenerationFields."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def shown_tools(self) -> list[Tool]:
+        """The tools that the model sees and may call: all of them, or those that are allowed, or none."""
+        choice = self.tool_choice
+        if choice.mode == "none":
+            return []
+        # The grammar picks the one that must be called; the prompt, and what is cached of it, stays the same.
+        if choice.names is None or choice.is_named:
+            return list(self.tools)
+        return [tool for tool in self.tools if tool.function.name in choice.names]
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """What the chat template is told besides messages and tools."""
+        effort: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            effort["reasoning_effort"] = self.reasoning_effort
+        if self.reasoning_effort == "none":
+            effort["enable_thinking"] = False
+        return effort | (self.chat_template_kwargs or {})
+
+    @model_validator(mode="after")
+    def choice_fits_tools(self) -> "ChatRequest":
+        """Refuse a choice among tools that are not there."""
+        check_choice(self.tools, self.tool_choice)
+        return self
 
     @model_validator(mode="after")
     def one_limit(self) -> "ChatRequest":

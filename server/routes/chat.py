@@ -12,7 +12,6 @@ from server.schemas import ChatRequest
 from server.service import service_of
 
 router = APIRouter()
-_DIALECT = ChatDialect()
 
 
 @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
@@ -24,5 +23,7 @@ async def create_chat_completion(request: Request) -> Response:
     service.check_model(body.model)
     # Whatever tier was asked for: there is one.
     heading = head(request, service, body.model, "default" if body.service_tier else None)
-    presenter = ChunkPresenter(heading, _DIALECT, body.n, body.wants_usage_chunk)
+    # OpenAI's streams open with null where calls may come, and with no text elsewhere.
+    dialect = ChatDialect(None if body.shown_tools else "")
+    presenter = ChunkPresenter(heading, dialect, body.n, body.wants_usage_chunk)
     return await answer_chat(request, service, body, presenter)

@@ -3,12 +3,15 @@
 Token ids are the bytes of UTF-8 text; the chat template joins lines of "role: content".
 """
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from engine.calls import WrittenCall, read_calls
+from engine.markers import Marker, Markers
 from engine.request import (
     Delta,
     DraftingReport,
@@ -28,16 +31,29 @@ VOCAB_SIZE = 256
 CONTEXT_TOKENS = 1000
 
 
+def _marker(text: str) -> Marker:
+    return Marker(text, tuple(text.encode()))
+
+
+CALLING = Markers(
+    call_start=_marker("<tool_call>"), call_end=_marker("</tool_call>"), call_format="json_tools"
+)
+THINKING = replace(CALLING, think_start=_marker("<think>"), think_end=_marker("</think>"))
+
+
 class FakeTokenizer:
-    """Bytes as tokens."""
+    """Bytes as tokens. markers may be changed between requests. opening: what ends every chat's prompt."""
 
     has_chat_template = True
+    markers = CALLING
     vocab_size = VOCAB_SIZE
     longest_token = 2
 
     def __init__(self) -> None:
         self.rendered: list[tuple[list[dict[str, Any]], dict[str, Any] | None]] = []
+        self.rendered_tools: list[list[dict[str, Any]] | None] = []
         self.encoded_answers: list[str] = []
+        self.opening = ""
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -55,11 +71,18 @@ class FakeTokenizer:
         tools: list[dict[str, Any]] | None = None,
         template_arguments: dict[str, Any] | None = None,
     ) -> list[int]:
-        assert tools is None
         self.rendered.append((messages, template_arguments))
+        self.rendered_tools.append(tools)
         if any(message["content"] == "refuse me" for message in messages):
             raise ValueError("the chat template refused the messages: roles must alternate")
-        return self.encode("".join(f"{message['role']}: {message['content']}\n" for message in messages))
+        said = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        return self.encode(said + self.opening)
+
+    def opens_thinking(self, prompt: Sequence[int]) -> bool:
+        return bytes(prompt).endswith(b"<think>")
+
+    def parse_calls(self, text: str, tools: list[dict[str, Any]]) -> list[WrittenCall]:
+        return read_calls(lambda text, _: json.loads(text), text, tools)
 
 
 @dataclass

@@ -249,15 +249,12 @@ CHAT_ONLY = [
 ]
 
 NOT_YET = [
-    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    (CHAT, {"tool_choice": "required"}, "tool_choice"),
     (CHAT, {"functions": [{"name": "f"}]}, "functions"),
     (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
     (CHAT, {"logprobs": True}, "logprobs"),
     (CHAT, {"top_logprobs": 5}, "top_logprobs"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"audio": {"voice": "alloy"}}, "audio"),
-    (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
     (CHAT, {"web_search_options": {}}, "web_search_options"),
     (COMPLETIONS, {"echo": True}, "echo"),
     (COMPLETIONS, {"echo": 1}, "echo"),
