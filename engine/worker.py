@@ -26,7 +26,7 @@ from engine.logprobs import Likelihood, Likelihoods, measure
 from engine.planning import Planner
 from engine.prefix_cache import PrefixCache
 from engine.request import Failed
-from engine.rows import dispatch, make_caches, make_rows, settle
+from engine.rows import Caches, dispatch, make_caches, make_rows, settle
 from engine.sampling import Sampler
 from engine.sequence import Sequence
 
@@ -35,6 +35,9 @@ log = logging.getLogger("reprise.engine")
 CLEAR_EVERY_STEPS = 256
 PROMPT_LOGPROBS_CHUNK = 128
 """Most tokens of a prompt at once where all their logits are needed: a vocabulary's size each."""
+
+LEAST_SHARED_TOKENS = 32
+"""Prompts from this length on wait for another row's prefill of the same one."""
 
 LARGEST_STEP = 2.0
 """A step is charged at most so many times its cost: a pause of the machine is nobody's debt."""
@@ -179,24 +182,46 @@ class Worker:
             self.prefix_cache.clear()
 
     def _admit(self) -> None:
-        """Give free rows to waiting sequences, in order; a suspect runs with nobody beside it."""
-        while self.waiting:
+        """Give free rows to waiting sequences, in order; a suspect runs with nobody beside it.
+
+        Whose prompt is being prefilled for another lets others pass: it takes that one's when it is done.
+        """
+        for sequence in list(self.waiting):
             running = [*self.members, *self.prefilling]
-            sequence = self.waiting[0]
             if len(running) >= self.settings.max_rows or any(s.alone for s in running):
                 return
             if sequence.alone and running:
                 return
-            self.prefilling.append(self.waiting.popleft())
+            if self._is_prefilling_same(sequence):
+                continue
+            self.waiting.remove(sequence)
+            self.prefilling.append(sequence)
             try:
-                # Whoever wants the prompt's log probabilities needs all of it computed.
-                cache = None if sequence.request.prompt_logprobs else self.prefix_cache
-                found = cache.find(sequence.tokens) if cache is not None else None
+                found = self._find_prefix(sequence)
                 sequence.admit(*(found or (make_caches(self.model, self.settings.kv_bits), 0)))
                 if self.draft_model and self.drafting.may_ask_model(sequence.request):
                     sequence.draft_caches = self.draft_model.make_caches()
             except Exception as fault:
                 self._fail(sequence, fault)
+
+    def _is_prefilling_same(self, sequence: Sequence) -> bool:
+        """Whether waiting spares this sequence its prefill: as for the choices of one request."""
+        if not self.batched or sequence.request.prompt_logprobs or len(sequence.tokens) < LEAST_SHARED_TOKENS:
+            return False
+        return any(s.request.prompt == sequence.request.prompt for s in self.prefilling)
+
+    def _find_prefix(self, sequence: Sequence) -> tuple[Caches, int] | None:
+        """Copies of caches with a beginning of its tokens, and how many: of a row, or of one that ended."""
+        if sequence.request.prompt_logprobs:
+            # All of the prompt has to be computed.
+            return None
+        num_wanted = len(sequence.tokens) - 1
+        if self.batched and num_wanted:
+            for row, member in enumerate(self.members):
+                is_held = self.rows.lengths[row] >= num_wanted
+                if is_held and member.tokens[:num_wanted] == sequence.tokens[:num_wanted]:
+                    return self.rows.extract(row, num_wanted), num_wanted
+        return self.prefix_cache.find(sequence.tokens) if self.prefix_cache is not None else None
 
     def _dispatch(self) -> None:
         """Dispatch one token for every row; nothing is read."""

@@ -1,10 +1,16 @@
 """The prefix cache holds what it says, within its bytes."""
 
+from typing import Any
+
 import mlx.core as mx
+import pytest
 from mlx_lm.models.cache import KVCache
 
+from engine.drafting import DraftSources
 from engine.prefix_cache import PrefixCache
 from engine.rows import Caches
+from tests.engine.conftest import StartEngine
+from tests.engine.support import ask, make_loaded, oracle, prompt_of, request
 
 BYTES_PER_TOKEN = 2 * 4 * 4
 
@@ -66,3 +72,43 @@ def test_what_a_row_writes_later_does_not_reach_the_cache() -> None:
     caches[0].update_and_fetch(mx.full((1, 1, 1, 4), 99.0), mx.full((1, 1, 1, 4), 99.0))
     caches, _ = cache.find([1, 2, 3, 4])  # type: ignore[misc]
     assert caches[0].keys[0, 0, :, 0].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("prefix_cache_bytes", [0, 10**8])
+@pytest.mark.parametrize("with_drafts", [False, True])
+def test_choices_of_one_prompt_share_its_prefill(
+    prefix_cache_bytes: int, with_drafts: bool, start_engine: StartEngine
+) -> None:
+    """Six sequences with one prompt, and one with another that need not wait for them."""
+    prompt = prompt_of(200)
+    fed: list[int] = []
+
+    class Counting:
+        def __init__(self, model: Any) -> None:
+            self.model = model
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.model, name)
+
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+            if tokens.shape[1] > 8:
+                fed.append(tokens.shape[1])
+            return self.model(tokens, cache=cache)
+
+    engine = start_engine(
+        "llama",
+        wrap=Counting,
+        make_sources=(lambda _: DraftSources({}, lambda _: 0.0)) if with_drafts else None,
+        load_draft=(lambda _: make_loaded("llama")) if with_drafts else None,
+        draft_model="the one that load_draft makes" if with_drafts else None,
+        num_draft_tokens=4,
+        prefix_cache_bytes=prefix_cache_bytes,
+        prefill_chunk_tokens=64,
+    )
+    fed.clear()
+    asked = [request(prompt, 20, name=str(i), temperature=0.8, seed=i) for i in range(6)]
+    asked.append(request(prompt_of(60, 1), 20, name="other"))
+    answers = [ask(engine, one) for one in asked]
+    loaded = make_loaded("llama")
+    assert [list(answer.finished().tokens) for answer in answers] == [oracle(loaded, one) for one in asked]
+    assert sum(fed) < 2 * len(prompt)
