@@ -53,7 +53,17 @@ def validated(given: dict[str, Any], model: type[ModelT]) -> ModelT:
     try:
         return model.model_validate(given)
     except ValidationError as fault:
-        raise _bad_request(fault.errors(include_url=False)[0]) from None
+        raise _bad_request(_first_error(fault)) from None
+
+
+def _first_error(fault: ValidationError) -> ErrorDetails:
+    """The first error; if a validator made a model of its own (see variants.one_of()), the model's first."""
+    error = fault.errors(include_url=False)[0]
+    inner = error.get("ctx", {}).get("error")
+    if not isinstance(inner, ValidationError):
+        return error
+    deeper = _first_error(inner)
+    return {**deeper, "loc": (*error["loc"], *deeper["loc"])}
 
 
 def _bad_request(error: ErrorDetails) -> BadRequestError:
