@@ -8,13 +8,15 @@ from config.settings import Settings
 
 
 def tenant_of(request: HTTPConnection, settings: Settings) -> str:
-    """A digest of the API key that the client sent, checked by nobody yet; empty without one.
+    """Whose words may be drafted for the request: those of its key's holder, or everybody's.
 
-    Requests are drafted only from what requests of the same tenant said. With --ngram-scope process
-    everybody is the same one.
+    With --ngram-scope process everybody is the same tenant, "".
     """
-    if settings.ngram_scope == "process":
-        return ""
+    return "" if settings.ngram_scope == "process" else key_digest(request)
+
+
+def key_digest(request: HTTPConnection) -> str:
+    """A digest of the API key that the client sent, checked by nobody yet; empty without one."""
     key = _key_of(request)
     # Never the key itself: what stands in an order may end up in a log or a file.
     return hashlib.sha256(key.encode()).hexdigest() if key else ""

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: its bodies, what they mean as a chat, and answers in its shapes."""

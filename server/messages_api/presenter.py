@@ -1,0 +1,184 @@
+"""Answers in the shapes of Anthropic's Messages API, whole and as events."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic_core import from_json, to_json
+
+from server.dialects import Heading
+from server.error_shapes import anthropic_error
+from server.errors import ApiError
+from server.messages_api.schemas import MessagesRequest, ThinkingOn
+from server.parts import Answer, CallPart, EndPart, Part, ReasoningPart, TextPart
+from server.presenter import Events
+from server.responses import Timings, UsageBlock
+
+UNSIGNED = "unsigned"
+"""The signature of all thinking: clients send back only what has one."""
+
+
+class MessagePresenter:
+    """Presents the one answer to a request as Anthropic does."""
+
+    def __init__(self, heading: Heading, request_id: str, body: MessagesRequest) -> None:
+        self._heading = heading
+        self._request_id = request_id
+        self._max_tokens = body.max_tokens
+        self._shows_thinking = not (
+            isinstance(body.thinking, ThinkingOn) and body.thinking.display == "omitted"
+        )
+        self._diagnoses = body.diagnostics is not None and body.diagnostics.previous_message_id is not None
+        self._block_idx = -1
+        self._open: Literal["text", "thinking"] | None = None
+
+    def whole(self, answers: Sequence[Answer], usage: UsageBlock, _timings: Timings) -> bytes:
+        """See Presenter."""
+        (answer,) = answers
+        content: list[dict[str, Any]] = []
+        if answer.reasoning:
+            thinking = answer.reasoning if self._shows_thinking else ""
+            content.append({"type": "thinking", "thinking": thinking, "signature": UNSIGNED})
+        if answer.text:
+            content.append({"type": "text", "text": answer.text})
+        content += [_tool_use(call, from_json(call.arguments)) for call in answer.calls]
+        end = self._end(EndPart(answer.reason, answer.stop), usage)
+        return to_json(self._message(content, _usage(usage)) | end)
+
+    def opening(self, usage: UsageBlock) -> bytes:
+        """See Presenter. What of the prompt was cached is known only at the end, and said there."""
+        message = self._message([], _usage(usage)) | {"stop_reason": None, "stop_sequence": None}
+        return _event("message_start", message=message) + _event("ping")
+
+    def parts(self, events: Events) -> bytes:
+        """See Presenter."""
+        return b"".join(self._part(part) for part in _joined(events)) or _event("ping")
+
+    def last(self, events: Events, usage: UsageBlock, _timings: Timings) -> bytes:
+        """See Presenter."""
+        parts = _joined(events)
+        end = next(part for part in parts if isinstance(part, EndPart))
+        frames = [self._part(part) for part in parts]
+        counts = _usage(usage)
+        del counts["service_tier"]
+        frames.append(_event("message_delta", delta=self._end(end, usage), usage=counts))
+        return b"".join(frames) + _event("message_stop")
+
+    def error(self, fault: ApiError) -> bytes:
+        """See Presenter."""
+        return _frame("error", to_json(anthropic_error(fault, self._request_id)))
+
+    def _part(self, part: Part) -> bytes:
+        match part:
+            case TextPart(text=text):
+                return self._begin("text", text="") + self._delta("text_delta", "text", text) if text else b""
+            case ReasoningPart(text=text):
+                opening = self._begin("thinking", thinking="", signature="")
+                return opening + (
+                    self._delta("thinking_delta", "thinking", text) if self._shows_thinking else b""
+                )
+            case CallPart():
+                return b"".join(
+                    (
+                        self._close(),
+                        self._start(_tool_use(part, {})),
+                        self._delta("input_json_delta", "partial_json", part.arguments),
+                        self._stop(),
+                    )
+                )
+            case EndPart():
+                return self._close()
+
+    def _begin(self, kind: Literal["text", "thinking"], **empty: str) -> bytes:
+        """Open a block of this kind, if none is open."""
+        if self._open == kind:
+            return b""
+        closing = self._close()
+        self._open = kind
+        return closing + self._start({"type": kind, **empty})
+
+    def _close(self) -> bytes:
+        """Close the open block, if there is one."""
+        if self._open is None:
+            return b""
+        signing = self._delta("signature_delta", "signature", UNSIGNED) if self._open == "thinking" else b""
+        self._open = None
+        return signing + self._stop()
+
+    def _start(self, block: dict[str, Any]) -> bytes:
+        self._block_idx += 1
+        return _event("content_block_start", index=self._block_idx, content_block=block)
+
+    def _delta(self, kind: str, field: str, text: str) -> bytes:
+        # The one thing done for every token, so it serialises nothing but the text.
+        return (
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+            b'"delta":{"type":"%s","%s":%s}}\n\n'
+            % (self._block_idx, kind.encode(), field.encode(), to_json(text))
+        )
+
+    def _stop(self) -> bytes:
+        return _event("content_block_stop", index=self._block_idx)
+
+    def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        message = {
+            "id": f"msg_{self._heading.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._heading.model,
+            "content": content,
+            "usage": usage,
+        }
+        if self._diagnoses:
+            message["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
+        return message
+
+    def _end(self, end: EndPart, usage: UsageBlock) -> dict[str, Any]:
+        """Why the answer ended, and at which stop sequence."""
+        match end.reason:
+            case "tool_calls":
+                reason = "tool_use"
+            case "length":
+                is_cut = usage.completion_tokens >= self._max_tokens
+                reason = "max_tokens" if is_cut else "model_context_window_exceeded"
+            case "stop":
+                reason = "end_turn" if end.stop is None else "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": end.stop}
+
+
+def _usage(usage: UsageBlock) -> dict[str, Any]:
+    """Anthropic counts apart what was cached and what was not."""
+    cached = usage.prompt_tokens_details.cached_tokens
+    return {
+        "input_tokens": usage.prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.completion_tokens_details.reasoning_tokens},
+        "service_tier": "standard",
+    }
+
+
+def _tool_use(call: CallPart, arguments: object) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+
+def _joined(events: Events) -> list[Part]:
+    """The parts, with text that came while the loop was busy in one."""
+    joined: list[Part] = []
+    for _, part in events:
+        before = joined[-1] if joined else None
+        if isinstance(part, TextPart) and isinstance(before, TextPart):
+            joined[-1] = TextPart(before.text + part.text)
+        elif isinstance(part, ReasoningPart) and isinstance(before, ReasoningPart):
+            joined[-1] = ReasoningPart(before.text + part.text)
+        else:
+            joined.append(part)
+    return joined
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return _frame(kind, to_json({"type": kind, **fields}))
+
+
+def _frame(kind: str, json: bytes) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + json + b"\n\n"

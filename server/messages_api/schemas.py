@@ -1,0 +1,251 @@
+"""The bodies of /v1/messages and /v1/messages/count_tokens: every field, its type and its limits.
+
+A field that Anthropic defines and that cannot matter on a server of one's own is accepted and does nothing;
+one that would change the answer, and is not there, is refused by name.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
+
+from server.draft_fields import DraftFields
+from server.errors import shortened
+from server.fields import INT32_MAX, MAX_STOP_CHARACTERS, Count, RequestModel, not_yet, wrong
+from server.messages_api.blocks import CacheControl, Content, Texts, ToolResultBlock, ToolUseBlock
+from server.messages_api.tools import NamedChoice, Tool, ToolChoice
+from server.schemas import MAX_MESSAGES
+from server.variants import one_of
+
+MAX_STOP_SEQUENCES = 64
+MIN_BUDGET_TOKENS = 1024
+_BLOCKS_OF_ROLES = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "tool_use"),
+    "system": ("text",),
+}
+
+
+class InputMessage(RequestModel):
+    """One turn of the conversation. What an answer holds may be sent back as it came."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+    @model_validator(mode="after")
+    def fits_its_role(self) -> "InputMessage":
+        """Refuse blocks that the role does not have. An answer may have been empty, a question may not."""
+        taken = _BLOCKS_OF_ROLES[self.role]
+        for index, block in enumerate(self.content):
+            if block.type not in taken:
+                phrase = f"is '{block.type}', which a message of the {self.role} does not have"
+                raise wrong("invalid_value", phrase, f".content[{index}].type")
+        if not self.content and self.role != "assistant":
+            raise wrong("invalid_value", "is empty; send at least one block", ".content")
+        return self
+
+
+def _conversation(given: list[InputMessage]) -> list[InputMessage]:
+    """Refuse what no single message shows: a result of a call never made, an answer to be continued."""
+    called: set[str] = set()
+    for index, message in enumerate(given):
+        for block_index, block in enumerate(message.content):
+            if isinstance(block, ToolUseBlock):
+                called.add(block.id)
+            elif isinstance(block, ToolResultBlock) and block.tool_use_id not in called:
+                raise wrong(
+                    "invalid_value",
+                    "names no tool_use block of an earlier message",
+                    f"[{index}].content[{block_index}].tool_use_id",
+                )
+    if given[-1].role == "assistant":
+        raise wrong(
+            "unsupported_value",
+            "is 'assistant', but prefilled answers are not supported; end with a message of the user",
+            f"[{len(given) - 1}].role",
+        )
+    return given
+
+
+Messages = Annotated[
+    list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_conversation)
+]
+
+
+class ThinkingOn(RequestModel):
+    """Think before the answer, if the chat template knows of thinking."""
+
+    type: Literal["enabled", "adaptive"]
+    budget_tokens: int | None = Field(
+        None,
+        ge=MIN_BUDGET_TOKENS,
+        le=INT32_MAX,
+        description="Accepted with enabled; here max_tokens alone limits thinking and answer together.",
+    )
+    display: Literal["summarized", "omitted"] = Field(
+        "summarized", description="Summarized shows all of it; omitted leaves its text out of the answer."
+    )
+
+    @model_validator(mode="after")
+    def budget_where_it_belongs(self) -> "ThinkingOn":
+        """As Anthropic has it: enabled needs a budget, adaptive has none."""
+        if self.type == "enabled" and self.budget_tokens is None:
+            raise wrong("missing_required_parameter", "is missing", ".budget_tokens")
+        if self.type == "adaptive" and self.budget_tokens is not None:
+            raise wrong("invalid_value", "belongs to thinking of the type 'enabled'", ".budget_tokens")
+        return self
+
+
+class ThinkingOff(RequestModel):
+    """Answer without thinking, if the chat template knows how."""
+
+    type: Literal["disabled"]
+
+
+_THINKING = {"enabled": ThinkingOn, "adaptive": ThinkingOn, "disabled": ThinkingOff}
+_NO_SUCH_THINKING = {"between_tools": "which this server does not have; use enabled, adaptive or disabled"}
+Thinking = Annotated[
+    ThinkingOn | ThinkingOff,
+    PlainValidator(
+        one_of(_THINKING, refused=_NO_SUCH_THINKING), json_schema_input_type=ThinkingOn | ThinkingOff
+    ),
+]
+
+
+class JsonOutput(RequestModel):
+    """An answer that is JSON and follows a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(RequestModel):
+    """How the answer is to be."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="How long to think, for chat templates that know of it."
+    )
+    format: JsonOutput | None = None
+    task_budget: not_yet() = None  # type: ignore[valid-type]
+
+
+class Metadata(RequestModel):
+    """Whose request it is."""
+
+    user_id: str | None = None
+
+
+class Diagnostics(RequestModel):
+    """Asks why an earlier prompt was not in the cache."""
+
+    previous_message_id: str | None = None
+
+
+def _context_management(given: object) -> None:
+    """Only edits that leave everything as it is."""
+    keep_all = {"type": "clear_thinking_20251015", "keep": "all"}
+    edits = given.get("edits", []) if isinstance(given, dict) and given.keys() <= {"edits"} else None
+    if not isinstance(edits, list) or any(edit != keep_all for edit in edits):
+        raise wrong("unsupported_parameter", "is not supported, but for clear_thinking that keeps all")
+
+
+_RUN_THERE = {
+    "phrase": "is not supported: nothing is run, stored or fetched here; leave it out",
+    "description": "Not supported: nothing is run, stored or fetched here.",
+}
+
+
+class ConversationFields(RequestModel):
+    """What makes the prompt, in both bodies."""
+
+    model: str | None = Field(None, description="The model or one of its aliases; the served one if absent.")
+    messages: Messages
+    system: Texts = Field([], description="Text before the conversation, as a string or in blocks.")
+    tools: list[Tool] = Field([], description="Tools of the client's own; Anthropic's are refused by name.")
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = Field(None, description="The chat template's own way if absent.")
+    output_config: OutputConfig | None = None
+    output_format: JsonOutput | None = Field(None, description="Older name of output_config.format.")
+    cache_control: CacheControl | None = Field(None, description="Accepted; does nothing here.")
+    speed: Literal["standard", "fast"] | None = Field(None, description="Accepted; there is one speed.")
+
+    billing_policy: Any = Field(None, description="Accepted; nothing is billed here.")
+    context_management: Annotated[Any, AfterValidator(_context_management)] = Field(
+        None, description="Only no edits, or clear_thinking_20251015 that keeps all."
+    )
+    mcp_servers: not_yet([], **_RUN_THERE) = None  # type: ignore[valid-type]
+    compaction: not_yet() = None  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def tools_for_the_choice(self) -> "ConversationFields":
+        """Refuse a choice that the tools do not leave, and names that stand twice."""
+        names = [tool.name for tool in self.tools]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise wrong(
+                    "invalid_value", "stands twice; each tool has a name of its own", f"tools[{index}].name"
+                )
+        if self.tool_choice is not None and self.tool_choice.type in ("any", "tool") and not names:
+            raise wrong("invalid_value", "is allowed only with tools; send some", "tool_choice")
+        if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.name not in names:
+            phrase = f"is '{shortened(self.tool_choice.name)}', which is not among the tools"
+            raise wrong("invalid_value", phrase, "tool_choice.name")
+        return self
+
+    @model_validator(mode="after")
+    def one_format(self) -> "ConversationFields":
+        """Refuse two formats: nobody could tell which one was meant."""
+        if self.output_format is not None and self.output_config is not None and self.output_config.format:
+            raise wrong("invalid_value", "and output_config.format are both there; send one", "output_format")
+        return self
+
+    @property
+    def wanted_format(self) -> JsonOutput | None:
+        """What the answer must be, under either name."""
+        return self.output_format or (self.output_config.format if self.output_config else None)
+
+
+def _stop_sequences(given: list[str]) -> list[str]:
+    for index, stop in enumerate(given):
+        if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
+            phrase = f"has {len(stop)} characters; a stop sequence has between 1 and {MAX_STOP_CHARACTERS}"
+            raise wrong("invalid_value", phrase, f"[{index}]")
+    return given
+
+
+class MessagesRequest(ConversationFields):
+    """The body of POST /v1/messages."""
+
+    max_tokens: Count = Field(description="Longest answer; capped by the room left in the context.")
+    temperature: float = Field(1.0, ge=0, le=1)
+    top_p: float = Field(1.0, ge=0, le=1)
+    top_k: int = Field(0, ge=0, le=INT32_MAX, description="0 or the vocabulary's size and more: no limit.")
+    stop_sequences: Annotated[
+        list[str], Field(max_length=MAX_STOP_SEQUENCES), AfterValidator(_stop_sequences)
+    ] = Field([], description="Strings that end the answer; stop_sequence in the answer says which one did.")
+    stream: bool = False
+    draft: DraftFields = Field(DraftFields(), description="How to draft; not Anthropic's.")
+    metadata: Metadata | None = Field(None, description="Accepted; does nothing here.")
+    service_tier: Literal["auto", "standard_only"] | None = Field(
+        None, description="Accepted; there is one tier, standard."
+    )
+    inference_geo: str | None = Field(None, description="Accepted; inference is where the server is.")
+    diagnostics: Diagnostics | None = Field(
+        None, description="Answered with 'unavailable': why a prompt was not cached is not kept."
+    )
+    container: not_yet(**_RUN_THERE) = None  # type: ignore[valid-type]
+    thread: not_yet(**_RUN_THERE) = None  # type: ignore[valid-type]
+    fallbacks: not_yet([]) = None  # type: ignore[valid-type]
+    fallback_credit_token: Any = Field(None, description="Accepted; nothing is billed here.")
+
+    @model_validator(mode="after")
+    def budget_below_the_limit(self) -> "MessagesRequest":
+        """As Anthropic has it: thinking must leave room for an answer."""
+        budget = self.thinking.budget_tokens if isinstance(self.thinking, ThinkingOn) else None
+        if budget is not None and budget >= self.max_tokens:
+            phrase = f"is {budget}, but must be below max_tokens, {self.max_tokens}"
+            raise wrong("invalid_value", phrase, "thinking.budget_tokens")
+        return self
+
+
+class CountTokensRequest(ConversationFields):
+    """The body of POST /v1/messages/count_tokens."""

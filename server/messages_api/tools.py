@@ -1,0 +1,134 @@
+"""The tools of a request, and what the model may do with them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PlainValidator
+from pydantic_core import to_json
+
+from server.fields import RequestModel, not_yet, wrong
+from server.messages_api.blocks import CacheControl
+from server.variants import one_of
+
+_SERVERS = "which Anthropic runs, and nothing is run here; send tools with a name and an input_schema"
+_ANTHROPICS = "whose schema is Anthropic's own; describe it with a name and an input_schema, without type"
+_REFUSED = {
+    "web_": _SERVERS,
+    "code_execution": _SERVERS,
+    "tool_search": _SERVERS,
+    "mcp_": _SERVERS,
+    "bash": _ANTHROPICS,
+    "text_editor": _ANTHROPICS,
+    "memory": _ANTHROPICS,
+    "computer": _ANTHROPICS,
+    "browser": _ANTHROPICS,
+}
+_DEFERRED = {
+    "phrase": "is not supported: there is no search for tools here; leave it out",
+    "description": "Only false.",
+}
+
+
+def _input_schema(given: dict[str, Any]) -> dict[str, Any]:
+    if given.get("type") != "object":
+        raise wrong("invalid_value", "must be 'object': the input of a tool is an object", ".type")
+    return given
+
+
+def _callers(given: list[str]) -> list[str]:
+    if given != ["direct"]:
+        raise wrong("unsupported_value", "must be ['direct']: no code is run here that could call tools")
+    return given
+
+
+class CustomTool(RequestModel):
+    """A tool of the client's own."""
+
+    type: Literal["custom"] = "custom"
+    name: str = Field(min_length=1)
+    description: str | None = None
+    input_schema: Annotated[dict[str, Any], AfterValidator(_input_schema)]
+    strict: bool = Field(False, description="Whether the input of every call must follow the schema.")
+    input_examples: list[dict[str, Any]] = Field(
+        [], description="The model reads them after the description."
+    )
+    cache_control: CacheControl | None = Field(None, description="Accepted; does nothing here.")
+    eager_input_streaming: bool = Field(False, description="Accepted; inputs are sent whole, once they are.")
+    allowed_callers: Annotated[list[str], AfterValidator(_callers)] = Field(
+        ["direct"], description="Only ['direct']."
+    )
+    defer_loading: not_yet(False, **_DEFERRED) = None  # type: ignore[valid-type]
+
+    def as_function(self) -> dict[str, Any]:
+        """The tool in OpenAI's shape."""
+        function: dict[str, Any] = {
+            "name": self.name,
+            "parameters": self.input_schema,
+            "strict": self.strict,
+        }
+        paragraphs = [self.description] if self.description else []
+        if self.input_examples:
+            examples = "\n".join(to_json(example).decode() for example in self.input_examples)
+            paragraphs.append(f"Examples of input:\n{examples}")
+        if paragraphs:
+            function["description"] = "\n\n".join(paragraphs)
+        return {"type": "function", "function": function}
+
+
+Tool = Annotated[
+    CustomTool,
+    PlainValidator(
+        one_of({"custom": CustomTool}, refused=_REFUSED, default="custom"), json_schema_input_type=CustomTool
+    ),
+]
+
+
+class Choice(RequestModel):
+    """What all choices but none may have."""
+
+    disable_parallel_tool_use: bool = Field(False, description="Whether one call at most may be made.")
+
+
+class AutoChoice(Choice):
+    """The model decides."""
+
+    type: Literal["auto"]
+
+    def as_openai(self) -> str:
+        """The choice in OpenAI's words."""
+        return "auto"
+
+
+class AnyChoice(Choice):
+    """The model must call a tool."""
+
+    type: Literal["any"]
+
+    def as_openai(self) -> str:
+        """The choice in OpenAI's words."""
+        return "required"
+
+
+class NamedChoice(Choice):
+    """The model must call this tool."""
+
+    type: Literal["tool"]
+    name: str
+
+    def as_openai(self) -> dict[str, Any]:
+        """The choice in OpenAI's words."""
+        return {"type": "function", "function": {"name": self.name}}
+
+
+class NoChoice(RequestModel):
+    """The model may call no tool."""
+
+    type: Literal["none"]
+
+    def as_openai(self) -> str:
+        """The choice in OpenAI's words."""
+        return "none"
+
+
+_Choices = AutoChoice | AnyChoice | NamedChoice | NoChoice
+_KINDS = {"auto": AutoChoice, "any": AnyChoice, "tool": NamedChoice, "none": NoChoice}
+ToolChoice = Annotated[_Choices, PlainValidator(one_of(_KINDS), json_schema_input_type=_Choices)]

@@ -1,0 +1,47 @@
+"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic has them."""
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from server.body import read_body
+from server.chat import answer_chat, check_tools
+from server.errors import BadRequestError
+from server.headings import head
+from server.messages_api.presenter import MessagePresenter
+from server.messages_api.schemas import CountTokensRequest, MessagesRequest
+from server.messages_api.translation import as_chat, in_their_words, prompt_of
+from server.openapi import takes
+from server.request_log import record_of
+from server.service import service_of
+
+router = APIRouter()
+
+
+@router.post("/v1/messages", openapi_extra=takes(MessagesRequest))
+async def create_message(request: Request) -> Response:
+    """Answer a conversation."""
+    service = service_of(request)
+    body = await read_body(request, MessagesRequest)
+    service.check_ready()
+    heading = head(request, service, body.model)
+    presenter = MessagePresenter(heading, record_of(request).id, body)
+    try:
+        return await answer_chat(request, service, as_chat(body), presenter)
+    except BadRequestError as fault:
+        raise in_their_words(fault) from fault
+
+
+@router.post("/v1/messages/count_tokens", openapi_extra=takes(CountTokensRequest))
+async def count_tokens(request: Request) -> JSONResponse:
+    """How many tokens a conversation's prompt has."""
+    service = service_of(request)
+    body = await read_body(request, CountTokensRequest)
+    service.check_ready()
+    service.check_model(body.model)
+    try:
+        chat = prompt_of(body)
+        check_tools(service, chat)
+        prompt = await service.prompts.encode_chat(request, chat)
+    except BadRequestError as fault:
+        raise in_their_words(fault) from fault
+    return JSONResponse({"input_tokens": len(prompt.tokens)})
