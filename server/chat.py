@@ -3,6 +3,7 @@
 from fastapi import Request, Response
 
 from server.answers import respond
+from server.chat_grammar import chat_grammar
 from server.errors import BadRequestError
 from server.parts import MakeReader
 from server.presenter import Presenter
@@ -18,8 +19,13 @@ async def answer_chat(
     """Answer a conversation. Raises ApiError while the status can still say so."""
     check_tools(service, body)
     prompt = await service.prompts.encode_chat(request, body)
+    grammar = chat_grammar(body, service.engine.tokenizer.markers, prompt.is_thinking)
+    if grammar is not None:
+        await service.prompts.check_grammar(request, grammar, "tools")
     make_reader = _reader_maker(service, body, prompt)
-    return await respond(request, service, body, presenter, [prompt.tokens], make_reader, prompt.prediction)
+    return await respond(
+        request, service, body, presenter, [prompt.tokens], make_reader, prompt.prediction, grammar
+    )
 
 
 def check_tools(service: Service, body: ChatRequest) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from engine.calls import WrittenCall
 from engine.markers import Markers
-from engine.request import EngineStatus, GenerationRequest, ModelInfo, Sink
+from engine.request import EngineStatus, GenerationRequest, Grammar, ModelInfo, Sink
 
 
 class TokenizerFace(Protocol):
@@ -71,6 +71,9 @@ class EngineFace(Protocol):
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate a sequence; raises EngineError if it cannot be taken."""
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Compile a grammar for its first use; raises GrammarError if it cannot be used. On any thread."""
 
     def cancel(self, request_id: str) -> None:
         """End a sequence; unknown ids are ignored."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic_core import to_json
 
-from engine.request import EngineError
+from engine.request import EngineError, Grammar, GrammarError
 from server.engine_face import EngineFace
 from server.errors import BadRequestError, ClientGoneError, from_engine
 from server.orders import check_ids, context_error
@@ -67,6 +67,16 @@ class PromptEncoder:
             if isinstance(prompt, str):
                 self._check_size(len(prompt), "prompt")
         return await self._run(request, self._encode_all, body.prompt)
+
+    async def check_grammar(self, request: Request, grammar: Grammar, param: str) -> None:
+        """Compile a grammar, so that a request with it starts at once.
+
+        param: the field that it was made of. Raises BadRequestError if it cannot be used, and as _run().
+        """
+        try:
+            await self._run(request, self._engine.check_grammar, grammar)
+        except GrammarError as fault:
+            raise BadRequestError(f"'{param}': {fault}", param=param, code="unsupported_grammar") from fault
 
     def close(self) -> None:
         """End the thread; what still waits for it is dropped."""

@@ -191,6 +191,12 @@ class ChatRequest(GenerationFields):
         return [tool for tool in self.tools if tool.function.name in choice.names]
 
     @property
+    def callable_tools(self) -> list[Tool]:
+        """The tools that it may call."""
+        names = self.tool_choice.names
+        return [tool for tool in self.shown_tools if names is None or tool.function.name in names]
+
+    @property
     def template_arguments(self) -> dict[str, Any]:
         """What the chat template is told besides messages and tools."""
         effort: dict[str, Any] = {}

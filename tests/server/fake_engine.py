@@ -21,6 +21,8 @@ from engine.request import (
     Failed,
     Finished,
     GenerationRequest,
+    Grammar,
+    GrammarError,
     ModelInfo,
     SharedMemoryError,
     Sink,
@@ -198,6 +200,8 @@ class FakeEngine:
             loaded_s=0.1,
         )
         self.tokenizer = FakeTokenizer()
+        self.checked_grammars: list[Grammar] = []
+        self.grammar_fault: str | None = None
         self.requests: list[GenerationRequest] = []
         self.cancelled_ids: list[str] = []
         self._live: dict[str, Job] = {}
@@ -217,6 +221,11 @@ class FakeEngine:
             self._live[request.id] = job
             self._changed.notify_all()
         threading.Thread(target=self._work, args=(job, self.script), daemon=True).start()
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        self.checked_grammars.append(grammar)
+        if self.grammar_fault is not None:
+            raise GrammarError(self.grammar_fault)
 
     def cancel(self, request_id: str) -> None:
         with self._changed:
