@@ -164,16 +164,16 @@ class MarkedReader:
         if self._state == "call":
             self._cross_in_call(text)
         elif self._calls_start and text == self._calls_start.text:
-            self._blank = ""
             self._call_is_in = "reasoning" if self._state == "reasoning" else "content"
             self._begin_call()
         elif self._state == "content" and markers.think_start and text == markers.think_start.text:
             self._alignment.skip(text)
             self._state, self._is_thinking_open = "reasoning", True
+            self._blank = "\n" if self._has_thought else ""
         else:
             self._alignment.skip(text)
             if markers.think_end and text == markers.think_end.text:
-                self._is_thinking_open, self._drops_space, self._blank = False, True, ""
+                self._is_thinking_open, self._drops_space = False, True
             self._state, self._has_content = "content", False
 
     def _begin_call(self) -> None:

@@ -33,14 +33,12 @@ VOCAB_SIZE = 256
 CONTEXT_TOKENS = 1000
 
 
-def _marker(text: str) -> Marker:
+def marker(text: str) -> Marker:
     return Marker(text, tuple(text.encode()))
 
 
-CALLING = Markers(
-    call_start=_marker("<tool_call>"), call_end=_marker("</tool_call>"), call_format="json_tools"
-)
-THINKING = replace(CALLING, think_start=_marker("<think>"), think_end=_marker("</think>"))
+CALLING = Markers(call_start=marker("<tool_call>"), call_end=marker("</tool_call>"), call_format="json_tools")
+THINKING = replace(CALLING, think_start=marker("<think>"), think_end=marker("</think>"))
 
 
 class FakeTokenizer:
