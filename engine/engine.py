@@ -173,7 +173,7 @@ class Engine:
     def status(self) -> EngineStatus:
         """What /health needs, as of now."""
         worker = self._worker
-        running = len(worker.members) + len(worker.prefilling) if worker else 0
+        running = len(worker.members) + len(worker.intake.prefilling) if worker else 0
         with self._lock:
             return EngineStatus(self._state, running, max(0, self._num_live - running), self._fault)
 
@@ -319,7 +319,7 @@ class Engine:
                     _perform(message)
                 else:
                     deadline = time.perf_counter() + message.drain_s
-                    for sequence in worker.waiting:
+                    for sequence in worker.intake.waiting:
                         sequence.fail(Failed("draining", "the server is stopping"))
                 # An idle engine must not keep the last request alive.
                 del message

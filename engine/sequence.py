@@ -1,5 +1,6 @@
 """One request on its way through the engine."""
 
+import logging
 import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from engine.rows import Caches
 from engine.sampling import Penalties, needs_penalties
 from engine.text import AnswerText
 from engine.tokenizer import Tokenizer
+
+log = logging.getLogger("reprise.engine")
 
 
 @dataclass(eq=False)
@@ -108,6 +111,11 @@ class Sequence:
         self.caches, self.num_computed, self.num_dispatched = [], 0, self.num_answered
         self.draft_caches, self.num_draft_computed = [], 0
         self.prompt_logprobs.clear()
+
+    def give_up_draft_model(self, fault: Exception) -> None:
+        """The draft model could not read the prompt: go on without it."""
+        log.warning("request %s goes on without the draft model: %s", self.request.id, fault)
+        self.draft_caches, self.num_draft_computed = [], 0
 
     def make_penalties(self, vocab_size: int) -> None:
         """Count its tokens for the penalties, if it has any. Its last token is counted when it is fed."""

@@ -9,36 +9,30 @@ Without prompts to prefill or prefixes to keep, one read is the only wait of a t
 
 import logging
 import time
-from collections import deque
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft
-from engine import drafted_step, scheduler
+from engine import drafted_step
 from engine.costs import StepClock
 from engine.draft_model import DraftModel
 from engine.drafted_step import Feed
 from engine.drafting import Drafting
+from engine.intake import Intake
 from engine.loading import LoadedModel
 from engine.logprobs import Likelihood, Likelihoods, measure
 from engine.planning import Planner
 from engine.prefix_cache import PrefixCache
 from engine.request import Failed
-from engine.rows import Caches, dispatch, make_caches, make_rows, settle
+from engine.rows import make_rows
 from engine.sampling import Sampler
 from engine.sequence import Sequence
 
 log = logging.getLogger("reprise.engine")
 
 CLEAR_EVERY_STEPS = 256
-PROMPT_LOGPROBS_CHUNK = 128
-"""Most tokens of a prompt at once where all their logits are needed: a vocabulary's size each."""
-
-LEAST_SHARED_TOKENS = 32
-"""Prompts from this length on wait for another row's prefill of the same one."""
-
 LARGEST_STEP = 2.0
 """A step is charged at most so many times its cost: a pause of the machine is nobody's debt."""
 
@@ -78,8 +72,15 @@ class Worker:
         # Caches that cannot be cut at any length are of no use to another prompt.
         budget_bytes = settings.prefix_cache_bytes if self.batched else 0
         self.prefix_cache = PrefixCache(budget_bytes) if budget_bytes else None
-        self.waiting: deque[Sequence] = deque()
-        self.prefilling: list[Sequence] = []
+        self.intake = Intake(
+            self.model,
+            settings,
+            batched,
+            self.prefix_cache,
+            draft_model,
+            lambda sequence: drafting.may_ask_model(sequence.request),
+            self._fail,
+        )
         self.num_steps = 0
         self._clear_rows()
 
@@ -95,16 +96,16 @@ class Worker:
     @property
     def live(self) -> list[Sequence]:
         """Every sequence that has not had its terminal event."""
-        return [s for s in (*self.members, *self.prefilling, *self.waiting) if not s.ended]
+        return [s for s in (*self.members, *self.intake.prefilling, *self.intake.waiting) if not s.ended]
 
     @property
     def has_work(self) -> bool:
         """Whether a turn would do anything."""
-        return bool(self.members or self.prefilling or self.waiting)
+        return bool(self.members or self.intake.prefilling or self.intake.waiting)
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence for admission."""
-        self.waiting.append(sequence)
+        self.intake.waiting.append(sequence)
 
     def cancel(self, request_id: str) -> None:
         """End a sequence wherever it is; its row is freed by the next turn."""
@@ -115,7 +116,7 @@ class Worker:
     def turn(self) -> None:
         """Advance everything by one step."""
         self._retire()
-        self._admit()
+        self.intake.admit(self.members, self.rows)
         feeds = self._plan()
         if feeds and self.unread is not None:
             # The draft was made without the token that is still on its way: read it and look again.
@@ -126,7 +127,8 @@ class Worker:
             feeds = self._plan()
         if not (self._run_wide(feeds) if feeds else self._run_plain()):
             return
-        self._prefill()
+        if self.intake.prefill(len(self.members), self._join):
+            self.clock.reset()
         self.num_steps += 1
         if self.num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
@@ -148,10 +150,7 @@ class Worker:
 
     def _retire(self) -> None:
         """Free the rows of ended sequences and forget those that ended before they had one."""
-        if any(s.ended for s in self.prefilling):
-            self.prefilling = [s for s in self.prefilling if not s.ended]
-        if any(s.ended for s in self.waiting):
-            self.waiting = deque(s for s in self.waiting if not s.ended)
+        self.intake.drop_ended()
         if not any(s.ended for s in self.members):
             return
         order = list(range(len(self.members)))
@@ -180,48 +179,6 @@ class Worker:
             # Nobody asked for this copy, so nobody fails for it.
             log.warning("a prefix could not be kept; dropping all of them", exc_info=True)
             self.prefix_cache.clear()
-
-    def _admit(self) -> None:
-        """Give free rows to waiting sequences, in order; a suspect runs with nobody beside it.
-
-        Whose prompt is being prefilled for another lets others pass: it takes that one's when it is done.
-        """
-        for sequence in list(self.waiting):
-            running = [*self.members, *self.prefilling]
-            if len(running) >= self.settings.max_rows or any(s.alone for s in running):
-                return
-            if sequence.alone and running:
-                return
-            if self._is_prefilling_same(sequence):
-                continue
-            self.waiting.remove(sequence)
-            self.prefilling.append(sequence)
-            try:
-                found = self._find_prefix(sequence)
-                sequence.admit(*(found or (make_caches(self.model, self.settings.kv_bits), 0)))
-                if self.draft_model and self.drafting.may_ask_model(sequence.request):
-                    sequence.draft_caches = self.draft_model.make_caches()
-            except Exception as fault:
-                self._fail(sequence, fault)
-
-    def _is_prefilling_same(self, sequence: Sequence) -> bool:
-        """Whether waiting spares this sequence its prefill: as for the choices of one request."""
-        if not self.batched or sequence.request.prompt_logprobs or len(sequence.tokens) < LEAST_SHARED_TOKENS:
-            return False
-        return any(s.request.prompt == sequence.request.prompt for s in self.prefilling)
-
-    def _find_prefix(self, sequence: Sequence) -> tuple[Caches, int] | None:
-        """Copies of caches with a beginning of its tokens, and how many: of a row, or of one that ended."""
-        if sequence.request.prompt_logprobs:
-            # All of the prompt has to be computed.
-            return None
-        num_wanted = len(sequence.tokens) - 1
-        if self.batched and num_wanted:
-            for row, member in enumerate(self.members):
-                is_held = self.rows.lengths[row] >= num_wanted
-                if is_held and member.tokens[:num_wanted] == sequence.tokens[:num_wanted]:
-                    return self.rows.extract(row, num_wanted), num_wanted
-        return self.prefix_cache.find(sequence.tokens) if self.prefix_cache is not None else None
 
     def _dispatch(self) -> None:
         """Dispatch one token for every row; nothing is read."""
@@ -331,60 +288,6 @@ class Worker:
         except Exception as fault:
             self._fail(sequence, fault)
 
-    def _prefill(self) -> None:
-        """Feed prompts within the budget; those that are complete join the rows."""
-        if not self.prefilling:
-            return
-        s = self.settings
-        budget = scheduler.prefill_budget(len(self.members), s.step_token_budget, s.prefill_chunk_tokens)
-        chunks = scheduler.plan_prefill([s.num_to_prefill for s in self.prefilling], budget)
-        for sequence, chunk in zip(list(self.prefilling), chunks, strict=True):
-            if sequence.ended:
-                continue
-            try:
-                if chunk:
-                    self._prefill_chunk(sequence, chunk)
-                if sequence.num_to_prefill == 0:
-                    self.prefilling.remove(sequence)
-                    self._join(sequence)
-            except Exception as fault:
-                self._fail(sequence, fault)
-
-    def _prefill_chunk(self, sequence: Sequence, chunk: int) -> None:
-        self.clock.reset()
-        # One chunk in flight per prompt: a cancelled prompt stops within a chunk.
-        settle(sequence.caches)
-        end = len(sequence.tokens) - 1
-        if sequence.request.prompt_logprobs:
-            chunk = min(chunk, PROMPT_LOGPROBS_CHUNK)
-        if part := sequence.tokens[sequence.num_computed : min(sequence.num_computed + chunk, end)]:
-            logits = self.model(mx.array(part)[None], cache=sequence.caches)
-            if sequence.request.prompt_logprobs:
-                self._measure_prompt(sequence, logits[0])
-            dispatch(sequence.caches)
-            sequence.num_computed += len(part)
-        start = sequence.num_draft_computed
-        part = sequence.tokens[start : min(start + chunk, end)]
-        if self.draft_model is None or not sequence.draft_caches or not part:
-            return
-        try:
-            settle(sequence.draft_caches)
-            self.draft_model.model(mx.array(part)[None], cache=sequence.draft_caches)
-            dispatch(sequence.draft_caches)
-            sequence.num_draft_computed += len(part)
-        # Drafts are a bonus: the answer needs only the model itself.
-        except Exception as fault:
-            log.warning("request %s goes on without the draft model: %s", sequence.request.id, fault)
-            sequence.draft_caches, sequence.num_draft_computed = [], 0
-
-    def _measure_prompt(self, sequence: Sequence, logits: mx.array) -> None:
-        """Read how likely the tokens behind those of a chunk were. logits: (chunk, vocabulary)."""
-        start = sequence.num_computed + 1
-        follows = sequence.tokens[start : start + logits.shape[0]]
-        wanted = [sequence.request.top_logprobs or 0] * len(follows)
-        likelihoods = Likelihoods(logits, mx.array(follows), wanted).read()
-        sequence.prompt_logprobs += [one for one in likelihoods if one is not None]
-
     def _join(self, sequence: Sequence) -> None:
         """A prefilled sequence becomes the last row; its last token is fed by the next step."""
         sequence.make_penalties(self.vocab_size)
@@ -444,7 +347,7 @@ class Worker:
         for sequence in reversed([s for s in rows if not s.ended]):
             sequence.alone = sequence in suspects
             sequence.restart()
-            self.waiting.appendleft(sequence)
+            self.intake.waiting.appendleft(sequence)
 
     def _fail(self, sequence: Sequence, fault: Exception) -> None:
         if sequence.ended:
