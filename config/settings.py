@@ -61,6 +61,11 @@ class Settings:
     prefix_cache_bytes: int = setting(
         256 * 2**20, "Memory for the caches of earlier prompts; 0 switches it off.", at_least=0
     )
+    response_store_bytes: int = setting(
+        64 * 2**20,
+        "Memory for what /v1/responses keeps, so that requests can continue it; 0 keeps nothing.",
+        at_least=0,
+    )
     kv_bits: int | None = setting(
         None, "Bits that keys and values are quantised to, 4 or 8; without it they are not.", at_least=4
     )

@@ -13,7 +13,8 @@ from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.metrics import Metrics
 from server.openapi import describe_bodies
 from server.request_log import RequestLog
-from server.routes import chat, completions, health, messages, metrics, models, ngram_mod
+from server.responses_api.schemas import ResponsesRequest
+from server.routes import chat, completions, health, messages, metrics, models, ngram_mod, responses_api
 from server.schemas import ChatRequest, CompletionRequest
 from server.service import Service
 
@@ -31,9 +32,11 @@ def create_app(engine: EngineFace, settings: Settings) -> FastAPI:
 
     # No pages with API docs: they load their scripts from elsewhere.
     app = FastAPI(title="Reprise", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
-    for routes in (chat, completions, messages, models, ngram_mod, metrics, health):
+    for routes in (chat, completions, messages, responses_api, models, ngram_mod, metrics, health):
         app.include_router(routes.router)
-    describe_bodies(app, ChatRequest, CompletionRequest, MessagesRequest, CountTokensRequest)
+    describe_bodies(
+        app, ChatRequest, CompletionRequest, MessagesRequest, CountTokensRequest, ResponsesRequest
+    )
     install_error_handlers(app)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(RequestLog, metrics=counters)

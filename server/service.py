@@ -13,6 +13,7 @@ from server.errors import RETRY_AFTER_S, ModelNotFoundError, UnavailableError
 from server.mailbox import PostOffice
 from server.metrics import Metrics
 from server.prompts import PromptEncoder
+from server.responses_api.store import ResponseStore
 
 
 class Service:
@@ -24,6 +25,7 @@ class Service:
         self.metrics = metrics
         self.prompts = PromptEncoder(engine, settings.max_rows + settings.max_queue)
         self.post_office = PostOffice(asyncio.get_running_loop())
+        self.responses = ResponseStore(settings.response_store_bytes)
         self.created = int(time.time())
 
     @cached_property

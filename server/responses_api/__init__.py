@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: its bodies become chats, its answers are shown in its own shapes."""

@@ -1,0 +1,171 @@
+"""Answers in the shapes of the Responses API, whole and as events."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic_core import to_json
+
+from server.dialects import Heading
+from server.errors import ApiError
+from server.parts import Answer, EndPart, Part, ReasoningPart, TextPart
+from server.presenter import KEEP_ALIVE, Events
+from server.responses import Timings, UsageBlock
+from server.responses_api.output import Json, Output, joined
+from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
+
+Keep = Callable[[Json], None]
+"""Takes a response that ended well, before the client hears of its end."""
+
+
+class ResponsePresenter:
+    """Presents the one answer to a request.
+
+    num_input: items of the request's own input; their ids come before those of the output.
+    """
+
+    def __init__(self, heading: Heading, body: ResponsesRequest, num_input: int, keep: Keep) -> None:
+        self._heading = heading
+        self._echo = _echo(body)
+        self._keep = keep
+        self._num_events = 0
+        self._output = Output(
+            lambda prefix, index: item_id(heading, prefix, num_input + index), body.carries_reasoning
+        )
+
+    def whole(self, answers: Sequence[Answer], usage: UsageBlock, timings: Timings) -> bytes:
+        """See Presenter."""
+        (answer,) = answers
+        text = TextPart(answer.text, tuple(answer.logprobs))
+        end = EndPart(answer.reason, answer.stop)
+        parts: list[Part] = [ReasoningPart(answer.reasoning), text, *answer.calls, end]
+        for part in parts:
+            for _ in self._output.add(part):
+                pass
+        return to_json(self._ended(end, usage, timings))
+
+    def opening(self, _usage: UsageBlock) -> bytes:
+        """See Presenter."""
+        response = self._response("in_progress", [])
+        return b"".join(
+            self._frame({"type": f"response.{name}", "response": response})
+            for name in ("created", "in_progress")
+        )
+
+    def parts(self, events: Events) -> bytes:
+        """See Presenter."""
+        parts = joined([part for _, part in events])
+        return b"".join(self._frame(e) for part in parts for e in self._output.add(part)) or KEEP_ALIVE
+
+    def last(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
+        """See Presenter."""
+        frames = self.parts(events)
+        end = next(part for _, part in events if isinstance(part, EndPart))
+        response = self._ended(end, usage, timings)
+        return frames + self._frame({"type": f"response.{response['status']}", "response": response})
+
+    def error(self, fault: ApiError) -> bytes:
+        """See Presenter."""
+        told = {"type": "error", "code": fault.code, "message": fault.message, "param": fault.param}
+        response = self._response("failed", self._output.interrupt())
+        response["error"] = {"code": "server_error", "message": fault.message}
+        return self._frame(told) + self._frame({"type": "response.failed", "response": response})
+
+    def _ended(self, end: EndPart, usage: UsageBlock, timings: Timings) -> Json:
+        is_cut = end.reason == "length"
+        response = self._response("incomplete" if is_cut else "completed", self._output.items)
+        if is_cut:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        response["completed_at"] = None if is_cut else time.time()
+        response["usage"] = {
+            "input_tokens": usage.prompt_tokens,
+            # What is written to the cache is not counted: it costs nobody anything.
+            "input_tokens_details": {
+                "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+                "cache_write_tokens": 0,
+            },
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
+            "total_tokens": usage.total_tokens,
+        }
+        response["timings"] = timings.model_dump()
+        self._keep(response)
+        return response
+
+    def _response(self, status: str, output: list[Json]) -> Json:
+        return {
+            "id": response_id(self._heading),
+            "object": "response",
+            "created_at": float(self._heading.created),
+            "completed_at": None,
+            "status": status,
+            "model": self._heading.model,
+            "output": output,
+            "error": None,
+            "incomplete_details": None,
+            "usage": None,
+            **self._echo,
+        }
+
+    def _frame(self, event: Json) -> bytes:
+        kind = event["type"]
+        numbered = {"type": kind, "sequence_number": self._num_events, **event}
+        self._num_events += 1
+        return f"event: {kind}\ndata: ".encode() + to_json(numbered) + b"\n\n"
+
+
+def response_id(heading: Heading) -> str:
+    """The id of the response to a request."""
+    return f"resp_{heading.id}"
+
+
+def item_id(heading: Heading, prefix: str, index: int) -> str:
+    """The id of an item. index: its place among the items of input and output."""
+    return f"{prefix}_{heading.id}{index:04x}"
+
+
+def _echo(body: ResponsesRequest) -> Json:
+    """What a response says of the request that it answers."""
+    return {
+        "instructions": body.instructions,
+        "previous_response_id": body.previous_response_id,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_logprobs": body.top_logprobs or 0,
+        "tools": [
+            {
+                "type": "function",
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+                "strict": tool.strict,
+            }
+            for tool in body.tools
+        ],
+        "tool_choice": _dumped(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "text": _text(body),
+        "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
+        "truncation": "disabled",
+        "background": False,
+        "service_tier": "default",
+        "metadata": body.metadata,
+        "user": body.user,
+        "safety_identifier": body.safety_identifier,
+        "prompt_cache_key": body.prompt_cache_key,
+        "prompt_cache_retention": body.prompt_cache_retention,
+    }
+
+
+def _text(body: ResponsesRequest) -> Json:
+    wanted = body.text.format
+    shown = _dumped(wanted)
+    if isinstance(wanted, JsonSchemaFormat):
+        shown = {"strict": False, **wanted.model_dump(by_alias=True, exclude_none=True)}
+    return {"format": shown} | ({"verbosity": body.text.verbosity} if body.text.verbosity else {})
+
+
+def _dumped(value: Any) -> Any:
+    return value if isinstance(value, str) else value.model_dump()

@@ -1,0 +1,274 @@
+"""The body of POST /v1/responses: every field, its type and its limits."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
+
+from server.errors import shortened
+from server.fields import Count, RequestModel, not_yet, wrong
+from server.responses_api.items import AnyItem, InputItem
+from server.tool_fields import FunctionDefinition
+from server.variants import one_of
+
+MAX_TOP_LOGPROBS = 20
+LOGPROBS = "message.output_text.logprobs"
+CARRIED_REASONING = "reasoning.encrypted_content"
+_FUNCTIONS_ONLY = {"": "but this server runs no tools of its own; send functions and run them yourself"}
+
+
+class NamedFunction(RequestModel):
+    """One of the tools, by its name."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(RequestModel):
+    """Some of the tools, the others being out of bounds."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction]
+
+
+class FunctionTool(FunctionDefinition):
+    """A function that the model may ask the client to call."""
+
+    type: Literal["function"]
+    output_schema: dict[str, Any] | None = Field(None, description="Accepted; the model is not told.")
+    defer_loading: not_yet(False) = None  # type: ignore[valid-type]
+    allowed_callers: not_yet(["direct"]) = None  # type: ignore[valid-type]
+
+
+class PlainFormat(RequestModel):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(RequestModel):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(RequestModel):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+    name: str
+    json_schema: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+_FORMATS = {"text": PlainFormat, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat}
+AnyFormat = PlainFormat | JsonObjectFormat | JsonSchemaFormat
+TextFormat = Annotated[AnyFormat, PlainValidator(one_of(_FORMATS), json_schema_input_type=AnyFormat)]
+
+
+class TextConfig(RequestModel):
+    """What the text of the answer must be."""
+
+    format: TextFormat = PlainFormat(type="text")
+    verbosity: Any = Field(None, description="As in chat completions.")
+
+
+_NO_SUMMARIES = not_yet(
+    "auto",
+    phrase="must be 'auto' or absent: nothing is summarised here, all reasoning is told as it is",
+    description="Accepted if it is auto; reasoning is told whole, never summarised.",
+)
+
+
+class Reasoning(RequestModel):
+    """How to think."""
+
+    effort: Any = Field(None, description="As reasoning_effort in chat completions.")
+    summary: _NO_SUMMARIES = None  # type: ignore[valid-type]
+    generate_summary: _NO_SUMMARIES = None  # type: ignore[valid-type]
+    context: not_yet("auto") = None  # type: ignore[valid-type]
+    mode: not_yet("standard") = None  # type: ignore[valid-type]
+
+
+class StreamOptions(RequestModel):
+    """How to stream."""
+
+    include_obfuscation: bool = Field(
+        False, description="Accepted; nothing is padded here, the connection does not leave the machine."
+    )
+
+
+class PromptCacheOptions(RequestModel):
+    """How prompts are cached."""
+
+    mode: Literal["implicit", "explicit"] | None = Field(
+        None, description="Accepted; prompts are cached by what they hold."
+    )
+    ttl: Literal["30m", "12h"] | None = Field(
+        None, description="Accepted; what is used least recently goes first."
+    )
+    comparison_response_id: not_yet() = None  # type: ignore[valid-type]
+    prewarm: not_yet(False) = None  # type: ignore[valid-type]
+
+
+def _input(given: object) -> object:
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise wrong("invalid_type", "must be a string or an array of items")
+    return given
+
+
+_one_choice = one_of({"function": NamedFunction, "allowed_tools": AllowedTools}, refused=_FUNCTIONS_ONLY)
+
+
+def _tool_choice(given: object) -> Any:
+    if not isinstance(given, str):
+        return _one_choice(given)
+    if given not in ("none", "auto", "required"):
+        raise wrong("invalid_value", "must be 'none', 'auto', 'required' or an object that names a function")
+    return given
+
+
+def _include(given: list[str]) -> list[str]:
+    for index, name in enumerate(given):
+        if name not in (LOGPROBS, CARRIED_REASONING):
+            raise wrong(
+                "unsupported_value",
+                f"is '{shortened(name)}', which this server does not have; "
+                f"it has {LOGPROBS} and {CARRIED_REASONING}",
+                f"[{index}]",
+            )
+    return given
+
+
+def _metadata(given: dict[str, str]) -> dict[str, str]:
+    if len(given) > 16:
+        raise wrong("invalid_value", f"has {len(given)} pairs; at most 16 are allowed")
+    for key, value in given.items():
+        if len(key) > 64 or len(value) > 512:
+            at = f".{shortened(key)}"
+            raise wrong("invalid_value", "may have 64 characters in a key and 512 in a value", at)
+    return given
+
+
+AnyChoice = Literal["none", "auto", "required"] | NamedFunction | AllowedTools
+ToolChoice = Annotated[AnyChoice, PlainValidator(_tool_choice, json_schema_input_type=AnyChoice)]
+AnyTool = Annotated[
+    FunctionTool,
+    PlainValidator(
+        one_of({"function": FunctionTool}, refused=_FUNCTIONS_ONLY), json_schema_input_type=FunctionTool
+    ),
+]
+Input = Annotated[list[InputItem], BeforeValidator(_input, json_schema_input_type=str | list[AnyItem])]
+_AS_IN_CHAT = "As in chat completions; not OpenAI's here."
+
+
+class ResponsesRequest(RequestModel):
+    """The body of POST /v1/responses. What it shares with chat completions is checked there."""
+
+    model: str | None = Field(None, description="The model or one of its aliases; the served one if absent.")
+    input: Input = Field([], description="What to answer; not needed after an earlier response.")
+    instructions: str | None = Field(
+        None, description="A system message before all else; not carried over to the next response."
+    )
+    previous_response_id: str | None = Field(
+        None, description="A response that is kept here, which this one continues."
+    )
+    store: bool = Field(
+        True, description="Whether to keep the response, in memory and for a while, to continue it."
+    )
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_output_tokens: Count | None = Field(
+        None, description="Longest answer, reasoning included; capped by the room left in the context."
+    )
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, ge=0, le=1)
+    tools: list[AnyTool] = Field(
+        [], description="Functions that the model may call. There are no built-in tools."
+    )
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    text: TextConfig = TextConfig.model_validate({})
+    reasoning: Reasoning = Reasoning.model_validate({})
+    include: Annotated[list[str], AfterValidator(_include)] = Field(
+        [],
+        description=f"{LOGPROBS}: log probabilities. {CARRIED_REASONING}: the reasoning in base64, not "
+        "encrypted, so that clients that send back only that lose nothing.",
+    )
+    top_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="Likeliest tokens at each place; more than 0 asks for them.",
+    )
+    metadata: Annotated[dict[str, str], AfterValidator(_metadata)] = Field({}, description="Given back.")
+
+    max_tool_calls: Count | None = Field(
+        None, description="Accepted; it limits built-in tools, and there are none."
+    )
+    user: str | None = Field(None, description="Accepted; given back.")
+    safety_identifier: str | None = Field(None, description="Accepted; given back.")
+    prompt_cache_key: str | None = Field(None, description="Accepted; prompts are cached by what they hold.")
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(
+        None, description="Accepted; does nothing here."
+    )
+    prompt_cache_options: PromptCacheOptions | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = Field(
+        None, description="Accepted; there is one tier, default."
+    )
+
+    seed: Any = Field(None, description=_AS_IN_CHAT)
+    stop: Any = Field(None, description=_AS_IN_CHAT)
+    top_k: Any = Field(None, description=_AS_IN_CHAT)
+    min_p: Any = Field(None, description=_AS_IN_CHAT)
+    presence_penalty: Any = Field(None, description=_AS_IN_CHAT)
+    frequency_penalty: Any = Field(None, description=_AS_IN_CHAT)
+    repetition_penalty: Any = Field(None, description=_AS_IN_CHAT)
+    logit_bias: Any = Field(None, description=_AS_IN_CHAT)
+    draft: Any = Field(None, description=_AS_IN_CHAT)
+    chat_template_kwargs: Any = Field(None, description=_AS_IN_CHAT)
+
+    truncation: not_yet(  # type: ignore[valid-type]
+        "disabled",
+        phrase="must be 'disabled': nothing is dropped from a conversation unasked; send a shorter input",
+        description="Only disabled: an input that is too long is a 400.",
+    ) = None
+    background: not_yet(  # type: ignore[valid-type]
+        False,
+        phrase="is not supported; wait for the response, or stream it",
+        description="Not supported: a response is generated while the client waits.",
+    ) = None
+    conversation: not_yet(  # type: ignore[valid-type]
+        phrase="is not supported; send previous_response_id, or the whole conversation as input",
+        description="Not supported: see previous_response_id.",
+    ) = None
+    prompt: not_yet(  # type: ignore[valid-type]
+        phrase="is not supported: no templates are kept here; send instructions and input",
+        description="Not supported: no templates are kept here.",
+    ) = None
+    context_management: not_yet([]) = None  # type: ignore[valid-type]
+    moderation: not_yet() = None  # type: ignore[valid-type]
+    access_programs: not_yet() = None  # type: ignore[valid-type]
+    image: not_yet() = None  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def fits_together(self) -> "ResponsesRequest":
+        """Refuse options for a stream that was not asked for, and a request about nothing."""
+        if self.stream_options is not None and not self.stream:
+            raise wrong("invalid_value", "is allowed only with stream: true", "stream_options")
+        if self.previous_response_id is None and not self.input:
+            raise wrong("missing_required_parameter", "is missing or empty; say something", "input")
+        return self
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log probabilities were asked for."""
+        return LOGPROBS in self.include or bool(self.top_logprobs)
+
+    @property
+    def carries_reasoning(self) -> bool:
+        """Whether reasoning items are to have encrypted_content."""
+        return CARRIED_REASONING in self.include
