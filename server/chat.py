@@ -19,8 +19,9 @@ async def answer_chat(
     """Answer a conversation. Raises ApiError while the status can still say so."""
     check_tools(service, body)
     prompt = await service.prompts.encode_chat(request, body)
-    grammar = chat_grammar(body, service.engine.tokenizer.markers, prompt.is_thinking)
-    if grammar is not None:
+    content = await service.prompts.check_form(request, body)
+    grammar = chat_grammar(body, service.engine.tokenizer.markers, prompt.is_thinking, content)
+    if grammar is not None and grammar is not content:
         await service.prompts.check_grammar(request, grammar, "tools")
     make_reader = _reader_maker(service, body, prompt)
     return await respond(

@@ -13,8 +13,10 @@ from pydantic_core import to_json
 from engine.request import EngineError, Grammar, GrammarError
 from server.engine_face import EngineFace
 from server.errors import BadRequestError, ClientGoneError, from_engine
+from server.grammar_faults import explain
 from server.orders import check_ids, context_error
 from server.schemas import ChatRequest, CompletionRequest
+from server.structured_fields import StructuredFields
 
 TokenIds = tuple[int, ...]
 ResultT = TypeVar("ResultT")
@@ -76,7 +78,16 @@ class PromptEncoder:
         try:
             await self._run(request, self._engine.check_grammar, grammar)
         except GrammarError as fault:
-            raise BadRequestError(f"'{param}': {fault}", param=param, code="unsupported_grammar") from fault
+            message = f"'{param}' {explain(str(fault))}."
+            raise BadRequestError(message, param=param, code="unsupported_grammar") from fault
+
+    async def check_form(self, request: Request, body: StructuredFields) -> Grammar | None:
+        """The grammar of the form that the answer must have, compiled. Raises as check_grammar()."""
+        if body.form is None:
+            return None
+        grammar, param = body.form
+        await self.check_grammar(request, grammar, param)
+        return grammar
 
     def close(self) -> None:
         """End the thread; what still waits for it is dropped."""

@@ -23,6 +23,7 @@ from server.fields import (
     wrong,
 )
 from server.messages import Message, check_conversation
+from server.structured_fields import StructuredFields
 from server.tool_fields import Tool, ToolChoice, ToolChoiceField, Tools, check_choice
 
 MAX_MESSAGES = 4096
@@ -58,7 +59,7 @@ class StreamOptions(RequestModel):
     )
 
 
-class GenerationFields(RequestModel):
+class GenerationFields(StructuredFields):
     """What chat and plain completions have in common.
 
     prompt_field: where the prompt stands, for errors about it.
@@ -165,7 +166,6 @@ class ChatRequest(GenerationFields):
     function_call: replaced(  # type: ignore[valid-type]
         "is not supported; send tool_choice instead, with tools", "none", "auto"
     ) = None
-    response_format: not_yet({"type": "text"}) = None  # type: ignore[valid-type]
     logprobs: not_yet(False) = None  # type: ignore[valid-type]
     top_logprobs: not_yet(0) = None  # type: ignore[valid-type]
     modalities: not_yet(["text"]) = None  # type: ignore[valid-type]

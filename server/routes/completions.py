@@ -26,4 +26,5 @@ async def create_completion(request: Request) -> Response:
     prompts = await service.prompts.encode_prompts(request, body)
     heading = head(request, service, body.model)
     presenter = ChunkPresenter(heading, _DIALECT, body.n * len(prompts), body.wants_usage_chunk)
-    return await respond(request, service, body, presenter, prompts, PlainReader)
+    grammar = await service.prompts.check_form(request, body)
+    return await respond(request, service, body, presenter, prompts, PlainReader, grammar=grammar)
