@@ -56,14 +56,22 @@ def _text(given: object) -> str:
 
 Content = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[TextPart])]
 
-_ASSISTANT_ONLY = ("refusal", "reasoning_content", "tool_calls", "function_call", "audio", "annotations")
+_ASSISTANT_ONLY = (
+    "refusal",
+    "reasoning_content",
+    "reasoning",
+    "tool_calls",
+    "function_call",
+    "audio",
+    "annotations",
+)
 
 
 class Message(RequestModel):
     """One message of a conversation. What an answer's own message holds may be sent back as it came.
 
     refusal: stands in for the content where there is none.
-    reasoning_content: for templates that show earlier thinking.
+    reasoning_content: for templates that show earlier thinking. reasoning: another name that clients use.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -71,6 +79,7 @@ class Message(RequestModel):
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
     tool_call_id: str | None = None
     function_call: not_yet() = None  # type: ignore[valid-type]
@@ -101,9 +110,9 @@ class Message(RequestModel):
             "role": "system" if self.role == "developer" else self.role,
             "content": content,
         }
-        for name in ("name", "reasoning_content", "tool_call_id"):
-            if (value := getattr(self, name)) is not None:
-                rendered[name] = value
+        thinking = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        given = {"name": self.name, "reasoning_content": thinking, "tool_call_id": self.tool_call_id}
+        rendered |= {name: value for name, value in given.items() if value is not None}
         if self.tool_calls:
             rendered["tool_calls"] = [
                 {

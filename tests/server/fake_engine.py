@@ -20,6 +20,7 @@ from engine.request import (
     Event,
     Failed,
     Finished,
+    FinishReason,
     GenerationRequest,
     Grammar,
     GrammarError,
@@ -119,6 +120,18 @@ def echo(_: "FakeEngine", job: Job) -> Event:
         job.sink(Delta(character))
     is_cut = job.request.max_tokens < len(job.request.prompt)
     return Finished("length" if is_cut else "stop", _usage(job, len(said), num_cached=3))
+
+
+def says(*pieces: str, reason: FinishReason = "stop") -> "Script":
+    """A script that says the same to all, piece by piece."""
+
+    def say(_: "FakeEngine", job: Job) -> Event:
+        for piece in pieces:
+            job.sink(Delta(piece))
+        tokens = tuple("".join(pieces).encode())
+        return Finished(reason, _usage(job, len(tokens)), tokens)
+
+    return say
 
 
 def wait_first(engine: "FakeEngine", job: Job) -> Event:

@@ -1,13 +1,14 @@
-"""Validates responses against the openai package's own models, with unknown fields forbidden but for one.
+"""Validates responses against the openai package's own models, with unknown fields forbidden but for two.
 
-timings is that one, which the README describes; its shape is held here too.
+Those are timings, whose shape is held here too, and the reasoning_content of messages and deltas.
 """
 
 import json
 from typing import Any, TypeVar
 
 from openai.types import Completion, Model
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
+from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from pydantic import BaseModel, ConfigDict
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -113,7 +114,10 @@ def assert_error(body: dict[str, Any], param: str | None = None, code: str | Non
 
 def _forbid_unknown(value: object, where: str) -> None:
     if isinstance(value, BaseModel):
-        assert not value.model_extra, f"{where} has fields that OpenAI does not know: {value.model_extra}"
+        extra = dict(value.model_extra or {})
+        if isinstance(value, ChatCompletionMessage | ChoiceDelta):
+            assert isinstance(extra.pop("reasoning_content", ""), str)
+        assert not extra, f"{where} has fields that OpenAI does not know: {extra}"
         for name in type(value).model_fields:
             _forbid_unknown(getattr(value, name), f"{where}.{name}")
     elif isinstance(value, list):
