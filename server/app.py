@@ -14,9 +14,44 @@ from server.metrics import Metrics
 from server.openapi import describe_bodies
 from server.request_log import RequestLog
 from server.responses_api.schemas import ResponsesRequest
-from server.routes import chat, completions, health, messages, metrics, models, ngram_mod, responses_api
+from server.routes import (
+    chat,
+    completions,
+    embeddings,
+    health,
+    messages,
+    metrics,
+    models,
+    ngram_mod,
+    responses_api,
+    tokens,
+)
 from server.schemas import ChatRequest, CompletionRequest
 from server.service import Service
+from server.token_fields import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
+
+_ROUTES = (
+    chat,
+    completions,
+    messages,
+    responses_api,
+    embeddings,
+    tokens,
+    models,
+    ngram_mod,
+    metrics,
+    health,
+)
+_BODIES = (
+    ChatRequest,
+    CompletionRequest,
+    MessagesRequest,
+    CountTokensRequest,
+    ResponsesRequest,
+    EmbeddingsRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
 
 
 def create_app(engine: EngineFace, settings: Settings) -> FastAPI:
@@ -32,11 +67,9 @@ def create_app(engine: EngineFace, settings: Settings) -> FastAPI:
 
     # No pages with API docs: they load their scripts from elsewhere.
     app = FastAPI(title="Reprise", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
-    for routes in (chat, completions, messages, responses_api, models, ngram_mod, metrics, health):
+    for routes in _ROUTES:
         app.include_router(routes.router)
-    describe_bodies(
-        app, ChatRequest, CompletionRequest, MessagesRequest, CountTokensRequest, ResponsesRequest
-    )
+    describe_bodies(app, *_BODIES)
     install_error_handlers(app)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(RequestLog, metrics=counters)

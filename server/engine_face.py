@@ -38,6 +38,9 @@ class TokenizerFace(Protocol):
     def encode_answer(self, text: str) -> list[int]:
         """Token ids of text as a model would say it: without what only a prompt begins or ends with."""
 
+    def piece(self, token: int) -> bytes:
+        """A token's own bytes, which may be part of a character."""
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids."""
 

@@ -89,6 +89,27 @@ class PromptEncoder:
         await self.check_grammar(request, grammar, param)
         return grammar
 
+    async def encode_text(self, request: Request, text: str, param: str, is_prompt: bool) -> TokenIds:
+        """Token ids of text; a prompt gets what prompts begin or end with. Raises as encode_prompts()."""
+        self._check_size(len(text), param)
+        tokenizer = self._engine.tokenizer
+        encode = tokenizer.encode if is_prompt else tokenizer.encode_answer
+        return tuple(await self._run(request, encode, text))
+
+    async def decode(self, request: Request, tokens: Sequence[int]) -> str:
+        """The text of token ids. Raises BadRequestError, and as _run()."""
+        if len(tokens) > self._engine.info.context_tokens:
+            raise context_error(f"{len(tokens)}", "tokens", self._engine.info)
+        if not tokens:
+            return ""
+        check_ids(tokens, "tokens", self._engine.info)
+        return await self._run(request, self._engine.tokenizer.decode, tokens)
+
+    async def split(self, request: Request, tokens: Sequence[int]) -> list[bytes]:
+        """Each token's own bytes. Raises as _run()."""
+        piece = self._engine.tokenizer.piece
+        return await self._run(request, lambda: [piece(token) for token in tokens])
+
     def close(self) -> None:
         """End the thread; what still waits for it is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)

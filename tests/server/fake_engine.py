@@ -63,6 +63,9 @@ class FakeTokenizer:
         self.encoded_answers.append(text)
         return self.encode(text)
 
+    def piece(self, token: int) -> bytes:
+        return bytes([token])
+
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="replace")
 

@@ -1,4 +1,4 @@
-"""Whatever a client of Anthropic's API sends, it gets Anthropic's error object; the engine hears of nothing."""
+"""Whatever a client of Anthropic's API sends, it gets Anthropic's error object; the engine hears nothing."""
 
 import json
 

@@ -1,0 +1,20 @@
+"""POST /v1/embeddings, which is not for this server."""
+
+from fastapi import APIRouter, Request, Response
+
+from server.body import read_body
+from server.errors import NotImplementedHereError
+from server.openapi import takes
+from server.token_fields import EmbeddingsRequest
+
+router = APIRouter()
+
+
+@router.post("/v1/embeddings", openapi_extra=takes(EmbeddingsRequest))
+async def create_embeddings(request: Request) -> Response:
+    """Say that there are none: what mlx-lm loads here predicts tokens, and has no layer that pools them."""
+    await read_body(request, EmbeddingsRequest)
+    raise NotImplementedHereError(
+        "This server generates text. The models that it serves predict the next token and have no embeddings "
+        "of whole texts to give. Send embeddings to a server with a model that was trained for them."
+    )

@@ -1,0 +1,76 @@
+"""POST /tokenize and /detokenize, for clients of llama-server and of vLLM alike."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from server.body import read_body, validated
+from server.chat import check_tools
+from server.openapi import takes
+from server.prompts import TokenIds
+from server.schemas import ChatRequest
+from server.service import Service, service_of
+from server.token_fields import DetokenizeRequest, TokenizeRequest
+
+router = APIRouter()
+
+
+@router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
+async def tokenize(request: Request) -> JSONResponse:
+    """The tokens of a text or of a conversation."""
+    service = service_of(request)
+    body = await read_body(request, TokenizeRequest)
+    service.check_ready()
+    service.check_model(body.model)
+    tokens = await _tokens(request, service, body)
+    answer: dict[str, Any] = {
+        "tokens": tokens,
+        "count": len(tokens),
+        "max_model_len": service.engine.info.context_tokens,
+        "token_strs": None,
+    }
+    if body.with_pieces or body.return_token_strs:
+        pieces = await service.prompts.split(request, tokens)
+        if body.with_pieces:
+            answer["tokens"] = _with_pieces(tokens, pieces)
+        if body.return_token_strs:
+            answer["token_strs"] = [piece.decode(errors="replace") for piece in pieces]
+    return JSONResponse(answer)
+
+
+@router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
+async def detokenize(request: Request) -> JSONResponse:
+    """The text of tokens, under the names of both servers."""
+    service = service_of(request)
+    body = await read_body(request, DetokenizeRequest)
+    service.check_ready()
+    service.check_model(body.model)
+    text = await service.prompts.decode(request, body.tokens)
+    return JSONResponse({"content": text, "prompt": text})
+
+
+async def _tokens(request: Request, service: Service, body: TokenizeRequest) -> TokenIds:
+    text = getattr(body, body.text_field)
+    if text is not None:
+        return await service.prompts.encode_text(request, text, body.text_field, body.wants_special)
+    given = {
+        "messages": body.messages,
+        "tools": list(body.tools),
+        "chat_template_kwargs": body.chat_template_kwargs,
+    }
+    chat = validated(given, ChatRequest)
+    check_tools(service, chat)
+    return (await service.prompts.encode_chat(request, chat)).tokens
+
+
+def _with_pieces(tokens: TokenIds, pieces: Sequence[bytes]) -> list[dict[str, Any]]:
+    """As llama-server has it: a piece that is part of a character is an array of bytes."""
+    shown: list[dict[str, Any]] = []
+    for token, piece in zip(tokens, pieces, strict=True):
+        try:
+            shown.append({"id": token, "piece": piece.decode()})
+        except UnicodeDecodeError:
+            shown.append({"id": token, "piece": list(piece)})
+    return shown
