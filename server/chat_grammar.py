@@ -4,7 +4,7 @@ The grammar is llguidance's dialect of Lark: <[7]> is the token 7, %json a schem
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from engine.markers import Marker, Markers
@@ -34,14 +34,15 @@ def chat_grammar(
     """
     must_call = body.tool_choice.mode == "required"
     tools = body.callable_tools
-    if content is None and not must_call and not any(tool.function.strict for tool in tools):
+    enforced = {tool.function.name for tool in body.enforced_tools}
+    if content is None and not enforced:
         return None
     if not tools and not markers.can_think:
         return content
     rules = [*_thinking(markers, is_thinking), _TEXT, _SPACE]
     if tools:
         _check_format(body, markers, content)
-        rules += _calls(tools, markers, must_call, body.parallel_tool_calls)
+        rules += _calls(tools, enforced, markers, body.parallel_tool_calls)
     if must_call:
         answer = "calls"
     elif content is None:
@@ -86,8 +87,10 @@ def _thinking(markers: Markers, is_thinking: bool) -> list[str]:
     return [f"thinking: (SPACE {_tokens(markers.think_start)} {rest})?"]
 
 
-def _calls(tools: Sequence[Tool], markers: Markers, must_call: bool, is_parallel: bool) -> list[str]:
-    """The rules of calls. Arguments follow the schema where a call is asked for, and for strict tools."""
+def _calls(
+    tools: Sequence[Tool], enforced: Collection[str], markers: Markers, is_parallel: bool
+) -> list[str]:
+    """The rules of calls. enforced: names of those whose arguments follow their schemas."""
     names = " | ".join(f"call_{index}" for index in range(len(tools)))
     start = "" if markers.call_start is None else _tokens(markers.call_start)
     end = "" if markers.call_end is None else _tokens(markers.call_end)
@@ -98,7 +101,7 @@ def _calls(tools: Sequence[Tool], markers: Markers, must_call: bool, is_parallel
     for index, tool in enumerate(tools):
         function = tool.function
         head = json.dumps(f'\n{{"name": {json.dumps(function.name)}, "arguments": ')
-        schema = function.parameters if must_call or function.strict else _ANY_ARGUMENTS
+        schema = function.parameters if function.name in enforced else _ANY_ARGUMENTS
         rules += [
             f'call_{index}: {head} arguments_{index} "}}\\n"',
             f"arguments_{index}: {_json(schema)}",

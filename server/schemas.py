@@ -24,7 +24,7 @@ from server.fields import (
 )
 from server.messages import Message, check_conversation
 from server.structured_fields import StructuredFields
-from server.tool_fields import Tool, ToolChoice, ToolChoiceField, Tools, check_choice
+from server.tool_fields import Tool, ToolChoice, ToolChoiceField, Tools, check_choice, check_enforced
 
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 64
@@ -197,6 +197,12 @@ class ChatRequest(GenerationFields):
         return [tool for tool in self.shown_tools if names is None or tool.function.name in names]
 
     @property
+    def enforced_tools(self) -> list[Tool]:
+        """Those whose arguments must follow their schemas: strict ones, and all where a call is required."""
+        must_call = self.tool_choice.mode == "required"
+        return [tool for tool in self.callable_tools if must_call or tool.function.strict]
+
+    @property
     def template_arguments(self) -> dict[str, Any]:
         """What the chat template is told besides messages and tools."""
         effort: dict[str, Any] = {}
@@ -208,8 +214,9 @@ class ChatRequest(GenerationFields):
 
     @model_validator(mode="after")
     def choice_fits_tools(self) -> "ChatRequest":
-        """Refuse a choice among tools that are not there."""
+        """Refuse a choice among tools that are not there, and schemas that cannot be enforced."""
         check_choice(self.tools, self.tool_choice)
+        check_enforced(self.tools, {tool.function.name for tool in self.enforced_tools})
         return self
 
     @model_validator(mode="after")

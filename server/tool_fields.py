@@ -1,6 +1,6 @@
 """The tools of a chat request, and which of them the model may or must call."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -8,9 +8,12 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from server.errors import shortened
 from server.fields import RequestModel, wrong
+from server.schema_limits import MAX_SCHEMA_BYTES, check_schema
 
 MAX_TOOLS = 128
 MAX_NAME_CHARACTERS = 64
+MAX_ENFORCED_BYTES = 2 * MAX_SCHEMA_BYTES
+"""Of all schemas of one request that a grammar is made of: a fifth of a second, once."""
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS, pattern=r"^[a-zA-Z0-9_-]+$")]
@@ -140,6 +143,20 @@ def check_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
         if name not in known:
             phrase = f"names the function '{shortened(name)}', which is not among the tools"
             raise wrong("invalid_value", phrase, "tool_choice")
+
+
+def check_enforced(tools: Sequence[Tool], names: Collection[str]) -> None:
+    """Refuse schemas that would have to be enforced and cannot be. names: the tools they belong to."""
+    num_bytes = 0
+    for index, tool in enumerate(tools):
+        if tool.function.name in names:
+            num_bytes += len(check_schema(tool.function.parameters, f"tools[{index}].function.parameters"))
+    if num_bytes > MAX_ENFORCED_BYTES:
+        phrase = (
+            f"have {num_bytes} bytes of schemas to enforce; at most {MAX_ENFORCED_BYTES} are allowed. "
+            "Send fewer tools, or smaller ones"
+        )
+        raise wrong("schema_too_large", phrase, "tools")
 
 
 Tools = Annotated[

@@ -5,6 +5,9 @@ import json
 import pytest
 
 from engine.markers import Markers
+from server.body import parse_body
+from server.errors import BadRequestError
+from server.schemas import ChatRequest
 from tests.server.fake_engine import CALLING, says
 from tests.server.openai_shapes import assert_error, valid_chat, valid_chat_chunks
 
@@ -94,6 +97,33 @@ BAD = [
     ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter", "send tools instead"),
     ({"function_call": {"name": "f"}}, "function_call", "unsupported_parameter", "send tool_choice instead"),
 ]
+
+
+LOOP = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+ENUM = {"type": "object", "properties": {"a": {"enum": ["x" * 1000] * 80}}}
+
+
+@pytest.mark.parametrize("schema", [LOOP, ENUM], ids=["endless", "large"])
+@pytest.mark.parametrize("choice", ["required", named("g"), allowed("required", "g")])
+async def test_a_schema_that_cannot_be_enforced_is_refused(client, engine, schema, choice):
+    tools = [named("f"), *tool(name="g", parameters=schema)["tools"]]
+    response = await client.post(PATH, json={"messages": HELLO, "tools": tools, "tool_choice": choice})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools[1].function.parameters"
+    assert engine.requests == []
+
+
+async def test_a_schema_that_is_only_shown_may_be_any(client):
+    fields = {"messages": HELLO, **tool(parameters=LOOP)}
+    assert (await client.post(PATH, json=fields)).status_code == 200
+
+
+def test_all_schemas_to_enforce_together_are_bounded():
+    large = {"type": "object", "properties": {"a": {"description": "x" * 60_000}}}
+    tools = [tool(name=f"f{i}", parameters=large, strict=True)["tools"][0] for i in range(3)]
+    with pytest.raises(BadRequestError, match="at most 131072 are allowed") as told:
+        parse_body(json.dumps({"messages": HELLO, "tools": tools}).encode(), ChatRequest)
+    assert told.value.param == "tools"
 
 
 @pytest.mark.parametrize(("fields", "param", "code", "part"), BAD, ids=lambda value: repr(value)[:60])
