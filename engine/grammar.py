@@ -7,6 +7,7 @@ drafted position has its own mask; rejected drafts leave no trace.
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
@@ -21,8 +22,9 @@ MOST_KEPT = 64
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """How JSON is spaced: as most models write it. Free spacing would let a weak one write blanks for ever."""
 
-LIMITS = LLParserLimits(initial_lexer_fuel=200_000, max_grammar_size=100_000)
-"""What a grammar may take to compile; the rest are llguidance's own limits."""
+LIMITS = LLParserLimits(initial_lexer_fuel=200_000, max_grammar_size=100_000, max_items_in_row=20_000)
+"""What a grammar may take to compile, and how many ways to go on there may be: an optional property of an
+object is four. The rest are llguidance's own limits."""
 
 Mask = NDArray[np.bool_]
 """(vocabulary,) True where a token is allowed."""
@@ -47,12 +49,15 @@ class Grammars:
     def _find(self, grammar: Grammar) -> LLMatcher:
         with self._lock:
             found = self._compiled.get(grammar)
-            if found is None:
-                found = self._compiled[grammar] = self._compile(grammar)
+        if found is None:
+            # Not under the lock: what takes long must not keep others from what is there.
+            found = self._compile(grammar)
+        with self._lock:
+            self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
             while len(self._compiled) > MOST_KEPT:
                 self._compiled.popitem(last=False)
-            return found
+        return found
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer.vocabulary, _written(grammar), log_level=0, limits=LIMITS)
@@ -60,6 +65,12 @@ class Grammars:
             raise GrammarError(matcher.get_error().strip())
         if warnings := matcher.get_grammar_warnings():
             raise GrammarError("; ".join(warnings))
+        # Some that compile cannot even begin: those without an end, or whose beginning is too much to compute.
+        trial = matcher.deep_copy()
+        trial.compute_bitmask()
+        trial.compute_ff_tokens()
+        if trial.is_error():
+            raise GrammarError(f"no answer can begin: {trial.get_error().strip()}")
         return matcher
 
 
@@ -99,7 +110,8 @@ class Matcher:
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
         """How many leading tokens keep to the grammar. The token that ends an answer is not among them."""
-        return self._matcher.validate_tokens(list(tokens)) if tokens else 0
+        before_end = list(takewhile(lambda token: token not in self._eos_ids, tokens))
+        return self._matcher.validate_tokens(before_end) if before_end else 0
 
     def masks(self, drafted: Sequence[int] = ()) -> list[Mask]:
         """The masks of the next token and of the one after each drafted token.

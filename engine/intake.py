@@ -1,4 +1,4 @@
-"""From the queue to the rows: who is admitted, with what of its prompt at hand, and the prefill of the rest."""
+"""From the queue to the rows: who is admitted, with what of a prompt at hand, and the prefill of the rest."""
 
 from collections import deque
 from collections.abc import Callable

@@ -22,8 +22,11 @@ log = logging.getLogger("reprise.engine")
 MakeSources = Callable[[str], DraftSources]
 """Makes the drafters for a vocabulary, which its fingerprint names."""
 
-NO_COSTS = StepCosts({(1, 1): 1.0})
-"""Every step costs the same: whatever is drafted is worth it."""
+
+def flat_costs() -> StepCosts:
+    """Every step costs the same: whatever is drafted is worth it."""
+    return StepCosts({(1, 1): 1.0})
+
 
 FREE = StepCosts({(1, 1): 1e-9})
 
@@ -51,7 +54,7 @@ def make_worker(
         log.warning("decoding plainly, without drafts: %s", fault)
         make_sources = None
     if make_sources is None:
-        return Worker(loaded, settings, batched, Drafting(None, settings), Planner(NO_COSTS, batched))
+        return Worker(loaded, settings, batched, Drafting(None, settings), Planner(flat_costs(), batched))
     sources = make_sources(loaded.tokenizer.fingerprint)
     model = DraftModel(draft, loaded) if draft else None
     model_costs = FREE

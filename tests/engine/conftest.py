@@ -9,7 +9,7 @@ from config.settings import Settings
 from engine.costs import StepCosts
 from engine.engine import Engine
 from engine.loading import Load
-from engine.setup import NO_COSTS, MakeSources
+from engine.setup import MakeSources, flat_costs
 from tests.engine.support import make_loaded
 
 StartEngine = Callable[..., Engine]
@@ -26,11 +26,11 @@ def start_engine() -> Iterator[StartEngine]:
         on_death: Callable[[str], None] | None = None,
         make_sources: MakeSources | None = None,
         load_draft: Load | None = None,
-        costs: StepCosts = NO_COSTS,
+        costs: StepCosts | None = None,
         **settings: Any,
     ) -> Engine:
         load = lambda _: make_loaded(name, wrap)  # noqa: E731
-        engine = Engine(Settings(**settings), load, on_death, make_sources, load_draft, costs)
+        engine = Engine(Settings(**settings), load, on_death, make_sources, load_draft, costs or flat_costs())
         engine.start()
         engines.append(engine)
         return engine

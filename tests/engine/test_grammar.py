@@ -143,6 +143,7 @@ def test_walking_through_a_draft_leaves_no_trace(grammar: Grammar, grammars: Gra
                 break
             draft.append(following)
         assert wandering.count_allowed(draft) == len(draft)
+        assert wandering.count_allowed([*draft, eos]) == len(draft)
         masks = wandering.masks(draft)
         assert len(masks) == len(draft) + 1
         assert (masks[0] == mask).all()
