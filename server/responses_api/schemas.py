@@ -191,8 +191,8 @@ class ResponsesRequest(RequestModel):
     )
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
-    text: TextConfig = TextConfig.model_validate({})
-    reasoning: Reasoning = Reasoning.model_validate({})
+    text: TextConfig = Field(default_factory=lambda: TextConfig.model_validate({}))
+    reasoning: Reasoning = Field(default_factory=lambda: Reasoning.model_validate({}))
     include: Annotated[list[str], AfterValidator(_include)] = Field(
         [],
         description=f"{LOGPROBS}: log probabilities. {CARRIED_REASONING}: the reasoning in base64, not "

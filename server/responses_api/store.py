@@ -82,6 +82,9 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def __contains__(self, owner_and_id: tuple[str, str]) -> bool:
+        return owner_and_id in self._kept
+
     def add(
         self, owner: str, response: Json, previous: Turn | None, said: list[Json], num_input: int
     ) -> None:
@@ -100,7 +103,7 @@ class ResponseStore:
             self._drop(next(iter(self._kept)))
 
     def find(
-        self, owner: str, response_id: str, param: str | None = None, code: str | None = None
+        self, owner: str, response_id: str, param: str = "response_id", code: str | None = None
     ) -> KeptResponse:
         """The response. Raises NotFoundError with the given param and code."""
         kept = self._kept.get((owner, response_id))

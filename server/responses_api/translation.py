@@ -59,12 +59,13 @@ class Conversation:
         """Add what was said. origin: path of the item in the request."""
         match item:
             case InputMessage(role="assistant"):
-                self._add_to_answer("message", origin)["content"] = self._joined("content", item.text)
+                answer = self._add_to_answer("message", origin)
+                answer["content"] = answer.get("content", "") + item.text
                 self._note("content", f"{origin}.content")
             case ReasoningItem():
                 answer = self._add_to_answer("reasoning", origin)
                 if item.text:
-                    answer["reasoning_content"] = self._joined("reasoning_content", item.text)
+                    answer["reasoning_content"] = answer.get("reasoning_content", "") + item.text
                     self._note("reasoning_content", f"{origin}.content")
             case FunctionCall():
                 self._add_call(item, origin)
@@ -119,9 +120,6 @@ class Conversation:
         self._note(f"tool_calls[{len(calls)}].function", origin)
         self._note(f"tool_calls[{len(calls)}].id", f"{origin}.call_id")
         calls.append({"id": item.call_id, "type": "function", "function": function})
-
-    def _joined(self, name: str, text: str) -> str:
-        return str((self._answer or {}).get(name, "")) + text
 
     def _end_answer(self) -> None:
         if self._answer is not None and not self._answer.get("tool_calls"):

@@ -55,7 +55,7 @@ async def create_response(request: Request) -> Response:
 async def get_response(request: Request, response_id: str) -> Response:
     """A response that is kept, as it was given."""
     validated(dict(request.query_params), GetQuery)
-    kept = service_of(request).responses.find(key_digest(request), response_id, "response_id")
+    kept = service_of(request).responses.find(key_digest(request), response_id)
     return Response(kept.body, media_type="application/json")
 
 
@@ -70,7 +70,7 @@ async def delete_response(request: Request, response_id: str) -> JSONResponse:
 async def list_input_items(request: Request, response_id: str) -> JSONResponse:
     """The items of a kept response's own input, without what it continues."""
     query = validated(dict(request.query_params), ListQuery)
-    turn = service_of(request).responses.find(key_digest(request), response_id, "response_id").turn
+    turn = service_of(request).responses.find(key_digest(request), response_id).turn
     return JSONResponse(page(turn.items()[: turn.num_input], query))
 
 
