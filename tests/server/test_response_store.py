@@ -1,0 +1,73 @@
+"""What is kept of responses stays within its bounds, and can be continued as long as it is kept."""
+
+from server.responses_api.items import InputMessage
+from server.responses_api.store import ITEM_OVERHEAD_BYTES, OVERHEAD_BYTES, ResponseStore
+
+
+def add(store, number, previous=None, owner="", size=100):
+    said = [InputMessage(role="user", content="x" * size).kept(f"msg_{number}")]
+    store.add(owner, {"id": f"resp_{number}"}, previous, said, 1)
+
+
+def ids(store, count, owner=""):
+    return [n for n in range(count) if (owner, f"resp_{n}") in store]
+
+
+def test_the_store_lets_go_of_what_was_used_longest_ago():
+    store = ResponseStore(10**9, max_responses=3)
+    for number in range(3):
+        add(store, number)
+    store.find("", "resp_0")
+    add(store, 3)
+    assert ids(store, 4) == [0, 2, 3]
+    assert len(store) == 3
+
+
+def test_the_store_holds_no_more_bytes_than_it_may():
+    store = ResponseStore(50_000)
+    for number in range(100):
+        add(store, number, size=number * 20)
+        assert store.num_bytes <= 50_000
+    assert 0 < len(store) < 30
+    kept = ids(store, 100)
+    assert kept == list(range(100 - len(kept), 100))
+
+
+def test_a_response_too_large_for_the_store_is_not_kept():
+    store = ResponseStore(5000)
+    add(store, 0, size=5000)
+    assert (len(store), store.num_bytes) == (0, 0)
+
+
+def test_a_store_of_no_size_keeps_nothing():
+    store = ResponseStore(0)
+    add(store, 0)
+    assert (len(store), store.num_bytes) == (0, 0)
+
+
+def test_a_turn_counts_once_for_all_that_continue_it_and_as_long_as_they_do():
+    store = ResponseStore(10**9)
+    add(store, 0, size=10_000)
+    alone = store.num_bytes
+    first = store.find("", "resp_0").turn
+    add(store, 1, first)
+    add(store, 2, store.find("", "resp_1").turn)
+    add(store, 3, first)
+    assert store.num_bytes < alone + 3 * (3 * OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES)
+    store.remove("", "resp_0")
+    assert store.num_bytes > 10_000
+    assert [item.text[:1] for item in store.find("", "resp_2").turn.conversation()] == ["x"] * 3
+    for number in (2, 1, 3):
+        store.remove("", f"resp_{number}")
+    assert (len(store), store.num_bytes) == (0, 0)
+
+
+def test_a_turn_that_was_let_go_counts_again_once_it_is_continued():
+    store = ResponseStore(10**9)
+    add(store, 0, size=10_000)
+    turn = store.find("", "resp_0").turn
+    store.remove("", "resp_0")
+    assert store.num_bytes == 0
+    add(store, 1, turn)
+    assert store.num_bytes > 10_000
+    assert len(store.find("", "resp_1").turn.conversation()) == 2
