@@ -65,13 +65,24 @@ class Grammars:
             raise GrammarError(matcher.get_error().strip())
         if warnings := matcher.get_grammar_warnings():
             raise GrammarError("; ".join(warnings))
-        # Some that compile cannot even begin: those without an end, or whose beginning is too much to compute.
-        trial = matcher.deep_copy()
-        trial.compute_bitmask()
-        trial.compute_ff_tokens()
-        if trial.is_error():
-            raise GrammarError(f"no answer can begin: {trial.get_error().strip()}")
+        if fault := _try(matcher.deep_copy()):
+            raise GrammarError(f"no answer can begin: {fault.strip()}")
         return matcher
+
+
+def _try(matcher: LLMatcher) -> str:
+    """Begin an answer; returns what went wrong, often nothing.
+
+    Some that compile cannot begin: those without an end, or with too much to compute for the first token.
+    """
+    allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little").nonzero()[
+        0
+    ]
+    forced = matcher.compute_ff_tokens()
+    if not matcher.is_error() and not matcher.is_stopped() and allowed.size:
+        matcher.consume_token(forced[0] if forced else int(allowed[-1]))
+        matcher.compute_bitmask()
+    return matcher.get_error()
 
 
 def _written(grammar: Grammar) -> str:
