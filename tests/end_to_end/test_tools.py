@@ -7,7 +7,7 @@ import pytest
 
 from tests.server.openai_shapes import valid_chat, valid_chat_chunks
 
-ROOM = {
+LANTERN = {
     "type": "object",
     "properties": {"color": {"type": "string"}, "size": {"type": "integer"}},
     "required": ["color", "size"],
@@ -26,9 +26,15 @@ def _tool(name, description, parameters, is_strict):
     return {"type": "function", "function": function}
 
 
-TOOLS = [_tool("find_room", "Find the room.", ROOM, True), _tool("set_lamp", "Set a lamp.", LAMP, True)]
-FREE = [_tool("find_room", "Find the room.", ROOM, False), _tool("set_lamp", "Set a lamp.", LAMP, False)]
-QUESTION = {"role": "user", "content": "Find the room with color red and size 12."}
+TOOLS = [
+    _tool("find_lantern", "Find the lantern.", LANTERN, True),
+    _tool("set_lamp", "Set a lamp.", LAMP, True),
+]
+FREE = [
+    _tool("find_lantern", "Find the lantern.", LANTERN, False),
+    _tool("set_lamp", "Set a lamp.", LAMP, False),
+]
+QUESTION = {"role": "user", "content": "Find the lantern with color red and size 12."}
 HELLO = {"role": "user", "content": "Hello!"}
 
 
@@ -38,8 +44,8 @@ def client(server_url):
         yield made
 
 
-def _find(color, size):
-    return {"number": size * 7, "owner": f"{color}-keeper"}
+def _price(color, size):
+    return {"price": {"red": 7}[color] * size}
 
 
 def test_a_loop_of_tools_comes_to_its_answer(client):
@@ -53,13 +59,12 @@ def test_a_loop_of_tools_comes_to_its_answer(client):
         assert choice.message.content is None
         messages.append(choice.message.model_dump(exclude_unset=True))
         for call in choice.message.tool_calls:
-            assert call.function.name == "find_room"
-            result = _find(**json.loads(call.function.arguments))
+            assert call.function.name == "find_lantern"
+            result = _price(**json.loads(call.function.arguments))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)})
     assert len(messages) == 3
     assert choice.finish_reason == "stop"
     assert "84" in choice.message.content
-    assert "red-keeper" in choice.message.content
 
 
 def test_a_stream_is_put_together_by_the_sdk(client):
@@ -76,7 +81,7 @@ def test_a_stream_is_put_together_by_the_sdk(client):
     assert final.choices[0].finish_reason == "tool_calls"
     assert final.choices[0].message.content is None
     (done,) = (event for event in events if event.type == "tool_calls.function.arguments.done")
-    assert (done.name, done.index, done.parsed_arguments) == ("find_room", 0, {"color": "red", "size": 12})
+    assert (done.name, done.index, done.parsed_arguments) == ("find_lantern", 0, {"color": "red", "size": 12})
 
 
 def test_every_chunk_of_a_call_has_openais_shape(client):
@@ -87,7 +92,7 @@ def test_every_chunk_of_a_call_has_openais_shape(client):
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "tool_calls"]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_required_call_is_made_whatever_is_said(client, seed):
     answer = client.chat.completions.create(
         model="demo",
@@ -97,7 +102,7 @@ def test_a_required_call_is_made_whatever_is_said(client, seed):
         parallel_tool_calls=False,
         temperature=2,
         seed=seed,
-        max_tokens=400,
+        max_tokens=150,
     )
     (choice,) = answer.choices
     if choice.finish_reason == "length":
@@ -106,7 +111,7 @@ def test_a_required_call_is_made_whatever_is_said(client, seed):
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
     arguments = json.loads(call.function.arguments)
-    if call.function.name == "find_room":
+    if call.function.name == "find_lantern":
         assert {name: type(value) for name, value in arguments.items()} == {"color": str, "size": int}
     else:
         assert call.function.name == "set_lamp"
