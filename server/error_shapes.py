@@ -19,6 +19,9 @@ _ANTHROPIC_TYPES = {
 }
 """Anthropic's types by status; every other status is invalid_request_error below 500, api_error above."""
 
+_CODES_FOR_SDKS = frozenset({"thread_unsupported_request"})
+"""Codes that Anthropic's SDKs act upon: of this one they send the whole conversation instead."""
+
 
 def speaks_anthropic(path: str) -> bool:
     """Whether what is asked for at a path is Anthropic's API."""
@@ -26,15 +29,14 @@ def speaks_anthropic(path: str) -> bool:
 
 
 def anthropic_error(fault: ApiError, request_id: str) -> dict[str, Any]:
-    """Anthropic's error object. Its param and code stand in no field: the message names what is at fault."""
+    """Anthropic's error object, which has no field for a param: the message names what is at fault."""
     kind = _ANTHROPIC_TYPES.get(fault.status) or (
         "invalid_request_error" if fault.status < 500 else "api_error"
     )
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": fault.message},
-        "request_id": request_id,
-    }
+    error: dict[str, Any] = {"type": kind, "message": fault.message}
+    if fault.code in _CODES_FOR_SDKS:
+        error["details"] = {"error_code": fault.code}
+    return {"type": "error", "error": error, "request_id": request_id}
 
 
 def error_response(fault: ApiError, path: str, request_id: str) -> JSONResponse:

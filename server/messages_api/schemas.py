@@ -148,6 +148,13 @@ def _context_management(given: object) -> None:
         raise wrong("unsupported_parameter", "is not supported, but for clear_thinking that keeps all")
 
 
+def _thread(_: object) -> None:
+    raise wrong(
+        "thread_unsupported_request",
+        "is not supported: conversations are not kept here; send the whole conversation without it",
+    )
+
+
 _RUN_THERE = {
     "phrase": "is not supported: nothing is run, stored or fetched here; leave it out",
     "description": "Not supported: nothing is run, stored or fetched here.",
@@ -233,7 +240,9 @@ class MessagesRequest(ConversationFields):
         None, description="Answered with 'unavailable': why a prompt was not cached is not kept."
     )
     container: not_yet(**_RUN_THERE) = None  # type: ignore[valid-type]
-    thread: not_yet(**_RUN_THERE) = None  # type: ignore[valid-type]
+    thread: Annotated[Any, AfterValidator(_thread)] = Field(
+        None, description="Refused, in the way that makes the SDK send whole conversations instead."
+    )
     fallbacks: not_yet([]) = None  # type: ignore[valid-type]
     fallback_credit_token: Any = Field(None, description="Accepted; nothing is billed here.")
 

@@ -4,7 +4,11 @@ import json
 
 import httpx
 import pytest
-from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types import (
+    ThreadUnsupportedRequestErrorDetails,
+    message_count_tokens_params,
+    message_create_params,
+)
 from anthropic.types.beta.message_create_params import MessageCreateParamsBase as BetaParams
 
 from config.settings import Settings
@@ -14,6 +18,7 @@ from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.messages_api.translation import as_chat
 from tests.server.anthropic_shapes import assert_anthropic_error, valid_events, valid_message
 from tests.server.fake_engine import THINKING, FakeEngine, fail_first, fail_midway, wait_midway
+from tests.server.openai_shapes import valid
 
 PATH = "/v1/messages"
 COUNT = f"{PATH}/count_tokens"
@@ -306,6 +311,15 @@ async def test_addresses_that_are_not_there_are_told_in_the_same_shape(client, m
     response = await client.request(method, path)
     assert response.status_code == status
     assert_anthropic_error(response.json(), kind)
+
+
+async def test_a_thread_is_refused_in_the_way_that_the_sdk_acts_upon(client):
+    response = await client.post(PATH, json=ask(thread={"type": "create"}))
+    assert response.status_code == 400
+    error = response.json()["error"]
+    details = valid(ThreadUnsupportedRequestErrorDetails, error.pop("details"))
+    assert details.error_code == "thread_unsupported_request"
+    assert error["message"].startswith("'thread' is not supported: conversations are not kept here")
 
 
 async def test_other_paths_keep_openais_shape(client):

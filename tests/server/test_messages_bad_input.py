@@ -99,7 +99,6 @@ BAD = [
         "'context_management' is not supported",
     ),
     ({"compaction": {}}, "'compaction' is not supported yet"),
-    ({"thread": {}}, "'thread' is not supported"),
     ({"fallbacks": ["x"]}, "'fallbacks' is not supported yet"),
     ({"n": 2}, "Unknown parameter: 'n'"),
     ({"thinking": {"type": "enabled"}}, "'thinking.budget_tokens' is missing"),
