@@ -56,7 +56,10 @@ def chat_grammar(
 
 def _check_format(body: ChatRequest, markers: Markers, content: Grammar | None) -> None:
     """Refuse what cannot be enforced for this model."""
-    if markers.call_format == CALL_FORMAT:
+    start = markers.call_start
+    # Where text may come first, it must not be able to spell the marker.
+    is_plain = body.tool_choice.mode != "required" and content is None
+    if markers.call_format == CALL_FORMAT and start and (len(start.tokens) == 1 or not is_plain):
         return
     if body.tool_choice.mode == "required":
         param, way_out = "tool_choice", "Leave it at 'auto'"
@@ -69,7 +72,7 @@ def _check_format(body: ChatRequest, markers: Markers, content: Grammar | None) 
         param, way_out = "tools", "Leave out 'strict'"
     raise BadRequestError(
         f"'{param}': which calls are made can be enforced only for models that write them as JSON "
-        f"(<tool_call>); this one's form is {markers.call_format}. {way_out}.",
+        f"after the token <tool_call>; this one's form is {markers.call_format}. {way_out}.",
         param=param,
         code="unsupported_value",
     )

@@ -38,7 +38,10 @@ def marker(text: str) -> Marker:
     return Marker(text, tuple(text.encode()))
 
 
-CALLING = Markers(call_start=marker("<tool_call>"), call_end=marker("</tool_call>"), call_format="json_tools")
+# The ends of calls are single tokens, as most models have them.
+CALLING = Markers(
+    call_start=Marker("<tool_call>", (1,)), call_end=Marker("</tool_call>", (2,)), call_format="json_tools"
+)
 THINKING = replace(CALLING, think_start=marker("<think>"), think_end=marker("</think>"))
 
 
