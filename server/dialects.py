@@ -1,9 +1,11 @@
 """How /v1/chat/completions and /v1/completions each say the same things."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from server.parts import Answer, CallPart, EndPart, Part, ReasoningPart, TextPart
+from server.logprobs import CompletionTokens, chat_logprobs
+from server.parts import Answer, CallPart, EndPart, Part, PromptPart, ReasoningPart, TextPart
 from server.responses import (
     AssistantMessage,
     CalledFunction,
@@ -11,6 +13,7 @@ from server.responses import (
     ChatChunkChoice,
     Choice,
     CompletionChoice,
+    CompletionLogprobs,
     Delta,
     Envelope,
     MessageToolCall,
@@ -40,14 +43,16 @@ class ChatDialect:
     """The shapes of /v1/chat/completions.
 
     opens_with: the content before a stream's first part; None where there may be none at all, as OpenAI does.
+    wants_logprobs: whether the answer tells them, though it may have no tokens.
     """
 
     id_prefix = "chatcmpl"
     answer_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, opens_with: str | None = "") -> None:
+    def __init__(self, opens_with: str | None = "", wants_logprobs: bool = False) -> None:
         self._opens_with = opens_with
+        self._wants_logprobs = wants_logprobs
 
     def answer(self, index: int, answer: Answer) -> Choice:
         """See Dialect."""
@@ -57,7 +62,8 @@ class ChatDialect:
             message.reasoning_content = answer.reasoning
         if answer.calls:
             message.tool_calls = [_tool_call(call) for call in answer.calls]
-        return ChatChoice(index=index, message=message, logprobs=None, finish_reason=answer.reason)
+        logprobs = chat_logprobs(answer.logprobs) if self._wants_logprobs else None
+        return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=answer.reason)
 
     def opening(self, index: int) -> Choice:
         """See Dialect."""
@@ -66,10 +72,11 @@ class ChatDialect:
 
     def part(self, index: int, part: Part) -> Choice:
         """See Dialect."""
-        delta, reason = Delta(), None
+        delta, reason, logprobs = Delta(), None, None
         match part:
             case TextPart():
                 delta = Delta(content=part.text)
+                logprobs = chat_logprobs(part.logprobs) if part.logprobs else None
             case ReasoningPart():
                 delta = Delta(reasoning_content=part.text)
             case CallPart():
@@ -78,7 +85,7 @@ class ChatDialect:
                 delta = Delta(tool_calls=[call])
             case EndPart():
                 reason = part.reason
-        return ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=reason)
+        return ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)
 
 
 def _tool_call(call: CallPart) -> MessageToolCall:
@@ -87,15 +94,25 @@ def _tool_call(call: CallPart) -> MessageToolCall:
 
 
 class CompletionDialect:
-    """The shapes of /v1/completions, where a chunk looks like a response."""
+    """The shapes of /v1/completions, where a chunk looks like a response. Used for one request.
+
+    wants_logprobs: whether the answer tells them, though it may have no tokens.
+    """
 
     id_prefix = "cmpl"
     answer_object = "text_completion"
     chunk_object = "text_completion"
 
+    def __init__(self, wants_logprobs: bool = False) -> None:
+        self._wants_logprobs = wants_logprobs
+        self._tokens: defaultdict[int, CompletionTokens] = defaultdict(CompletionTokens)
+
     def answer(self, index: int, answer: Answer) -> Choice:
         """See Dialect."""
-        return CompletionChoice(text=answer.text, index=index, logprobs=None, finish_reason=answer.reason)
+        prompt = answer.prompt or PromptPart("")
+        text = prompt.text + answer.text
+        logprobs = self._logprobs(index, prompt, TextPart(answer.text, tuple(answer.logprobs)))
+        return CompletionChoice(text=text, index=index, logprobs=logprobs, finish_reason=answer.reason)
 
     def opening(self, _index: int) -> None:
         """See Dialect."""
@@ -105,7 +122,21 @@ class CompletionDialect:
         """See Dialect. There are only texts and ends: plain text is not read for anything else."""
         text = part.text if isinstance(part, TextPart) else ""
         reason = part.reason if isinstance(part, EndPart) else None
-        return CompletionChoice(text=text, index=index, logprobs=None, finish_reason=reason)
+        logprobs = self._logprobs(index, part) if isinstance(part, TextPart) and part.logprobs else None
+        return CompletionChoice(text=text, index=index, logprobs=logprobs, finish_reason=reason)
+
+    def _logprobs(self, index: int, *parts: TextPart) -> CompletionLogprobs | None:
+        """What is told of parts that follow each other."""
+        if not self._wants_logprobs:
+            return None
+        tokens = self._tokens[index]
+        told = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        for part in parts:
+            add = tokens.add_prompt if isinstance(part, PromptPart) else tokens.add
+            more = add(part.logprobs, part.text)
+            for name in CompletionLogprobs.model_fields:
+                getattr(told, name).extend(getattr(more, name))
+        return told
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ def make_orders(
                     prediction=prediction,
                     tenant=tenant,
                     grammar=grammar,
+                    top_logprobs=body.num_top_logprobs,
+                    prompt_logprobs=body.wants_prompt_logprobs,
                 )
             )
     return orders

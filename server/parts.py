@@ -22,6 +22,11 @@ class TextPart:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptPart(TextPart):
+    """The prompt, where the answer begins with it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReasoningPart:
     """What the model thought before it answered."""
 
@@ -80,8 +85,9 @@ class PlainReader:
 
 @dataclass
 class Answer:
-    """The parts of one whole choice, put together."""
+    """The parts of one whole choice, put together. prompt: where the answer begins with it; text goes on."""
 
+    prompt: PromptPart | None = None
     text: str = ""
     reasoning: str = ""
     calls: list[CallPart] = field(default_factory=list)
@@ -92,6 +98,8 @@ class Answer:
     def add(self, part: Part) -> None:
         """Take one more part."""
         match part:
+            case PromptPart():
+                self.prompt = part
             case TextPart():
                 self.text += part.text
                 self.logprobs += part.logprobs

@@ -70,6 +70,13 @@ class PromptEncoder:
                 self._check_size(len(prompt), "prompt")
         return await self._run(request, self._encode_all, body.prompt)
 
+    async def prompt_texts(self, request: Request, body: CompletionRequest) -> list[str]:
+        """The text of each prompt, to be said before the answers. Raises as _run()."""
+        decode = self._engine.tokenizer.decode
+        return await self._run(
+            request, lambda: [one if isinstance(one, str) else decode(one) for one in body.prompt]
+        )
+
     async def check_grammar(self, request: Request, grammar: Grammar, param: str) -> None:
         """Compile a grammar, so that a request with it starts at once.
 

@@ -90,6 +90,36 @@ class MessageToolCall(BaseModel):
     function: CalledFunction
 
 
+class LikelyToken(BaseModel):
+    """A token that could have stood at a place. bytes: its own, which may be part of a character."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class TokenEntry(LikelyToken):
+    """A token of the answer. top_logprobs: the likeliest at its place."""
+
+    top_logprobs: list[LikelyToken]
+
+
+class ChatLogprobs(BaseModel):
+    """The tokens of a message's content, or of what a chunk adds to it."""
+
+    content: list[TokenEntry]
+    refusal: None
+
+
+class CompletionLogprobs(BaseModel):
+    """The tokens of a plain completion; four lists of one length. null for the first token of a prompt."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
 class AssistantMessage(BaseModel):
     """The answer. content: null if there are only calls. reasoning_content: not OpenAI's, if it thought."""
 
@@ -105,7 +135,7 @@ class ChatChoice(BaseModel):
 
     index: int
     message: AssistantMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: EndReason
 
 
@@ -124,7 +154,7 @@ class ChatChunkChoice(BaseModel):
 
     index: int
     delta: Delta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: EndReason | None
 
 
@@ -133,7 +163,7 @@ class CompletionChoice(BaseModel):
 
     text: str
     index: int
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: EndReason | None
 
 

@@ -103,6 +103,16 @@ class GenerationFields(StructuredFields):
         return self.max_tokens
 
     @property
+    def num_top_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to tell at each place; None where no log probability is wanted."""
+        return None
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether to tell the prompt's as well."""
+        return False
+
+    @property
     def wants_usage_chunk(self) -> bool:
         """Whether a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -152,6 +162,10 @@ class ChatRequest(GenerationFields):
         description="Handed to the chat template, none also as enable_thinking: false; what a template does "
         "not know has no effect.",
     )
+    logprobs: bool = Field(False, description="Whether to tell how likely each token of the content was.")
+    top_logprobs: int = Field(
+        0, ge=0, le=20, description="How many of the likeliest tokens to tell at each place, with logprobs."
+    )
     chat_template_kwargs: TemplateArguments | None = Field(
         None, description="Handed to the chat template; goes before reasoning_effort."
     )
@@ -166,8 +180,6 @@ class ChatRequest(GenerationFields):
     function_call: replaced(  # type: ignore[valid-type]
         "is not supported; send tool_choice instead, with tools", "none", "auto"
     ) = None
-    logprobs: not_yet(False) = None  # type: ignore[valid-type]
-    top_logprobs: not_yet(0) = None  # type: ignore[valid-type]
     modalities: not_yet(["text"]) = None  # type: ignore[valid-type]
     audio: not_yet() = None  # type: ignore[valid-type]
     verbosity: not_yet("medium") = None  # type: ignore[valid-type]
@@ -217,6 +229,18 @@ class ChatRequest(GenerationFields):
         """Refuse a choice among tools that are not there, and schemas that cannot be enforced."""
         check_choice(self.tools, self.tool_choice)
         check_enforced(self.tools, {tool.function.name for tool in self.enforced_tools})
+        return self
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """See GenerationFields."""
+        return self.top_logprobs if self.logprobs else None
+
+    @model_validator(mode="after")
+    def top_logprobs_need_logprobs(self) -> "ChatRequest":
+        """Refuse alternatives to tokens that are not told, as OpenAI does."""
+        if self.top_logprobs and not self.logprobs:
+            raise wrong("invalid_value", "is allowed only with logprobs: true", "top_logprobs")
         return self
 
     @model_validator(mode="after")
@@ -271,9 +295,24 @@ class CompletionRequest(GenerationFields):
         None, ge=1, le=INT32_MAX, description="Only what n is: all answers are returned."
     )
 
-    echo: not_yet(False) = None  # type: ignore[valid-type]
-    logprobs: not_yet() = None  # type: ignore[valid-type]
+    echo: bool = Field(False, description="Whether to say the prompt before the answer, with its logprobs.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=5,
+        description="How many of the likeliest tokens to tell at each place, besides the token's own.",
+    )
     suffix: not_yet("") = None  # type: ignore[valid-type]
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """See GenerationFields."""
+        return self.logprobs
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """See GenerationFields."""
+        return self.echo and self.logprobs is not None
 
     @model_validator(mode="after")
     def best_of_is_n(self) -> "CompletionRequest":

@@ -6,14 +6,14 @@ from server.answers import respond
 from server.body import read_body
 from server.chunks import ChunkPresenter
 from server.dialects import CompletionDialect
+from server.echo import echo_readers
 from server.headings import head
 from server.openapi import takes
-from server.parts import PlainReader
+from server.parts import MakeReader, PlainReader
 from server.schemas import CompletionRequest
 from server.service import service_of
 
 router = APIRouter()
-_DIALECT = CompletionDialect()
 
 
 @router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
@@ -25,6 +25,11 @@ async def create_completion(request: Request) -> Response:
     service.check_model(body.model)
     prompts = await service.prompts.encode_prompts(request, body)
     heading = head(request, service, body.model)
-    presenter = ChunkPresenter(heading, _DIALECT, body.n * len(prompts), body.wants_usage_chunk)
+    dialect = CompletionDialect(body.num_top_logprobs is not None)
+    presenter = ChunkPresenter(heading, dialect, body.n * len(prompts), body.wants_usage_chunk)
     grammar = await service.prompts.check_form(request, body)
-    return await respond(request, service, body, presenter, prompts, PlainReader, grammar=grammar)
+    make_reader: MakeReader = PlainReader
+    if body.echo:
+        texts = await service.prompts.prompt_texts(request, body)
+        make_reader = echo_readers(texts, body.n, body.wants_prompt_logprobs)
+    return await respond(request, service, body, presenter, prompts, make_reader, grammar=grammar)

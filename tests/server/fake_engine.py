@@ -27,6 +27,7 @@ from engine.request import (
     ModelInfo,
     SharedMemoryError,
     Sink,
+    TokenLogprob,
     Usage,
 )
 
@@ -119,11 +120,26 @@ def _usage(job: Job, num_completion: int, num_cached: int = 0) -> Usage:
     )
 
 
+def logprobs_of(job: Job, said: bytes) -> tuple[TokenLogprob, ...]:
+    """What the engine would tell of these tokens: the greater one is, the less likely; "a" is likeliest."""
+    if job.request.top_logprobs is None:
+        return ()
+    top = tuple((97 + i, bytes([97 + i]), -0.25 * (i + 1)) for i in range(job.request.top_logprobs))
+    return tuple(TokenLogprob(byte, bytes([byte]), -byte / 4, top) for byte in said)
+
+
+def _tell_prompt(job: Job) -> None:
+    if job.request.prompt_logprobs:
+        first, *others = logprobs_of(job, bytes(job.request.prompt))
+        job.sink(Delta("", (replace(first, logprob=None, top=()), *others)))
+
+
 def echo(_: "FakeEngine", job: Job) -> Event:
     """Say the prompt back, a character at a time, up to max_tokens bytes."""
+    _tell_prompt(job)
     said = bytes(job.request.prompt[: job.request.max_tokens])
     for character in said.decode(errors="ignore"):
-        job.sink(Delta(character))
+        job.sink(Delta(character, logprobs_of(job, character.encode())))
     is_cut = job.request.max_tokens < len(job.request.prompt)
     return Finished("length" if is_cut else "stop", _usage(job, len(said), num_cached=3))
 
@@ -132,8 +148,9 @@ def says(*pieces: str, reason: FinishReason = "stop") -> "Script":
     """A script that says the same to all, piece by piece."""
 
     def say(_: "FakeEngine", job: Job) -> Event:
+        _tell_prompt(job)
         for piece in pieces:
-            job.sink(Delta(piece))
+            job.sink(Delta(piece, logprobs_of(job, piece.encode())))
         tokens = tuple("".join(pieces).encode())
         return Finished(reason, _usage(job, len(tokens)), tokens)
 

@@ -250,16 +250,10 @@ CHAT_ONLY = [
 
 NOT_YET = [
     (CHAT, {"functions": [{"name": "f"}]}, "functions"),
-    (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
-    (CHAT, {"logprobs": True}, "logprobs"),
-    (CHAT, {"top_logprobs": 5}, "top_logprobs"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"audio": {"voice": "alloy"}}, "audio"),
     (CHAT, {"web_search_options": {}}, "web_search_options"),
-    (COMPLETIONS, {"echo": True}, "echo"),
-    (COMPLETIONS, {"echo": 1}, "echo"),
     (COMPLETIONS, {"suffix": "x"}, "suffix"),
-    (COMPLETIONS, {"logprobs": 0}, "logprobs"),
     (COMPLETIONS, {"best_of": 3}, "best_of"),
 ]
 
