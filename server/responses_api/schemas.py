@@ -229,6 +229,10 @@ class ResponsesRequest(RequestModel):
     repetition_penalty: Any = Field(None, description=_AS_IN_CHAT)
     logit_bias: Any = Field(None, description=_AS_IN_CHAT)
     draft: Any = Field(None, description=_AS_IN_CHAT)
+    guided_json: Any = Field(None, description=_AS_IN_CHAT)
+    guided_regex: Any = Field(None, description=_AS_IN_CHAT)
+    guided_choice: Any = Field(None, description=_AS_IN_CHAT)
+    guided_grammar: Any = Field(None, description=_AS_IN_CHAT)
     chat_template_kwargs: Any = Field(None, description=_AS_IN_CHAT)
 
     truncation: not_yet(  # type: ignore[valid-type]

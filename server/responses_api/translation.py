@@ -20,6 +20,10 @@ AS_IN_CHAT = (
     "repetition_penalty",
     "logit_bias",
     "draft",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
     "chat_template_kwargs",
 )
 """Extras that chat completions check."""

@@ -166,11 +166,18 @@ BAD = [
         "pattern",
     ),
     (
-        text_format(type="json_schema", name="n", schema={"$ref": "https://example.com/x.json"}),
-        "text.format.schema",
-        None,
-        "",
+        text_format(type="json_schema", name="n", schema={"items": [{}]}),
+        "text.format.schema.items",
+        "unsupported_schema",
+        "use prefixItems",
     ),
+    (
+        text_format(type="json_schema", name="n", schema=[]),
+        "text.format.schema",
+        "invalid_type",
+        "not an array",
+    ),
+    ({"guided_regex": ""}, "guided_regex", "invalid_type", "regular expression"),
     ({"text": {"verbosity": "high"}}, "text.verbosity", "unsupported_parameter", "leave it out"),
     ({"text": {"colour": 1}}, "text.colour", "unknown_parameter", "Unknown"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value", "must be"),
@@ -218,11 +225,23 @@ async def test_bad_input_is_named_and_never_reaches_the_engine(client, engine, f
     response = await client.post(PATH, json={"input": "hello", **fields})
     assert time.perf_counter() - started < 0.5
     assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert error["param"] == param
-    assert code is None or error["code"] == code
-    assert phrase in assert_error(response.json(), param, error["code"])
-    assert f"'{param}'" in error["message"] or "prompt" in error["message"] or param == "input"
+    message = assert_error(response.json(), param, code)
+    assert phrase in message
+    assert f"'{param}'" in message or param == "input"
+    assert engine.requests == []
+
+
+async def test_a_schema_that_the_library_cannot_use_is_named(client, engine):
+    engine.grammar_fault = 'Unimplemented keys: ["not"]'
+    schema = text_format(type="json_schema", name="n", schema={"not": {}})
+    response = await client.post(PATH, json={"input": "hello", **schema})
+    assert response.status_code == 400
+    assert "'text.format.schema' uses 'not'" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "text.format.schema"
+    tools = {"tools": [{**WEATHER, "strict": True}], "tool_choice": "required"}
+    response = await client.post(PATH, json={"input": "hello", **tools})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools"
     assert engine.requests == []
 
 
@@ -278,7 +297,7 @@ async def test_a_query_that_means_nothing_is_refused(client, query, param):
     assert response.json()["error"]["param"] == param
 
 
-async def test_a_large_and_deep_body_is_refused_in_no_time(client, engine):
+async def test_a_large_and_deep_body_is_refused_in_no_time(client):
     deep = '{"input": ' + "[" * 40_000 + "]" * 40_000 + "}"
     started = time.perf_counter()
     response = await client.post(PATH, content=deep, headers={"Content-Type": "application/json"})
