@@ -12,6 +12,7 @@ from server.fields import INT32_MAX, RequestModel, not_yet, wrong
 from server.schemas import Messages, TemplateArguments
 from server.tool_fields import Tools
 
+MAX_INPUTS = 2048
 _ONE_TEXT = ("content", "prompt", "messages")
 _ALWAYS = {"phrase": "is not supported; leave it out", "description": "Only the default."}
 
@@ -89,6 +90,8 @@ def _input(given: object) -> object:
     several = given if isinstance(given, list) else [given]
     if not several:
         raise wrong("invalid_value", "is empty")
+    if len(several) > MAX_INPUTS:
+        raise wrong("invalid_value", f"has {len(several)} entries; at most {MAX_INPUTS} are allowed")
     for item in several:
         is_ids = isinstance(item, list) and item and all(type(token) is int for token in item)
         if not (isinstance(item, str) or is_ids or (type(item) is int and isinstance(given, list))):

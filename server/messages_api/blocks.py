@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic_core import PydanticCustomError
 
-from server.fields import RequestModel, not_yet
+from server.fields import RequestModel, not_yet, wrong
 from server.variants import one_of
 
+MAX_BLOCKS = 8192
+"""Blocks of a whole conversation: each takes time before anything else can be found wrong."""
 _TEXT_ONLY = "but this model reads text alone; send text blocks"
 _REFUSED = {
     "image": _TEXT_ONLY,
@@ -69,7 +72,14 @@ class ToolUseBlock(Block):
 
 def as_blocks(given: object) -> object:
     """A string as the one block of text that it is short for; anything else as it is."""
+    if isinstance(given, list) and len(given) > MAX_BLOCKS:
+        raise too_many(len(given), MAX_BLOCKS)
     return [{"type": "text", "text": given}] if isinstance(given, str) else given
+
+
+def too_many(num: int, most: int, what: str = "entries") -> PydanticCustomError:
+    """The error of an array that is too long, which is not looked at any further."""
+    return wrong("invalid_value", f"has {num} {what}; at most {most} are allowed")
 
 
 _TextOnly = Annotated[

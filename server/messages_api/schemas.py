@@ -4,15 +4,24 @@ A field that Anthropic defines and that cannot matter on a server of one's own i
 one that would change the answer, and is not there, is refused by name.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
 from server.draft_fields import DraftFields
 from server.errors import shortened
 from server.fields import INT32_MAX, MAX_STOP_CHARACTERS, Count, RequestModel, not_yet, wrong
-from server.messages_api.blocks import CacheControl, Content, Texts, ToolResultBlock, ToolUseBlock
-from server.messages_api.tools import NamedChoice, Tool, ToolChoice
+from server.messages_api.blocks import (
+    MAX_BLOCKS,
+    CacheControl,
+    Content,
+    Texts,
+    ToolResultBlock,
+    ToolUseBlock,
+    too_many,
+)
+from server.messages_api.tools import NamedChoice, ToolChoice, Tools
 from server.schemas import MAX_MESSAGES
 from server.variants import one_of
 
@@ -66,8 +75,29 @@ def _conversation(given: list[InputMessage]) -> list[InputMessage]:
     return given
 
 
+def _not_too_long(given: object) -> object:
+    if not isinstance(given, list):
+        return given
+    if len(given) > MAX_MESSAGES:
+        raise too_many(len(given), MAX_MESSAGES)
+    blocks = _contents(given)
+    num_blocks = len(blocks) + len(_contents(blocks))
+    if num_blocks > MAX_BLOCKS:
+        raise too_many(num_blocks, MAX_BLOCKS, "blocks in all")
+    return given
+
+
+def _contents(given: Sequence[object]) -> list[object]:
+    """What messages hold, or results of calls, before any of it is known to be right."""
+    contents = [holder.get("content") for holder in given if isinstance(holder, dict)]
+    return [block for content in contents if isinstance(content, list) for block in content]
+
+
 Messages = Annotated[
-    list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_conversation)
+    list[InputMessage],
+    Field(min_length=1),
+    BeforeValidator(_not_too_long, json_schema_input_type=list[InputMessage]),
+    AfterValidator(_conversation),
 ]
 
 
@@ -167,7 +197,7 @@ class ConversationFields(RequestModel):
     model: str | None = Field(None, description="The model or one of its aliases; the served one if absent.")
     messages: Messages
     system: Texts = Field([], description="Text before the conversation, as a string or in blocks.")
-    tools: list[Tool] = Field([], description="Tools of the client's own; Anthropic's are refused by name.")
+    tools: Tools = Field([], description="Tools of the client's own; Anthropic's are refused by name.")
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = Field(None, description="The chat template's own way if absent.")
     output_config: OutputConfig | None = None
@@ -184,13 +214,8 @@ class ConversationFields(RequestModel):
 
     @model_validator(mode="after")
     def tools_for_the_choice(self) -> "ConversationFields":
-        """Refuse a choice that the tools do not leave, and names that stand twice."""
+        """Refuse a choice that the tools do not leave."""
         names = [tool.name for tool in self.tools]
-        for index, name in enumerate(names):
-            if name in names[:index]:
-                raise wrong(
-                    "invalid_value", "stands twice; each tool has a name of its own", f"tools[{index}].name"
-                )
         if self.tool_choice is not None and self.tool_choice.type in ("any", "tool") and not names:
             raise wrong("invalid_value", "is allowed only with tools; send some", "tool_choice")
         if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.name not in names:

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic_core import to_json
 
 from server.fields import RequestModel, not_yet, wrong
-from server.messages_api.blocks import CacheControl
+from server.messages_api.blocks import CacheControl, too_many
+from server.tool_fields import MAX_TOOLS, ToolName
 from server.variants import one_of
 
 _SERVERS = "which Anthropic runs, and nothing is run here; send tools with a name and an input_schema"
@@ -44,7 +45,7 @@ class CustomTool(RequestModel):
     """A tool of the client's own."""
 
     type: Literal["custom"] = "custom"
-    name: str = Field(min_length=1)
+    name: ToolName = Field(description="1 to 64 letters, digits, underscores and dashes; each name once.")
     description: str | None = None
     input_schema: Annotated[dict[str, Any], AfterValidator(_input_schema)]
     strict: bool = Field(False, description="Whether the input of every call must follow the schema.")
@@ -79,6 +80,27 @@ Tool = Annotated[
     PlainValidator(
         one_of({"custom": CustomTool}, refused=_REFUSED, default="custom"), json_schema_input_type=CustomTool
     ),
+]
+
+
+def _not_too_many(given: object) -> object:
+    if isinstance(given, list) and len(given) > MAX_TOOLS:
+        raise too_many(len(given), MAX_TOOLS)
+    return given
+
+
+def _unique(given: list[CustomTool]) -> list[CustomTool]:
+    names = [tool.name for tool in given]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise wrong("invalid_value", "stands twice; each tool has a name of its own", f"[{index}].name")
+    return given
+
+
+Tools = Annotated[
+    list[Tool],
+    BeforeValidator(_not_too_many, json_schema_input_type=list[CustomTool]),
+    AfterValidator(_unique),
 ]
 
 

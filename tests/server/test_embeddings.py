@@ -21,12 +21,13 @@ async def test_every_valid_body_is_told_that_there_are_none(client, engine, give
     [
         ({}, "input", "missing_required_parameter"),
         ({"input": []}, "input", "invalid_value"),
+        ({"input": ["a"] * 2049}, "input", "invalid_value"),
         ({"input": 5}, "input", "invalid_type"),
         ({"input": [[]]}, "input", "invalid_type"),
         ({"input": "a", "dimensions": 0}, "dimensions", "invalid_value"),
         ({"input": "a", "colour": 1}, "colour", "unknown_parameter"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 async def test_bad_input_is_told_first(client, body, param, code):
     response = await client.post(PATH, json=body)

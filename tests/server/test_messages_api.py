@@ -66,7 +66,8 @@ async def test_usage_tells_cached_tokens_apart(client):
 async def test_a_stream_says_what_a_whole_answer_says(client):
     whole = valid_message((await client.post(PATH, json=ask())).json())
     start, *events, delta, _ = valid_events((await client.post(PATH, json=ask(stream=True))).text)
-    assert start.message.usage.input_tokens == 12
+    begun = start.message.usage
+    assert begun.input_tokens + begun.cache_read_input_tokens == 12
     assert start.message.content == []
     assert start.message.stop_reason is None
     text = "".join(event.delta.text for event in events if event.type == "content_block_delta")

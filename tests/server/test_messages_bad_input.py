@@ -26,6 +26,9 @@ BAD = [
     ({"max_tokens": 0}, "'max_tokens' must be greater than or equal to 1"),
     ({"max_tokens": "5"}, "'max_tokens' must be a valid integer, not a string"),
     ({"messages": []}, "'messages' must have at least 1 item"),
+    ({"messages": [{}] * 4097}, "'messages' has 4097 entries; at most 4096 are allowed"),
+    (_turn(*[{}] * 8193), "'messages' has 8193 blocks in all; at most 8192 are allowed"),
+    (_turn({"content": [{}] * 8192}), "'messages' has 8193 blocks in all; at most 8192 are allowed"),
     ({"messages": "hi"}, "'messages' must be a valid list, not a string"),
     (
         {"messages": [{"role": "tool", "content": "x"}]},
@@ -77,6 +80,7 @@ BAD = [
     ),
     (TOO_LONG, "tokens; this model takes 1000"),
     ({"messages": [{"role": "user", "content": "refuse me"}]}, "roles must alternate"),
+    ({"system": [{}] * 8193}, "'system' has 8193 entries; at most 8192 are allowed"),
     ({"system": 5}, "'system' must be a valid list"),
     ({"system": [{"type": "image"}]}, "'system[0].type' is 'image'"),
     (
@@ -128,12 +132,21 @@ BAD = [
         {"tools": [{"type": "bash_20250124", "name": "bash"}]},
         "'tools[0].type' is 'bash_20250124', whose schema is Anthropic's own",
     ),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"enum": ["x" * 70_000]}}}},
+        "'output_config.format.schema' has 70013 bytes as JSON; a schema may have 65536",
+    ),
+    (
+        {"tools": [LOOK | {"strict": True, "input_schema": {"type": "object", "extends": {}}}]},
+        "'tools[0].input_schema.extends' is not supported",
+    ),
     ({"tools": [{"name": "look"}]}, "Missing required parameter: 'tools[0].input_schema'"),
     (
         {"tools": [LOOK | {"input_schema": {"type": "string"}}]},
         "'tools[0].input_schema.type' must be 'object'",
     ),
     ({"tools": [LOOK | {"name": "look here"}]}, "'tools[0].name'"),
+    ({"tools": [LOOK] * 129}, "'tools' has 129 entries; at most 128 are allowed"),
     ({"tools": [LOOK, LOOK]}, "'tools[1].name' stands twice"),
     ({"tools": [LOOK | {"defer_loading": True}]}, "'tools[0].defer_loading' is not supported"),
     (
