@@ -101,7 +101,8 @@ def _check_node(node: Node, path: str, counts: _Counts) -> None:
     if isinstance(node.get("properties"), dict):
         counts.properties += len(node["properties"])
     counts.is_combining |= _is_combining(node)
-    if isinstance(step := node.get("multipleOf"), int | float):
+    step = node.get("multipleOf")
+    if isinstance(step, int | float) and not isinstance(step, bool):
         counts.multiples.append((_digits(step), f"{path}.multipleOf"))
     for key in ("const", "enum"):
         _check_texts(node.get(key), f"{path}.{key}")
