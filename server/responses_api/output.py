@@ -4,15 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from engine.request import TokenLogprob
+from server.logprobs import chat_logprobs
 from server.parts import CallPart, EndPart, Part, ReasoningPart, TextPart
 from server.responses_api.items import carry
 
 Json = dict[str, Any]
 NewId = Callable[[str, int], str]
 """Makes the id of an item from the prefix of its kind and its place in the output."""
-
-LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
 
 
 class Output:
@@ -38,7 +36,7 @@ class Output:
                     yield from self._begin("message")
                 self._texts.append(part.text)
                 self._logprobs += part.logprobs
-                logprobs = [_shown(entry, with_bytes=False) for entry in part.logprobs]
+                logprobs = _shown(part.logprobs, with_bytes=False)
                 yield self._event("output_text.delta", content_index=0, delta=part.text, logprobs=logprobs)
             case ReasoningPart() if part.text:
                 if self._open != "reasoning":
@@ -80,7 +78,7 @@ class Output:
             return
         content, item = self._content(), self.items[-1]
         if self._open == "message":
-            logprobs = [_shown(entry, with_bytes=False) for entry in self._logprobs]
+            logprobs = _shown(self._logprobs, with_bytes=False)
             yield self._event("output_text.done", content_index=0, text=content["text"], logprobs=logprobs)
         else:
             yield self._event("reasoning_text.done", content_index=0, text=content["text"])
@@ -110,7 +108,7 @@ class Output:
         text = "".join(self._texts)
         if self._open == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        logprobs = [_shown(entry, with_bytes=True) for entry in self._logprobs]
+        logprobs = _shown(self._logprobs, with_bytes=True)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _added(self, item: Json) -> Json:
@@ -126,17 +124,10 @@ class Output:
         return {"type": f"response.{name}", **where, **fields}
 
 
-def _shown(entry: TokenLogprob, with_bytes: bool) -> Json:
-    """A token's log probability; with its bytes in items, without them in events, as OpenAI has it."""
-    top = [_one_shown(piece, logprob, with_bytes) for _, piece, logprob in entry.top]
-    return {**_one_shown(entry.piece, entry.logprob, with_bytes), "top_logprobs": top}
-
-
-def _one_shown(piece: bytes, logprob: float | None, with_bytes: bool) -> Json:
-    shown: Json = {"token": piece.decode(errors="replace")}
-    if with_bytes:
-        shown["bytes"] = list(piece)
-    return {**shown, "logprob": LEAST_LOGPROB if logprob is None else max(logprob, LEAST_LOGPROB)}
+def _shown(entries: Sequence[TokenLogprob], with_bytes: bool) -> list[Json]:
+    """Log probabilities of tokens; with their bytes in items, without them in events, as OpenAI has it."""
+    left_out: Any = None if with_bytes else {"bytes": True, "top_logprobs": {"__all__": {"bytes"}}}
+    return [entry.model_dump(exclude=left_out) for entry in chat_logprobs(entries).content]
 
 
 def joined(parts: Sequence[Part]) -> Iterator[Part]:

@@ -7,13 +7,22 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 from server.errors import shortened
 from server.fields import Count, RequestModel, not_yet, wrong
 from server.responses_api.items import AnyItem, InputItem
-from server.tool_fields import FunctionDefinition
+from server.tool_fields import MAX_TOOLS, FunctionDefinition
 from server.variants import one_of
 
 MAX_TOP_LOGPROBS = 20
+MAX_ITEMS = 8192
+"""Items of one input, and parts of all of them: each takes time before anything else can be found wrong."""
 LOGPROBS = "message.output_text.logprobs"
 CARRIED_REASONING = "reasoning.encrypted_content"
 _FUNCTIONS_ONLY = {"": "but this server runs no tools of its own; send functions and run them yourself"}
+
+
+def _few(given: object) -> object:
+    """Look at no more tools than there may be."""
+    if isinstance(given, list) and len(given) > MAX_TOOLS:
+        raise wrong("invalid_value", f"has {len(given)} entries; at most {MAX_TOOLS} are allowed")
+    return given
 
 
 class NamedFunction(RequestModel):
@@ -28,7 +37,7 @@ class AllowedTools(RequestModel):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedFunction]
+    tools: Annotated[list[NamedFunction], BeforeValidator(_few)]
 
 
 class FunctionTool(FunctionDefinition):
@@ -117,7 +126,16 @@ def _input(given: object) -> object:
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
         raise wrong("invalid_type", "must be a string or an array of items")
+    num_parts = sum(_count_parts(item) for item in given) if len(given) <= MAX_ITEMS else 0
+    for num, what in ((len(given), "items"), (num_parts, "parts in its items")):
+        if num > MAX_ITEMS:
+            raise wrong("invalid_value", f"has {num} {what}; at most {MAX_ITEMS} are allowed")
     return given
+
+
+def _count_parts(item: object) -> int:
+    lists = [item.get(name) for name in ("content", "output", "summary")] if isinstance(item, dict) else []
+    return sum(len(parts) for parts in lists if isinstance(parts, list))
 
 
 _one_choice = one_of({"function": NamedFunction, "allowed_tools": AllowedTools}, refused=_FUNCTIONS_ONLY)
@@ -186,7 +204,7 @@ class ResponsesRequest(RequestModel):
     )
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, ge=0, le=1)
-    tools: list[AnyTool] = Field(
+    tools: Annotated[list[AnyTool], BeforeValidator(_few)] = Field(
         [], description="Functions that the model may call. There are no built-in tools."
     )
     tool_choice: ToolChoice = "auto"
