@@ -104,8 +104,8 @@ class EmbeddingsRequest(RequestModel):
 
     input: Annotated[
         Any, BeforeValidator(_input, json_schema_input_type=str | list[str] | list[int] | list[list[int]])
-    ]
-    model: str | None = None
-    dimensions: int | None = Field(None, ge=1, le=INT32_MAX)
-    encoding_format: Literal["float", "base64"] = "float"
-    user: str | None = None
+    ] = Field(description="Checked; there are no embeddings here.")
+    model: str | None = Field(None, description="Checked; no model here has any.")
+    dimensions: int | None = Field(None, ge=1, le=INT32_MAX, description="Checked; see input.")
+    encoding_format: Literal["float", "base64"] = Field("float", description="Checked; see input.")
+    user: str | None = Field(None, description="Checked; see input.")

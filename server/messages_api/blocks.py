@@ -26,7 +26,7 @@ class CacheControl(RequestModel):
     """Where Anthropic's cache would have a breakpoint. Here every prompt is cached by what it holds."""
 
     type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] = "5m"
+    ttl: Literal["5m", "1h"] = Field("5m", description="Accepted; does nothing here.")
 
 
 class Block(RequestModel):
@@ -41,7 +41,7 @@ class TextBlock(Block):
     """A piece of text."""
 
     type: Literal["text"]
-    text: str
+    text: str = Field(description="The text; blocks of the user stand on lines of their own.")
     citations: not_yet([], **_CITATIONS) = None  # type: ignore[valid-type]
 
 
@@ -49,7 +49,7 @@ class ThinkingBlock(RequestModel):
     """What the assistant thought, for chat templates that show earlier thinking."""
 
     type: Literal["thinking"]
-    thinking: str
+    thinking: str = Field(description="What was thought.")
     signature: str = Field("", description="Accepted; nothing is signed here, and nothing checked.")
 
 
@@ -63,10 +63,10 @@ class ToolUseBlock(Block):
     """A call that the assistant made."""
 
     type: Literal["tool_use"]
-    id: str = Field(min_length=1)
-    name: str = Field(min_length=1)
-    input: dict[str, Any]
-    caller: DirectCaller | None = None
+    id: str = Field(min_length=1, description="Names the call, for its result.")
+    name: str = Field(min_length=1, description="The tool that was called.")
+    input: dict[str, Any] = Field(description="What it was called with.")
+    caller: DirectCaller | None = Field(None, description="Only the model itself.")
     toolset_name: not_yet(**_TOOLSETS) = None  # type: ignore[valid-type]
 
 
@@ -93,7 +93,7 @@ class ToolResultBlock(Block):
     """What a call came to."""
 
     type: Literal["tool_result"]
-    tool_use_id: str
+    tool_use_id: str = Field(description="The id of a call in an earlier message.")
     content: Texts = Field([], description="Text; images and documents are refused.")
     is_error: bool = Field(False, description="The model reads 'Error: ' before the text then.")
     toolset_name: not_yet(**_TOOLSETS) = None  # type: ignore[valid-type]

@@ -8,7 +8,8 @@ from pydantic_core import from_json, to_json
 from server.dialects import Heading
 from server.error_shapes import anthropic_error
 from server.errors import ApiError
-from server.messages_api.schemas import MessagesRequest, ThinkingOn
+from server.messages_api.schemas import MessagesRequest
+from server.messages_api.thinking import ThinkingOn
 from server.parts import Answer, CallPart, EndPart, Part, ReasoningPart, TextPart
 from server.presenter import Events
 from server.responses import Timings, UsageBlock

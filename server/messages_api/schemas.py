@@ -7,7 +7,7 @@ one that would change the answer, and is not there, is refused by name.
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from server.draft_fields import DraftFields
 from server.errors import shortened
@@ -21,12 +21,11 @@ from server.messages_api.blocks import (
     ToolUseBlock,
     too_many,
 )
+from server.messages_api.thinking import Thinking, ThinkingOn
 from server.messages_api.tools import NamedChoice, ToolChoice, Tools
 from server.schemas import MAX_MESSAGES
-from server.variants import one_of
 
 MAX_STOP_SEQUENCES = 64
-MIN_BUDGET_TOKENS = 1024
 _BLOCKS_OF_ROLES = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
@@ -37,8 +36,10 @@ _BLOCKS_OF_ROLES = {
 class InputMessage(RequestModel):
     """One turn of the conversation. What an answer holds may be sent back as it came."""
 
-    role: Literal["user", "assistant", "system"]
-    content: Content
+    role: Literal["user", "assistant", "system"] = Field(
+        description="Turns of one role that follow each other are read as one."
+    )
+    content: Content = Field(description="Text, or blocks of the kinds that the role has.")
 
     @model_validator(mode="after")
     def fits_its_role(self) -> "InputMessage":
@@ -101,51 +102,13 @@ Messages = Annotated[
 ]
 
 
-class ThinkingOn(RequestModel):
-    """Think before the answer, if the chat template knows of thinking."""
-
-    type: Literal["enabled", "adaptive"]
-    budget_tokens: int | None = Field(
-        None,
-        ge=MIN_BUDGET_TOKENS,
-        le=INT32_MAX,
-        description="Accepted with enabled; here max_tokens alone limits thinking and answer together.",
-    )
-    display: Literal["summarized", "omitted"] = Field(
-        "summarized", description="Summarized shows all of it; omitted leaves its text out of the answer."
-    )
-
-    @model_validator(mode="after")
-    def budget_where_it_belongs(self) -> "ThinkingOn":
-        """As Anthropic has it: enabled needs a budget, adaptive has none."""
-        if self.type == "enabled" and self.budget_tokens is None:
-            raise wrong("missing_required_parameter", "is missing", ".budget_tokens")
-        if self.type == "adaptive" and self.budget_tokens is not None:
-            raise wrong("invalid_value", "belongs to thinking of the type 'enabled'", ".budget_tokens")
-        return self
-
-
-class ThinkingOff(RequestModel):
-    """Answer without thinking, if the chat template knows how."""
-
-    type: Literal["disabled"]
-
-
-_THINKING = {"enabled": ThinkingOn, "adaptive": ThinkingOn, "disabled": ThinkingOff}
-_NO_SUCH_THINKING = {"between_tools": "which this server does not have; use enabled, adaptive or disabled"}
-Thinking = Annotated[
-    ThinkingOn | ThinkingOff,
-    PlainValidator(
-        one_of(_THINKING, refused=_NO_SUCH_THINKING), json_schema_input_type=ThinkingOn | ThinkingOff
-    ),
-]
-
-
 class JsonOutput(RequestModel):
     """An answer that is JSON and follows a schema."""
 
     type: Literal["json_schema"]
-    json_schema: dict[str, Any] = Field(alias="schema")
+    json_schema: dict[str, Any] = Field(
+        alias="schema", description="The schema, with the limits of response_format in chats."
+    )
 
 
 class OutputConfig(RequestModel):
@@ -154,20 +117,20 @@ class OutputConfig(RequestModel):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="How long to think, for chat templates that know of it."
     )
-    format: JsonOutput | None = None
+    format: JsonOutput | None = Field(None, description="What the answer must be; enforced.")
     task_budget: not_yet() = None  # type: ignore[valid-type]
 
 
 class Metadata(RequestModel):
     """Whose request it is."""
 
-    user_id: str | None = None
+    user_id: str | None = Field(None, description="Accepted; does nothing here.")
 
 
 class Diagnostics(RequestModel):
     """Asks why an earlier prompt was not in the cache."""
 
-    previous_message_id: str | None = None
+    previous_message_id: str | None = Field(None, description="The earlier answer that is meant.")
 
 
 def _context_management(given: object) -> None:
@@ -195,12 +158,19 @@ class ConversationFields(RequestModel):
     """What makes the prompt, in both bodies."""
 
     model: str | None = Field(None, description="The model or one of its aliases; the served one if absent.")
-    messages: Messages
+    messages: Messages = Field(
+        description="The conversation. It ends with a message of the user: answers are not prefilled."
+    )
     system: Texts = Field([], description="Text before the conversation, as a string or in blocks.")
     tools: Tools = Field([], description="Tools of the client's own; Anthropic's are refused by name.")
-    tool_choice: ToolChoice | None = None
+    tool_choice: ToolChoice | None = Field(
+        None,
+        description="auto: the model decides; any and tool: it must call one, or this one; none: it may not.",
+    )
     thinking: Thinking | None = Field(None, description="The chat template's own way if absent.")
-    output_config: OutputConfig | None = None
+    output_config: OutputConfig | None = Field(
+        None, description="The answer's format, and how long to think."
+    )
     output_format: JsonOutput | None = Field(None, description="Older name of output_config.format.")
     cache_control: CacheControl | None = Field(None, description="Accepted; does nothing here.")
     speed: Literal["standard", "fast"] | None = Field(None, description="Accepted; there is one speed.")
@@ -248,13 +218,13 @@ class MessagesRequest(ConversationFields):
     """The body of POST /v1/messages."""
 
     max_tokens: Count = Field(description="Longest answer; capped by the room left in the context.")
-    temperature: float = Field(1.0, ge=0, le=1)
-    top_p: float = Field(1.0, ge=0, le=1)
+    temperature: float = Field(1.0, ge=0, le=1, description="0 takes the likeliest token.")
+    top_p: float = Field(1.0, ge=0, le=1, description="Share of the likeliest tokens to draw from.")
     top_k: int = Field(0, ge=0, le=INT32_MAX, description="0 or the vocabulary's size and more: no limit.")
     stop_sequences: Annotated[
         list[str], Field(max_length=MAX_STOP_SEQUENCES), AfterValidator(_stop_sequences)
     ] = Field([], description="Strings that end the answer; stop_sequence in the answer says which one did.")
-    stream: bool = False
+    stream: bool = Field(False, description="Whether the answer comes as events while it is made.")
     draft: DraftFields = Field(DraftFields(), description="How to draft; not Anthropic's.")
     metadata: Metadata | None = Field(None, description="Accepted; does nothing here.")
     service_tier: Literal["auto", "standard_only"] | None = Field(

@@ -46,8 +46,12 @@ class CustomTool(RequestModel):
 
     type: Literal["custom"] = "custom"
     name: ToolName = Field(description="1 to 64 letters, digits, underscores and dashes; each name once.")
-    description: str | None = None
-    input_schema: Annotated[dict[str, Any], AfterValidator(_input_schema)]
+    description: str | None = Field(
+        None, description="What it does and when to call it; the model reads this."
+    )
+    input_schema: Annotated[dict[str, Any], AfterValidator(_input_schema)] = Field(
+        description="A JSON schema of the input, an object."
+    )
     strict: bool = Field(False, description="Whether the input of every call must follow the schema.")
     input_examples: list[dict[str, Any]] = Field(
         [], description="The model reads them after the description."
@@ -134,7 +138,7 @@ class NamedChoice(Choice):
     """The model must call this tool."""
 
     type: Literal["tool"]
-    name: str
+    name: str = Field(description="The tool that must be called.")
 
     def as_openai(self) -> dict[str, Any]:
         """The choice in OpenAI's words."""

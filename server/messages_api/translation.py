@@ -17,7 +17,8 @@ from server.messages_api.blocks import (
     ToolUseBlock,
     joined,
 )
-from server.messages_api.schemas import ConversationFields, InputMessage, MessagesRequest, ThinkingOff
+from server.messages_api.schemas import ConversationFields, InputMessage, MessagesRequest
+from server.messages_api.thinking import ThinkingOff
 from server.schemas import ChatRequest
 
 _OUR_NAMES = (
