@@ -3,13 +3,15 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1000
 INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+REFUSED = "x-refused"
+"""In the JSON schema of a field that is there only to be refused: what clients are told."""
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
 
@@ -47,11 +49,7 @@ def not_yet(
     phrase: what the client is told of any other value. description: what the documents say of the field.
     """
 
-    def refuse(given: object) -> None:
-        if not any(given == no_op and type(given) is type(no_op) for no_op in no_ops):
-            raise wrong("unsupported_parameter", phrase)
-
-    return Annotated[Any, BeforeValidator(refuse), Field(description=description)]
+    return _refused(phrase, no_ops, description)
 
 
 def replaced(phrase: str, *no_ops: object) -> Any:
@@ -59,12 +57,20 @@ def replaced(phrase: str, *no_ops: object) -> Any:
 
     phrase: what to send instead, reading on from the field's name.
     """
+    return _refused(phrase, no_ops, "Old.")
 
+
+def _refused(phrase: str, no_ops: tuple[object, ...], description: str) -> Any:
     def refuse(given: object) -> None:
         if not any(given == no_op and type(given) is type(no_op) for no_op in no_ops):
             raise wrong("unsupported_parameter", phrase)
 
-    return Annotated[Any, BeforeValidator(refuse), Field(description=f"Old: it {phrase}.")]
+    return Annotated[
+        Any,
+        BeforeValidator(refuse),
+        WithJsonSchema({"enum": [None, *no_ops]}),
+        Field(description=description, json_schema_extra={REFUSED: phrase}),
+    ]
 
 
 def _stops(given: object) -> tuple[str, ...]:
