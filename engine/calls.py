@@ -1,6 +1,8 @@
 """Calls of tools, read from the text that a model wrote between its markers."""
 
 import json
+import queue
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +12,15 @@ Parse = Callable[[str, list[dict[str, Any]]], Any]
 
 A call is a dict with name and arguments, sometimes with id. What cannot be read raises almost anything.
 """
+
+
+PATIENCE_S = 0.5
+"""How long a call may take to read. Some parsers take minutes for a long text that is made for it."""
+
+MAX_LATE = 4
+"""Calls that may still be being read when nobody waits for them any more."""
+
+_places = threading.BoundedSemaphore(MAX_LATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,28 @@ def read_calls(parse: Parse, text: str, tools: list[dict[str, Any]]) -> list[Wri
         return [_call(call) for call in (parsed if isinstance(parsed, list) else [parsed])]
     # Parsers evaluate what the model wrote and are not made to fail well.
     except Exception:
+        return []
+
+
+def read_calls_in_time(
+    parse: Parse, text: str, tools: list[dict[str, Any]], patience_s: float = PATIENCE_S
+) -> list[WrittenCall]:
+    """As read_calls(); none either if it takes too long."""
+    if not _places.acquire(blocking=False):
+        return []
+    said: queue.SimpleQueue[list[WrittenCall]] = queue.SimpleQueue()
+
+    def read() -> None:
+        try:
+            said.put(read_calls(parse, text, tools))
+        finally:
+            _places.release()
+
+    # Expressions let other threads run while they match; there is no way to stop one.
+    threading.Thread(target=read, name="call", daemon=True).start()
+    try:
+        return said.get(timeout=patience_s)
+    except queue.Empty:
         return []
 
 

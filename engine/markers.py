@@ -47,21 +47,26 @@ class Markers:
         some = (self.think_start, self.think_end, self.call_start, self.call_end, *self.separators)
         return tuple(marker for marker in some if marker is not None)
 
-    def count_thinking(self, answer: Sequence[int], is_open: bool) -> int:
+    def count_thinking(self, answer: Sequence[int], is_open: bool, num_thoughts: int) -> int:
         """How many tokens of an answer are thinking, the markers among them.
 
-        is_open: the prompt has begun the thinking.
+        is_open: the prompt has begun the first thought. num_thoughts: further markers are only spoken of.
         """
         count, begun = 0, 0 if is_open else None
         for end in range(1, len(answer) + 1):
+            if num_thoughts < 1:
+                break
             marker = self.think_start if begun is None else self.think_end
-            if marker is None or not ends_with(answer, marker.tokens, end):
+            if marker is None or answer[end - 1] != marker.tokens[-1]:
+                continue
+            if not ends_with(answer, marker.tokens, end):
                 continue
             if begun is None:
                 begun = end - len(marker.tokens)
             else:
                 count, begun = count + end - begun, None
-        return count if begun is None else count + len(answer) - begun
+                num_thoughts -= 1
+        return count if begun is None or num_thoughts < 1 else count + len(answer) - begun
 
 
 def ends_with(tokens: Sequence[int], ending: Sequence[int], end: int | None = None) -> bool:

@@ -13,7 +13,7 @@ import llguidance.hf
 from llguidance import LLTokenizer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from engine.calls import WrittenCall, read_calls
+from engine.calls import WrittenCall, read_calls, read_calls_in_time
 from engine.markers import Marker, Markers, ends_with
 
 LONGEST_OPENING = 16
@@ -122,7 +122,12 @@ class Tokenizer:
 
         tools: those of the request in OpenAI's form.
         """
-        return [] if self.wrapped.tool_parser is None else read_calls(self.wrapped.tool_parser, text, tools)
+        parse = self.wrapped.tool_parser
+        if parse is None:
+            return []
+        # JSON takes no time to speak of.
+        read = read_calls if self.markers.call_format == "json_tools" else read_calls_in_time
+        return read(parse, text, tools)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, with the beginning-of-sequence token where the model wants one."""

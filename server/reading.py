@@ -53,6 +53,7 @@ class MarkedReader:
         self._text = ""
         self._parts: list[Part] = []
         self._num_calls = 0
+        self._num_thoughts = 1 if is_thinking else 0
         self._has_content = False
         self._has_thought = False
         self._drops_space = False
@@ -90,7 +91,9 @@ class MarkedReader:
                     self._take_back("")
         if self._state == "content" and (rest := self._alignment.rest()):
             self._parts.append(TextPart("", rest))
-        self.num_reasoning_tokens = self._markers.count_thinking(finished.tokens, self._begins_thinking)
+        self.num_reasoning_tokens = self._markers.count_thinking(
+            finished.tokens, self._begins_thinking, self._num_thoughts
+        )
         has_called = self._num_calls > 0 and finished.reason == "stop"
         return [*self._taken(), EndPart("tool_calls" if has_called else finished.reason, finished.stop)]
 
@@ -169,6 +172,7 @@ class MarkedReader:
         elif self._state == "content" and markers.think_start and text == markers.think_start.text:
             self._alignment.skip(text)
             self._state, self._is_thinking_open = "reasoning", True
+            self._num_thoughts += 1
             self._blank = "\n" if self._has_thought else ""
         else:
             self._alignment.skip(text)

@@ -3,11 +3,13 @@
 import importlib
 import json
 import pkgutil
+import threading
+import time
 
 import mlx_lm.tool_parsers
 import pytest
 
-from engine.calls import WrittenCall, read_calls
+from engine.calls import MAX_LATE, WrittenCall, read_calls, read_calls_in_time
 
 TOOLS = [
     {
@@ -70,6 +72,26 @@ def test_a_call_is_read(name: str) -> None:
 def test_several_calls_in_one_text_are_all_read() -> None:
     calls = read_calls(_parser("pythonic"), "[a(x=1), b(y='ż')]", [])
     assert calls == [WrittenCall("a", '{"x": 1}'), WrittenCall("b", '{"y": "ż"}')]
+
+
+def test_a_call_that_takes_too_long_to_read_is_no_call() -> None:
+    may_end = threading.Event()
+    begun_s = time.monotonic()
+    for _ in range(MAX_LATE):
+        assert read_calls_in_time(lambda *_: may_end.wait(10), "", [], 0.05) == []
+    # No more than so many threads are left behind.
+    assert read_calls_in_time(_parser("json_tools"), WRITTEN["json_tools"], []) == []
+    assert time.monotonic() - begun_s < 5
+    may_end.set()
+    while not (calls := read_calls_in_time(_parser("json_tools"), WRITTEN["json_tools"], [])):
+        assert time.monotonic() - begun_s < 10
+    assert calls[0].name == "weather"
+
+
+def test_a_text_made_to_explode_is_given_up() -> None:
+    begun_s = time.monotonic()
+    assert read_calls_in_time(_parser("gemma4"), "call:f{" * 500, TOOLS, 0.1) == []
+    assert time.monotonic() - begun_s < 5
 
 
 def test_the_id_that_a_model_gives_is_kept() -> None:

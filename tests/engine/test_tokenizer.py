@@ -82,9 +82,11 @@ def test_tokens_of_thinking_are_counted_with_their_markers(thinker: Tokenizer) -
     thought = thinker.encode("<think>one two</think>")
     said = thinker.encode("three")
     count = thinker.markers.count_thinking
-    assert count([*thought, *said], False) == len(thought)
-    assert count([*thought[1:], *said], True) == len(thought) - 1
-    assert count([*thought[:-1]], False) == len(thought) - 1
-    assert count([*thought, *said, *thought, *said], False) == 2 * len(thought)
-    assert count(said, False) == 0
-    assert Markers().count_thinking(said, False) == 0
+    assert count([*thought, *said], False, 1) == len(thought)
+    assert count([*thought[1:], *said], True, 1) == len(thought) - 1
+    assert count([*thought[:-1]], False, 1) == len(thought) - 1
+    assert count([*thought, *said, *thought, *said], False, 2) == 2 * len(thought)
+    assert count([*thought, *said, *thought, *said], False, 1) == len(thought)
+    assert count([*thought, *said], False, 0) == 0
+    assert count(said, False, 1) == 0
+    assert Markers().count_thinking(said, False, 0) == 0

@@ -188,22 +188,23 @@ def test_models_that_mark_nothing_are_read_plainly():
     assert isinstance(reader_maker(THINKING, False, None)(), MarkedReader)
 
 
-TOKENS = tuple(b"<think>hm</think>hi<think>")
-
-
 @pytest.mark.parametrize(
-    ("tokens", "is_open", "count"),
+    ("text", "is_open", "count"),
     [
-        (TOKENS[:17], False, 17),
-        (TOKENS[:19], False, 17),
-        (TOKENS[7:19], True, 10),
-        (TOKENS[7:9], True, 2),
-        ((), True, 0),
+        ("<think>hm</think>hi", False, 17),
+        ("hm</think>hi", True, 10),
+        ("hm", True, 2),
+        ("", True, 0),
+        ("hi", False, 0),
+        ("a <think> tag</think>", False, 0),
+        ("<think>hm</think>a <think> tag", False, 17),
+        (f"<think>hm</think>{CALL}<think>so</think>", False, 34),
     ],
 )
-def test_tokens_of_thinking_are_counted(tokens, is_open, count):
-    reader = MarkedReader(THINKING, is_open)
-    reader.end(Finished("stop", Usage(), tokens))
+def test_tokens_of_thinking_are_counted(text, is_open, count):
+    reader = MarkedReader(THINKING, is_open, CallRules(parse))
+    reader.read(Delta(text))
+    reader.end(Finished("stop", Usage(), tuple(text.encode())))
     assert reader.num_reasoning_tokens == count
 
 
