@@ -105,9 +105,16 @@ def _logit_bias(given: object) -> tuple[tuple[int, float], ...]:
     return tuple((int(key), float(bias)) for key, bias in given.items())
 
 
-Stops = Annotated[tuple[str, ...], BeforeValidator(_stops, json_schema_input_type=str | list[str])]
+_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
+Stops = Annotated[
+    tuple[str, ...],
+    BeforeValidator(
+        _stops, json_schema_input_type=_Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)]
+    ),
+]
 LogitBias = Annotated[
-    tuple[tuple[int, float], ...], BeforeValidator(_logit_bias, json_schema_input_type=dict[str, float])
+    tuple[tuple[int, float], ...], BeforeValidator(_logit_bias, json_schema_input_type=dict[str, _Bias])
 ]
 Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]

@@ -14,20 +14,20 @@ class TextPart(RequestModel):
     """A piece of a message's text."""
 
     type: Literal["text"]
-    text: str
+    text: str = Field(description="What it says.")
 
 
 class FunctionCall(RequestModel):
     """What the assistant called; arguments are the JSON text of an object."""
 
-    name: str
-    arguments: str
+    name: str = Field(description="The function that was called.")
+    arguments: str = Field(description="The JSON text of an object; empty text means no arguments.")
 
 
 class ToolCall(RequestModel):
     """A call that the assistant made earlier in the conversation."""
 
-    id: str
+    id: str = Field(description="What the answer of the tool calls it by.")
     type: Literal["function"] = "function"
     function: FunctionCall
 
@@ -68,20 +68,26 @@ _ASSISTANT_ONLY = (
 
 
 class Message(RequestModel):
-    """One message of a conversation. What an answer's own message holds may be sent back as it came.
+    """One message of a conversation. What an answer's own message holds may be sent back as it came."""
 
-    refusal: stands in for the content where there is none.
-    reasoning_content: for templates that show earlier thinking. reasoning: another name that clients use.
-    """
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = None
-    name: str | None = None
-    refusal: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
-    tool_call_id: str | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="Who says it; developer is another name of system."
+    )
+    content: Content | None = Field(
+        None, description="Text; images, audio and files are refused. Only the assistant's may be absent."
+    )
+    name: str | None = Field(None, description="Handed to the chat template.")
+    refusal: str | None = Field(
+        None, description="Stands in for the assistant's content where there is none."
+    )
+    reasoning_content: str | None = Field(
+        None, description="What the assistant thought, for chat templates that show earlier thinking."
+    )
+    reasoning: str | None = Field(None, description="Another name of reasoning_content.")
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = Field(
+        None, description="What the assistant called."
+    )
+    tool_call_id: str | None = Field(None, description="Of a tool's message: which call it answers.")
     function_call: not_yet() = None  # type: ignore[valid-type]
     audio: not_yet() = None  # type: ignore[valid-type]
     annotations: not_yet([]) = None  # type: ignore[valid-type]

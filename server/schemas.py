@@ -53,7 +53,7 @@ RESERVED_TEMPLATE_KEYS = frozenset(
 class StreamOptions(RequestModel):
     """What a stream holds besides the answer."""
 
-    include_usage: bool = False
+    include_usage: bool = Field(False, description="Whether the stream ends with a chunk of token counts.")
     include_obfuscation: bool = Field(
         False, description="Accepted; nothing is padded here, the connection does not leave the machine."
     )
@@ -71,21 +71,50 @@ class GenerationFields(StructuredFields):
     max_tokens: Count | None = Field(
         None, description="Longest answer; capped by the room left in the context."
     )
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, ge=0, le=1)
-    top_k: int = Field(
-        0, ge=-1, le=INT32_MAX, description="0, -1 or the vocabulary's size and more: no limit."
+    temperature: float = Field(
+        1.0, ge=0, le=2, description="0 takes the likeliest token each time; more is more random."
     )
-    min_p: float = Field(0.0, ge=0, le=1)
-    seed: int | None = Field(None, ge=INT64_MIN, le=INT64_MAX, description="Random if absent.")
-    stop: Stops = ()
-    stream: bool = False
+    top_p: float = Field(
+        1.0, ge=0, le=1, description="Draw from the likeliest tokens whose probabilities add up to this."
+    )
+    top_k: int = Field(
+        0,
+        ge=-1,
+        le=INT32_MAX,
+        description="Draw from so many of the likeliest tokens; 0, -1 or the vocabulary's size and more: no "
+        "limit. Not OpenAI's.",
+    )
+    min_p: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Draw from tokens that are at least this share as likely as the likeliest; not OpenAI's.",
+    )
+    seed: int | None = Field(
+        None,
+        ge=INT64_MIN,
+        le=INT64_MAX,
+        description="The same seed and request give the same answer; random if absent.",
+    )
+    stop: Stops = Field((), description="Strings that end the answer; they are not part of it.")
+    stream: bool = Field(False, description="Whether the answer comes in chunks while it is made.")
     stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1, le=INT32_MAX, description="Answers to each prompt.")
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    repetition_penalty: float = Field(1.0, ge=0.01, le=100, description="1 is off.")
-    logit_bias: LogitBias = ()
+    presence_penalty: Penalty = Field(
+        0.0, description="Taken from the logits of tokens that the answer has; below 0, added."
+    )
+    frequency_penalty: Penalty = Field(
+        0.0, description="As presence_penalty, for each time that the answer has the token."
+    )
+    repetition_penalty: float = Field(
+        1.0,
+        ge=0.01,
+        le=100,
+        description="Above 1, makes tokens of prompt and answer less likely; 1 is off. Not OpenAI's.",
+    )
+    logit_bias: LogitBias = Field(
+        (), description="From token ids, in digits, to what is added to their logits."
+    )
     draft: DraftFields = Field(DraftFields(), description="How to draft; not OpenAI's.")
     user: str | None = Field(None, description="Accepted; does nothing here.")
     metadata: dict[str, str] | None = Field(None, description="Accepted; does nothing here.")
@@ -142,7 +171,7 @@ class ChatRequest(GenerationFields):
 
     prompt_field = "messages"
 
-    messages: Messages
+    messages: Messages = Field(description="The conversation to answer.")
     max_completion_tokens: Count | None = Field(None, description="Newer name of max_tokens.")
     prediction: Prediction | None = Field(
         None, description="The answer that is expected; what comes as predicted comes faster."
@@ -290,7 +319,9 @@ class CompletionRequest(GenerationFields):
 
     prompt_field = "prompt"
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts, json_schema_input_type=Prompt)]
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts, json_schema_input_type=Prompt)] = (
+        Field(description="What to continue: text or token ids, or several of either.")
+    )
     best_of: int | None = Field(
         None, ge=1, le=INT32_MAX, description="Only what n is: all answers are returned."
     )
