@@ -15,7 +15,10 @@ from server.variants import one_of
 CARRIED = "reprise:"
 """Begins what stands in encrypted_content: the reasoning itself, in base64."""
 
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ItemStatus = Annotated[
+    Literal["in_progress", "completed", "incomplete"],
+    Field(description="Accepted; the model is not told."),
+]
 ItemId = Annotated[str | None, Field(description="Accepted; a new one is given where it is kept.")]
 
 
@@ -23,7 +26,7 @@ class InputText(RequestModel):
     """A piece of text of a message, or of what a function returned."""
 
     type: Literal["input_text"]
-    text: str
+    text: str = Field(description="The text.")
     prompt_cache_breakpoint: dict[str, Any] | None = Field(
         None, description="Accepted; prompts are cached by what they hold."
     )
@@ -33,7 +36,7 @@ class OutputText(RequestModel):
     """A piece of text of an earlier answer."""
 
     type: Literal["output_text"]
-    text: str
+    text: str = Field(description="The text.")
     annotations: list[dict[str, Any]] = Field([], description="Accepted; the model is not told.")
     logprobs: list[dict[str, Any]] = Field([], description="Accepted; the model is not told.")
 
@@ -42,21 +45,21 @@ class Refusal(RequestModel):
     """An earlier answer that was a refusal."""
 
     type: Literal["refusal"]
-    refusal: str
+    refusal: str = Field(description="Its words.")
 
 
 class ReasoningText(RequestModel):
     """A piece of earlier thinking."""
 
     type: Literal["reasoning_text"]
-    text: str
+    text: str = Field(description="The text.")
 
 
 class SummaryText(RequestModel):
     """A summary of earlier thinking."""
 
     type: Literal["summary_text"]
-    text: str
+    text: str = Field(description="The text.")
 
 
 _PARTS = {"input_text": InputText, "output_text": OutputText, "refusal": Refusal}
@@ -91,8 +94,10 @@ class InputMessage(RequestModel):
     """What somebody said; of the assistant, an earlier answer."""
 
     type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Content
+    role: Literal["user", "assistant", "system", "developer"] = Field(
+        description="Who said it; a developer is the system."
+    )
+    content: Content = Field(description="Text, or parts of it.")
     id: ItemId = None
     status: ItemStatus = "completed"
     phase: Literal["commentary", "final_answer"] | None = Field(
@@ -122,9 +127,9 @@ class FunctionCall(RequestModel):
     """A call that the model made earlier; arguments are the JSON text of an object."""
 
     type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
+    call_id: str = Field(description="What the output names it by.")
+    name: str = Field(description="The function.")
+    arguments: str = Field(description="The JSON text of an object.")
     id: ItemId = None
     status: ItemStatus = "completed"
 
@@ -137,8 +142,8 @@ class FunctionCallOutput(RequestModel):
     """What a function returned to an earlier call."""
 
     type: Literal["function_call_output"]
-    call_id: str
-    output: Content
+    call_id: str = Field(description="Which call this answers.")
+    output: Content = Field(description="What it returned: text, or parts of it.")
     id: ItemId = None
     status: ItemStatus = "completed"
 
@@ -158,7 +163,7 @@ class ReasoningItem(RequestModel):
 
     type: Literal["reasoning"]
     summary: list[SummaryText] = Field([], description="Accepted; the model is told the content.")
-    content: list[ReasoningText] = Field([])
+    content: list[ReasoningText] = Field([], description="What was thought.")
     encrypted_content: str | None = Field(
         None, description="What this server gave, in place of the content; of no other server."
     )
@@ -193,7 +198,7 @@ class ItemReference(RequestModel):
     """An item of a response that is kept here, in place of the item itself."""
 
     type: Literal["item_reference"] = "item_reference"
-    id: str
+    id: str = Field(description="The item's id.")
 
 
 SaidItem = InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem

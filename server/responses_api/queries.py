@@ -32,9 +32,11 @@ def _limit(given: object) -> object:
 class ListQuery(RequestModel):
     """Which items to list."""
 
-    limit: Annotated[int, BeforeValidator(_limit), Field(ge=1, le=MAX_LISTED)] = 20
-    order: Literal["asc", "desc"] = "desc"
-    after: str | None = None
+    limit: Annotated[int, BeforeValidator(_limit), Field(ge=1, le=MAX_LISTED)] = Field(
+        20, description="How many to list."
+    )
+    order: Literal["asc", "desc"] = Field("desc", description="desc: the last item first.")
+    after: str | None = Field(None, description="The item that the page before ended with.")
     include: _INCLUDE = None  # type: ignore[valid-type]
 
 

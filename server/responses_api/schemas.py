@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 from server.errors import shortened
 from server.fields import Count, RequestModel, not_yet, wrong
 from server.responses_api.items import AnyItem, InputItem
-from server.tool_fields import MAX_TOOLS, FunctionDefinition
+from server.responses_api.tools import ToolChoice, Tools
 from server.variants import one_of
 
 MAX_TOP_LOGPROBS = 20
@@ -15,38 +15,6 @@ MAX_ITEMS = 8192
 """Items of one input, and parts of all of them: each takes time before anything else can be found wrong."""
 LOGPROBS = "message.output_text.logprobs"
 CARRIED_REASONING = "reasoning.encrypted_content"
-_FUNCTIONS_ONLY = {"": "but this server runs no tools of its own; send functions and run them yourself"}
-
-
-def _few(given: object) -> object:
-    """Look at no more tools than there may be."""
-    if isinstance(given, list) and len(given) > MAX_TOOLS:
-        raise wrong("invalid_value", f"has {len(given)} entries; at most {MAX_TOOLS} are allowed")
-    return given
-
-
-class NamedFunction(RequestModel):
-    """One of the tools, by its name."""
-
-    type: Literal["function"]
-    name: str
-
-
-class AllowedTools(RequestModel):
-    """Some of the tools, the others being out of bounds."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], BeforeValidator(_few)]
-
-
-class FunctionTool(FunctionDefinition):
-    """A function that the model may ask the client to call."""
-
-    type: Literal["function"]
-    output_schema: dict[str, Any] | None = Field(None, description="Accepted; the model is not told.")
-    defer_loading: not_yet(False) = None  # type: ignore[valid-type]
-    allowed_callers: not_yet(["direct"]) = None  # type: ignore[valid-type]
 
 
 class PlainFormat(RequestModel):
@@ -65,10 +33,10 @@ class JsonSchemaFormat(RequestModel):
     """JSON that follows a schema."""
 
     type: Literal["json_schema"]
-    name: str
-    json_schema: dict[str, Any] = Field(alias="schema")
-    description: str | None = None
-    strict: bool | None = None
+    name: str = Field(description="1 to 64 letters, digits, underscores and dashes; not shown to the model.")
+    json_schema: dict[str, Any] = Field(alias="schema", description="A JSON schema, as in chat completions.")
+    description: str | None = Field(None, description="Accepted; not shown to the model.")
+    strict: bool | None = Field(None, description="Accepted; every schema is enforced.")
 
 
 _FORMATS = {"text": PlainFormat, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat}
@@ -79,7 +47,10 @@ TextFormat = Annotated[AnyFormat, PlainValidator(one_of(_FORMATS), json_schema_i
 class TextConfig(RequestModel):
     """What the text of the answer must be."""
 
-    format: TextFormat = PlainFormat(type="text")
+    format: TextFormat = Field(
+        PlainFormat(type="text"),
+        description="text; json_object: any JSON object; json_schema: what keeps to it.",
+    )
     verbosity: Any = Field(None, description="As in chat completions.")
 
 
@@ -138,17 +109,6 @@ def _count_parts(item: object) -> int:
     return sum(len(parts) for parts in lists if isinstance(parts, list))
 
 
-_one_choice = one_of({"function": NamedFunction, "allowed_tools": AllowedTools}, refused=_FUNCTIONS_ONLY)
-
-
-def _tool_choice(given: object) -> Any:
-    if not isinstance(given, str):
-        return _one_choice(given)
-    if given not in ("none", "auto", "required"):
-        raise wrong("invalid_value", "must be 'none', 'auto', 'required' or an object that names a function")
-    return given
-
-
 def _include(given: list[str]) -> list[str]:
     for index, name in enumerate(given):
         if name not in (LOGPROBS, CARRIED_REASONING):
@@ -171,14 +131,6 @@ def _metadata(given: dict[str, str]) -> dict[str, str]:
     return given
 
 
-AnyChoice = Literal["none", "auto", "required"] | NamedFunction | AllowedTools
-ToolChoice = Annotated[AnyChoice, PlainValidator(_tool_choice, json_schema_input_type=AnyChoice)]
-AnyTool = Annotated[
-    FunctionTool,
-    PlainValidator(
-        one_of({"function": FunctionTool}, refused=_FUNCTIONS_ONLY), json_schema_input_type=FunctionTool
-    ),
-]
 Input = Annotated[list[InputItem], BeforeValidator(_input, json_schema_input_type=str | list[AnyItem])]
 _AS_IN_CHAT = "As in chat completions; not OpenAI's here."
 
@@ -197,20 +149,22 @@ class ResponsesRequest(RequestModel):
     store: bool = Field(
         True, description="Whether to keep the response, in memory and for a while, to continue it."
     )
-    stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream: bool = Field(False, description="Whether to send the response as events, while it is made.")
+    stream_options: StreamOptions | None = Field(None, description="How to stream; only with stream.")
     max_output_tokens: Count | None = Field(
         None, description="Longest answer, reasoning included; capped by the room left in the context."
     )
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, ge=0, le=1)
-    tools: Annotated[list[AnyTool], BeforeValidator(_few)] = Field(
-        [], description="Functions that the model may call. There are no built-in tools."
+    temperature: float = Field(1.0, ge=0, le=2, description="0 takes the likeliest token always.")
+    top_p: float = Field(1.0, ge=0, le=1, description="Share of the probability that tokens are drawn from.")
+    tools: Tools = Field([], description="Functions that the model may call. There are no built-in tools.")
+    tool_choice: ToolChoice = Field("auto", description="As in chat completions, with the names inside.")
+    parallel_tool_calls: bool = Field(True, description="false: the answer ends with the first call.")
+    text: TextConfig = Field(
+        default_factory=lambda: TextConfig.model_validate({}), description="What the text must be."
     )
-    tool_choice: ToolChoice = "auto"
-    parallel_tool_calls: bool = True
-    text: TextConfig = Field(default_factory=lambda: TextConfig.model_validate({}))
-    reasoning: Reasoning = Field(default_factory=lambda: Reasoning.model_validate({}))
+    reasoning: Reasoning = Field(
+        default_factory=lambda: Reasoning.model_validate({}), description="How to think."
+    )
     include: Annotated[list[str], AfterValidator(_include)] = Field(
         [],
         description=f"{LOGPROBS}: log probabilities. {CARRIED_REASONING}: the reasoning in base64, not "
@@ -233,7 +187,9 @@ class ResponsesRequest(RequestModel):
     prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(
         None, description="Accepted; does nothing here."
     )
-    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_options: PromptCacheOptions | None = Field(
+        None, description="Accepted; prompts are cached by what they hold."
+    )
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = Field(
         None, description="Accepted; there is one tier, default."
     )

@@ -1,13 +1,15 @@
 """A request of the Responses API as the chat that it means, and the chat's errors in the request's words."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from server.body import validated
 from server.errors import BadRequestError
 from server.responses_api.items import FunctionCall, FunctionCallOutput, InputMessage, ReasoningItem, SaidItem
-from server.responses_api.schemas import AllowedTools, JsonSchemaFormat, NamedFunction, ResponsesRequest
+from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
+from server.responses_api.store import Turn
+from server.responses_api.tools import AllowedTools, NamedFunction
 from server.schemas import ChatRequest
 
 AS_IN_CHAT = (
@@ -140,25 +142,26 @@ class Conversation:
 
 
 class Translation:
-    """One request, and the chat that it means."""
+    """One request, and the chat that it means.
 
-    def __init__(self, body: ResponsesRequest) -> None:
-        self._body = body
+    previous: the turn that it continues. said: its own items, references resolved.
+    """
+
+    def __init__(self, body: ResponsesRequest, previous: Turn | None, said: Sequence[SaidItem]) -> None:
+        self.body = body
+        self.previous = previous
+        self.said = said
         self._conversation = Conversation()
 
-    def chat(self, earlier: Iterable[SaidItem], said: Iterable[SaidItem]) -> ChatRequest:
-        """The chat.
-
-        earlier: items of the responses that this one continues. said: the request's own, references
-        resolved. Raises BadRequestError in the request's words.
-        """
-        if self._body.instructions is not None:
-            self._conversation.instruct(self._body.instructions)
-        for item in earlier:
+    def chat(self) -> ChatRequest:
+        """The chat. Raises BadRequestError in the request's words."""
+        if self.body.instructions is not None:
+            self._conversation.instruct(self.body.instructions)
+        for item in self.previous.conversation() if self.previous else ():
             self._conversation.add(item, PREVIOUS)
-        for index, item in enumerate(said):
+        for index, item in enumerate(self.said):
             self._conversation.add(item, f"input[{index}]")
-        given = {"messages": self._conversation.end(), **_fields(self._body)}
+        given = {"messages": self._conversation.end(), **_fields(self.body)}
         try:
             return validated(given, ChatRequest)
         except BadRequestError as fault:

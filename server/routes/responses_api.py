@@ -6,17 +6,16 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from server.body import read_body, validated
-from server.chat import answer_chat
+from server.chat import answer_chat, check_tools
 from server.errors import BadRequestError
 from server.headings import head
 from server.openapi import takes
-from server.responses_api.items import ItemReference, SaidItem
+from server.responses_api.items import ItemReference
 from server.responses_api.presenter import ResponsePresenter, item_id
 from server.responses_api.queries import GetQuery, ListQuery, page
 from server.responses_api.schemas import ResponsesRequest
-from server.responses_api.store import ResponseStore
 from server.responses_api.translation import PREVIOUS, Translation
-from server.service import service_of
+from server.service import Service, service_of
 from server.tenants import key_digest
 
 router = APIRouter()
@@ -30,25 +29,39 @@ async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     service.check_ready()
     heading = head(request, service, body.model)
-    owner, store = key_digest(request), service.responses
-    previous = None
-    if body.previous_response_id is not None:
-        code = "previous_response_not_found"
-        previous = store.find(owner, body.previous_response_id, PREVIOUS, code).turn
-    said = _said(body, owner, store)
-    translation = Translation(body)
-    chat = translation.chat(previous.conversation() if previous else (), said)
+    translation = _translation(request, service, body)
+    chat, said = translation.chat(), translation.said
 
     def keep(response: dict[str, Any]) -> None:
         if body.store:
             given = [item.kept(item_id(heading, _PREFIXES[item.type], i)) for i, item in enumerate(said)]
-            store.add(owner, response, previous, given + response["output"], len(given))
+            said_by_all = given + response["output"]
+            service.responses.add(
+                key_digest(request), response, translation.previous, said_by_all, len(given)
+            )
 
     presenter = ResponsePresenter(heading, body, len(said), keep)
     try:
         return await answer_chat(request, service, chat, presenter)
     except BadRequestError as fault:
         raise translation.reworded(fault) from fault
+
+
+@router.post("/v1/responses/input_tokens", openapi_extra=takes(ResponsesRequest))
+async def count_input_tokens(request: Request) -> JSONResponse:
+    """How many tokens the prompt of such a request has."""
+    service = service_of(request)
+    body = await read_body(request, ResponsesRequest)
+    service.check_ready()
+    service.check_model(body.model)
+    translation = _translation(request, service, body)
+    chat = translation.chat()
+    try:
+        check_tools(service, chat)
+        prompt = await service.prompts.encode_chat(request, chat)
+    except BadRequestError as fault:
+        raise translation.reworded(fault) from fault
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
 
 
 @router.get("/v1/responses/{response_id}")
@@ -74,9 +87,15 @@ async def list_input_items(request: Request, response_id: str) -> JSONResponse:
     return JSONResponse(page(turn.items()[: turn.num_input], query))
 
 
-def _said(body: ResponsesRequest, owner: str, store: ResponseStore) -> list[SaidItem]:
-    """The request's own items; what a reference means stands in its place."""
-    return [
+def _translation(request: Request, service: Service, body: ResponsesRequest) -> Translation:
+    """The request with all that is kept and that it names. Raises NotFoundError."""
+    owner, store = key_digest(request), service.responses
+    previous = None
+    if body.previous_response_id is not None:
+        code = "previous_response_not_found"
+        previous = store.find(owner, body.previous_response_id, PREVIOUS, code).turn
+    said = [
         store.find_item(owner, item.id, f"input[{index}].id") if isinstance(item, ItemReference) else item
         for index, item in enumerate(body.input)
     ]
+    return Translation(body, previous, said)

@@ -4,11 +4,12 @@ import json
 
 import httpx
 import pytest
-from openai.types.responses import response_create_params
+from openai.types.responses import InputTokenCountResponse, response_create_params
 
 from config.settings import Settings
 from engine.request import Delta, Finished, TokenLogprob, Usage
 from server.app import create_app
+from server.endpoints import endpoint_of
 from server.responses_api.schemas import ResponsesRequest
 from tests.server.fake_engine import THINKING, fail_first, fail_midway, says, wait_midway
 from tests.server.openai_shapes import assert_error
@@ -390,6 +391,30 @@ async def test_one_response_can_be_continued_twice(client, engine):
     for text in ("left", "right"):
         await ask(client, input=text, previous_response_id=one.id)
         assert [message["content"] for message in seen(engine)] == ["Q", one.output_text, text]
+
+
+async def test_the_tokens_of_an_input_are_counted(client):
+    one = await ask(client, input="Q", instructions="Be brief.")
+    asked = {"input": "R", "previous_response_id": one.id}
+    counted = (await client.post(f"{PATH}/input_tokens", json=asked)).json()
+    assert counted.keys() == InputTokenCountResponse.model_fields.keys()
+    assert counted["object"] == "response.input_tokens"
+    assert counted["input_tokens"] == (await ask(client, **asked)).usage.input_tokens
+    response = await client.post(f"{PATH}/input_tokens", json={"input": "refuse me"})
+    assert_error(response.json(), "input", "template_error")
+
+
+def test_addresses_of_responses_are_few_labels():
+    known = f"{PATH}/{{id}}"
+    for path, label in (
+        (PATH, PATH),
+        (f"{PATH}/resp_1", known),
+        (f"{PATH}/resp_1/input_items", f"{known}/input_items"),
+        (f"{PATH}/input_tokens", f"{PATH}/input_tokens"),
+        ("/v1/models/org/name", "/v1/models/{name}"),
+        ("/v1/response", "other"),
+    ):
+        assert endpoint_of(path) == label
 
 
 async def test_a_kept_response_is_given_as_it_was(client):

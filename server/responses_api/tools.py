@@ -1,0 +1,71 @@
+"""The tools of a request to /v1/responses: functions alone, flatter than in chats."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator
+
+from server.fields import RequestModel, not_yet, wrong
+from server.tool_fields import MAX_TOOLS, FunctionDefinition
+from server.variants import one_of
+
+_FUNCTIONS_ONLY = {"": "but this server runs no tools of its own; send functions and run them yourself"}
+
+
+def _few(given: object) -> object:
+    """Look at no more tools than there may be."""
+    if isinstance(given, list) and len(given) > MAX_TOOLS:
+        raise wrong("invalid_value", f"has {len(given)} entries; at most {MAX_TOOLS} are allowed")
+    return given
+
+
+class NamedFunction(RequestModel):
+    """One of the tools, by its name."""
+
+    type: Literal["function"]
+    name: str = Field(description="The function's name.")
+
+
+class AllowedTools(RequestModel):
+    """Some of the tools, the others being out of bounds."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"] = Field(description="Whether the model may or must call one.")
+    tools: Annotated[list[NamedFunction], BeforeValidator(_few)] = Field(
+        description="The tools that are left."
+    )
+
+
+class FunctionTool(FunctionDefinition):
+    """A function that the model may ask the client to call."""
+
+    type: Literal["function"]
+    output_schema: dict[str, Any] | None = Field(None, description="Accepted; the model is not told.")
+    defer_loading: not_yet(False) = None  # type: ignore[valid-type]
+    allowed_callers: not_yet(["direct"]) = None  # type: ignore[valid-type]
+
+
+_one_choice = one_of({"function": NamedFunction, "allowed_tools": AllowedTools}, refused=_FUNCTIONS_ONLY)
+
+
+def _tool_choice(given: object) -> Any:
+    if not isinstance(given, str):
+        return _one_choice(given)
+    if given not in ("none", "auto", "required"):
+        raise wrong("invalid_value", "must be 'none', 'auto', 'required' or an object that names a function")
+    return given
+
+
+AnyChoice = Literal["none", "auto", "required"] | NamedFunction | AllowedTools
+ToolChoice = Annotated[AnyChoice, PlainValidator(_tool_choice, json_schema_input_type=AnyChoice)]
+Tools = Annotated[
+    list[
+        Annotated[
+            FunctionTool,
+            PlainValidator(
+                one_of({"function": FunctionTool}, refused=_FUNCTIONS_ONLY),
+                json_schema_input_type=FunctionTool,
+            ),
+        ],
+    ],
+    BeforeValidator(_few),
+]
