@@ -1,15 +1,22 @@
 """Tools over HTTP: what may be asked for, what the model is shown, and what its calls become."""
 
+import itertools
 import json
+import threading
 
+import httpx
 import pytest
 
+from config.settings import Settings
 from engine.markers import Markers
+from engine.request import Delta, Finished, Usage
+from server.app import create_app
 from server.body import parse_body
 from server.errors import BadRequestError
 from server.schemas import ChatRequest
 from tests.server.fake_engine import CALLING, says
 from tests.server.openai_shapes import assert_error, valid_chat, valid_chat_chunks
+from tests.server.served import served
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -224,6 +231,32 @@ async def test_each_choice_has_calls_of_its_own(client, engine):
         for choice in chunk.choices:
             indexes[choice.index] += [call.index for call in choice.delta.tool_calls or []]
     assert indexes == {0: [0, 1], 1: [0, 1], 2: [0, 1]}
+
+
+def test_while_a_long_call_is_written_the_connection_is_kept_alive(engine):
+    may_end = threading.Event()
+
+    def write_slowly(_, job):
+        job.sink(Delta("<tool_call>"))
+        while not may_end.wait(0.005):
+            job.sink(Delta(" "))
+        job.sink(Delta(ROME.removeprefix("<tool_call>")))
+        return Finished("stop", Usage(num_completion_tokens=9))
+
+    engine.script = write_slowly
+    app = create_app(engine, Settings(keep_alive_s=0.05))
+    with (
+        served(app) as url,
+        httpx.Client() as http,
+        http.stream("POST", url + PATH, json={**ASK, "stream": True}, timeout=20) as response,
+    ):
+        lines = response.iter_lines()
+        comments = itertools.islice((line for line in lines if line.startswith(":")), 3)
+        assert list(comments) == [": keep-alive"] * 3
+        may_end.set()
+        rest = [line for line in lines if line.startswith("data: ")]
+    assert any('"weather"' in line for line in rest)
+    assert rest[-1] == "data: [DONE]"
 
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
