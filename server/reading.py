@@ -1,6 +1,5 @@
 """Reads a model's text: what it thought, what it said, and which tools it called."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
@@ -8,7 +7,8 @@ from typing import Literal
 
 from engine.calls import WrittenCall
 from engine.markers import Marker, Markers
-from engine.request import Delta, Finished, TokenLogprob
+from engine.request import Delta, Finished
+from server.alignment import Alignment
 from server.growing_text import JsonStrings, count_undecided, find_first
 from server.parts import CallPart, EndPart, MakeReader, Part, PlainReader, ReasoningPart, TextPart
 
@@ -246,40 +246,3 @@ class MarkedReader:
         if said:
             self._has_thought = True
             self._parts.append(ReasoningPart(said))
-
-
-class Alignment:
-    """Tells which tokens' log probabilities belong to which piece of text, by counting bytes."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[int, TokenLogprob]] = deque()
-        self._num_read = 0
-        self._num_told = 0
-
-    def add(self, logprobs: Sequence[TokenLogprob]) -> None:
-        """Tokens came."""
-        for entry in logprobs:
-            self._waiting.append((self._num_told, entry))
-            self._num_told += len(entry.piece)
-
-    def take(self, text: str) -> tuple[TokenLogprob, ...]:
-        """Those that begin in the next piece of text. Pieces come in order, each once."""
-        if not self._waiting:
-            return ()
-        self._num_read += len(text.encode())
-        taken = []
-        while self._waiting and self._waiting[0][0] < self._num_read:
-            taken.append(self._waiting.popleft()[1])
-        if not self._waiting:
-            # A token that is no text, or bytes that are no character, do not count for what follows.
-            self._num_told = self._num_read = 0
-        return tuple(taken)
-
-    def skip(self, text: str) -> None:
-        """The next piece of text is nobody's."""
-        self.take(text)
-
-    def rest(self) -> tuple[TokenLogprob, ...]:
-        """Those whose text never came."""
-        waiting, self._waiting = self._waiting, deque()
-        return tuple(entry for _, entry in waiting)

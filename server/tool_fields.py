@@ -42,7 +42,7 @@ class Tool(RequestModel):
     """A tool; there are only functions."""
 
     type: Literal["function"] = Field(description="Only functions: nothing is run on the server.")
-    function: FunctionDefinition
+    function: FunctionDefinition = Field(description="What can be called, and with which arguments.")
 
     def for_template(self) -> dict[str, Any]:
         """The tool as chat templates and parsers of calls expect it."""
