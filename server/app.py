@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 
 from fastapi import FastAPI
 
@@ -30,7 +31,7 @@ from server.schemas import ChatRequest, CompletionRequest
 from server.service import Service
 from server.token_fields import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 
-_ROUTES = (
+ROUTES = (
     chat,
     completions,
     messages,
@@ -42,7 +43,7 @@ _ROUTES = (
     metrics,
     health,
 )
-_BODIES = (
+BODIES = (
     ChatRequest,
     CompletionRequest,
     MessagesRequest,
@@ -66,10 +67,17 @@ def create_app(engine: EngineFace, settings: Settings) -> FastAPI:
         app.state.service.prompts.close()
 
     # No pages with API docs: they load their scripts from elsewhere.
-    app = FastAPI(title="Reprise", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
-    for routes in _ROUTES:
+    app = FastAPI(
+        title="Reprise",
+        version=version("reprise"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for routes in ROUTES:
         app.include_router(routes.router)
-    describe_bodies(app, *_BODIES)
+    describe_bodies(app, *BODIES)
     install_error_handlers(app)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(RequestLog, metrics=counters)

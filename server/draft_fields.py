@@ -34,4 +34,4 @@ class Prediction(RequestModel):
     """The answer that the client expects, whole or in part; it is drafted while the answer keeps to it."""
 
     type: Literal["content"]
-    content: Content
+    content: Content = Field(description="Its text.")

@@ -1,4 +1,4 @@
-"""The bodies of requests in /openapi.json: routes read them themselves, unknown to the framework."""
+"""What /openapi.json says that the framework does not know: routes read bodies and queries themselves."""
 
 from typing import Any
 
@@ -7,6 +7,22 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 _REFERENCE = "#/components/schemas/{model}"
+_FRAMEWORKS_OWN = ("HTTPValidationError", "ValidationError")
+
+
+class ErrorObject(BaseModel):
+    """What went wrong. param: the field at fault. code: a word that programs can compare."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """Every answer that is no success, but for /v1/messages, whose errors are Anthropic's."""
+
+    error: ErrorObject
 
 
 def takes(model: type[BaseModel]) -> dict[str, Any]:
@@ -15,14 +31,39 @@ def takes(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+def asks(model: type[BaseModel]) -> dict[str, Any]:
+    """What a route's document says of its query, of models without models in them."""
+    parameters = [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in model.model_json_schema()["properties"].items()
+    ]
+    return {"parameters": parameters}
+
+
 def describe_bodies(app: FastAPI, *models: type[BaseModel]) -> None:
-    """Add the models that routes name with takes() to the app's document."""
+    """Add the models that routes name with takes() to the app's document, and the shape of errors."""
     document_of_routes = app.openapi
+    described: tuple[type[BaseModel], ...] = (*models, ErrorResponse)
 
     def document() -> dict[str, Any]:
         whole = document_of_routes()
-        _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=_REFERENCE)
-        whole.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+        _, schemas = models_json_schema(
+            [(model, "validation") for model in described], ref_template=_REFERENCE
+        )
+        known = whole.setdefault("components", {}).setdefault("schemas", {})
+        known.update(schemas["$defs"])
+        # The framework checks nothing here, so nothing fails in its way.
+        for name in _FRAMEWORKS_OWN:
+            known.pop(name, None)
+        for operations in whole["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+                operation["responses"]["default"] = _error()
         return whole
 
     app.openapi = document  # type: ignore[method-assign]
+
+
+def _error() -> dict[str, Any]:
+    schema = {"$ref": _REFERENCE.format(model=ErrorResponse.__name__)}
+    return {"description": "An error.", "content": {"application/json": {"schema": schema}}}

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from server.cache_fields import PromptCacheOptions
 from server.draft_fields import DraftFields, Prediction
 from server.fields import (
     INT32_MAX,
@@ -204,6 +205,9 @@ class ChatRequest(GenerationFields):
     safety_identifier: str | None = Field(None, description="Accepted; does nothing here.")
     prompt_cache_key: str | None = Field(None, description="Accepted; prompts are cached by what they hold.")
     prompt_cache_retention: str | None = Field(None, description="Accepted; does nothing here.")
+    prompt_cache_options: PromptCacheOptions | None = Field(
+        None, description="Accepted; prompts are cached by what they hold."
+    )
 
     functions: replaced("is not supported; send tools instead", []) = None  # type: ignore[valid-type]
     function_call: replaced(  # type: ignore[valid-type]

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
+from server.cache_fields import PromptCacheOptions
 from server.errors import shortened
 from server.fields import Count, RequestModel, not_yet, wrong
 from server.responses_api.items import AnyItem, InputItem
@@ -79,15 +80,9 @@ class StreamOptions(RequestModel):
     )
 
 
-class PromptCacheOptions(RequestModel):
+class CacheOptions(PromptCacheOptions):
     """How prompts are cached."""
 
-    mode: Literal["implicit", "explicit"] | None = Field(
-        None, description="Accepted; prompts are cached by what they hold."
-    )
-    ttl: Literal["30m", "12h"] | None = Field(
-        None, description="Accepted; what is used least recently goes first."
-    )
     comparison_response_id: not_yet() = None  # type: ignore[valid-type]
     prewarm: not_yet(False) = None  # type: ignore[valid-type]
 
@@ -187,7 +182,7 @@ class ResponsesRequest(RequestModel):
     prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(
         None, description="Accepted; does nothing here."
     )
-    prompt_cache_options: PromptCacheOptions | None = Field(
+    prompt_cache_options: CacheOptions | None = Field(
         None, description="Accepted; prompts are cached by what they hold."
     )
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = Field(
@@ -231,6 +226,7 @@ class ResponsesRequest(RequestModel):
     moderation: not_yet() = None  # type: ignore[valid-type]
     access_programs: not_yet() = None  # type: ignore[valid-type]
     image: not_yet() = None  # type: ignore[valid-type]
+    personality: not_yet() = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
     def fits_together(self) -> "ResponsesRequest":

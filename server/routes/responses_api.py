@@ -9,7 +9,7 @@ from server.body import read_body, validated
 from server.chat import answer_chat, check_tools
 from server.errors import BadRequestError
 from server.headings import head
-from server.openapi import takes
+from server.openapi import asks, takes
 from server.responses_api.items import ItemReference
 from server.responses_api.presenter import ResponsePresenter, item_id
 from server.responses_api.queries import GetQuery, ListQuery, page
@@ -64,7 +64,7 @@ async def count_input_tokens(request: Request) -> JSONResponse:
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
 
 
-@router.get("/v1/responses/{response_id}")
+@router.get("/v1/responses/{response_id}", openapi_extra=asks(GetQuery))
 async def get_response(request: Request, response_id: str) -> Response:
     """A response that is kept, as it was given."""
     validated(dict(request.query_params), GetQuery)
@@ -79,7 +79,7 @@ async def delete_response(request: Request, response_id: str) -> JSONResponse:
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{response_id}/input_items")
+@router.get("/v1/responses/{response_id}/input_items", openapi_extra=asks(ListQuery))
 async def list_input_items(request: Request, response_id: str) -> JSONResponse:
     """The items of a kept response's own input, without what it continues."""
     query = validated(dict(request.query_params), ListQuery)
