@@ -42,7 +42,7 @@ def find_endless(schema: Node) -> str | None:
             continue
         nodes[id(node)], paths[id(node)] = node, path
         found = list(children(node))
-        if (target := _target(schema, node)) is not None:
+        if (target := target_of(schema, node)) is not None:
             found.append((node["$ref"], target))
         for step, child in found:
             holders[id(child)].append(id(node))
@@ -64,7 +64,7 @@ def _has_end(schema: Node, node: Node, ended: set[int]) -> bool:
     def ends(child: object) -> bool:
         return not isinstance(child, dict) or id(child) in ended
 
-    if (target := _target(schema, node)) is not None and not ends(target):
+    if (target := target_of(schema, node)) is not None and not ends(target):
         return False
     if not all(map(ends, _list(node.get("allOf")))):
         return False
@@ -100,7 +100,7 @@ def _holds_end(node: Node, ends: Any) -> bool:
     return ("object" in kinds and object_ends) or ("array" in kinds and array_ends)
 
 
-def _target(schema: Node, node: Node) -> Node | None:
+def target_of(schema: Node, node: Node) -> Node | None:
     """What a reference within the schema means; None for no reference, or one that is left to the library."""
     pointer = node.get("$ref")
     if not isinstance(pointer, str) or not pointer.startswith("#"):

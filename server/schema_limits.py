@@ -14,6 +14,7 @@ from pydantic_core import to_json
 from server.errors import shortened
 from server.fields import wrong
 from server.regex_limits import check_regex
+from server.schema_alternatives import Alternatives, says_more
 from server.schema_ends import Node, children, find_endless
 
 MAX_SCHEMA_BYTES = 65_536
@@ -24,6 +25,7 @@ MAX_PATTERNS_TO_COMBINE = 8
 MAX_MULTIPLE = 10_000
 MAX_TEXT_CHARACTERS = 4096
 MAX_REFERENCES = 500
+MAX_ONE_OF = 200
 
 _COMBINING = ("allOf", "anyOf", "oneOf", "$ref")
 _PASSED_OVER = {
@@ -34,10 +36,6 @@ _PASSED_OVER = {
     "disallow": "leave it out",
     "x-guidance": "leave it out",
 }
-_TELLS_NOTHING = frozenset(
-    {"title", "description", "default", "examples", "$comment", "$id", "$schema", "$defs", "definitions"}
-    | {"deprecated", "readOnly", "writeOnly", "discriminator"}
-)
 
 
 @dataclass
@@ -67,6 +65,8 @@ def check_schema(schema: dict[str, Any], at: str = "") -> bytes:
             raise wrong("schema_too_deep", f"is nested more than {MAX_SCHEMA_DEPTH} deep", at)
         _check_node(node, path, counts)
     _check_counts(counts, at)
+    if counts.is_combining:
+        Alternatives(schema).check(at)
     if counts.references and (endless := find_endless(schema)) is not None:
         raise wrong("invalid_schema", f"has no end: '{shortened(endless)}' always holds itself again", at)
     return text
@@ -104,15 +104,18 @@ def _check_node(node: Node, path: str, counts: _Counts) -> None:
     step = node.get("multipleOf")
     if isinstance(step, int | float) and not isinstance(step, bool):
         counts.multiples.append((_digits(step), f"{path}.multipleOf"))
+    if isinstance(choices := node.get("oneOf"), list) and len(choices) > MAX_ONE_OF:
+        # They must exclude each other, which takes the library one comparison for each two.
+        phrase = f"has {len(choices)} alternatives; at most {MAX_ONE_OF} are allowed. Use anyOf"
+        raise wrong("schema_too_large", phrase, f"{path}.oneOf")
     for key in ("const", "enum"):
         _check_texts(node.get(key), f"{path}.{key}")
 
 
 def _is_combining(node: Node) -> bool:
     """Whether more than one schema must hold here."""
-    num_others = sum(key in node for key in _COMBINING)
     has_several = isinstance(node.get("allOf"), list) and len(node["allOf"]) > 1
-    return has_several or (num_others > 0 and len(node.keys() - _TELLS_NOTHING) > 1)
+    return has_several or any(key in node and says_more(node, key) for key in _COMBINING)
 
 
 def _digits(step: float) -> int:

@@ -104,6 +104,38 @@ def nested(levels):
     return schema
 
 
+def alternatives(num):
+    """So many schemas with two alternatives each."""
+    return [{"anyOf": [{"required": [f"{name}{i}"]} for name in "ab"]} for i in range(num)]
+
+
+def doubling(levels, keyword):
+    """Each level refers to the one below twice."""
+    names = {f"a{i}": {keyword: [{"$ref": f"#/$defs/a{i - 1}"}] * 2} for i in range(1, levels)}
+    return {"$ref": f"#/$defs/a{levels - 1}", "$defs": {"a0": {"type": "string"}, **names}}
+
+
+FINE = {
+    "few combinations": {"allOf": alternatives(6)},
+    "many alternatives": {"anyOf": [{"const": i} for i in range(1000)]},
+    "doubling alternatives": doubling(30, "anyOf"),
+    "doubling what must hold": doubling(30, "allOf"),
+    "optional members beside a base": {
+        "allOf": [
+            {"type": "object", "properties": {"id": {"type": "string", "format": "uuid"}}},
+            {"properties": {str(i): {"anyOf": [{"type": "string"}, {"type": "null"}]} for i in range(50)}},
+        ]
+    },
+    "many formats": {"properties": {str(i): {"type": "string", "format": "date"} for i in range(100)}},
+    "cents": {"type": "number", "multipleOf": 0.01},
+}
+
+
+@pytest.mark.parametrize("schema", FINE.values(), ids=FINE)
+def test_schemas_that_only_look_dangerous_pass(schema):
+    check_schema(schema)
+
+
 ENDLESS = {
     "itself": {"$ref": "#"},
     "a cycle of references": {
@@ -166,6 +198,10 @@ BAD_SCHEMAS = [
     ({"prefixItems": [{"$ref": "#/$defs/a"}] * 501}, "", "schema_too_large", "has 501 references"),
     ({"prefixItems": [{"format": "date"}] * 101}, "", "schema_too_large", "101 patterns and formats"),
     ({"allOf": [{"pattern": "a"}] * 9}, "", "schema_too_large", "may have 8, since some of them must hold"),
+    ({"allOf": alternatives(7)}, "", "schema_too_large", "too many alternatives"),
+    ({"allOf": [{"properties": {"a": one}} for one in alternatives(7)]}, "", "schema_too_large", "too many"),
+    ({"properties": {"a": {"allOf": alternatives(7)}}}, ".properties.a", "schema_too_large", "too many"),
+    ({"oneOf": [{"const": i} for i in range(201)]}, ".oneOf", "schema_too_large", "201 alternatives"),
     ({"const": "x" * 4097}, ".const", "invalid_value", "4097 characters"),
     ({"enum": ["a", "x" * 4097]}, ".enum", "invalid_value", "4097 characters"),
     ({"multipleOf": 123_456_789}, ".multipleOf", "unsupported_schema", "10000 is the limit"),
