@@ -164,7 +164,7 @@ def _text(body: ResponsesRequest) -> Json:
     shown = _dumped(wanted)
     if isinstance(wanted, JsonSchemaFormat):
         shown = {"strict": False, **wanted.model_dump(by_alias=True, exclude_none=True)}
-    return {"format": shown} | ({"verbosity": body.text.verbosity} if body.text.verbosity else {})
+    return {"format": shown}
 
 
 def _dumped(value: Any) -> Any:

@@ -9,6 +9,7 @@ from server.errors import shortened
 from server.fields import Count, RequestModel, not_yet, wrong
 from server.responses_api.items import AnyItem, InputItem
 from server.responses_api.tools import ToolChoice, Tools
+from server.schemas import ChatRequest
 from server.variants import one_of
 
 MAX_TOP_LOGPROBS = 20
@@ -16,6 +17,23 @@ MAX_ITEMS = 8192
 """Items of one input, and parts of all of them: each takes time before anything else can be found wrong."""
 LOGPROBS = "message.output_text.logprobs"
 CARRIED_REASONING = "reasoning.encrypted_content"
+
+
+def _of_chat(name: str, note: str = "") -> Any:
+    """The type of a field that chat completions have as well, and that they check.
+
+    note: what there is to say besides what they say.
+    """
+    known = ChatRequest.model_fields[name]
+    parts = (known.annotation, Field(), *known.metadata)
+    shown = Annotated.__class_getitem__(parts)  # type: ignore[attr-defined]
+    unchecked = BeforeValidator(lambda given: given, json_schema_input_type=shown)
+    return Annotated[Any, unchecked, Field(description=f"{known.description}{note}")]
+
+
+def _extra(name: str) -> Any:
+    is_told = "not openai's" in (ChatRequest.model_fields[name].description or "").lower()
+    return _of_chat(name, "" if is_told else " Not OpenAI's here.")
 
 
 class PlainFormat(RequestModel):
@@ -52,7 +70,7 @@ class TextConfig(RequestModel):
         PlainFormat(type="text"),
         description="text; json_object: any JSON object; json_schema: what keeps to it.",
     )
-    verbosity: Any = Field(None, description="As in chat completions.")
+    verbosity: not_yet("medium") = None  # type: ignore[valid-type]
 
 
 _NO_SUMMARIES = not_yet(
@@ -65,7 +83,7 @@ _NO_SUMMARIES = not_yet(
 class Reasoning(RequestModel):
     """How to think."""
 
-    effort: Any = Field(None, description="As reasoning_effort in chat completions.")
+    effort: _of_chat("reasoning_effort") = None  # type: ignore[valid-type]
     summary: _NO_SUMMARIES = None  # type: ignore[valid-type]
     generate_summary: _NO_SUMMARIES = None  # type: ignore[valid-type]
     context: not_yet("auto") = None  # type: ignore[valid-type]
@@ -127,7 +145,6 @@ def _metadata(given: dict[str, str]) -> dict[str, str]:
 
 
 Input = Annotated[list[InputItem], BeforeValidator(_input, json_schema_input_type=str | list[AnyItem])]
-_AS_IN_CHAT = "As in chat completions; not OpenAI's here."
 
 
 class ResponsesRequest(RequestModel):
@@ -189,20 +206,20 @@ class ResponsesRequest(RequestModel):
         None, description="Accepted; there is one tier, default."
     )
 
-    seed: Any = Field(None, description=_AS_IN_CHAT)
-    stop: Any = Field(None, description=_AS_IN_CHAT)
-    top_k: Any = Field(None, description=_AS_IN_CHAT)
-    min_p: Any = Field(None, description=_AS_IN_CHAT)
-    presence_penalty: Any = Field(None, description=_AS_IN_CHAT)
-    frequency_penalty: Any = Field(None, description=_AS_IN_CHAT)
-    repetition_penalty: Any = Field(None, description=_AS_IN_CHAT)
-    logit_bias: Any = Field(None, description=_AS_IN_CHAT)
-    draft: Any = Field(None, description=_AS_IN_CHAT)
-    guided_json: Any = Field(None, description=_AS_IN_CHAT)
-    guided_regex: Any = Field(None, description=_AS_IN_CHAT)
-    guided_choice: Any = Field(None, description=_AS_IN_CHAT)
-    guided_grammar: Any = Field(None, description=_AS_IN_CHAT)
-    chat_template_kwargs: Any = Field(None, description=_AS_IN_CHAT)
+    seed: _extra("seed") = None  # type: ignore[valid-type]
+    stop: _extra("stop") = None  # type: ignore[valid-type]
+    top_k: _extra("top_k") = None  # type: ignore[valid-type]
+    min_p: _extra("min_p") = None  # type: ignore[valid-type]
+    presence_penalty: _extra("presence_penalty") = None  # type: ignore[valid-type]
+    frequency_penalty: _extra("frequency_penalty") = None  # type: ignore[valid-type]
+    repetition_penalty: _extra("repetition_penalty") = None  # type: ignore[valid-type]
+    logit_bias: _extra("logit_bias") = None  # type: ignore[valid-type]
+    draft: _extra("draft") = None  # type: ignore[valid-type]
+    guided_json: _extra("guided_json") = None  # type: ignore[valid-type]
+    guided_regex: _extra("guided_regex") = None  # type: ignore[valid-type]
+    guided_choice: _extra("guided_choice") = None  # type: ignore[valid-type]
+    guided_grammar: _extra("guided_grammar") = None  # type: ignore[valid-type]
+    chat_template_kwargs: _extra("chat_template_kwargs") = None  # type: ignore[valid-type]
 
     truncation: not_yet(  # type: ignore[valid-type]
         "disabled",

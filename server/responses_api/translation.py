@@ -39,7 +39,6 @@ _NAMES = (
     (re.compile(r"response_format\.json_schema\b"), "text.format"),
     (re.compile(r"response_format\b"), "text.format"),
     (re.compile(r"reasoning_effort\b"), "reasoning.effort"),
-    (re.compile(r"verbosity\b"), "text.verbosity"),
     (re.compile(r"logprobs\b"), "include"),
 )
 PREVIOUS = "previous_response_id"
@@ -197,7 +196,6 @@ def _fields(body: ResponsesRequest) -> dict[str, Any]:
         "tool_choice": _tool_choice(body.tool_choice) if body.tools or body.tool_choice != "auto" else None,
         "parallel_tool_calls": body.parallel_tool_calls if body.tools else None,
         "response_format": _response_format(body),
-        "verbosity": body.text.verbosity,
         "reasoning_effort": body.reasoning.effort,
         "logprobs": body.wants_logprobs or None,
         "top_logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,

@@ -124,6 +124,28 @@ def test_text_follows_a_pydantic_model(client):
     assert json.loads(final.output_text) == final.output_parsed.model_dump()
 
 
+def test_log_probabilities_are_those_of_a_chat(client):
+    include = ["message.output_text.logprobs"]
+    response = client.responses.create(input="Hello!", include=include, top_logprobs=2, **GREEDY)
+    chat = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Hello!"}],
+        temperature=0,
+        max_tokens=40,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    told = [entry.model_dump() for entry in response.output[0].content[0].logprobs]
+    assert told == [entry.model_dump() for entry in chat.choices[0].logprobs.content]
+    assert "".join(entry["token"] for entry in told).startswith(response.output_text)
+
+
+def test_the_tokens_of_an_input_are_counted(client):
+    counted = client.responses.input_tokens.count(model="demo", input="Hello!")
+    made = client.responses.create(input="Hello!", **GREEDY)
+    assert counted.input_tokens == made.usage.input_tokens
+
+
 def test_a_tools_loop_comes_to_its_end(client):
     asked = {"model": "demo", "temperature": 0, "max_output_tokens": 120, "tools": [TOOL]}
     response = client.responses.create(input="What is the weather in Oslo?", tool_choice="required", **asked)
