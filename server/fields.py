@@ -34,9 +34,11 @@ class RequestModel(BaseModel):
         """Leave out known fields that are null; an unknown one stays an error."""
         if not isinstance(given, dict):
             return given
-        return {
-            name: value for name, value in given.items() if value is not None or name not in cls.model_fields
-        }
+        return {name: value for name, value in given.items() if value is not None or not cls._has(name)}
+
+    @classmethod
+    def _has(cls, name: str) -> bool:
+        return any(name == (field.alias or own) for own, field in cls.model_fields.items())
 
 
 def not_yet(

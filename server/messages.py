@@ -15,6 +15,9 @@ class TextPart(RequestModel):
 
     type: Literal["text"]
     text: str = Field(description="What it says.")
+    prompt_cache_breakpoint: dict[str, Any] | None = Field(
+        None, description="Accepted; prompts are cached by what they hold."
+    )
 
 
 class FunctionCall(RequestModel):
@@ -49,6 +52,8 @@ def _text(given: object) -> str:
             )
         if not isinstance(part.get("text"), str):
             raise wrong("invalid_type", "must be a string", f"[{index}].text")
+        if not isinstance(part.get("prompt_cache_breakpoint", {}), dict | None):
+            raise wrong("invalid_type", "must be an object", f"[{index}].prompt_cache_breakpoint")
         if unknown := part.keys() - TextPart.model_fields:
             raise wrong("unknown_parameter", "is unknown", f"[{index}].{min(unknown)}")
     return "".join(part["text"] for part in given)
