@@ -9,11 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter, model_validator
 
-from server.fields import RequestModel, wrong
+from server.fields import RequestModel, not_yet, wrong
 from server.variants import one_of
 
 CARRIED = "reprise:"
 """Begins what stands in encrypted_content: the reasoning itself, in base64."""
+
+_DIRECT = {"type": "direct"}
 
 ItemStatus = Annotated[
     Literal["in_progress", "completed", "incomplete"],
@@ -132,10 +134,14 @@ class FunctionCall(RequestModel):
     arguments: str = Field(description="The JSON text of an object.")
     id: ItemId = None
     status: ItemStatus = "completed"
+    caller: not_yet(_DIRECT) = None  # type: ignore[valid-type]
+    namespace: not_yet() = None  # type: ignore[valid-type]
+    is_async: not_yet(False) = Field(None, alias="async")  # type: ignore[valid-type]
 
     def kept(self, item_id: str) -> dict[str, Any]:
         """The item as it is listed."""
-        return {**self.model_dump(), "id": item_id}
+        head = {"id": item_id, "type": self.type, "call_id": self.call_id, "status": self.status}
+        return {**head, "name": self.name, "arguments": self.arguments}
 
 
 class FunctionCallOutput(RequestModel):
@@ -146,6 +152,8 @@ class FunctionCallOutput(RequestModel):
     output: Content = Field(description="What it returned: text, or parts of it.")
     id: ItemId = None
     status: ItemStatus = "completed"
+    caller: not_yet(_DIRECT) = None  # type: ignore[valid-type]
+    namespace: not_yet() = None  # type: ignore[valid-type]
 
     @property
     def text(self) -> str:
