@@ -42,6 +42,7 @@ class FunctionTool(FunctionDefinition):
     output_schema: dict[str, Any] | None = Field(None, description="Accepted; the model is not told.")
     defer_loading: not_yet(False) = None  # type: ignore[valid-type]
     allowed_callers: not_yet(["direct"]) = None  # type: ignore[valid-type]
+    is_async: not_yet(False) = Field(None, alias="async")  # type: ignore[valid-type]
 
 
 _one_choice = one_of({"function": NamedFunction, "allowed_tools": AllowedTools}, refused=_FUNCTIONS_ONLY)

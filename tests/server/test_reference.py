@@ -1,7 +1,9 @@
 """docs/api.md is what the code says, and says something of every field there is."""
 
 import re
-from typing import get_args, get_type_hints
+from collections.abc import Iterable
+from types import UnionType
+from typing import Annotated, NotRequired, Required, Union, get_args, get_origin
 
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
@@ -9,6 +11,7 @@ from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_completion_create_params
 from openai.types.responses import input_token_count_params, response_create_params
 from pydantic import BaseModel, Field
+from typing_extensions import get_type_hints, is_typeddict
 
 from config.settings import Settings
 from server.app import BODIES, ROUTES
@@ -113,3 +116,45 @@ def test_every_published_field_works_or_is_refused_by_name(model, params):
     known = {field.alias or name for name, field in model.model_fields.items()}
     assert len(published) > 4
     assert published <= known
+
+
+CONVERSATIONS = PUBLISHED[0], PUBLISHED[2], PUBLISHED[5]
+
+
+@pytest.mark.parametrize(("model", "params"), CONVERSATIONS, ids=lambda value: getattr(value, "__name__", ""))
+def test_so_does_every_field_of_what_is_inside(model, params):
+    known = {row.path: row for row in read_rows(model.model_json_schema())}
+    told = {path for one in get_args(params) for path in _paths(one, known)}
+    assert any(path.count(".") > 1 for path in told)
+    assert told - set(known) - SENT_AS_HEADERS == set()
+
+
+def _paths(published, known, prefix="", above=()):
+    """Every field of a TypedDict, and of those within it that are of a kind that is taken here."""
+    for name, hint in get_type_hints(published, include_extras=True).items():
+        path = f"{prefix}{name}"
+        yield path
+        if path not in known or known[path].refused is not None:
+            continue
+        for inner, suffix in _typed_dicts(hint):
+            within = f"{path}{suffix}."
+            has_fields = any(other.startswith(within) for other in known)
+            if has_fields and inner not in above and _is_taken(inner, known.get(f"{within}type")):
+                yield from _paths(inner, known, within, (*above, inner))
+
+
+def _typed_dicts(hint, suffix=""):
+    """The TypedDicts of a type; those in its arrays with a suffix."""
+    if is_typeddict(hint):
+        yield hint, suffix
+    elif get_origin(hint) in (Union, UnionType, Annotated, Required, NotRequired):
+        for one in get_args(hint):
+            yield from _typed_dicts(one, suffix)
+    elif get_origin(hint) in (list, Iterable):
+        yield from _typed_dicts(get_args(hint)[0], f"{suffix}[]")
+
+
+def _is_taken(published, row):
+    """Whether its type is one of those that the row of the type has."""
+    constants = re.findall(r"'([\w.]+)'", str(get_type_hints(published).get("type", "")))
+    return row is None or not constants or any(f'"{constant}"' in row.kind for constant in constants)
