@@ -55,9 +55,10 @@ def check_schema(schema: dict[str, Any], at: str = "") -> bytes:
     at: path from the field that is being validated to the schema, see wrong().
     Raises PydanticCustomError.
     """
-    text = to_json(schema)
-    if len(text) > MAX_SCHEMA_BYTES:
-        phrase = f"has {len(text)} bytes as JSON; a schema may have {MAX_SCHEMA_BYTES}"
+    # Writing megabytes out takes longer than to see that they are too many.
+    text = to_json(schema) if _is_within(schema, MAX_SCHEMA_BYTES) else b""
+    if not 0 < len(text) <= MAX_SCHEMA_BYTES:
+        phrase = f"is too large; as JSON a schema may have {MAX_SCHEMA_BYTES} bytes"
         raise wrong("schema_too_large", phrase, at)
     counts = _Counts()
     for node, path, depth in _nodes(schema, at):
@@ -70,6 +71,23 @@ def check_schema(schema: dict[str, Any], at: str = "") -> bytes:
     if counts.references and (endless := find_endless(schema)) is not None:
         raise wrong("invalid_schema", f"has no end: '{shortened(endless)}' always holds itself again", at)
     return text
+
+
+def _is_within(value: object, num_bytes: int) -> bool:
+    """Whether a value could be written within so many bytes, by a look that ends once it could not."""
+    unseen = [value]
+    while unseen and num_bytes >= 0:
+        value = unseen.pop()
+        num_bytes -= 1
+        if isinstance(value, str):
+            num_bytes -= len(value)
+        elif isinstance(value, list):
+            num_bytes -= len(value)
+            unseen += value[: max(0, num_bytes) + 1]
+        elif isinstance(value, dict):
+            num_bytes -= sum(map(len, value))
+            unseen += value.values() if num_bytes >= 0 else ()
+    return num_bytes >= 0
 
 
 def _nodes(schema: Node, path: str) -> Iterator[tuple[Node, str, int]]:

@@ -291,7 +291,7 @@ BAD = {
             ]
         },
         SCHEMA,
-        "too big",
+        "too many alternatives",
     ),
     "10 MB": ({"enum": ["x" * 100] * 60_000}, SCHEMA, "65536"),
 }
@@ -319,7 +319,7 @@ BAD_FIELDS = {
 
 
 def test_what_cannot_be_enforced_is_a_400_within_100_ms_while_others_stream(client, server_url):
-    """The least of three tries counts: the machine that tests run on may be busy."""
+    """The least of five tries counts, less what an equally long body with a plain error takes."""
     cases = [
         *(({"response_format": as_format(schema)}, param, told) for schema, param, told in BAD.values()),
         *BAD_FIELDS.values(),
@@ -344,17 +344,20 @@ def test_what_cannot_be_enforced_is_a_400_within_100_ms_while_others_stream(clie
         with openai.DefaultHttpxClient(base_url=server_url, timeout=30) as http:
             for fields, param, told in cases:
                 body = json.dumps({"messages": ASK, **fields}).encode()
-                spent_s = []
-                for _ in range(3):
-                    start_s = time.perf_counter()
-                    response = http.post(
-                        "/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
-                    )
-                    spent_s.append(time.perf_counter() - start_s)
+                plain = json.dumps({"messages": ASK, "model": "x" * (len(body) - 100)}).encode()
+                spent_s = {}
+                for _ in range(5):
+                    for sent in (plain, body):
+                        start_s = time.perf_counter()
+                        response = http.post(
+                            "/v1/chat/completions", content=sent, headers={"Content-Type": "application/json"}
+                        )
+                        now_s = time.perf_counter()
+                        spent_s[sent] = min(now_s - start_s, spent_s.get(sent, now_s))
                 assert response.status_code == 400, (fields, response.text)
                 error = response.json()["error"]
                 assert told in assert_error(response.json(), param, error["code"])
-                assert min(spent_s) < 0.1, (fields, spent_s)
+                assert spent_s[body] - spent_s[plain] < 0.1, (told, list(spent_s.values()))
     finally:
         stop.set()
         thread.join(30)
