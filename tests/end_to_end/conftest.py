@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-STARTED_WITHIN_S = 120
+STARTED_WITHIN_S = 240
 
 
 def _serve_bundled_model(folder: Path) -> Iterator[str]:
