@@ -223,7 +223,10 @@ class SharedMemoryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the server tells people about the loaded model."""
+    """What the server tells people about the loaded model.
+
+    fingerprint: the same for the same weights and configuration, computed by the same version of MLX.
+    """
 
     name: str
     architecture: str
@@ -236,6 +239,7 @@ class ModelInfo:
     device: str
     memory_bytes: int
     loaded_s: float
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,9 @@ class Service:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The same for the same model on the same kind of device: then a seed repeats its answer."""
+        """The same for the same weights on the same kind of device: then a seed repeats its answer."""
         info = self.engine.info
-        known = (info.name, info.architecture, info.num_parameters, info.dtype, info.device)
+        known = (info.name, info.fingerprint, info.num_parameters, info.dtype, info.device)
         return "fp_" + hashlib.sha256(repr(known).encode()).hexdigest()[:12]
 
     def check_ready(self) -> None:
