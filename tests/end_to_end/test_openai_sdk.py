@@ -19,6 +19,8 @@ from tests.server.openai_shapes import (
 HELLO = [{"role": "user", "content": "Hello!"}]
 CONTEXT = "x " * 200_000
 END = json.loads((BUNDLED_MODEL / "config.json").read_text())["eos_token_id"]
+# Forbidding the end token makes an answer that would run on to the end of the context.
+ENDLESS = {"model": "demo", "messages": HELLO, "logit_bias": {str(END): -100}, "temperature": 0}
 
 
 @pytest.fixture
@@ -75,6 +77,37 @@ def test_the_stream_helper_puts_the_answer_together(client):
         seen = "".join(event.delta for event in stream if event.type == "content.delta")
         final = stream.get_final_completion()
     assert final.choices[0].message.content == seen != ""
+
+
+async def test_the_async_stream_helper_tells_the_same_events(async_client, client):
+    request = {"model": "demo", "messages": HELLO, "temperature": 0}
+    with client.chat.completions.stream(**request) as stream:
+        events = [event.type for event in stream]
+        final = stream.get_final_completion()
+    async with async_client.chat.completions.stream(**request) as stream:
+        # How much text comes at once may differ from time to time.
+        assert {event.type async for event in stream} == set(events)
+        again = await stream.get_final_completion()
+    assert events[-1] == "content.done"
+    assert again.choices == final.choices
+
+
+def test_a_raw_response_has_the_id_that_the_log_has(client):
+    raw = client.chat.completions.with_raw_response.create(model="demo", messages=HELLO, max_tokens=2)
+    assert raw.status_code == 200
+    assert raw.headers["content-type"] == "application/json"
+    assert raw.request_id.startswith("req-")
+    answer = raw.parse()
+    assert answer._request_id == raw.request_id
+    assert answer.id == raw.request_id.replace("req-", "chatcmpl-")
+
+
+def test_a_raw_stream_is_events(client):
+    with client.chat.completions.with_streaming_response.create(
+        model="demo", messages=HELLO, max_tokens=4, stream=True
+    ) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        valid_chat_chunks("".join(response.iter_text()))
 
 
 def test_plain_completions_of_each_form_of_prompt_agree(client):
@@ -164,7 +197,8 @@ def test_models_are_listed_and_found(client):
         ),
         ({"extra_body": {"colour": "red"}}, openai.BadRequestError, "unknown_parameter"),
         ({"logit_bias": {"999999999": 1}}, openai.BadRequestError, "invalid_token_id"),
-        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "unsupported_parameter"),
+        ({"modalities": ["text", "audio"]}, openai.BadRequestError, "unsupported_parameter"),
+        ({"tool_choice": "required"}, openai.BadRequestError, "invalid_value"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -181,13 +215,26 @@ def test_a_prompt_over_the_context_is_told_both_numbers(client):
 
 
 def test_who_leaves_in_mid_stream_frees_the_row_within_seconds(client, server_url):
-    # Forbidding the end token makes an answer that would run on to the end of the context.
-    stream = client.chat.completions.create(
-        model="demo", messages=HELLO, stream=True, logit_bias={str(END): -100}, temperature=0
-    )
+    stream = client.chat.completions.create(**ENDLESS, stream=True)
     next(iter(stream))
     assert httpx.get(f"{server_url}/health").json()["running"] == 1
     stream.close()
+    _wait_for_free_rows(server_url)
+
+
+async def test_who_leaves_the_async_stream_frees_the_row_too(async_client, server_url):
+    async with await async_client.chat.completions.create(**ENDLESS, stream=True) as stream:
+        await anext(aiter(stream))
+    _wait_for_free_rows(server_url)
+
+
+def test_a_time_limit_of_the_client_frees_the_row(client, server_url):
+    with pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=0.3).chat.completions.create(**ENDLESS)
+    _wait_for_free_rows(server_url)
+
+
+def _wait_for_free_rows(server_url):
     left = time.monotonic()
     while httpx.get(f"{server_url}/health").json()["running"]:
         assert time.monotonic() - left < 3, "the row was not freed"
