@@ -362,4 +362,5 @@ def test_what_cannot_be_enforced_is_a_400_within_100_ms_while_others_stream(clie
         stop.set()
         thread.join(30)
     assert len(gaps) > 50
-    assert max(gaps) < 1
+    assert sorted(gaps)[len(gaps) * 9 // 10] < 0.2
+    assert max(gaps) < 5
