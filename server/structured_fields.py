@@ -17,10 +17,12 @@ MAX_CHOICES = 1000
 MAX_CHOICES_CHARACTERS = 32_768
 MAX_LARK_CHARACTERS = 16_384
 MAX_LARK_LINES = 1000
+MAX_LARK_REPEATS = 1000
 ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 
 _MARKS = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
 _EMBEDDED = re.compile(r"%json\s*")
+_LARK_REPEAT = re.compile(r"[{~]\s*(\d*)\s*(?:(?:,|\.\.)\s*(\d*))?")
 _LARK_OPTION = re.compile(r"^\s*[?!\w-]+\[[^\]\n]*\b(temperature|max_tokens|stop)\s*=", re.MULTILINE)
 
 
@@ -75,6 +77,10 @@ def _lark(given: object) -> str:
         raise wrong("invalid_value", phrase)
     if option := _LARK_OPTION.search(given):
         raise wrong("unsupported_value", f"sets {option[1]} for a rule, which is not supported; leave it out")
+    for match in _LARK_REPEAT.finditer(given):
+        if any(int(number[:9]) > MAX_LARK_REPEATS for number in match.groups() if number):
+            phrase = f"repeats something more than {MAX_LARK_REPEATS} times, which is the limit"
+            raise wrong("invalid_value", phrase)
     for match in _EMBEDDED.finditer(given):
         try:
             schema, _ = JSONDecoder().raw_decode(given, match.end())

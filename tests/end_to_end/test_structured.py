@@ -298,7 +298,7 @@ BAD = {
 BAD_FIELDS = {
     "exploding": ({"guided_regex": "((a{0,100}){0,100}){0,100}"}, "guided_regex", "repeats"),
     "half": ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
-    "forced for ever": ({"guided_grammar": 'start: "a"{100000}'}, "guided_grammar", "cannot be enforced"),
+    "forced for ever": ({"guided_grammar": 'start: "a"{100000}'}, "guided_grammar", "1000 times"),
     "rules for ever": ({"guided_grammar": "start: start"}, "guided_grammar", "cannot be enforced"),
     "doubling": (
         {

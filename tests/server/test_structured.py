@@ -352,6 +352,8 @@ BAD_FIELDS = [
     ({"guided_choice": ["x" * 20_000] * 2}, "guided_choice", "invalid_value", "32768"),
     ({"guided_grammar": " "}, "guided_grammar", "invalid_type", "not empty"),
     ({"guided_grammar": "start: a\n" * 1001}, "guided_grammar", "invalid_value", "too long"),
+    ({"guided_grammar": 'start: "a"{1001}'}, "guided_grammar", "invalid_value", "more than 1000 times"),
+    ({"guided_grammar": 'start: "a" ~ 1..99999'}, "guided_grammar", "invalid_value", "more than 1000 times"),
     ({"guided_grammar": "start: %json {"}, "guided_grammar", "invalid_value", "%json"),
     (
         {"guided_grammar": 'start: %json {"multipleOf": 99999}'},
