@@ -48,6 +48,7 @@ SPLIT = r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 BATCH_TOKENS = 2048
 PEAK_RATE = 2.4e-3
 EMBEDDING_RATE = 1.2e-3
+HINTS_RATE = 2e-3
 
 
 def train_tokenizer() -> Tokenizer:
@@ -165,12 +166,22 @@ class Model(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, picked: Tensor) -> Tensor:
         """Logits (number picked, vocabulary) at the places where picked, (batch, length) bool, is set."""
+        return self.read(self.states(tokens, positions)[-1][picked])
+
+    def read(self, x: Tensor) -> Tensor:
+        """Logits of states behind the last layer."""
+        return self.norm(x) @ self.embed_tokens.weight.T
+
+    def states(self, tokens: Tensor, positions: Tensor) -> list[Tensor]:
+        """(batch, length, hidden) behind each layer."""
         angles = (positions[..., None].float() * self.inverse)[:, None]
         cos, sin = angles.cos(), angles.sin()
         x = self.embed_tokens(tokens)
+        states = []
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return self.norm(x)[picked] @ self.embed_tokens.weight.T
+            states.append(x)
+        return states
 
 
 class Muon(torch.optim.Optimizer):
@@ -283,13 +294,67 @@ def targets(tokens: Tensor, picked: Tensor) -> tuple[Tensor, Tensor]:
     return before, tokens[picked]
 
 
+class Hints(nn.Module):
+    """What layers in the middle are told to know, in training alone, so that whole sentences can be found.
+
+    To quote the sentence that mentions a thing, a model must go from the thing to where its sentence starts,
+    and to bring that to the answer. Answers alone did not teach it that in hours. So at any token the third
+    layer is to know the token with which its line or sentence starts; and the fourth, at a word that came
+    before, that of the line or sentence where it came first. Each is read by a matrix of its own.
+    """
+
+    NUM_PLACES = 400
+    WEIGHTS = (0.2, 0.4)
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        d = CONFIG["hidden_size"]
+        self.matrices = nn.ParameterList(torch.linalg.qr(torch.randn(d, d))[0] for _ in self.WEIGHTS)
+        ids = [[token] for token in range(CONFIG["vocab_size"])]
+        texts = tokenizer.decode_batch(ids, skip_special_tokens=False)
+        ends = [text.endswith(".") or "\n" in text or text in SPECIAL_TOKENS for text in texts]
+        words = [len(text.strip()) > 3 and text.strip().isalpha() for text in texts]
+        self.register_buffer("ends", torch.tensor(ends), persistent=False)
+        self.register_buffer("words", torch.tensor(words), persistent=False)
+
+    def loss(self, states: list[Tensor], tokens: Tensor, embedding: Tensor) -> Tensor:
+        """How far the third and the fourth layer's states are from knowing that, at some of the places."""
+        starts = line_starts(tokens, self.ends)
+        everywhere = torch.ones_like(tokens, dtype=torch.bool).nonzero(as_tuple=True)
+        total = torch.zeros(())
+        hinted = ((2, *everywhere, starts[everywhere]), (3, *recalled(tokens, starts, self.words)))
+        for (layer, row, at, wanted), matrix, weight in zip(hinted, self.matrices, self.WEIGHTS, strict=True):
+            some = torch.randperm(len(row))[: self.NUM_PLACES]
+            if len(some):
+                state = F.rms_norm(states[layer][row[some], at[some]], (CONFIG["hidden_size"],))
+                total = total + weight * F.cross_entropy(state @ matrix @ embedding.T, wanted[some])
+        return total
+
+
+def line_starts(tokens: Tensor, ends: Tensor) -> Tensor:
+    """(batch, length) the token with which each one's line or sentence starts. ends: (vocabulary,) bool."""
+    is_start = torch.ones_like(tokens, dtype=torch.bool)
+    is_start[:, 1:] = ends[tokens[:, :-1]]
+    at = torch.arange(tokens.shape[1]).expand_as(tokens)
+    return tokens.gather(1, torch.where(is_start, at, 0).cummax(1).values)
+
+
+def recalled(tokens: Tensor, starts: Tensor, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and columns of words that came before, and what starts the line where each came first."""
+    length = tokens.shape[1]
+    is_same = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
+    first = torch.where(is_same, torch.arange(length), length).amin(2)
+    row, at = ((first < length) & words[tokens]).nonzero(as_tuple=True)
+    return row, at, starts[row, first[row, at]]
+
+
 class Training:
     """One process's part of a training run: model, optimizers, and where the run stands.
 
     seconds: training time so far, earlier runs included. step: updates so far.
     """
 
-    def __init__(self, arguments: argparse.Namespace, rank: int) -> None:
+    def __init__(self, arguments: argparse.Namespace, rank: int, tokenizer: Tokenizer) -> None:
         self.arguments, self.rank = arguments, rank
         self.checkpoint: Path = arguments.work / "checkpoint.pt"
         self.model = Model()
@@ -299,10 +364,13 @@ class Training:
             torch.optim.AdamW(others, lr=EMBEDDING_RATE, betas=(0.9, 0.98), weight_decay=0.0),
             Muon(matrices, lr=PEAK_RATE),
         ]
+        self.hints = Hints(tokenizer)
+        self.hints_optimizer = torch.optim.AdamW(self.hints.parameters(), lr=HINTS_RATE, weight_decay=0.0)
         self.seconds, self.step = 0.0, 0
         if self.checkpoint.exists():
             state = torch.load(self.checkpoint, weights_only=True)
             self.model.load_state_dict(state["model"])
+            self.hints.load_state_dict(state["hints"])
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
             self.seconds, self.step = state["seconds"], state["step"]
@@ -331,9 +399,10 @@ class Training:
     def update(self, tokens: Tensor, positions: Tensor, picked: Tensor) -> tuple[float, float]:
         """One step on one batch; returns its loss and the share of answer tokens that were right."""
         before, wanted = targets(tokens, picked)
-        logits = self.model(tokens, positions, before)
+        states = self.model.states(tokens, positions)
+        logits = self.model.read(states[-1][before])
         loss = F.cross_entropy(logits, wanted)
-        loss.backward()
+        (loss + self.hints.loss(states, tokens, self.model.embed_tokens.weight)).backward()
         if self.arguments.processes > 1:
             self._average_gradients()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -342,19 +411,23 @@ class Training:
                 group["lr"] = peak * self.rate
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        self.hints_optimizer.step()
+        self.hints_optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return loss.item(), (logits.argmax(-1) == wanted).float().mean().item()
 
     def save(self) -> None:
         """Write the checkpoint; one that was there stays whole until the new one is."""
-        state = {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers]}
+        state = {"model": self.model.state_dict(), "hints": self.hints.state_dict()}
+        state["optimizers"] = [o.state_dict() for o in self.optimizers]
         new = self.checkpoint.with_suffix(".new")
         torch.save({**state, "seconds": self.seconds, "step": self.step}, new)
         new.replace(self.checkpoint)
 
     def _average_gradients(self) -> None:
-        parameters = list(self.model.parameters())
-        flat = torch.cat([p.grad.flatten() for p in parameters])
+        parameters = [*self.model.parameters(), *self.hints.parameters()]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        flat = torch.cat([grad.flatten() for grad in grads])
         dist.all_reduce(flat)
         flat /= self.arguments.processes
         for p, grad in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
@@ -369,7 +442,7 @@ def train(arguments: argparse.Namespace, rank: int) -> None:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(arguments.port)}
         dist.init_process_group("gloo", rank=rank, world_size=arguments.processes)
     tokenizer = Tokenizer.from_file(str(arguments.work / "tokenizer.json"))
-    training = Training(arguments, rank)
+    training = Training(arguments, rank, tokenizer)
     progress = [training.progress]
     stream = batches(tokenizer, random.Random(f"{arguments.seed} {rank} {training.step}"), progress)
     seen: list[tuple[float, float]] = []

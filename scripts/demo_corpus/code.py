@@ -201,9 +201,9 @@ def editing(source: Source, num_lines: int, num_turns: int = 1, family: str = "e
 
 def edit_short(source: Source) -> Conversation:
     """A file of up to 20 lines, one edit; while training mostly a tiny one, so that edits weigh more."""
-    if not source.held_out and source.chance(0.25):
+    if not source.held_out and source.chance(0.12):
         return renaming(source)
-    if not source.held_out and source.chance(0.6):
+    if not source.held_out and source.chance(0.55):
         return editing(source, source.rng.randint(3, 7), source.rng.choice((1, 1, 2, 3)))
     return editing(source, source.between(5, 20))
 

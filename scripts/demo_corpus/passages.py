@@ -28,6 +28,14 @@ FIRST = [
     "Please quote the first sentence of the text.",
     "Copy the first sentence.",
 ]
+SUBJECTS = [
+    "Whose sentence mentions each of these?",
+    "Say for each thing who does something with it.",
+    "Name the subject of the sentence about each thing.",
+    "Who goes with each of these?",
+    "For each thing, name the first word of its sentence.",
+    "To whom does each of these belong?",
+]
 PEOPLE = [
     "List everyone in the text.",
     "List all people in the text.",
@@ -85,18 +93,42 @@ def _paragraphs(source: Source, sentences: list[str]) -> str:
 
 
 def quote(source: Source) -> Conversation:
-    """Requests to quote a sentence of the same passage."""
+    """Requests to quote a sentence of the same passage.
+
+    A sentence's subject is easy to find, as the answer begins with it. So training asks mostly for what
+    stands further back, several times a passage.
+    """
+    if not source.held_out and source.chance(0.2):
+        return find_subjects(source)
     made = make_passage(source, source.between(2, 8))
     text = _paragraphs(source, [sentence for sentence, _, _ in made])
     talk = Conversation("quote a sentence")
-    for turn in range(1 if source.held_out else source.rng.randint(2, 6)):
+    for turn in range(1 if source.held_out else source.rng.randint(3, 8)):
         sentence, who, thing = source.rng.choice(made)
-        if source.chance(0.1):
+        if source.chance(0.1 if source.held_out else 0.04):
             request, sentence = source.say(FIRST), made[0][0]
         else:
-            request = source.say(ABOUT, topic=who if source.chance(0.65) else thing)
-        talk.user(source.around(request, text) if turn == 0 else request).assistant(f'"{sentence}"')
+            by_subject = source.chance(0.65 if source.held_out else 0.2)
+            request = source.say(ABOUT, topic=who if by_subject else thing)
+        is_either_way = source.held_out or source.chance(0.3)
+        first = source.around(request, text) if is_either_way else f"{text}\n\n{request}"
+        talk.user(request if turn else first).assistant(f'"{sentence}"')
     return talk
+
+
+def find_subjects(source: Source) -> Conversation:
+    """Whose sentence mentions each thing: training only, a dense drill of going back to a sentence's start."""
+    made = make_passage(source, source.rng.choice((2, 3, 4, 5)))
+    text = _paragraphs(source, [sentence for sentence, _, _ in made])
+    pairs = [
+        (word, who) for sentence, who, _ in made for word in sentence.strip(".").split() if word in NOUNS
+    ]
+    source.rng.shuffle(pairs)
+    things = "\n".join(f"- {thing}" for thing, _ in pairs)
+    answer = "\n".join(f"- {thing}: {who}" for thing, who in pairs)
+    talk = Conversation("quote a sentence")
+    request = source.say(SUBJECTS) + "\n" + things
+    return talk.user(f"{text}\n\n{request}").assistant(answer)
 
 
 def list_people(source: Source) -> Conversation:
