@@ -117,7 +117,7 @@ def quote(source: Source) -> Conversation:
 
 
 def find_subjects(source: Source) -> Conversation:
-    """Whose sentence mentions each thing: training only, a dense drill of going back to a sentence's start."""
+    """Whose sentence mentions each thing: training only, a drill of going back to a sentence's start."""
     made = make_passage(source, source.rng.choice((2, 3, 4, 5)))
     text = _paragraphs(source, [sentence for sentence, _, _ in made])
     pairs = [
