@@ -367,5 +367,5 @@ def test_what_cannot_be_enforced_is_a_400_within_100_ms_while_others_stream(clie
         stop.set()
         thread.join(30)
     assert len(gaps) > 50
-    assert sorted(gaps)[len(gaps) * 9 // 10] < 0.2
+    assert sorted(gaps)[len(gaps) * 9 // 10] < 2 * allowed_s
     assert max(gaps) < 5
