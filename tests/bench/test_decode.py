@@ -13,7 +13,14 @@ def test_every_figure_is_there_and_answers_are_equal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "figures.json"
-    given = ["--workloads", "records,edits-again,extraction", "--draft-types", "auto,ngram-simple", "--cases", "1"]
+    given = [
+        "--workloads",
+        "records,edits-again,extraction",
+        "--draft-types",
+        "auto,ngram-simple",
+        "--cases",
+        "1",
+    ]
     given += ["--repeats", "1", "--max-tokens", "24", "--num-draft-tokens", "3", "--json", str(file)]
     assert main(["bench", "decode", *given]) == 0
     written = json.loads(file.read_text())
