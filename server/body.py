@@ -1,5 +1,6 @@
 """From the bytes of a body to a validated request, or to an error that says what is wrong where."""
 
+import re
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -10,6 +11,8 @@ from server.errors import BadRequestError, ContentTypeError, shortened
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+_SHOULD = re.compile(r"^[A-Z]\w+ should (be|have|match)")
+"""How pydantic's messages begin."""
 _JSON_TYPES = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array"}
 _JSON_TYPES[type(None)] = "null"
 
@@ -78,7 +81,7 @@ def _bad_request(error: ErrorDetails) -> BadRequestError:
     if kind == "missing":
         message = f"Missing required parameter: '{param}'."
         return BadRequestError(message, param=param, code="missing_required_parameter")
-    wanted = error["msg"].replace("Input should be", "must be").replace("List should have", "must have")
+    wanted = _SHOULD.sub(r"must \1", error["msg"]).replace(" after validation", "")
     if kind.endswith("_type"):
         message = f"'{param}' {wanted}, not {_json_type(error['input'])}."
         return BadRequestError(message, param=param, code="invalid_type")

@@ -3,11 +3,23 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
+
+from server.errors import shortened
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1000
+MAX_BIASES = 16_384
+MAX_PAIRS, MAX_KEY_CHARACTERS, MAX_VALUE_CHARACTERS = 16, 64, 512
 INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 REFUSED = "x-refused"
@@ -97,6 +109,8 @@ def _stops(given: object) -> tuple[str, ...]:
 def _logit_bias(given: object) -> tuple[tuple[int, float], ...]:
     if not isinstance(given, dict):
         raise wrong("invalid_type", "must be an object of token ids and numbers")
+    if len(given) > MAX_BIASES:
+        raise wrong("invalid_value", f"has {len(given)} entries; at most {MAX_BIASES} are allowed")
     for key, bias in given.items():
         if not _TOKEN_ID.fullmatch(key):
             raise wrong("invalid_value", "must be a token id, written in decimal digits", f".{key}")
@@ -105,6 +119,22 @@ def _logit_bias(given: object) -> tuple[tuple[int, float], ...]:
         if not -100 <= bias <= 100:
             raise wrong("invalid_value", "must be between -100 and 100", f".{key}")
     return tuple((int(key), float(bias)) for key, bias in given.items())
+
+
+def _few_pairs(given: object) -> object:
+    if isinstance(given, dict) and len(given) > MAX_PAIRS:
+        raise wrong("invalid_value", f"has {len(given)} pairs; at most {MAX_PAIRS} are allowed")
+    return given
+
+
+def _short_pairs(given: dict[str, str]) -> dict[str, str]:
+    for key, value in given.items():
+        if len(key) > MAX_KEY_CHARACTERS or len(value) > MAX_VALUE_CHARACTERS:
+            phrase = (
+                f"may have {MAX_KEY_CHARACTERS} characters in a key and {MAX_VALUE_CHARACTERS} in a value"
+            )
+            raise wrong("invalid_value", phrase, f".{shortened(key)}")
+    return given
 
 
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
@@ -116,7 +146,16 @@ Stops = Annotated[
     ),
 ]
 LogitBias = Annotated[
-    tuple[tuple[int, float], ...], BeforeValidator(_logit_bias, json_schema_input_type=dict[str, _Bias])
+    tuple[tuple[int, float], ...],
+    BeforeValidator(_logit_bias, json_schema_input_type=dict[str, _Bias]),
+    Field(json_schema_extra={"maxProperties": MAX_BIASES}),
 ]
+Metadata = Annotated[
+    dict[str, str],
+    BeforeValidator(_few_pairs),
+    AfterValidator(_short_pairs),
+    Field(json_schema_extra={"maxProperties": MAX_PAIRS}),
+]
+"""As OpenAI limits it."""
 Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]

@@ -16,6 +16,7 @@ from server.fields import (
     INT64_MIN,
     Count,
     LogitBias,
+    Metadata,
     Penalty,
     RequestModel,
     Stops,
@@ -118,7 +119,7 @@ class GenerationFields(StructuredFields):
     )
     draft: DraftFields = Field(DraftFields(), description="How to draft; not OpenAI's.")
     user: str | None = Field(None, description="Accepted; does nothing here.")
-    metadata: dict[str, str] | None = Field(None, description="Accepted; does nothing here.")
+    metadata: Metadata | None = Field(None, description="Accepted; does nothing here.")
 
     @model_validator(mode="after")
     def stream_options_need_a_stream(self) -> "GenerationFields":

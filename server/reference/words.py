@@ -50,7 +50,8 @@ def _one(schema: Schema, definitions: Schema) -> str:
             return f"array of {entries}" + _limits(schema, "minItems", "maxItems", " entries")
         case "object":
             values = schema.get("additionalProperties")
-            return f"object of {_plural(_one(values, definitions))}" if isinstance(values, dict) else "object"
+            held = f" of {_plural(_one(values, definitions))}" if isinstance(values, dict) else ""
+            return f"object{held}" + _limits(schema, "minProperties", "maxProperties", " entries")
         case "string":
             return "string" + _limits(schema, "minLength", "maxLength", " characters")
         case kind:

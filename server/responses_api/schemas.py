@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 
 from server.cache_fields import PromptCacheOptions
 from server.errors import shortened
-from server.fields import Count, RequestModel, not_yet, wrong
+from server.fields import Count, Metadata, RequestModel, not_yet, wrong
 from server.responses_api.items import AnyItem, InputItem
 from server.responses_api.tools import ToolChoice, Tools
 from server.schemas import ChatRequest
@@ -134,16 +134,6 @@ def _include(given: list[str]) -> list[str]:
     return given
 
 
-def _metadata(given: dict[str, str]) -> dict[str, str]:
-    if len(given) > 16:
-        raise wrong("invalid_value", f"has {len(given)} pairs; at most 16 are allowed")
-    for key, value in given.items():
-        if len(key) > 64 or len(value) > 512:
-            at = f".{shortened(key)}"
-            raise wrong("invalid_value", "may have 64 characters in a key and 512 in a value", at)
-    return given
-
-
 Input = Annotated[list[InputItem], BeforeValidator(_input, json_schema_input_type=str | list[AnyItem])]
 
 
@@ -188,7 +178,7 @@ class ResponsesRequest(RequestModel):
         le=MAX_TOP_LOGPROBS,
         description="Likeliest tokens at each place; more than 0 asks for them.",
     )
-    metadata: Annotated[dict[str, str], AfterValidator(_metadata)] = Field({}, description="Given back.")
+    metadata: Metadata = Field({}, description="Given back.")
 
     max_tool_calls: Count | None = Field(
         None, description="Accepted; it limits built-in tools, and there are none."

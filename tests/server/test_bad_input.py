@@ -377,7 +377,7 @@ async def test_only_json_is_read(client, content_type, status):
     ("method", "path", "status", "code"),
     [
         ("GET", "/v2/models", 404, "unknown_url"),
-        ("POST", "/v1/embeddings", 404, "unknown_url"),
+        ("POST", "/v1/images/generations", 404, "unknown_url"),
         ("POST", "/chat/completions", 404, "unknown_url"),
         ("GET", "/docs", 404, "unknown_url"),
         ("GET", CHAT, 405, "method_not_allowed"),
