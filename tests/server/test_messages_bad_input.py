@@ -134,7 +134,7 @@ BAD = [
     ),
     (
         {"output_config": {"format": {"type": "json_schema", "schema": {"enum": ["x" * 70_000]}}}},
-        "'output_config.format.schema' has 70013 bytes as JSON; a schema may have 65536",
+        "'output_config.format.schema' is too large; as JSON a schema may have 65536 bytes",
     ),
     (
         {"tools": [LOOK | {"strict": True, "input_schema": {"type": "object", "extends": {}}}]},

@@ -2,6 +2,7 @@ import json
 import re
 
 from server.responses_api.schemas import ResponsesRequest
+from server.responses_api.queries import ListQuery
 from server.schemas import ChatRequest, CompletionRequest
 
 
@@ -18,3 +19,22 @@ async def test_the_document_has_every_field_and_no_dangling_reference(client):
         assert set(schemas[model.__name__]["properties"]) == set(model.model_fields)
     named = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
     assert named <= set(schemas)
+
+
+async def test_the_document_has_every_query_and_the_shape_of_errors(client):
+    document = (await client.get("/openapi.json")).json()
+    listed = document["paths"]["/v1/responses/{response_id}/input_items"]["get"]["parameters"]
+    assert {asked["name"] for asked in listed if asked["in"] == "query"} == set(ListQuery.model_fields)
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            # Nothing is checked by the framework, whose own errors would be a 422.
+            assert operation["responses"].keys() == {"200", "default"}
+            content = operation["responses"]["default"]["content"]["application/json"]
+            assert content["schema"] == {"$ref": "#/components/schemas/ErrorResponse"}
+
+
+async def test_what_is_refused_may_be_told_from_the_document(client):
+    schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    modalities = schemas["ChatRequest"]["properties"]["modalities"]
+    assert modalities["enum"] == [None, ["text"]]
+    assert modalities["x-refused"] == "is not supported yet; leave it out"
