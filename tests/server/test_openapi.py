@@ -1,8 +1,8 @@
 import json
 import re
 
-from server.responses_api.schemas import ResponsesRequest
 from server.responses_api.queries import ListQuery
+from server.responses_api.schemas import ResponsesRequest
 from server.schemas import ChatRequest, CompletionRequest
 
 
