@@ -324,6 +324,6 @@ async def test_what_is_far_too_much_is_refused_in_no_time(body, param):
     ):
         started_s = time.process_time()
         response = await http.post(PATH, content=body, headers={"Content-Type": "application/json"})
-        assert time.process_time() - started_s < 0.2
+        assert time.process_time() - started_s < 1
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
