@@ -33,7 +33,7 @@ async def respond(
     record = record_of(request)
     tenant = tenant_of(request, service.settings)
     orders = make_orders(
-        record.id, body, prompts, service.engine.info, service.settings, prediction, tenant, grammar
+        record.order_id, body, prompts, service.engine.info, service.settings, prediction, tenant, grammar
     )
     submission = Submission(service.engine, service.post_office, orders, service.settings.keep_alive_s)
     generation = Generation(service, record, submission, make_reader, body.n)

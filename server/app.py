@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from config.settings import Settings
 from server.engine_face import EngineFace
@@ -13,7 +13,7 @@ from server.limits import BodyLimit
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.metrics import Metrics
 from server.openapi import describe_bodies
-from server.request_log import RequestLog
+from server.request_log import RequestLog, check_request_id
 from server.responses_api.schemas import ResponsesRequest
 from server.routes import (
     chat,
@@ -74,6 +74,7 @@ def create_app(engine: EngineFace, settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        dependencies=[Depends(check_request_id)],
     )
     for routes in ROUTES:
         app.include_router(routes.router)

@@ -5,7 +5,6 @@ from starlette.exceptions import HTTPException
 
 from server.error_shapes import error_response
 from server.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGoneError, NotFoundError, shortened
-from server.request_log import record_of
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -13,7 +12,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def told(request: Request, fault: ApiError) -> Response:
-        return error_response(fault, request.scope["path"], record_of(request).id)
+        return error_response(fault, request.scope)
 
     @app.exception_handler(ClientGoneError)
     async def gone(_: Request, __: ClientGoneError) -> Response:

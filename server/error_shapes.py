@@ -6,8 +6,10 @@ An ApiError knows its status and OpenAI's object; what it becomes for others is 
 from typing import Any
 
 from fastapi.responses import JSONResponse
+from starlette.types import Scope
 
 from server.errors import ApiError
+from server.logs import record_in
 
 MESSAGES_PATH = "/v1/messages"
 _ANTHROPIC_TYPES = {
@@ -39,7 +41,12 @@ def anthropic_error(fault: ApiError, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": request_id}
 
 
-def error_response(fault: ApiError, path: str, request_id: str) -> JSONResponse:
-    """The error as a response of its own, in the shape that the clients of this path expect."""
-    body = anthropic_error(fault, request_id) if speaks_anthropic(path) else fault.body()
+def error_response(fault: ApiError, scope: Scope) -> JSONResponse:
+    """The error as a response of its own, in the shape that the clients of this path expect.
+
+    scope: of the request, whose record takes note of the error.
+    """
+    record = record_in(scope)
+    record.note(fault.code or fault.type)
+    body = anthropic_error(fault, record.id) if speaks_anthropic(scope["path"]) else fault.body()
     return JSONResponse(body, fault.status, fault.headers)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 from engine.request import Delta
+from server.errors import ApiError
 from server.logs import RequestRecord
 from server.parts import Answer, MakeReader, Part
 from server.report import count_usage, note_in_record, time_sequences
@@ -73,6 +74,10 @@ class Generation:
         """What the answers took, once all have ended."""
         ended = self.submission.ended
         return time_sequences([ended[index] for index in range(len(self.submission.orders))])
+
+    def note(self, fault: ApiError) -> None:
+        """Note in the log record what a stream that has begun ends with."""
+        self._record.note(fault.code or fault.type)
 
     async def close(self) -> None:
         """Free what still runs, and note in the log record and the metrics how it all ended."""

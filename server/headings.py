@@ -12,7 +12,7 @@ from server.service import Service
 def head(request: Request, service: Service, model: str | None, service_tier: str | None = None) -> Heading:
     """The heading of the response to this request. Raises ModelNotFoundError."""
     return Heading(
-        id=record_of(request).id.removeprefix("req-"),
+        id=record_of(request).unique,
         created=int(time.time()),
         model=service.check_model(model),
         system_fingerprint=service.fingerprint,

@@ -2,12 +2,10 @@
 
 import asyncio
 
-from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.error_shapes import error_response
 from server.errors import BodyTooLargeError
-from server.request_log import record_of
 
 LINGER_S = 5.0
 
@@ -46,7 +44,7 @@ class BodyLimit:
     async def _refuse(self, scope: Scope, receive: Receive, send: Send, is_sending: bool) -> None:
         """Answer 413. A client that is still sending would lose the answer if the connection just closed."""
         fault = BodyTooLargeError(self.max_body_bytes)
-        response = error_response(fault, scope["path"], record_of(HTTPConnection(scope)).id)
+        response = error_response(fault, scope)
         await send(
             {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
         )

@@ -4,24 +4,34 @@ import json
 import logging
 import os
 import sys
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
+from starlette.types import Scope
+
 LOGGER = logging.getLogger("reprise")
+CURRENT_ID: ContextVar[str | None] = ContextVar("reprise.request_id", default=None)
+"""The id of the request that is being served; lines of the log have it, whoever writes them."""
 _TEXT_LINE, _TEXT_TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
+_RECORD = "reprise.record"
 
 
 @dataclass(slots=True)
 class RequestRecord:
     """What the log says of one request. Filled in while the request is served.
 
+    id: what the request is called: the client's X-Request-Id, or one made here.
+    unique: made here, so no other request has it, whatever clients send.
     finish_reason: of its choices, in order; "cancelled" if the client left, "error" if it failed.
+    error: the code of what went wrong, before or after a stream began.
     first_token_ms, tokens_per_s: None where no token was made.
     num_forwards: those of decoding. drafts: (drafted, accepted) tokens by the drafter's name.
     """
 
     id: str
+    unique: str
     endpoint: str
     status: int = 0
     num_prompt_tokens: int = 0
@@ -33,10 +43,22 @@ class RequestRecord:
     drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
     total_ms: float = 0.0
     finish_reason: str | None = None
+    error: str | None = None
+
+    @property
+    def order_id(self) -> str:
+        """What the engine calls the request: its id, and where a client chose that, what makes it unique."""
+        return self.id if self.id.endswith(self.unique) else f"{self.id}-{self.unique}"
+
+    def note(self, error: str) -> None:
+        """Take down the code of what went wrong; the first is the cause of what follows."""
+        self.error = self.error or error
 
     def as_text(self) -> str:
         """The record as people read it."""
         parts = [f"{self.id} {self.endpoint} {self.status}"]
+        if self.error is not None:
+            parts.append(self.error)
         if self.finish_reason is not None:
             parts.append(self.finish_reason)
             parts.append(f"in {self.num_prompt_tokens} (cached {self.num_cached_tokens})")
@@ -63,6 +85,8 @@ class JsonFormatter(logging.Formatter):
         }
         fields = getattr(record, "fields", None)
         if fields is None:
+            if (request_id := CURRENT_ID.get()) is not None:
+                entry["id"] = request_id
             entry["message"] = record.getMessage()
         else:
             entry |= fields
@@ -71,10 +95,42 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
+class TextFormatter(logging.Formatter):
+    """Lines for people; what is said while a request is served begins with its id."""
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT_LINE, _TEXT_TIME)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
+        """See logging.Formatter."""
+        request_id = CURRENT_ID.get()
+        if request_id is not None and not record.message.startswith(request_id):
+            record.message = f"{request_id} {record.message}"
+        return super().formatMessage(record)
+
+
+def begin_record(scope: Scope, record: RequestRecord) -> None:
+    """Give a request its record, and the log its id, for as long as the request is served."""
+    scope[_RECORD] = record
+    CURRENT_ID.set(record.id)
+
+
+def record_in(scope: Scope) -> RequestRecord:
+    """The log record of the request that is being served."""
+    record: RequestRecord = scope[_RECORD]
+    return record
+
+
 def log_request(record: RequestRecord) -> None:
     """Write a request's line; looks at /health and the like show only at level debug."""
     level = logging.INFO if record.finish_reason is not None or record.status >= 400 else logging.DEBUG
-    LOGGER.log(level, "%s", record.as_text(), extra={"fields": {"event": "request"} | asdict(record)})
+    LOGGER.log(level, "%s", record.as_text(), extra={"fields": _fields(record)})
+
+
+def _fields(record: RequestRecord) -> dict[str, object]:
+    fields = {"event": "request"} | asdict(record)
+    del fields["unique"]
+    return fields
 
 
 def configure_logs(log_format: Literal["text", "json"], log_level: str, stream: TextIO | None = None) -> None:
@@ -83,9 +139,7 @@ def configure_logs(log_format: Literal["text", "json"], log_level: str, stream: 
     Libraries speak only from warnings on: at debug they would log what they send.
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
-    handler.setFormatter(
-        JsonFormatter() if log_format == "json" else logging.Formatter(_TEXT_LINE, _TEXT_TIME)
-    )
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     # transformers logs by a handler of its own, and warns of every long prompt.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     root = logging.getLogger()

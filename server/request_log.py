@@ -1,26 +1,39 @@
 """Gives each request an id, its line in the log, its count, and a 500 where the server itself is at fault."""
 
 import asyncio
+import re
 import secrets
 import time
 
-from starlette.datastructures import MutableHeaders
-from starlette.requests import HTTPConnection
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.request import EngineError
 from server.error_shapes import error_response, speaks_anthropic
-from server.errors import CLIENT_CLOSED_REQUEST, RequestFailedError, from_engine
-from server.logs import LOGGER, RequestRecord, log_request
+from server.errors import CLIENT_CLOSED_REQUEST, BadRequestError, RequestFailedError, from_engine
+from server.logs import LOGGER, RequestRecord, begin_record, log_request, record_in
 from server.metrics import Metrics
 
-_RECORD = "reprise.record"
+REQUEST_ID = "x-request-id"
+_ID = re.compile(r"[!-~]{1,128}")
+"""What a client may call its request: it is written into the log, and sent back in a header."""
 
 
 def record_of(request: HTTPConnection) -> RequestRecord:
     """The log record of the request that is being served."""
-    record: RequestRecord = request.scope[_RECORD]
-    return record
+    return record_in(request.scope)
+
+
+async def check_request_id(request: Request) -> None:
+    """Raise BadRequestError for an id that the log does not take. A dependency of every route."""
+    if request.headers.get(REQUEST_ID, record_of(request).id) != record_of(request).id:
+        raise BadRequestError(
+            "The header X-Request-Id must be 1 to 128 visible ASCII characters, without spaces; without it "
+            "the server makes an id.",
+            param=REQUEST_ID,
+            code="invalid_request_id",
+        )
 
 
 class RequestLog:
@@ -38,14 +51,16 @@ class RequestLog:
         start_s = time.perf_counter()
         # A path may hold any character; in the log it must not start a new line.
         path = scope["path"].encode("unicode_escape").decode()[:200]
-        record = RequestRecord(id=f"req-{secrets.token_hex(12)}", endpoint=f"{scope['method']} {path}")
-        scope[_RECORD] = record
+        given, unique = Headers(scope=scope).get(REQUEST_ID), secrets.token_hex(12)
+        request_id = given if given is not None and _ID.fullmatch(given) else f"req-{unique}"
+        record = RequestRecord(request_id, unique, f"{scope['method']} {path}")
+        begin_record(scope, record)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = record.id
+                headers[REQUEST_ID] = record.id
                 if speaks_anthropic(scope["path"]):
                     headers["request-id"] = record.id
             await send(message)
@@ -56,7 +71,7 @@ class RequestLog:
             # The drain is over; who is not served by now is told so.
             if not record.status:
                 stopping = EngineError("draining", "The server is shutting down.")
-                response = error_response(from_engine(stopping), scope["path"], record.id)
+                response = error_response(from_engine(stopping), scope)
                 await response(scope, receive, send_with_id)
         # A fault of the server's own: the log gets the trace, the client a 500, the others notice nothing.
         except Exception:
@@ -66,7 +81,7 @@ class RequestLog:
             fault = RequestFailedError(
                 f"The server failed on this request; its log has the reason under {record.id}."
             )
-            response = error_response(fault, scope["path"], record.id)
+            response = error_response(fault, scope)
             await response(scope, receive, send_with_id)
         finally:
             record.status = record.status or CLIENT_CLOSED_REQUEST

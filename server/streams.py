@@ -43,6 +43,7 @@ async def write_frames(generation: Generation, presenter: Presenter, first: Even
             frame = b""
             events = await generation.receive()
     except ApiError as fault:
+        generation.note(fault)
         yield presenter.error(fault)
         return
     yield frame + presenter.last(events, generation.usage(), generation.timings())

@@ -23,7 +23,8 @@ programs is at `/openapi.json`.
   limits.
 - Bodies are JSON and say so: `Content-Type: application/json`. No key is needed; with
   `--ngram-scope api-key` requests with different keys learn nothing from each other.
-- Every answer has the header `x-request-id`, the name of the request in the log.
+- Every answer has the header `x-request-id`, the name of the request in the log. A request may bring one, of
+  1 to 128 visible ASCII characters.
 - *Since* is the version that brought a field.
 """
 _ERRORS = """\
