@@ -26,11 +26,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_json(resolved: Resolved) -> str:
-    """One object by setting: value, source (default, file, environment, flag) and the source's name."""
+    """One object by setting: value, source (default, file, environment, flag) and the source's name.
+
+    A secret that is set is "hidden".
+    """
     table = {
         name: {"value": getattr(resolved.settings, name), "source": origin.source, "name": origin.name}
         for name, origin in resolved.origins.items()
     }
+    for name, entry in table.items():
+        if entry["value"] and SETTINGS[name].secret:
+            entry["value"] = "hidden"
     return json.dumps(table, indent=2)
 
 
@@ -42,6 +48,8 @@ def as_toml(resolved: Resolved) -> str:
 
 
 def _line(name: str, value: object) -> str:
+    if value and SETTINGS[name].secret:
+        return f"# {name} is set, and not shown"
     if value is None and SETTINGS[name].default is not None:
         return f'{name} = "none"'
     if value is None:

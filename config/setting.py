@@ -29,6 +29,7 @@ class Setting:
 
     optional: None is allowed; in text, and in a file, which has no word for it, it is written "none".
     choices: every allowed value, or empty for any.
+    secret: the value is shown to nobody, neither in a complaint nor by `reprise config`.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     at_least: float | None = None
     at_most: float | None = None
+    secret: bool = False
 
     @property
     def flag(self) -> str:
@@ -118,16 +120,24 @@ class Setting:
         return wanted + (", or none" if self.optional else "")
 
     def _complaint(self, value: object, wanted: str) -> str:
+        if self.secret:
+            return f"{self.name} must be {wanted}"
         shown = value if isinstance(value, int | float) and not isinstance(value, bool) else repr(value)
         return f"{self.name} is {shown}; it must be {wanted}"
 
 
 def setting(
-    default: ValueT, help_text: str, *, at_least: float | None = None, at_most: float | None = None
+    default: ValueT,
+    help_text: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    secret: bool = False,
 ) -> ValueT:
-    """Declare a field of Settings: its default, one sentence of help, and its limits."""
+    """Declare a field of Settings: its default, one sentence of help, its limits, and whether it is secret."""
     make: Callable[..., ValueT] = field
-    return make(default=default, metadata={"help": help_text, "at_least": at_least, "at_most": at_most})
+    told = {"help": help_text, "at_least": at_least, "at_most": at_most, "secret": secret}
+    return make(default=default, metadata=told, repr=not secret)
 
 
 def described(name: str, annotation: Any, default: Any, metadata: dict[str, Any]) -> Setting:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_type_hints
 
+from config.access import check_access
 from config.setting import Setting, SettingsError, described, setting
 
 
@@ -33,10 +34,34 @@ class Settings:
         (), "Another name that requests may give the model; may be given several times."
     )
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 lets other machines in.")
+    insecure: bool = setting(False, "Let other machines, or web pages of any site, in without an API key.")
+    api_key: tuple[str, ...] = setting(
+        (),
+        "Key that clients must send; may be given several times. Other users of the machine see flags: better "
+        "the variable or a file.",
+        secret=True,
+    )
+    api_key_file: str | None = setting(
+        None, "File with keys that clients must send, one in each line; lines that begin with # are comments."
+    )
+    allowed_host: tuple[str, ...] = setting(
+        (),
+        "Another name that clients on this machine may call the server by, as behind a proxy; may be given "
+        "several times.",
+    )
+    cors_origin: tuple[str, ...] = setting(
+        (),
+        "Site whose web pages may use the server, such as https://chat.example.com, or * for all; may be "
+        "given several times.",
+    )
     port: int = setting(8000, "Port to listen on; 0 takes any that is free.", at_least=0, at_most=65535)
     log_format: Literal["text", "json"] = setting("text", "How a line of the log is written.")
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "The least important lines that the log still shows."
+    )
+    log_prompts: bool = setting(False, "Write into the log what is asked and answered, too.")
+    trust_remote_code: bool = setting(
+        False, "Run Python code that comes in the model's folder, where the model wants that."
     )
     max_rows: int = setting(8, "Sequences decoded together in one batch.", at_least=1)
     max_queue: int = setting(256, "Requests that may wait for a row before new ones get a 429.", at_least=0)
@@ -54,6 +79,9 @@ class Settings:
     )
     max_n: int = setting(8, "Most choices that one request may ask for with n.", at_least=1)
     max_body_bytes: int = setting(8 * 2**20, "Largest request body; a larger one gets a 413.", at_least=1)
+    body_timeout_s: float = setting(
+        60.0, "Seconds that a client may take to send a request; a slower one gets a 408.", at_least=0.01
+    )
     keep_alive_s: float = setting(
         10.0, "Seconds without anything to send before a stream gets a comment.", at_least=0.01
     )
@@ -127,8 +155,15 @@ class Settings:
                 f"ngram_size_min is {self.ngram_size_min}; it must not be above ngram_size_max, "
                 f"which is {self.ngram_size_max}"
             )
+        is_open_allowed = self.needs_key or self.insecure
+        check_access(self.api_key, self.allowed_host, self.cors_origin, is_open_allowed)
         if self.draft_type == "draft-model" and self.draft_model is None:
             raise SettingsError("draft_type is draft-model, which needs a model: name one with draft_model")
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether clients must send a key."""
+        return bool(self.api_key or self.api_key_file)
 
     @property
     def model_source(self) -> str:

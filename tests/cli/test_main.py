@@ -97,6 +97,13 @@ def test_config_as_json_has_value_and_source_of_every_setting(capsys):
     assert table["drain_s"]["value"] == Settings().drain_s
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_config_says_that_there_is_a_key_but_not_which(capsys, form):
+    out = printed(capsys, "config", *form, "--api-key", "secret-one", "--api-key", "secret-two")
+    assert "secret" not in out
+    assert ("hidden" if form else "# api_key is set, and not shown") in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
