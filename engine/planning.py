@@ -66,7 +66,12 @@ class Planner:
         offers = []
         for s, length in zip(members, lengths, strict=True):
             num_pending = max(1, len(s.tokens) - length)
-            offers.append(self._ask(s, num_pending, len(members)))
+            try:
+                offers.append(self._ask(s, num_pending, len(members)))
+            # Drafts are a bonus: the answer goes on.
+            except Exception as fault:
+                s.give_up_drafts(fault)
+                offers.append(Offer(num_pending=num_pending))
         # What pays for none of them if all were like it does not pay for all of them together.
         if not any(o.is_worth or o.num_pending > 1 for o in offers):
             return []

@@ -37,12 +37,14 @@ class Sequence:
 
     tokens: prompt and answer so far, all committed.
     caches, num_computed: its own caches while it prefills, and how many tokens they hold.
+    edges: lengths at which what it has prefilled is to be kept for others.
+    awaited: a sequence whose prefill it waits for, and up to which of the tokens that they share.
     draft_caches, num_draft_computed: likewise for the draft model, if there is one and it may draft here.
     num_dispatched: answer tokens sampled so far, whether or not they have been read.
     drafts: its drafters, once it has joined the rows.
     matcher: where the answer stands in its grammar, if it has one.
     prompt_logprobs: likelihoods of the prompt's tokens that were computed, from its second one on.
-    alone: it was in a step that failed, so it runs by itself until it is done or found guilty.
+    num_inquests: how often it was among those who may have broken a step.
     """
 
     request: GenerationRequest
@@ -54,6 +56,8 @@ class Sequence:
     caches: Caches = field(default_factory=list)
     num_computed: int = 0
     num_cached: int = 0
+    edges: set[int] = field(default_factory=set)
+    awaited: "tuple[Sequence, int] | None" = None
     draft_caches: Caches = field(default_factory=list)
     num_draft_computed: int = 0
     num_dispatched: int = 0
@@ -61,11 +65,12 @@ class Sequence:
     drafts: SequenceDrafts | None = None
     matcher: Matcher | None = None
     prompt_logprobs: list[Likelihood] = field(default_factory=list)
-    alone: bool = False
+    num_inquests: int = 0
     ended: bool = False
     admitted_at: float = 0.0
     joined_at: float = 0.0
     first_token_at: float = 0.0
+    last_token_at: float = 0.0
 
     @classmethod
     def of(
@@ -101,7 +106,7 @@ class Sequence:
 
     def admit(self, caches: Caches, num_computed: int) -> None:
         """Start with these caches, which hold that many of its tokens."""
-        self.caches, self.num_computed = caches, num_computed
+        self.caches, self.num_computed, self.awaited = caches, num_computed, None
         if not self.admitted_at:
             self.admitted_at = time.perf_counter()
             self.num_cached = self.num_computed
@@ -111,6 +116,12 @@ class Sequence:
         self.caches, self.num_computed, self.num_dispatched = [], 0, self.num_answered
         self.draft_caches, self.num_draft_computed = [], 0
         self.prompt_logprobs.clear()
+
+    def give_up_drafts(self, fault: Exception) -> None:
+        """Drafting for it came to a fault: go on plainly."""
+        log.warning("request %s goes on without drafts: %s", self.request.id, fault)
+        if self.drafts:
+            self.drafts.close()
 
     def give_up_draft_model(self, fault: Exception) -> None:
         """The draft model could not read the prompt: go on without it."""
