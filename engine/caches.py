@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
@@ -41,6 +42,12 @@ class FittedQuantizedKVCache(QuantizedKVCache):
                 raise ValueError(f"keys and values of {dims} numbers cannot be quantised in groups of 32")
             self.group_size = fitting[0]
         return super().update_and_fetch(keys, values)
+
+    def restore(self, keys: Sequence[mx.array], values: Sequence[mx.array], offset: int) -> None:
+        """Hold keys and values of offset tokens, quantised as this cache does it, three arrays each."""
+        packed, scales, _ = keys
+        group_size = packed.shape[-1] * 32 // self.bits // scales.shape[-1]
+        self.state = tuple(keys), tuple(values), offset, group_size, self.bits
 
 
 def make_caches(model: Any, kv_bits: int | None = None) -> Caches:
@@ -82,6 +89,12 @@ def leaves(caches: Sequence[Any]) -> Iterator[Any]:
             yield from leaves(cache.caches)
         else:
             yield cache
+
+
+def arrays_of(cache: Any) -> list[mx.array]:
+    """All arrays that a cache holds now."""
+    flat: Any = [] if cache.empty() else tree_flatten(cache.state)
+    return [leaf for _, leaf in flat if isinstance(leaf, mx.array)]
 
 
 def is_recurrent(cache: Any) -> bool:

@@ -1,24 +1,21 @@
 """From the queue to the rows: who is admitted, with what of a prompt at hand, and the prefill of the rest."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import mlx.core as mx
 
 from config.settings import Settings
 from engine import scheduler
+from engine.beginnings import Beginnings
 from engine.draft_model import DraftModel
 from engine.logprobs import Likelihoods
-from engine.prefix_cache import PrefixCache
-from engine.rows import Caches, Rows, dispatch, make_caches, settle
+from engine.rows import Rows, dispatch, settle
 from engine.sequence import Sequence
 
 PROMPT_LOGPROBS_CHUNK = 128
 """Most tokens of a prompt at once where all their logits are needed: a vocabulary's size each."""
-
-LEAST_SHARED_TOKENS = 32
-"""Prompts from this length on wait for another row's prefill of the same one."""
 
 Fail = Callable[[Sequence, Exception], None]
 
@@ -26,7 +23,8 @@ Fail = Callable[[Sequence, Exception], None]
 class Intake:
     """Sequences that wait, and those that prefill.
 
-    can_share: whether caches can be cut at any length, and so be of use to another prompt.
+    only: where given, nobody else may begin.
+    beginnings: where the beginnings of prompts are had from.
     may_ask_model: whether the draft model has to read a sequence's prompt.
     fail: ends a sequence for what was raised on its account.
     """
@@ -35,18 +33,17 @@ class Intake:
         self,
         model: Any,
         settings: Settings,
-        can_share: bool,
-        prefix_cache: PrefixCache | None,
+        beginnings: Beginnings,
         draft_model: DraftModel | None,
         may_ask_model: Callable[[Sequence], bool],
         fail: Fail,
     ) -> None:
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
+        self.only: Collection[Sequence] | None = None
         self._model = model
         self._settings = settings
-        self._can_share = can_share
-        self._prefix_cache = prefix_cache
+        self._beginnings = beginnings
         self._draft_model = draft_model
         self._may_ask_model = may_ask_model
         self._fail = fail
@@ -59,28 +56,34 @@ class Intake:
             self.waiting = deque(s for s in self.waiting if not s.ended)
 
     def admit(self, members: list[Sequence], rows: Rows) -> None:
-        """Let waiting sequences begin while there is room, in order; a suspect runs with nobody beside it.
+        """Let waiting sequences begin while there is room, in order.
 
-        Whose prompt is being prefilled for another lets others pass: it takes that one's when it is done.
+        Who waits for another's prefill, to take the beginning that they share, lets others pass.
         members, rows: those that decode.
         """
         for sequence in list(self.waiting):
             running = [*members, *self.prefilling]
-            if len(running) >= self._settings.max_rows or any(s.alone for s in running):
+            if len(running) >= self._settings.max_rows:
                 return
-            if sequence.alone and running:
-                return
-            if self._is_prefilling_same(sequence):
+            if self.only is not None and sequence not in self.only:
+                continue
+            if self._beginnings.awaits(sequence, self.prefilling):
                 continue
             self.waiting.remove(sequence)
+            others = list(self.prefilling)
             self.prefilling.append(sequence)
             try:
-                found = self._find_prefix(sequence, members, rows)
-                sequence.admit(*(found or (make_caches(self._model, self._settings.kv_bits), 0)))
+                sequence.admit(*self._beginnings.find(sequence, members, rows, others))
                 if self._draft_model and self._may_ask_model(sequence):
                     sequence.draft_caches = self._draft_model.make_caches()
             except Exception as fault:
                 self._fail(sequence, fault)
+
+    def put_back(self, sequences: Iterable[Sequence]) -> None:
+        """These had begun; unless they have ended they start over, first in the queue and in this order."""
+        for sequence in reversed([s for s in sequences if not s.ended]):
+            sequence.restart()
+            self.waiting.appendleft(sequence)
 
     def prefill(self, num_rows: int, join: Callable[[Sequence], None]) -> bool:
         """Feed prompts within the budget that num_rows leave; those that are complete join.
@@ -105,41 +108,22 @@ class Intake:
                 self._fail(sequence, fault)
         return any(chunks)
 
-    def _is_prefilling_same(self, sequence: Sequence) -> bool:
-        """Whether waiting spares this sequence its prefill: as for the choices of one request."""
-        if not self._can_share or sequence.request.prompt_logprobs:
-            return False
-        if len(sequence.tokens) < LEAST_SHARED_TOKENS:
-            return False
-        return any(s.request.prompt == sequence.request.prompt for s in self.prefilling)
-
-    def _find_prefix(
-        self, sequence: Sequence, members: list[Sequence], rows: Rows
-    ) -> tuple[Caches, int] | None:
-        """Copies of caches with a beginning of its tokens, and how many: of a row, or of one that ended."""
-        if sequence.request.prompt_logprobs:
-            # All of the prompt has to be computed.
-            return None
-        num_wanted = len(sequence.tokens) - 1
-        if self._can_share and num_wanted:
-            for row, member in enumerate(members):
-                is_held = rows.lengths[row] >= num_wanted
-                if is_held and member.tokens[:num_wanted] == sequence.tokens[:num_wanted]:
-                    return rows.extract(row, num_wanted), num_wanted
-        return self._prefix_cache.find(sequence.tokens) if self._prefix_cache is not None else None
-
     def _feed(self, sequence: Sequence, chunk: int) -> None:
         # One chunk in flight per prompt: a cancelled prompt stops within a chunk.
         settle(sequence.caches)
         end = len(sequence.tokens) - 1
         if sequence.request.prompt_logprobs:
             chunk = min(chunk, PROMPT_LOGPROBS_CHUNK)
+        if ahead := [edge for edge in sequence.edges if edge > sequence.num_computed]:
+            chunk = min(chunk, min(ahead) - sequence.num_computed)
         if part := sequence.tokens[sequence.num_computed : min(sequence.num_computed + chunk, end)]:
             logits = self._model(mx.array(part)[None], cache=sequence.caches)
             if sequence.request.prompt_logprobs:
                 _measure_prompt(sequence, logits[0])
             dispatch(sequence.caches)
             sequence.num_computed += len(part)
+            if sequence.num_computed in sequence.edges:
+                self._beginnings.keep_prefilled(sequence)
         self._feed_draft_model(sequence, chunk)
 
     def _feed_draft_model(self, sequence: Sequence, chunk: int) -> None:

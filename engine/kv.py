@@ -10,6 +10,9 @@ import mlx.core as mx
 
 GROWTH_TOKENS = 256
 
+Extent = tuple[int, int]
+"""Slots and columns of a buffer."""
+
 
 class RowLengths:
     """How many tokens each row holds, and this forward's shape; shared by the caches of all layers.
@@ -18,9 +21,11 @@ class RowLengths:
     dirty_ends: (rows,) columns from which on a row's values are zeros; between its length and there lie
         leftovers of rejected drafts, which may be anything.
     widths: (rows,) tokens that this forward adds to each row; width is the largest of them.
+    most_places: slots times columns up to which buffers may grow ahead of need; None for no limit.
     """
 
     def __init__(self) -> None:
+        self.most_places: int | None = None
         self.lengths: list[int] = []
         self.dirty_ends: list[int] = []
         self.widths: Sequence[int] = ()
@@ -140,8 +145,25 @@ class RaggedKVCache:
 
     def reserve(self, num_slots: int, num_columns: int, keys: mx.array, values: mx.array) -> None:
         """Make room for that many slots and columns of what is shaped like keys and values."""
-        self.keys = _grown(self.keys, num_slots, num_columns, keys)
-        self.values = _grown(self.values, num_slots, num_columns, values)
+        if self.keys is None or self.values is None:
+            extent = num_slots, rounded(num_columns)
+            self.keys, self.values = (
+                mx.zeros((extent[0], like.shape[1], extent[1], like.shape[3]), like.dtype)
+                for like in (keys, values)
+            )
+        elif num_slots > self.extent[0] or num_columns > self.extent[1]:
+            self.resize(*grown(self.extent, (num_slots, num_columns), self.rows.most_places))
+
+    @property
+    def extent(self) -> Extent:
+        """Slots and columns of the buffers; (0, 0) while there are none."""
+        return (0, 0) if self.keys is None else (self.keys.shape[0], self.keys.shape[2])
+
+    def resize(self, num_slots: int, num_columns: int) -> None:
+        """Give the buffers that many slots and columns; what is new is zeros, what is beyond is forgotten."""
+        if self.keys is not None and self.values is not None:
+            self.keys = _resized(self.keys, num_slots, num_columns)
+            self.values = _resized(self.values, num_slots, num_columns)
 
     def put_row(self, row: int, keys: mx.array, values: mx.array) -> None:
         """Write a whole row, with zeros for values behind it: (1, heads, n, head_dim) twice, n >= 1."""
@@ -157,31 +179,58 @@ class RaggedKVCache:
         if self.values is not None and row < self.values.shape[0]:
             self.values[row : row + 1] = 0
 
-    def get_row(self, row: int, length: int) -> tuple[mx.array, mx.array]:
-        """Copies of the first length columns of a row: (1, heads, length, head_dim) twice."""
+    def get_row(self, row: int, start: int, end: int) -> tuple[mx.array, mx.array]:
+        """Copies of columns start .. end of a row: (1, heads, columns, head_dim) twice."""
         assert self.keys is not None and self.values is not None
         # Views would keep the buffer from being updated in place.
-        keys, values = self.keys[row : row + 1, :, :length], self.values[row : row + 1, :, :length]
+        keys, values = self.keys[row : row + 1, :, start:end], self.values[row : row + 1, :, start:end]
         return mx.contiguous(keys), mx.contiguous(values)
 
 
-def _grown(buffer: mx.array | None, num_slots: int, num_columns: int, like: mx.array) -> mx.array:
-    _, heads, _, dim = like.shape
-    if buffer is None:
-        return mx.zeros((num_slots, heads, _rounded(num_columns), dim), like.dtype)
-    slots, _, capacity, _ = buffer.shape
-    if num_columns > capacity:
-        # A quarter at a time: growth copies everything, so it must become rare as rows get long.
-        more = _rounded(max(num_columns, capacity + capacity // 4)) - capacity
-        buffer = mx.concatenate([buffer, mx.zeros((slots, heads, more, dim), like.dtype)], axis=2)
+def grown(extent: Extent, needed: Extent, most_places: int | None) -> Extent:
+    """Slots and columns that buffers of extent get so that they hold what is needed.
+
+    Growth copies everything, so it is made rare: slots double and columns grow by a quarter. Where that
+    would be more than most_places, they grow no further than is needed.
+    """
+    (slots, columns), (num_slots, num_columns) = extent, needed
     if num_slots > slots:
-        more = max(num_slots, 2 * slots) - slots
-        buffer = mx.concatenate([buffer, mx.zeros((more, *buffer.shape[1:]), like.dtype)], axis=0)
+        slots = max(num_slots, 2 * slots)
+    if num_columns > columns:
+        columns = rounded(max(num_columns, columns + columns // 4))
+    if most_places is not None and slots * columns > most_places:
+        return max(extent[0], num_slots), max(extent[1], rounded(num_columns))
+    return slots, columns
+
+
+def shrunk(extent: Extent, needed: Extent) -> Extent:
+    """Slots and columns that buffers of extent keep when no more than this is needed any more."""
+    (slots, columns), (num_slots, num_columns) = extent, needed
+    # A quarter and a half: so that what shrank does not grow again at once.
+    if num_slots <= slots // 4:
+        slots = 2 * num_slots
+    if num_columns <= columns // 2:
+        columns = min(columns, rounded(num_columns + num_columns // 4))
+    return slots, columns
+
+
+def rounded(num_columns: int) -> int:
+    """Columns that a buffer gets for so many tokens."""
+    return max(1, -(-num_columns // GROWTH_TOKENS)) * GROWTH_TOKENS
+
+
+def _resized(buffer: mx.array, num_slots: int, num_columns: int) -> mx.array:
+    if num_slots < buffer.shape[0] or num_columns < buffer.shape[2]:
+        # A view would keep all of it alive.
+        buffer = mx.contiguous(buffer[:num_slots, :, :num_columns])
+    slots, heads, columns, dim = buffer.shape
+    if num_columns > columns:
+        more = mx.zeros((slots, heads, num_columns - columns, dim), buffer.dtype)
+        buffer = mx.concatenate([buffer, more], axis=2)
+    if num_slots > slots:
+        more = mx.zeros((num_slots - slots, *buffer.shape[1:]), buffer.dtype)
+        buffer = mx.concatenate([buffer, more], axis=0)
     return buffer
-
-
-def _rounded(num_columns: int) -> int:
-    return -(-num_columns // GROWTH_TOKENS) * GROWTH_TOKENS
 
 
 def states(caches: Sequence[object]) -> list[object]:

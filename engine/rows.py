@@ -14,7 +14,8 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from engine.caches import Caches as Caches
 from engine.caches import Snapshot, is_cuttable, is_recurrent, leaves
 from engine.caches import make_caches as make_caches
-from engine.kv import RaggedKVCache, RowLengths, states
+from engine.kv import Extent, RaggedKVCache, RowLengths, rounded, shrunk, states
+from engine.pieces import State, Strip, cut_strip, take_state
 
 log = logging.getLogger("reprise.engine")
 
@@ -55,8 +56,11 @@ class Rows(Protocol):
         Raises ValueError if the row does not hold length tokens, or if it cannot go back so far.
         """
 
-    def extract(self, row: int, length: int) -> Caches:
-        """The first length tokens of a row as caches of their own, for models with plain caches."""
+    def strip(self, row: int, start: int, end: int) -> Strip:
+        """Copies of what a row keeps for its tokens start .. end, not yet evaluated. See pieces.py."""
+
+    def state(self, row: int) -> State:
+        """What a row keeps beside strips, as it is now."""
 
 
 class BatchedRows:
@@ -92,10 +96,34 @@ class BatchedRows:
             if last == 0:
                 cache.keys = cache.values = None
             elif row != last and length:
-                cache.put_row(row, *cache.get_row(last, length))
+                cache.put_row(row, *cache.get_row(last, 0, length))
             elif row != last:
                 cache.clear_row(row)
         self.shared.remove(row)
+        if last:
+            self._resize(shrunk(self.extent, self._needed))
+
+    @property
+    def extent(self) -> Extent:
+        """Slots and columns of the buffers; (0, 0) while there are none."""
+        return next((cache.extent for cache in self.caches if cache.keys is not None), (0, 0))
+
+    def limit(self, num_places: int) -> None:
+        """Let slots times columns grow beyond num_places only where rows need it, and shrink what is beyond."""
+        self.shared.most_places = num_places
+        slots, columns = self.extent
+        if slots * columns > num_places:
+            num_slots, num_columns = self._needed
+            self._resize((num_slots, min(columns, rounded(num_columns))))
+
+    @property
+    def _needed(self) -> Extent:
+        return len(self.shared.lengths), max(self.shared.dirty_ends + self.shared.lengths, default=0)
+
+    def _resize(self, extent: Extent) -> None:
+        if extent != self.extent:
+            for cache in self.caches:
+                cache.resize(*extent)
 
     def forward(self, tokens: mx.array) -> mx.array:
         """One forward over all rows. If building it raises, every row keeps its length and its tokens."""
@@ -123,15 +151,13 @@ class BatchedRows:
         self.shared.lengths[row] = length
         return length
 
-    def extract(self, row: int, length: int) -> Caches:
-        """Copies of the row's first length tokens, so that nothing keeps the shared buffers alive."""
-        caches = []
-        for own in self.caches:
-            cache = KVCache()
-            cache.keys, cache.values = own.get_row(row, length)
-            cache.offset = length
-            caches.append(cache)
-        return caches
+    def strip(self, row: int, start: int, end: int) -> Strip:
+        """Copies, so that nothing keeps the shared buffers alive."""
+        return [array for own in self.caches for array in own.get_row(row, start, end)]
+
+    def state(self, row: int) -> State:  # noqa: ARG002 - as Rows has it
+        """None: all that plain caches keep is in strips."""
+        return []
 
 
 class SeparateRows:
@@ -192,9 +218,13 @@ class SeparateRows:
         self._snapshots[row] = None
         return self._lengths[row]
 
-    def extract(self, row: int, length: int) -> Caches:
-        """Not offered: these caches cannot be cut at any length."""
-        raise NotImplementedError("only rows with plain key-value caches can be cut out")
+    def strip(self, row: int, start: int, end: int) -> Strip:
+        """Of those of the row's caches that keep every token."""
+        return cut_strip(self.caches[row], start, end)
+
+    def state(self, row: int) -> State:
+        """Of the row's other caches."""
+        return take_state(self.caches[row])
 
 
 def _check_length(row: int, length: int, least: int, held: int) -> None:

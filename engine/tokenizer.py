@@ -105,6 +105,24 @@ class Tokenizer:
     def _marker(self, text: str | None) -> Marker | None:
         return Marker(text, tuple(self.encode_answer(text))) if text else None
 
+    @cached_property
+    def answer_opening(self) -> tuple[int, ...]:
+        """The first tokens with which the chat template opens an answer; none if it does not."""
+        if not self.has_chat_template:
+            return ()
+        ask = [{"role": "user", "content": "a"}]
+        render = self.wrapped.apply_chat_template
+        try:
+            asked, opened = (
+                list(render(ask, add_generation_prompt=opens, tokenize=True, return_dict=False))
+                for opens in (False, True)
+            )
+        # A template is a program that comes with the model: it may raise anything.
+        except Exception:
+            return ()
+        # What follows differs, as when thinking is switched off.
+        return tuple(opened[len(asked) :][:2]) if opened[: len(asked)] == asked else ()
+
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends with the marker that begins the thinking."""
         marker = self.markers.think_start

@@ -8,6 +8,11 @@ ROLLBACK_TOKENS = 256
 """Most tokens to forget over several updates: a draft model feeds its drafts, up to 255, one by one."""
 
 
+def most_columns(window: int, most_fed: int) -> int:
+    """Columns that a buffer ever has, where no update brings more than most_fed tokens."""
+    return window + BLOCK_TOKENS + max(ROLLBACK_TOKENS, most_fed) + most_fed + SLACK_TOKENS
+
+
 class WindowKVCache:
     """One row's keys and values in a layer whose tokens see the last `window` tokens, themselves included.
 
@@ -44,6 +49,17 @@ class WindowKVCache:
         start, end = self._fetched_from - self._base, self.offset - self._base
         return self.keys[:, :, start:end], self.values[:, :, start:end]
 
+    def needed(self) -> tuple[mx.array, mx.array]:
+        """What later forwards can read: (1, heads, columns, head_dim) twice, up to the newest token."""
+        assert self.keys is not None and self.values is not None
+        start, end = self._first_needed(self.offset) - self._base, self.offset - self._base
+        return self.keys[:, :, start:end], self.values[:, :, start:end]
+
+    def restore(self, keys: mx.array, values: mx.array, offset: int) -> None:
+        """Hold what needed() gave when offset tokens had been fed."""
+        self.keys, self.values, self.offset = keys, values, offset
+        self._base = self._fetched_from = self._first_needed(offset)
+
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
@@ -62,7 +78,8 @@ class WindowKVCache:
     def trim(self, n: int) -> int:
         """Forget the last n tokens and return n.
 
-        Always possible for those of the last update, and for ROLLBACK_TOKENS over any number of them.
+        Always possible for those of the last update, and for ROLLBACK_TOKENS over any number of them, but
+        not back beyond restore().
 
         Raises ValueError if the window of what is left has been dropped already.
         """
@@ -103,6 +120,8 @@ class WindowKVCache:
         if self.keys is not None and held + width <= self.keys.shape[2]:
             return
         needed = min(self._fetched_from, self._first_needed(max(0, self.offset - ROLLBACK_TOKENS)))
+        # What restore() was not given cannot be kept.
+        needed = max(needed, self._base)
         dropped, self._base = needed - self._base, needed
         self.keys = _moved(self.keys, dropped, held, width, keys)
         self.values = _moved(self.values, dropped, held, width, values)

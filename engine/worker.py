@@ -16,19 +16,21 @@ import mlx.core as mx
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft
 from engine import drafted_step
+from engine.beginnings import Beginnings
 from engine.costs import StepClock
 from engine.draft_model import DraftModel
 from engine.drafted_step import Feed
 from engine.drafting import Drafting
+from engine.inquest import Inquest
 from engine.intake import Intake
 from engine.loading import LoadedModel
 from engine.logprobs import Likelihood, Likelihoods, measure
 from engine.planning import Planner
-from engine.prefix_cache import PrefixCache
 from engine.request import Failed
 from engine.rows import make_rows
 from engine.sampling import Sampler
 from engine.sequence import Sequence
+from engine.tally import Tally
 
 log = logging.getLogger("reprise.engine")
 
@@ -50,7 +52,10 @@ class Step:
 
 
 class Worker:
-    """All sequences in the engine and the device state behind them. Used by one thread only."""
+    """All sequences in the engine and the device state behind them. Used by one thread only.
+
+    num_progressed: grows with every committed token and every prompt chunk; any thread may look at it.
+    """
 
     def __init__(
         self,
@@ -69,19 +74,19 @@ class Worker:
         self.vocab_size = loaded.info.vocab_size
         self.settings = settings
         self.batched = batched
-        # Caches that cannot be cut at any length are of no use to another prompt.
-        budget_bytes = settings.prefix_cache_bytes if self.batched else 0
-        self.prefix_cache = PrefixCache(budget_bytes) if budget_bytes else None
+        self.beginnings = Beginnings(self.model, settings, loaded.tokenizer.answer_opening)
         self.intake = Intake(
             self.model,
             settings,
-            batched,
-            self.prefix_cache,
+            self.beginnings,
             draft_model,
             lambda sequence: drafting.may_ask_model(sequence.request),
             self._fail,
         )
+        self.tally = Tally()
         self.num_steps = 0
+        self.num_progressed = 0
+        self._inquest: Inquest | None = None
         self._clear_rows()
 
     def _clear_rows(self) -> None:
@@ -111,11 +116,25 @@ class Worker:
         """End a sequence wherever it is; its row is freed by the next turn."""
         for sequence in self.live:
             if sequence.request.id == request_id:
+                if sequence in self.intake.prefilling:
+                    self.beginnings.keep_prefilled(sequence)
                 sequence.fail(Failed("cancelled", "the client left"))
 
     def turn(self) -> None:
-        """Advance everything by one step."""
+        """Advance everything by one step. What is raised here ends at most the request that caused it."""
+        try:
+            self._advance()
+        # Wherever it came from, nothing on the device is trusted now.
+        except Exception as fault:
+            began = [*self.members, *self.intake.prefilling]
+            suspects = began or list(self.intake.waiting)[:1]
+            if not suspects:
+                raise
+            self._start_over(suspects, fault)
+
+    def _advance(self) -> None:
         self._retire()
+        self._continue_inquest()
         self.intake.admit(self.members, self.rows)
         feeds = self._plan()
         if feeds and self.unread is not None:
@@ -129,6 +148,7 @@ class Worker:
             return
         if self.intake.prefill(len(self.members), self._join):
             self.clock.reset()
+            self.num_progressed += 1
         self.num_steps += 1
         if self.num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
@@ -156,7 +176,7 @@ class Worker:
         order = list(range(len(self.members)))
         for row in reversed(range(len(self.members))):
             if self.members[row].ended:
-                self._keep_prefix(row)
+                self.beginnings.keep_row(self.members[row], row, self.rows)
                 self.rows.remove(row)
                 if self.draft_model:
                     self.draft_model.remove(row)
@@ -166,19 +186,6 @@ class Worker:
         self.feed = self.feed[mx.array(order, mx.int32)]
         self.sampler = None
         self.clock.reset()
-
-    def _keep_prefix(self, row: int) -> None:
-        if self.prefix_cache is None:
-            return
-        tokens = self.members[row].tokens
-        length = min(self.rows.lengths[row], len(tokens))
-        try:
-            if length:
-                self.prefix_cache.put(tokens[:length], self.rows.extract(row, length))
-        except Exception:
-            # Nobody asked for this copy, so nobody fails for it.
-            log.warning("a prefix could not be kept; dropping all of them", exc_info=True)
-            self.prefix_cache.clear()
 
     def _dispatch(self) -> None:
         """Dispatch one token for every row; nothing is read."""
@@ -213,7 +220,13 @@ class Worker:
         """
         if not self.members:
             return []
-        feeds = self.planner.plan(self.members, self.rows.lengths)
+        try:
+            feeds = self.planner.plan(self.members, self.rows.lengths)
+        # Nobody's answer depends on drafts.
+        except Exception as fault:
+            for sequence in self.members:
+                sequence.give_up_drafts(fault)
+            return self.planner.without_drafts(self.members, self.rows.lengths)
         if not feeds and any(s.matcher for s in self.members):
             return self.planner.without_drafts(self.members, self.rows.lengths)
         return feeds
@@ -268,9 +281,7 @@ class Worker:
         """End drafting for those who had drafts in a failed step; returns whom to suspect, if none had."""
         drafted = [s for s, feed in zip(self.members, feeds, strict=True) if feed.source is not NO_DRAFT]
         for sequence in drafted:
-            log.warning("request %s goes on without drafts: %s", sequence.request.id, fault)
-            if sequence.drafts:
-                sequence.drafts.close()
+            sequence.give_up_drafts(fault)
         return [] if drafted else list(self.members)
 
     def _commit(
@@ -283,8 +294,12 @@ class Worker:
     ) -> None:
         if sequence.ended:
             return
+        num_before = sequence.num_answered
         try:
             sequence.commit(tokens, likelihoods, draft, num_offered)
+            num_added = sequence.num_answered - num_before
+            sequence.last_token_at = self.tally.add_tokens(num_added, sequence.last_token_at)
+            self.num_progressed += 1
         except Exception as fault:
             self._fail(sequence, fault)
 
@@ -297,6 +312,8 @@ class Worker:
             self.rows.add(sequence.caches, sequence.num_computed)
             if self.draft_model:
                 self._join_draft_model(self.draft_model, sequence)
+            last = mx.array(sequence.tokens[-1:], self.feed.dtype)
+            self.feed = mx.concatenate([self.feed, last]) if self.members else last
         except Exception as fault:
             # It may have got into some of the caches: none of the rows can be trusted now.
             self._start_over([sequence], fault)
@@ -304,10 +321,8 @@ class Worker:
         sequence.caches, sequence.draft_caches = [], []
         sequence.joined_at = sequence.joined_at or time.perf_counter()
         self.members.append(sequence)
-        self.clock.reset()
-        last = mx.array(sequence.tokens[-1:], self.feed.dtype)
-        self.feed = mx.concatenate([self.feed, last]) if len(self.members) > 1 else last
         self.sampler = None
+        self.clock.reset()
 
     def _join_draft_model(self, model: DraftModel, sequence: Sequence) -> None:
         """Rows stand side by side in both models: one that the draft model has not read has empty caches."""
@@ -334,20 +349,45 @@ class Worker:
     def _start_over(self, suspects: list[Sequence], fault: Exception) -> None:
         """A step over the suspects failed, and all rows with it. Whoever was alone in it is to blame.
 
-        Without suspects nobody is: all rows just begin again.
-        Of several each is tried alone; the others just begin again. That costs a prefill and changes no
-        token: noise is keyed by position.
+        Of several the one to blame is looked for. Without suspects nobody is, and all rows just begin again.
+        Beginning again costs a prefill and changes no token: noise is keyed by position.
         """
         rows = self.members
+        self.tally.num_failed_steps += 1
         self._clear_rows()
         if len(suspects) == 1:
             self._fail(suspects[0], fault)
+            self._hold(None)
         elif suspects:
-            log.warning("a step over %d rows failed (%s); trying each alone", len(suspects), fault)
-        for sequence in reversed([s for s in rows if not s.ended]):
-            sequence.alone = sequence in suspects
-            sequence.restart()
-            self.intake.waiting.appendleft(sequence)
+            log.warning("a step over %d rows failed (%s); trying half of them", len(suspects), fault)
+            rows = rows + self.intake.prefilling
+            self.intake.prefilling = []
+            if self._inquest:
+                self._inquest.narrow(suspects)
+            self._hold(self._inquest or Inquest(suspects))
+        self.intake.put_back(rows)
+
+    def _hold(self, inquest: Inquest | None) -> None:
+        """Go on with an inquest, or with none."""
+        self._inquest = None if inquest is None or inquest.is_over else inquest
+        self.intake.only = self._inquest.trial if self._inquest else None
+
+    def _continue_inquest(self) -> None:
+        """Try the others once those on trial have passed: rows make place for them, and lose only time."""
+        inquest = self._inquest
+        if inquest is None or not inquest.has_passed:
+            return
+        inquest.acquit()
+        self._hold(inquest)
+        if inquest.is_over:
+            log.warning("each of the rows of the failed step passes without the others; going on")
+            return
+        for row, sequence in enumerate(self.members):
+            self.beginnings.keep_row(sequence, row, self.rows)
+        rows = self.members + self.intake.prefilling
+        self._clear_rows()
+        self.intake.prefilling = []
+        self.intake.put_back(rows)
 
     def _fail(self, sequence: Sequence, fault: Exception) -> None:
         if sequence.ended:

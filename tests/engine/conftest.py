@@ -27,10 +27,11 @@ def start_engine() -> Iterator[StartEngine]:
         make_sources: MakeSources | None = None,
         load_draft: Load | None = None,
         costs: StepCosts | None = None,
+        load: Load | None = None,
         **settings: Any,
     ) -> Engine:
-        load = lambda _: make_loaded(name, wrap)  # noqa: E731
-        engine = Engine(Settings(**settings), load, on_death, make_sources, load_draft, costs or flat_costs())
+        make = load or (lambda _: make_loaded(name, wrap))
+        engine = Engine(Settings(**settings), make, on_death, make_sources, load_draft, costs or flat_costs())
         engine.start()
         engines.append(engine)
         return engine

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
-from engine.caches import leaves, make_caches
+from engine.caches import Caches, leaves, make_caches
+from engine.pieces import rebuild
 from engine.rows import BatchedRows, Rows, SeparateRows
 
 NUM_SCHEDULES = 10_000
@@ -167,8 +168,16 @@ def run_lives(kind: str, kv_bits: int | None, batched: bool) -> None:
         for row, life in enumerate(lives):
             again = make_caches(model, kv_bits)
             model(mx.array([life.tokens[: life.num_computed]]), cache=again)
-            ours = rows.extract(row, life.num_computed) if batched else rows.caches[row]  # type: ignore[attr-defined]
+            ours = caches_of(rows, row, life.num_computed)
             assert contents(ours, life.num_computed) == contents(again, life.num_computed)
+
+
+def caches_of(rows: Rows, row: int, length: int) -> Caches:
+    """A row's caches in mlx-lm's form."""
+    if isinstance(rows, SeparateRows):
+        return rows.caches[row]
+    assert isinstance(rows, BatchedRows)
+    return rebuild(make_caches(rows.model), [rows.strip(row, 0, length)], [], length)
 
 
 def poison_leftovers(rows: BatchedRows) -> None:

@@ -1,0 +1,146 @@
+"""Where a sequence takes the beginning of its prompt from, so that nothing is computed twice.
+
+From the prefix cache; from a row that decodes; or from a prompt that is being prefilled, which is worth
+waiting for until it has got so far.
+"""
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from config.settings import Settings
+from engine.pieces import State, Strip, cut_strip, has_state, prefix_fault, rebuild, take_state
+from engine.prefix_cache import Cut, PrefixCache
+from engine.rows import Caches, Rows, make_caches
+from engine.sequence import Sequence
+
+log = logging.getLogger("reprise.engine")
+
+LEAST_SHARED_TOKENS = 32
+"""A shorter beginning is not waited for, nor is state kept for it alone."""
+
+OPENING_REACH = 256
+"""Where an answer's opening begins is looked for in so many of the prompt's last tokens."""
+
+
+class Beginnings:
+    """What is kept, and what of it a sequence can have. Used by the engine's thread only.
+
+    cache: None if the settings allow it no bytes, or the model's caches cannot be taken apart.
+    answer_opening: the tokens with which the chat template opens an answer.
+    """
+
+    def __init__(self, model: Any, settings: Settings, answer_opening: SequenceOf[int]) -> None:
+        self._make = partial(make_caches, model, settings.kv_bits)
+        self._needs_state = has_state(self._make())
+        self._answer_opening = list(answer_opening)
+        fault = prefix_fault(model, settings.kv_bits)
+        if fault:
+            log.warning("prompts are computed anew each time: %s", fault)
+        self._can_share = fault is None and not self._needs_state
+        self.cache: PrefixCache | None = None
+        if fault is None and settings.prefix_cache_bytes:
+            self.cache = PrefixCache(settings.prefix_cache_bytes, self._make, self._needs_state)
+
+    def awaits(self, sequence: Sequence, prefilling: SequenceOf[Sequence]) -> bool:
+        """Whether a prompt that is being prefilled begins as this one, and will soon have got so far."""
+        if sequence.request.prompt_logprobs or (self.cache is None and not self._can_share):
+            return False
+        if sequence.awaited is None:
+            held = self.cache.match(sequence.tokens) if self.cache and prefilling else 0
+            for other in prefilling:
+                shared = _num_shared(sequence.tokens, other.tokens)
+                if shared >= held + LEAST_SHARED_TOKENS and other.num_computed < shared:
+                    held, sequence.awaited = shared, (other, shared)
+            if sequence.awaited and self._needs_state:
+                other, shared = sequence.awaited
+                other.edges.add(shared)
+        if sequence.awaited is None:
+            return False
+        other, shared = sequence.awaited
+        return other in prefilling and not other.ended and other.num_computed < shared
+
+    def find(
+        self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
+    ) -> tuple[Caches, int]:
+        """Caches with the longest beginning of its tokens that can be had, and how many those are.
+
+        members, rows: those that decode. Its last token is never among them: its logits are to be computed.
+        """
+        if sequence.request.prompt_logprobs:
+            # All of the prompt has to be computed.
+            return self._make(), 0
+        kept = self.cache.match(sequence.tokens) if self.cache else 0
+        shared, strip = self._borrow(sequence, members, rows, prefilling) if self._can_share else (0, None)
+        if strip is not None and shared > kept:
+            return rebuild(self._make(), [strip], [], shared), shared
+        found = self.cache.find(sequence.tokens) if self.cache else None
+        caches, length = found or (self._make(), 0)
+        if self.cache and self._needs_state:
+            self._mark_edges(sequence, kept, length)
+        return caches, length
+
+    def keep_prefilled(self, sequence: Sequence) -> None:
+        """Keep what a sequence that prefills has got so far."""
+        caches, length = sequence.caches, sequence.num_computed
+        if length:
+            self._keep(sequence.tokens[:length], partial(cut_strip, caches), partial(take_state, caches))
+
+    def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> None:
+        """Keep what a row holds."""
+        held, num_tokens = rows.lengths[row], len(sequence.tokens)
+        # State cannot go back to where the answer ended.
+        if held <= num_tokens or not self._needs_state:
+            tokens = sequence.tokens[: min(held, num_tokens)]
+            self._keep(tokens, partial(rows.strip, row), partial(rows.state, row))
+
+    def _keep(self, tokens: list[int], cut: Cut, take: Callable[[], State]) -> None:
+        try:
+            if self.cache is not None:
+                self.cache.put(tokens, cut, take())
+        except Exception:
+            # Nobody asked for this copy, so nobody fails for it.
+            log.warning("a prefix could not be kept", exc_info=True)
+
+    def _borrow(
+        self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
+    ) -> tuple[int, Strip | None]:
+        """The longest beginning that a row or a prompt in prefill holds, and its strip."""
+        best, strip = 0, None
+        holders = [(m, rows.lengths[row], partial(rows.strip, row)) for row, m in enumerate(members)]
+        holders += [
+            (p, p.num_computed, partial(cut_strip, p.caches)) for p in prefilling if p is not sequence
+        ]
+        for holder, held, cut in holders:
+            shared = min(_num_shared(sequence.tokens, holder.tokens), held)
+            if shared > best:
+                best, strip = shared, cut(0, shared)
+        return best, strip
+
+    def _mark_edges(self, sequence: Sequence, kept: int, length: int) -> None:
+        """Note where state will be wanted again: where prompts part, and where this one's answer opens.
+
+        The next turn's prompt may leave out what was thought, and then parts from this one just there.
+        """
+        sequence.edges = {kept, self._opening(sequence.tokens)}
+        sequence.edges = {edge for edge in sequence.edges if edge >= length + LEAST_SHARED_TOKENS}
+
+    def _opening(self, tokens: list[int]) -> int:
+        """Where the last opening of an answer begins; 0 if there is none."""
+        count = len(self._answer_opening)
+        for at in range(len(tokens) - count, max(0, len(tokens) - OPENING_REACH), -1):
+            if count and tokens[at : at + count] == self._answer_opening:
+                return at
+        return 0
+
+
+def _num_shared(tokens: list[int], others: list[int]) -> int:
+    """How many leading tokens agree, without the last of tokens."""
+    count = min(len(tokens) - 1, len(others))
+    if tokens[:count] == others[:count]:
+        return count
+    return int(np.argmax(np.asarray(tokens[:count]) != np.asarray(others[:count])))
