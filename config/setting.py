@@ -134,7 +134,7 @@ def setting(
     at_most: float | None = None,
     secret: bool = False,
 ) -> ValueT:
-    """Declare a field of Settings: its default, one sentence of help, its limits, and whether it is secret."""
+    """Declare a field of Settings: its default, one sentence of help, limits, and whether it is secret."""
     make: Callable[..., ValueT] = field
     told = {"help": help_text, "at_least": at_least, "at_most": at_most, "secret": secret}
     return make(default=default, metadata=told, repr=not secret)

@@ -37,7 +37,7 @@ class Settings:
     insecure: bool = setting(False, "Let other machines, or web pages of any site, in without an API key.")
     api_key: tuple[str, ...] = setting(
         (),
-        "Key that clients must send; may be given several times. Other users of the machine see flags: better "
+        "Key that clients must send; may be given several times. Others on the machine see flags; better "
         "the variable or a file.",
         secret=True,
     )

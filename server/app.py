@@ -5,10 +5,13 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from config.settings import Settings
+from server.access import OPEN_PATHS, Access
 from server.engine_face import EngineFace
 from server.error_handlers import install_error_handlers
+from server.keys import load_keys
 from server.limits import BodyLimit
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.metrics import Metrics
@@ -56,8 +59,11 @@ BODIES = (
 
 
 def create_app(engine: EngineFace, settings: Settings) -> FastAPI:
-    """Build the app. The engine is started and stopped by whoever serves the app."""
+    """Build the app. The engine is started and stopped by whoever serves the app.
 
+    Raises SettingsError for a file of keys that cannot be used.
+    """
+    keys = load_keys(settings)
     counters = Metrics(engine)
 
     @asynccontextmanager
@@ -78,8 +84,21 @@ def create_app(engine: EngineFace, settings: Settings) -> FastAPI:
     )
     for routes in ROUTES:
         app.include_router(routes.router)
-    describe_bodies(app, *BODIES)
+    describe_bodies(app, *BODIES, open_paths=OPEN_PATHS if keys else None)
     install_error_handlers(app)
-    app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        BodyLimit, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s
+    )
+    app.add_middleware(Access, settings=settings, keys=keys)
+    if settings.cors_origin:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origin,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "request-id", "retry-after", "x-should-retry"),
+            # A page of a named site may be on the web, and this server on its reader's own network.
+            allow_private_network=True,
+        )
     app.add_middleware(RequestLog, metrics=counters)
     return app

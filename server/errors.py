@@ -2,11 +2,14 @@
 
 ApiError
 |- BadRequestError            400  the caller's fault; param and code say where and what
+|- UnauthorizedError          401  no API key, or none that lets in
 |- ForbiddenError             403  a web page of another site asks
 |- NotFoundError              404  no such address
 |- ModelNotFoundError         404  no such model
+|- BodyTimeoutError           408  the client sends too slowly
 |- BodyTooLargeError          413
 |- ContentTypeError           415
+|- HeadersTooLargeError       431
 |- TooBusyError               429  the queue is full; Retry-After
 |- RequestFailedError         500  this request failed, others go on
 |- NotImplementedHereError    501  what this server is not for
@@ -57,6 +60,16 @@ class BadRequestError(ApiError):
     type = "invalid_request_error"
 
 
+class UnauthorizedError(ApiError):
+    """The request has no API key that lets it in."""
+
+    status = 401
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message, code=code, headers={"WWW-Authenticate": "Bearer"})
+
+
 class ForbiddenError(ApiError):
     """Whoever asks may not do this."""
 
@@ -80,6 +93,21 @@ class ModelNotFoundError(NotFoundError):
             f"The model '{shortened(asked)}' does not exist here; this server serves {names}.",
             param="model",
             code="model_not_found",
+        )
+
+
+class BodyTimeoutError(ApiError):
+    """The client takes too long to send its request."""
+
+    status = 408
+    type = "invalid_request_error"
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(
+            f"The request did not come within {limit_s:g} seconds. Send it faster, or start the server with "
+            "a longer --body-timeout-s.",
+            code="body_timeout",
+            headers={"Connection": "close"},
         )
 
 
@@ -108,6 +136,18 @@ class ContentTypeError(ApiError):
             f"The content type is '{shortened(given)}'; send JSON with the header "
             "Content-Type: application/json.",
             code="unsupported_content_type",
+        )
+
+
+class HeadersTooLargeError(ApiError):
+    """There are too many headers."""
+
+    status = 431
+    type = "invalid_request_error"
+
+    def __init__(self, num_headers: int, limit: int) -> None:
+        super().__init__(
+            f"The request has {num_headers} headers; at most {limit} are allowed.", code="too_many_headers"
         )
 
 

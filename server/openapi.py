@@ -1,5 +1,6 @@
 """What /openapi.json says that the framework does not know: routes read bodies and queries themselves."""
 
+from collections.abc import Collection
 from typing import Any
 
 from fastapi import FastAPI
@@ -40,8 +41,13 @@ def asks(model: type[BaseModel]) -> dict[str, Any]:
     return {"parameters": parameters}
 
 
-def describe_bodies(app: FastAPI, *models: type[BaseModel]) -> None:
-    """Add the models that routes name with takes() to the app's document, and the shape of errors."""
+def describe_bodies(
+    app: FastAPI, *models: type[BaseModel], open_paths: Collection[str] | None = None
+) -> None:
+    """Add the models that routes name with takes() to the app's document, and the shape of errors.
+
+    open_paths: what may be asked without an API key; None where nothing needs one.
+    """
     document_of_routes = app.openapi
     described: tuple[type[BaseModel], ...] = (*models, ErrorResponse)
 
@@ -59,6 +65,11 @@ def describe_bodies(app: FastAPI, *models: type[BaseModel]) -> None:
             for operation in operations.values():
                 operation["responses"].pop("422", None)
                 operation["responses"]["default"] = _error()
+        if open_paths is not None:
+            whole["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            whole["security"] = [{"key": []}]
+            for path in open_paths:
+                whole["paths"][path]["get"]["security"] = []
         return whole
 
     app.openapi = document  # type: ignore[method-assign]

@@ -1,10 +1,12 @@
-"""Whose request it is. The one place to change when this server gets API keys of its own."""
-
-import hashlib
+"""Whose request it is: what was said is drafted, and what was kept is found, for the same tenant alone."""
 
 from starlette.requests import HTTPConnection
 
 from config.settings import Settings
+from server.keys import digest, given_keys
+
+OWNER = "reprise.owner"
+"""Where a request's scope has the digest of the key that let it in."""
 
 
 def tenant_of(request: HTTPConnection, settings: Settings) -> str:
@@ -16,14 +18,12 @@ def tenant_of(request: HTTPConnection, settings: Settings) -> str:
 
 
 def key_digest(request: HTTPConnection) -> str:
-    """A digest of the API key that the client sent, checked by nobody yet; empty without one."""
-    key = _key_of(request)
-    # Never the key itself: what stands in an order may end up in a log or a file.
-    return hashlib.sha256(key.encode()).hexdigest() if key else ""
+    """A digest of the API key that let the request in; where none is needed, of the one that it names.
 
-
-def _key_of(request: HTTPConnection) -> str:
-    """The key as OpenAI's clients send it, else as Anthropic's do; the same key is the same tenant."""
-    kind, _, key = request.headers.get("authorization", "").partition(" ")
-    bearer = key.strip() if kind.lower() == "bearer" else ""
-    return bearer or request.headers.get("x-api-key", "").strip()
+    Empty without one. Never the key itself: what stands in an order may end up in a log or a file.
+    """
+    owner: str | None = request.scope.get(OWNER)
+    if owner is not None:
+        return owner
+    claimed = given_keys(request)
+    return digest(claimed[0]) if claimed else ""

@@ -21,8 +21,11 @@ programs is at `/openapi.json`.
   number.
 - A field that is in no table here is refused with a 400 that names it, and so is a value outside of its
   limits.
-- Bodies are JSON and say so: `Content-Type: application/json`. No key is needed; with
-  `--ngram-scope api-key` requests with different keys learn nothing from each other.
+- Bodies are JSON and say so: `Content-Type: application/json`.
+- A key is needed only where the server was started with some (`--api-key`, `--api-key-file`), and then for
+  all but `/health`: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it.
+  Responses that are kept belong to the key; with `--ngram-scope api-key` requests with different keys
+  learn nothing from each other.
 - Every answer has the header `x-request-id`, the name of the request in the log. A request may bring one, of
   1 to 128 visible ASCII characters.
 - *Since* is the version that brought a field.
@@ -49,7 +52,7 @@ def write_reference() -> str:
     index = [
         (f"[`{_title(route)}`](#{_anchor(_title(route))})", _does(route), _since(route)) for route in routes
     ]
-    parts.append(_table(("Endpoint", "What it does", "Since"), index))
+    parts.append(table(("Endpoint", "What it does", "Since"), index))
     parts += [_section(route) for route in routes]
     parts.append(_ERRORS + "".join(f"{line}\n" for line in _errors()))
     return "\n".join(parts)
@@ -64,14 +67,14 @@ def _section(route: APIRoute) -> str:
     rows = [row for schema in _schemas(route) for row in read_rows(schema)]
     working = [row for row in rows if row.refused is None and not row.has_no_effect]
     if working:
-        lines.append(_table(_FIELDS, [(_code(r.path), r.kind, r.default, r.does, r.since) for r in working]))
+        lines.append(table(_FIELDS, [(_code(r.path), r.kind, r.default, r.does, r.since) for r in working]))
     if idle := [row for row in rows if row.refused is None and row.has_no_effect]:
         lines.append("Accepted, without an effect on the answer:\n")
-        lines.append(_table(_NO_EFFECT, [(_code(r.path), r.kind, _reason(r), r.since) for r in idle]))
+        lines.append(table(_NO_EFFECT, [(_code(r.path), r.kind, _reason(r), r.since) for r in idle]))
     if refused := [row for row in rows if row.refused is not None]:
         lines.append("Refused:\n")
         lines.append(
-            _table(_REFUSED, [(_code(r.path), r.kind or "absent", str(r.refused), r.since) for r in refused])
+            table(_REFUSED, [(_code(r.path), r.kind or "absent", str(r.refused), r.since) for r in refused])
         )
     return "\n".join(lines)
 
@@ -131,7 +134,8 @@ def _code(path: str) -> str:
     return f"`{path}`"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [heads, ["---"] * len(heads), *([_cell(cell) for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

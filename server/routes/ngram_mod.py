@@ -80,5 +80,7 @@ def _refused(fault: SharedMemoryError) -> BadRequestError:
 def _refuse_other_sites(request: Request) -> None:
     """A web page can post to a local server unasked, but not without saying where it comes from."""
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+    if origin is None or {origin, "*"} & set(service_of(request).settings.cors_origin):
+        return
+    if urlsplit(origin).netloc != request.headers.get("host"):
         raise ForbiddenError("Web pages of other sites may not do this.", code="foreign_origin")
