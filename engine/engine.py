@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from engine.loading import (
     shown_name,
 )
 from engine.request import (
+    EngineCounts,
     EngineError,
     EngineStatus,
     Event,
@@ -40,7 +41,9 @@ from engine.request import (
 )
 from engine.sequence import Sequence
 from engine.setup import MakeSources, make_worker
+from engine.tally import Tally
 from engine.tokenizer import Tokenizer
+from engine.watchdog import Watchdog
 from engine.worker import Worker
 
 log = logging.getLogger("reprise.engine")
@@ -100,9 +103,12 @@ class Engine:
         self._state: Literal["loading", "ready", "draining", "dead"] = "loading"
         self._fault: str | None = None
         self._num_live = 0
+        self._num_ended = 0
+        self._watchdog = Watchdog(settings.stall_seconds, self._progress_made, self._note_stall)
         self._loaded: LoadedModel | None = None
         self._grammars: Grammars
         self._worker: Worker | None = None
+        self._tally = Tally()
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._started = threading.Event()
         self._start_error: BaseException | None = None
@@ -174,8 +180,21 @@ class Engine:
         """What /health needs, as of now."""
         worker = self._worker
         running = len(worker.members) + len(worker.intake.prefilling) if worker else 0
+        stall = self._watchdog.reason
         with self._lock:
-            return EngineStatus(self._state, running, max(0, self._num_live - running), self._fault)
+            is_stalled = stall is not None and self._state in ("ready", "draining")
+            state, fault = ("stalled", stall) if is_stalled else (self._state, self._fault)
+            return EngineStatus(state, running, max(0, self._num_live - running), fault)
+
+    def counts(self) -> EngineCounts:
+        """What it has counted, and what memory MLX holds, as of now."""
+        return self._tally.counts()
+
+    def prefix_status(self) -> dict[str, int]:
+        """Counts of the prefix cache, by the names of PrefixStatus; empty without one."""
+        worker = self._worker
+        cache = worker.beginnings.cache if worker else None
+        return asdict(cache.status()) if cache is not None else {}
 
     def memory_status(self) -> dict[str, Any]:
         """Counts of the n-gram table that requests share. Raises SharedMemoryError."""
@@ -245,6 +264,7 @@ class Engine:
             if event.is_terminal:
                 with self._lock:
                     self._num_live -= 1
+                    self._num_ended += 1
             try:
                 sink(event)
             # A sink that breaks its promise harms nobody but itself.
@@ -259,6 +279,7 @@ class Engine:
             if worker:
                 self._serve_until_death(worker)
         finally:
+            self._watchdog.stop()
             self._worker = None
             mx.clear_cache()
             # Streams left to the interpreter's exit can abort the process.
@@ -274,6 +295,7 @@ class Engine:
             self._worker = make_worker(
                 self._loaded, self.settings, self._make_sources, draft, self._costs, self._progress
             )
+            self._tally = self._worker.tally
             memory.restore(self._sources(), self.settings)
         except BaseException as fault:
             self._start_error = (
@@ -284,8 +306,20 @@ class Engine:
         with self._lock:
             if self._state == "loading":
                 self._state = "ready"
+        self._watchdog.start()
         self._started.set()
         return self._worker
+
+    def _progress_made(self) -> tuple[int, int] | None:
+        """What grows as work goes on; None while there is none. Called on the watchdog's thread."""
+        worker = self._worker
+        with self._lock:
+            if worker is None or self._num_live == 0:
+                return None
+            return worker.num_progressed, self._num_ended
+
+    def _note_stall(self) -> None:
+        self._tally.num_stalls += 1
 
     def _loading(self, source: str) -> Callable[[float], None]:
         return partial(self._progress, f"Loading {shown_name(source)}")

@@ -206,15 +206,26 @@ Sink = Callable[[Event], None]
 """Takes a sequence's events, on the engine's thread: must not block and must not raise."""
 
 
+RETRY_AFTER_S = 1.0
+"""When to try again where nothing says it better."""
+
+
 class EngineError(Exception):
     """The engine cannot take a request; code says why.
 
     code: "engine_dead", "queue_full" or "draining".
+    retry_after_s: when it may be worth trying again.
     """
 
-    def __init__(self, code: Literal["engine_dead", "queue_full", "draining"], message: str) -> None:
+    def __init__(
+        self,
+        code: Literal["engine_dead", "queue_full", "draining"],
+        message: str,
+        retry_after_s: float = RETRY_AFTER_S,
+    ) -> None:
         super().__init__(message)
         self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class SharedMemoryError(Exception):
@@ -222,9 +233,28 @@ class SharedMemoryError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """Why a context is shorter than the model's own: what memory there is for a row, and what rows take.
+
+    room_bytes: for everything but weights. most_tokens: of a sequence for which there is room; it takes
+    taken_bytes with all that computing it needs, and every further token takes token_bytes.
+    """
+
+    room_bytes: int
+    most_tokens: int
+    taken_bytes: int
+    token_bytes: float
+
+    def bytes_of(self, num_tokens: int) -> int:
+        """What a longer sequence would take."""
+        return self.taken_bytes + round((num_tokens - self.most_tokens) * self.token_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What the server tells people about the loaded model.
 
+    memory_limit: what keeps the context from being as long as the model's own, if memory does.
     fingerprint: the same for the same weights and configuration, computed by the same version of MLX.
     """
 
@@ -240,13 +270,42 @@ class ModelInfo:
     memory_bytes: int
     loaded_s: float
     fingerprint: str = ""
+    memory_limit: MemoryLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A snapshot for /health: state "loading", "ready", "draining" or "dead"."""
+    """A snapshot for /health: state "loading", "ready", "draining" or "dead".
+
+    retry_after_s: when a request that is refused now may be worth trying again.
+    """
 
     state: Literal["loading", "ready", "draining", "dead"]
     num_running: int
     num_waiting: int
     fault: str | None = None
+    retry_after_s: float = RETRY_AFTER_S
+
+
+GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds of the buckets that times between tokens are counted in."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounts:
+    """What the engine has counted since its start, and the memory that MLX holds.
+
+    gaps_up_to: how many times between two tokens of a sequence were at most GAP_BOUNDS_S[i], and last all of
+        them. Tokens of one step come together, so all but its first have a gap of 0.
+    gap_sum_s: those times added up.
+    active_bytes, peak_bytes, cache_bytes: in use now, the most ever in use, and kept to be used again.
+    """
+
+    num_failed_steps: int = 0
+    num_preemptions: int = 0
+    num_stalls: int = 0
+    gaps_up_to: tuple[int, ...] = (0,) * (len(GAP_BOUNDS_S) + 1)
+    gap_sum_s: float = 0.0
+    active_bytes: int = 0
+    peak_bytes: int = 0
+    cache_bytes: int = 0

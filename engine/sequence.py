@@ -44,7 +44,9 @@ class Sequence:
     drafts: its drafters, once it has joined the rows.
     matcher: where the answer stands in its grammar, if it has one.
     prompt_logprobs: likelihoods of the prompt's tokens that were computed, from its second one on.
+    has_told_prompt: its prompt's log probabilities were sent.
     num_inquests: how often it was among those who may have broken a step.
+    num_passed: how many later ones began before it, because it would not have fitted into memory.
     """
 
     request: GenerationRequest
@@ -65,7 +67,9 @@ class Sequence:
     drafts: SequenceDrafts | None = None
     matcher: Matcher | None = None
     prompt_logprobs: list[Likelihood] = field(default_factory=list)
+    has_told_prompt: bool = False
     num_inquests: int = 0
+    num_passed: int = 0
     ended: bool = False
     admitted_at: float = 0.0
     joined_at: float = 0.0
@@ -180,8 +184,9 @@ class Sequence:
 
     def emit_prompt_logprobs(self) -> None:
         """Tell how likely the prompt's tokens were, once all are known; nothing if nobody asked."""
-        if not self.request.prompt_logprobs or self.num_answered:
+        if not self.request.prompt_logprobs or self.has_told_prompt:
             return
+        self.has_told_prompt = True
         first, *others = self.request.prompt
         entries = [TokenLogprob(first, self.tokenizer.piece(first), None)]
         entries += [self._logprob(t, found) for t, found in zip(others, self.prompt_logprobs, strict=True)]

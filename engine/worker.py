@@ -16,6 +16,7 @@ import mlx.core as mx
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft
 from engine import drafted_step
+from engine.admission import Admission
 from engine.beginnings import Beginnings
 from engine.costs import StepClock
 from engine.draft_model import DraftModel
@@ -27,7 +28,7 @@ from engine.loading import LoadedModel
 from engine.logprobs import Likelihood, Likelihoods, measure
 from engine.planning import Planner
 from engine.request import Failed
-from engine.rows import make_rows
+from engine.rows import Rows, make_rows
 from engine.sampling import Sampler
 from engine.sequence import Sequence
 from engine.tally import Tally
@@ -62,10 +63,12 @@ class Worker:
         loaded: LoadedModel,
         settings: Settings,
         batched: bool,
+        admission: Admission,
         drafting: Drafting,
         planner: Planner,
         draft_model: DraftModel | None = None,
     ) -> None:
+        self.admission = admission
         self.draft_model = draft_model
         self.drafting = drafting
         self.planner = planner
@@ -78,6 +81,7 @@ class Worker:
         self.intake = Intake(
             self.model,
             settings,
+            admission,
             self.beginnings,
             draft_model,
             lambda sequence: drafting.may_ask_model(sequence.request),
@@ -136,6 +140,8 @@ class Worker:
         self._retire()
         self._continue_inquest()
         self.intake.admit(self.members, self.rows)
+        if not self._make_room():
+            return
         feeds = self._plan()
         if feeds and self.unread is not None:
             # The draft was made without the token that is still on its way: read it and look again.
@@ -173,19 +179,52 @@ class Worker:
         self.intake.drop_ended()
         if not any(s.ended for s in self.members):
             return
+        for row, sequence in enumerate(self.members):
+            if sequence.ended and self.admission.may_copy(len(sequence.tokens), self.beginnings.cache):
+                self.beginnings.keep_row(sequence, row, self.rows)
+        self._free([row for row, sequence in enumerate(self.members) if sequence.ended])
+
+    def _free(self, leaving: list[int]) -> None:
+        """Give up rows, told in ascending order. Who goes on later must not have a token unread."""
         order = list(range(len(self.members)))
-        for row in reversed(range(len(self.members))):
-            if self.members[row].ended:
-                self.beginnings.keep_row(self.members[row], row, self.rows)
-                self.rows.remove(row)
-                if self.draft_model:
-                    self.draft_model.remove(row)
-                self.members[row], order[row] = self.members[-1], order[-1]
-                self.members.pop()
-                order.pop()
+        for row in reversed(leaving):
+            self.rows.remove(row)
+            if self.draft_model:
+                self.draft_model.remove(row)
+            self.members[row], order[row] = self.members[-1], order[-1]
+            self.members.pop()
+            order.pop()
         self.feed = self.feed[mx.array(order, mx.int32)]
         self.sampler = None
         self.clock.reset()
+
+    def _make_room(self) -> bool:
+        """Put the youngest back into the queue until the next step fits; False if the last one failed."""
+        prefixes = self.beginnings.cache
+        while not self.admission.make_room(self.members, self.intake.prefilling, self._parts, prefixes):
+            running = [*self.members, *self.intake.prefilling]
+            if len(running) < 2:
+                break
+            if self.unread is not None:
+                # Its tokens are good, and may end rows.
+                previous, self.unread = self.unread, None
+                if not self._read(previous):
+                    return False
+                self._retire()
+                continue
+            youngest = max(running, key=lambda s: s.submitted_at)
+            log.info("request %s makes room and starts over later", youngest.request.id)
+            self.tally.num_preemptions += 1
+            if youngest in self.intake.prefilling:
+                self.intake.prefilling.remove(youngest)
+            else:
+                self._free([self.members.index(youngest)])
+            self.intake.put_back([youngest])
+        return True
+
+    @property
+    def _parts(self) -> list[Rows]:
+        return [self.rows, *([self.draft_model.rows] if self.draft_model else [])]
 
     def _dispatch(self) -> None:
         """Dispatch one token for every row; nothing is read."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fastapi import Request, Response
 
-from engine.request import Grammar
+from engine.request import Failed, Finished, Grammar
 from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
 from server.generation import Generation
 from server.orders import make_orders
@@ -35,7 +35,11 @@ async def respond(
     orders = make_orders(
         record.order_id, body, prompts, service.engine.info, service.settings, prediction, tenant, grammar
     )
-    submission = Submission(service.engine, service.post_office, orders, service.settings.keep_alive_s)
+
+    def count(index: int, end: Finished | Failed) -> None:
+        service.metrics.count_sequence(end, is_first=index % body.n == 0)
+
+    submission = Submission(service.engine, service.post_office, orders, service.settings.keep_alive_s, count)
     generation = Generation(service, record, submission, make_reader, body.n)
     submission.start(is_streaming=body.stream)
     is_handed_over = False

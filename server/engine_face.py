@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from engine.calls import WrittenCall
 from engine.markers import Markers
-from engine.request import EngineStatus, GenerationRequest, Grammar, ModelInfo, Sink
+from engine.request import EngineCounts, EngineStatus, GenerationRequest, Grammar, ModelInfo, Sink
 
 
 class TokenizerFace(Protocol):
@@ -83,6 +83,12 @@ class EngineFace(Protocol):
 
     def status(self) -> EngineStatus:
         """What it is doing."""
+
+    def counts(self) -> EngineCounts:
+        """What it has counted, and what memory it holds; never waits."""
+
+    def prefix_status(self) -> dict[str, int]:
+        """Counts of the prefix cache, by the names of PrefixStatus; empty without one. Never waits."""
 
     def memory_status(self) -> dict[str, Any]:
         """Counts of the n-gram table that requests share; never waits. Raises SharedMemoryError."""

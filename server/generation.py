@@ -85,9 +85,6 @@ class Generation:
         has_failed = submission.has_failed
         await submission.close()
         note_in_record(record, submission.orders, submission.ended, self._n)
-        self._service.metrics.count_sequences(
-            submission.ended.values(), record.num_prompt_tokens, record.num_cached_tokens
-        )
         if submission.is_complete:
             finished = submission.finished
             record.finish_reason = " ".join(finished[i].reason for i in range(len(submission.orders)))

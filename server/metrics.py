@@ -1,116 +1,109 @@
-"""What Prometheus can scrape from GET /metrics. The README has every name, and a test holds it to that."""
+"""What Prometheus can scrape from GET /metrics; all of it is named in metric_list.py."""
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.request import SharedMemoryError, Usage
+from engine.request import Failed, Finished, Usage
 from server.endpoints import endpoint_of
 from server.engine_face import EngineFace
+from server.metric_list import GROUPS, MetricEntry
+from server.readings import Readings
+from server.responses_api.store import ResponseStore
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-_FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_REQUEST_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
-_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
-_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
-_TOKENS_PER_FORWARD = (1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-
-_TABLE_GAUGES = {
-    "entries": ("entries", "Entries that the n-gram table has room for."),
-    "occupied": ("occupied_entries", "Entries of the n-gram table that hold something."),
-    "occupancy": ("occupancy_ratio", "Share of the n-gram table's entries that hold something."),
-    "bytes": ("bytes", "Memory that the n-gram table takes."),
-}
-_TABLE_COUNTERS = {
-    "inserts": ("inserts", "Tokens written into the n-gram table."),
-    "overwrites": ("overwrites", "Writes that replaced another token in the n-gram table."),
-    "hits": ("hits", "Tokens that the n-gram table drafted."),
-    "misses": ("misses", "Lookups that found nothing in the n-gram table."),
-}
 
 
 class Metrics:
-    """The counters of one app, in a registry of its own. Used on the event loop alone."""
+    """The counters of one app, in a registry of its own. May be used on any thread."""
 
     def __init__(self, engine: EngineFace) -> None:
-        self._requests = _counter("requests", "HTTP requests.", "endpoint", "status")
-        self._prompt_tokens = _counter("prompt_tokens", "Prompt tokens, those of n choices once.")
-        self._cached_tokens = _counter("cached_prompt_tokens", "Prompt tokens that were not computed again.")
-        self._completion_tokens = _counter("completion_tokens", "Generated tokens.")
-        self._drafted_tokens = _counter("drafted_tokens", "Drafted tokens that were verified.", "source")
-        self._accepted_tokens = _counter("accepted_tokens", "Drafted tokens that were right.", "source")
-        self._forwards = _counter("forwards", "Forwards that decoding took, counted for each sequence.")
-        self._gate_decisions = _counter(
-            "gate_decisions", "Sequences by what the gate made of them.", "decision"
-        )
-        self._first_token = _histogram(
-            "time_to_first_token_seconds", "From submission to the first token.", _FIRST_TOKEN_S
-        )
-        self._duration = _histogram(
-            "request_duration_seconds", "From a completion's request to the end of its answer.", _REQUEST_S
-        )
-        self._inter_token = _histogram(
-            "inter_token_seconds", "A sequence's mean time between tokens, after its first.", _TOKEN_S
-        )
-        self._acceptance = _histogram(
-            "acceptance_ratio", "Share of a sequence's drafted tokens that were right.", _SHARES
-        )
-        self._per_forward = _histogram(
-            "tokens_per_forward", "A sequence's tokens for each of its forwards.", _TOKENS_PER_FORWARD
-        )
+        made = {m.name: _make(m) for group in GROUPS if not group.is_read for m in group.metrics}
+        self._counters = {name: metric for name, metric in made.items() if isinstance(metric, Counter)}
+        self._histograms = {name: metric for name, metric in made.items() if isinstance(metric, Histogram)}
+        self._gauges = {name: metric for name, metric in made.items() if isinstance(metric, Gauge)}
+        self._readings = Readings(engine)
         self._registry = CollectorRegistry(auto_describe=False)
-        metrics = [m for m in vars(self).values() if isinstance(m, Counter | Histogram)]
-        self._registry.register(_WithoutDates(metrics))
-        self._registry.register(_EngineState(engine))
+        self._registry.register(_WithoutDates(list(made.values())))
+        self._registry.register(self._readings)
 
-    def count_request(self, path: str, status: int, generated_for_s: float | None) -> None:
+    def watch(self, store: ResponseStore) -> None:
+        """Tell from now on what this store holds."""
+        self._readings.store = store
+
+    def begin_request(self) -> None:
+        """An HTTP request has come; end_request() follows."""
+        self._gauges["reprise_requests_in_progress"].inc()
+
+    def end_request(self, path: str, status: int, error: str | None, generated_for_s: float | None) -> None:
         """An HTTP request was answered, or its client left.
 
+        error: the code of what its client was told, if that was an error.
         generated_for_s: how long it took, if the engine was asked for tokens; None for all else.
         """
-        self._requests.labels(endpoint_of(path), str(status)).inc()
+        self._gauges["reprise_requests_in_progress"].dec()
+        self._count("requests", 1, endpoint_of(path), str(status))
+        if error is not None:
+            self._count("errors", 1, error)
         if generated_for_s is not None:
-            self._duration.observe(generated_for_s)
+            self._observe("request_duration_seconds", generated_for_s)
 
-    def count_sequences(self, usages: Collection[Usage], num_prompt: int, num_cached: int) -> None:
-        """The sequences of a request ended, well or badly.
+    def count_sequence(self, event: Finished | Failed, is_first: bool) -> None:
+        """A sequence has ended, well or badly.
 
-        num_prompt, num_cached: the request's prompt tokens as its usage has them, n choices once.
+        is_first: whether it is the first choice of its prompt, whose tokens count once.
         """
-        self._prompt_tokens.inc(num_prompt)
-        self._cached_tokens.inc(num_cached)
-        for usage in usages:
-            self._count_sequence(usage)
+        usage = event.usage
+        self._count("sequences", 1, event.reason if isinstance(event, Finished) else event.kind)
+        if isinstance(event, Failed) and event.kind == "cancelled":
+            self._count("cancelled_sequences", 1, _stage(usage))
+        if is_first:
+            self._count("prompt_tokens", usage.num_prompt_tokens)
+            self._count("cached_prompt_tokens", usage.num_cached_tokens)
+        self._count("completion_tokens", usage.num_completion_tokens)
+        if usage.queue_s < usage.total_s:
+            self._observe("queue_seconds", usage.queue_s)
+        if usage.num_completion_tokens:
+            self._observe("time_to_first_token_seconds", usage.first_token_s)
+        self._count_drafts(usage)
 
     def as_text(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _count_sequence(self, usage: Usage) -> None:
+    def _count_drafts(self, usage: Usage) -> None:
         drafting = usage.drafting
-        self._completion_tokens.inc(usage.num_completion_tokens)
-        self._forwards.inc(drafting.num_forwards)
-        self._gate_decisions.labels(drafting.gate_decision).inc()
+        self._count("forwards", drafting.num_forwards)
+        self._count("gate_decisions", 1, drafting.gate_decision)
         for source, drafted, accepted in drafting.by_source:
-            self._drafted_tokens.labels(source).inc(drafted)
-            self._accepted_tokens.labels(source).inc(accepted)
-        if usage.num_completion_tokens:
-            self._first_token.observe(usage.first_token_s)
-        if usage.decode_tokens_per_s:
-            self._inter_token.observe(1 / usage.decode_tokens_per_s)
+            self._count("drafted_tokens", drafted, source)
+            self._count("accepted_tokens", accepted, source)
         if drafting.num_drafted:
-            self._acceptance.observe(drafting.num_accepted / drafting.num_drafted)
+            self._observe("acceptance_ratio", drafting.num_accepted / drafting.num_drafted)
         if drafting.num_forwards:
-            self._per_forward.observe(usage.num_completion_tokens / drafting.num_forwards)
+            self._observe("tokens_per_forward", usage.num_completion_tokens / drafting.num_forwards)
+
+    def _count(self, name: str, amount: float, *labels: str) -> None:
+        counter = self._counters[f"reprise_{name}_total"]
+        (counter.labels(*labels) if labels else counter).inc(amount)
+
+    def _observe(self, name: str, value: float) -> None:
+        self._histograms[f"reprise_{name}"].observe(value)
 
 
 class _WithoutDates(Collector):
     """Metrics without the date of each one's making, which would double their number."""
 
-    def __init__(self, metrics: Sequence[Counter | Histogram]) -> None:
+    def __init__(self, metrics: Sequence[Counter | Gauge | Histogram]) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
@@ -120,31 +113,18 @@ class _WithoutDates(Collector):
                 yield family
 
 
-class _EngineState(Collector):
-    """What the engine is doing now, asked at each scrape."""
-
-    def __init__(self, engine: EngineFace) -> None:
-        self._engine = engine
-
-    def collect(self) -> Iterator[Metric]:
-        status = self._engine.status()
-        yield GaugeMetricFamily("reprise_rows", "Sequences in the batch.", status.num_running)
-        yield GaugeMetricFamily("reprise_waiting", "Sequences that wait for a row.", status.num_waiting)
-        try:
-            table: dict[str, Any] = self._engine.memory_status()
-        except SharedMemoryError:
-            return
-        for key, (name, text) in _TABLE_GAUGES.items():
-            if key in table:
-                yield GaugeMetricFamily(f"reprise_ngram_table_{name}", text, table[key])
-        for key, (name, text) in _TABLE_COUNTERS.items():
-            if key in table:
-                yield CounterMetricFamily(f"reprise_ngram_table_{name}", text, table[key])
+def _stage(usage: Usage) -> str:
+    """How far a sequence had got: what it had not reached is counted up to its end."""
+    if usage.queue_s >= usage.total_s:
+        return "waiting"
+    return "prefill" if usage.prefill_s >= usage.total_s else "decode"
 
 
-def _counter(name: str, text: str, *labels: str) -> Counter:
-    return Counter(f"reprise_{name}", text, labels, registry=None)
-
-
-def _histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-    return Histogram(f"reprise_{name}", text, buckets=buckets, registry=None)
+def _make(entry: MetricEntry) -> Counter | Gauge | Histogram:
+    match entry.kind:
+        case "counter":
+            return Counter(entry.name, entry.text, entry.labels, registry=None)
+        case "gauge":
+            return Gauge(entry.name, entry.text, entry.labels, registry=None)
+        case "histogram":
+            return Histogram(entry.name, entry.text, entry.labels, buckets=entry.buckets, registry=None)

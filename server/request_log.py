@@ -55,6 +55,7 @@ class RequestLog:
         request_id = given if given is not None and _ID.fullmatch(given) else f"req-{unique}"
         record = RequestRecord(request_id, unique, f"{scope['method']} {path}")
         begin_record(scope, record)
+        self.metrics.begin_request()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -88,5 +89,6 @@ class RequestLog:
             total_s = time.perf_counter() - start_s
             record.total_ms = total_s * 1000
             has_generated = record.finish_reason is not None
-            self.metrics.count_request(scope["path"], record.status, total_s if has_generated else None)
+            spent_s = total_s if has_generated else None
+            self.metrics.end_request(scope["path"], record.status, record.error, spent_s)
             log_request(record)

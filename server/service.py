@@ -26,6 +26,7 @@ class Service:
         self.prompts = PromptEncoder(engine, settings.max_rows + settings.max_queue)
         self.post_office = PostOffice(asyncio.get_running_loop())
         self.responses = ResponseStore(settings.response_store_bytes)
+        metrics.watch(self.responses)
         self.created = int(time.time())
 
     @cached_property

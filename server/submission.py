@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 from starlette.types import Receive
@@ -22,6 +22,7 @@ class Submission:
     orders: one for each choice, by index.
     ended: usage of the sequences that came to an end, good or bad, by index.
     finished: the ends of those that came to a good one.
+    on_end: called once with each one's index and end, on the engine's thread, whoever still waits for it.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Submission:
         post_office: PostOffice,
         orders: Sequence[GenerationRequest],
         silence_s: float,
+        on_end: Callable[[int, Finished | Failed], None],
     ) -> None:
         self.orders = orders
         self.ended: dict[int, Usage] = {}
@@ -37,6 +39,7 @@ class Submission:
         self._engine = engine
         self._post_office = post_office
         self._mailbox = Mailbox(silence_s)
+        self._on_end = on_end
         self._kept: list[list[Delta]] = [[] for _ in orders]
         self._num_taken = 0
         self._failure: Failed | None = None
@@ -132,6 +135,8 @@ class Submission:
 
     def _send(self, index: int, event: Event) -> None:
         """Sink of a stream, on the engine's thread."""
+        if not isinstance(event, Delta):
+            self._on_end(index, event)
         self._post_office.post(self._mailbox, (index, event))
 
     def _keep(self, index: int, event: Event) -> None:
@@ -139,4 +144,5 @@ class Submission:
         if isinstance(event, Delta):
             self._kept[index].append(event)
         else:
+            self._on_end(index, event)
             self._post_office.post(self._mailbox, (index, event))

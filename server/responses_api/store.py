@@ -74,7 +74,7 @@ class ResponseStore:
 
     def __init__(self, max_bytes: int, max_responses: int = MAX_RESPONSES) -> None:
         self.num_bytes = 0
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._max_responses = max_responses
         self._kept: OrderedDict[tuple[str, str], KeptResponse] = OrderedDict()
         self._home: dict[tuple[str, str], str] = {}
@@ -99,7 +99,7 @@ class ResponseStore:
         self._home.update({(owner, item_id): response_id for item_id in kept.item_ids})
         self.num_bytes += kept.num_bytes
         self._hold(turn)
-        while self._kept and (self.num_bytes > self._max_bytes or len(self._kept) > self._max_responses):
+        while self._kept and (self.num_bytes > self.max_bytes or len(self._kept) > self._max_responses):
             self._drop(next(iter(self._kept)))
 
     def find(

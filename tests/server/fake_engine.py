@@ -15,6 +15,7 @@ from engine.markers import Marker, Markers
 from engine.request import (
     Delta,
     DraftingReport,
+    EngineCounts,
     EngineError,
     EngineStatus,
     Event,
@@ -205,7 +206,8 @@ SCRIPTS: dict[str, Script] = {
 class FakeEngine:
     """Has the engine's public face. What has no underscore may be changed between requests.
 
-    drafting: what every sequence says of its drafts. memory: the shared table's counts, None for no table.
+    drafting: what every sequence says of its drafts. counted, prefixes: the engine's and the prefix cache's
+    counts. memory: the shared table's counts, None for no table.
     memory_fault: why its file can be neither written nor read.
     """
 
@@ -218,6 +220,8 @@ class FakeEngine:
         self.fault: str | None = None
         self.drafting = DraftingReport()
         self.memory: dict[str, Any] | None = {"entries": 1024, "occupied": 256, "occupancy": 0.25, "hits": 7}
+        self.counted = EngineCounts()
+        self.prefixes: dict[str, int] = {}
         self.memory_fault: str | None = None
         self.memory_calls: list[str] = []
         self.info = ModelInfo(
@@ -272,6 +276,12 @@ class FakeEngine:
     def status(self) -> EngineStatus:
         state = "dead" if self.fault is not None else self.state
         return EngineStatus(state, len(self._live), 0, self.fault)
+
+    def counts(self) -> EngineCounts:
+        return self.counted
+
+    def prefix_status(self) -> dict[str, int]:
+        return self.prefixes
 
     def memory_status(self) -> dict[str, Any]:
         if self.memory is None:

@@ -1,16 +1,22 @@
 """GET /metrics, read with Prometheus' own parser."""
 
-from pathlib import Path
+import asyncio
+import re
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.request import DraftingReport
+from engine.request import GAP_BOUNDS_S, DraftingReport, EngineCounts, Failed, Usage
 from server.app import create_app
+from server.metric_list import GROUPS
+from server.reference.__main__ import METRICS_PAGE
+from server.reference.metrics_page import write_metrics
+from server.submission import SETTLE_S
 from tests.server import fake_engine
 from tests.server.fake_engine import FakeEngine
 
-README = Path(__file__).parents[2] / "README.md"
+PREFIX_COUNTS = ["num_bytes", "budget_bytes", "num_entries", "num_tokens", "hits", "misses", "evictions"]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 DRAFTING = DraftingReport(
@@ -57,8 +63,8 @@ async def test_times_and_shares_are_observed_for_each_sequence(client, engine):
     await client.post(COMPLETIONS, json={"prompt": "hello!!!", "n": 2})
     samples = await _scrape(client)
     for name, total in {
+        "queue_seconds": 0.1,
         "time_to_first_token_seconds": 0.5,
-        "inter_token_seconds": 0.2,
         "acceptance_ratio": 1.0,
         "tokens_per_forward": 4.0,
     }.items():
@@ -81,7 +87,7 @@ async def test_what_did_not_happen_is_not_observed(client, engine):
     await client.post(COMPLETIONS, json={"prompt": "hello"})
     samples = await _scrape(client)
     assert samples[f"reprise_requests_total{{endpoint={COMPLETIONS},status=500}}"] == 1
-    for name in ("time_to_first_token_seconds", "inter_token_seconds", "acceptance_ratio"):
+    for name in ("time_to_first_token_seconds", "acceptance_ratio"):
         assert samples[f"reprise_{name}_count"] == 0
 
 
@@ -128,16 +134,136 @@ async def test_apps_count_for_themselves(client, settings):
     assert (await _scrape(client))["reprise_requests_total{endpoint=/health,status=200}"] == 1
 
 
-async def test_the_readme_has_every_metric(client, engine):
+async def test_the_page_has_every_metric_and_every_metric_is_there(client, engine):
     engine.drafting = DRAFTING
+    engine.prefixes = dict.fromkeys(PREFIX_COUNTS, 1)
     engine.memory = dict.fromkeys(
         ["entries", "occupied", "occupancy", "bytes", "inserts", "overwrites", "hits", "misses"], 1
     )
     await client.post(COMPLETIONS, json={"prompt": "hello!!!"})
+    await client.post(COMPLETIONS, json={})
+    engine.script = lambda *_: Failed("cancelled", "the client left", Usage(total_s=1.0))
+    await client.post(COMPLETIONS, json={"prompt": "hello!!!"})
     names = {name.partition("{")[0] for name in await _scrape(client)}
     for ending in ("_bucket", "_count", "_sum"):
         names = {name.removesuffix(ending) for name in names}
-    text = README.read_text()
-    assert len(names) >= 23
-    assert {name for name in names if f"`{name}`" not in text} == set()
-    assert not any(name.endswith("_created") for name in names)
+    listed = {metric.name: metric for group in GROUPS for metric in group.metrics}
+    assert names == set(listed)
+    assert METRICS_PAGE.read_text(encoding="utf-8") == write_metrics(), (
+        "run .venv/bin/python -m server.reference"
+    )
+    for name, metric in listed.items():
+        assert re.search(rf"^\| `{name}` \| {metric.kind}.* \| .+\. \|$", write_metrics(), re.MULTILINE), name
+
+
+async def test_names_are_as_prometheus_wants_them():
+    for metric in (metric for group in GROUPS for metric in group.metrics):
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+        assert re.fullmatch(r"(reprise|process)_[a-z_]+", metric.name)
+
+
+async def test_every_sequence_is_counted_by_how_it_ended(client, engine):
+    for script in (fake_engine.echo, fake_engine.fail_first, fake_engine.says("no end", reason="length")):
+        engine.script = script
+        await client.post(COMPLETIONS, json={"prompt": "hello", "n": 2, "stream": True})
+    samples = await _scrape(client)
+    for end in ("stop", "request", "length"):
+        assert samples[f"reprise_sequences_total{{end={end}}}"] == 2
+    assert not any(name.startswith("reprise_cancelled") for name in samples)
+
+
+@pytest.mark.parametrize(
+    ("queue_s", "prefill_s", "stage"), [(1.0, 1.0, "waiting"), (0.5, 1.0, "prefill"), (0.5, 0.8, "decode")]
+)
+async def test_a_cancelled_sequence_is_counted_by_how_far_it_had_got(
+    client, engine, queue_s, prefill_s, stage
+):
+    usage = Usage(num_prompt_tokens=4, queue_s=queue_s, prefill_s=prefill_s, first_token_s=1.0, total_s=1.0)
+    engine.script = lambda *_: Failed("cancelled", "the client left", usage)
+    await client.post(COMPLETIONS, json={"prompt": "hello"})
+    samples = await _scrape(client)
+    assert samples[f"reprise_cancelled_sequences_total{{stage={stage}}}"] == 1
+    assert samples["reprise_sequences_total{end=cancelled}"] == 1
+    assert samples["reprise_queue_seconds_count"] == (stage != "waiting")
+
+
+def test_a_sequence_is_counted_however_late_it_ends(engine, url):
+    """The engine may be long at a prompt; whoever asked has left, and is not waited for."""
+
+    def linger(engine, job):
+        job.cancelled.wait(10)
+        engine.wait_until(lambda: False, SETTLE_S + 0.5)
+        return Failed("cancelled", "the client left", Usage(num_prompt_tokens=5, total_s=1.0))
+
+    engine.script = linger
+    with httpx.Client(timeout=httpx.Timeout(10, read=0.2)) as http, pytest.raises(httpx.ReadTimeout):
+        http.post(url + COMPLETIONS, json={"prompt": "hello"})
+    assert engine.wait_until(lambda: engine.num_live == 0, 10)
+    text = ""
+    for _ in range(50):
+        text = httpx.get(f"{url}/metrics").text
+        if "reprise_prompt_tokens_total 5.0" in text:
+            break
+    assert 'reprise_cancelled_sequences_total{stage="decode"} 1.0' in text
+
+
+async def test_errors_are_counted_by_code_also_those_in_a_stream(client, engine):
+    await client.post(COMPLETIONS, json={})
+    await client.get("/nowhere")
+    await client.post("/v1/messages", json={})
+    engine.script = fake_engine.fail_midway
+    await client.post(COMPLETIONS, json={"prompt": "hello", "stream": True})
+    samples = await _scrape(client)
+    assert {name: value for name, value in samples.items() if name.startswith("reprise_errors")} == {
+        "reprise_errors_total{code=missing_required_parameter}": 2,
+        "reprise_errors_total{code=unknown_url}": 1,
+        "reprise_errors_total{code=request_failed}": 1,
+    }
+
+
+async def test_requests_in_progress_are_those_that_are_not_answered(client, engine):
+    engine.script = fake_engine.wait_first
+    asked = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "hello"}))
+    assert await asyncio.to_thread(engine.wait_until, lambda: engine.num_live == 1, 5)
+    # The scrape is one itself.
+    assert (await _scrape(client))["reprise_requests_in_progress"] == 2
+    engine.let_go_on()
+    await asked
+    assert (await _scrape(client))["reprise_requests_in_progress"] == 1
+
+
+async def test_the_engine_s_counts_and_the_memory_are_told(client, engine):
+    gaps = (0, 1, 2, *[3] * (len(GAP_BOUNDS_S) - 2))
+    engine.counted = EngineCounts(1, 2, 3, gaps, 0.5, 4, 5, 6)
+    engine.prefixes = {"num_bytes": 7, "budget_bytes": 8, "num_entries": 9, "hits": 10}
+    samples = await _scrape(client)
+    for name, value in {
+        "reprise_failed_steps_total": 1,
+        "reprise_preemptions_total": 2,
+        "reprise_stalls_total": 3,
+        f"reprise_inter_token_seconds_bucket{{le={GAP_BOUNDS_S[1]}}}": 1,
+        "reprise_inter_token_seconds_count": 3,
+        "reprise_inter_token_seconds_sum": 0.5,
+        "reprise_mlx_active_bytes": 4,
+        "reprise_mlx_peak_bytes": 5,
+        "reprise_mlx_cache_bytes": 6,
+        "reprise_prefix_cache_bytes": 7,
+        "reprise_prefix_cache_budget_bytes": 8,
+        "reprise_prefix_cache_entries": 9,
+        "reprise_prefix_cache_hits_total": 10,
+        "reprise_ready": 1,
+    }.items():
+        assert samples[name] == value, name
+    assert samples["process_resident_memory_bytes"] > 2**20
+    assert samples["process_threads"] >= 1
+    engine.state = "draining"
+    assert (await _scrape(client))["reprise_ready"] == 0
+
+
+async def test_kept_responses_are_told(client):
+    before = await _scrape(client)
+    assert (before["reprise_response_store_bytes"], before["reprise_response_store_responses"]) == (0, 0)
+    await client.post("/v1/responses", json={"model": "alias", "input": "hello"})
+    after = await _scrape(client)
+    assert after["reprise_response_store_responses"] == 1
+    assert 0 < after["reprise_response_store_bytes"] < after["reprise_response_store_budget_bytes"]
