@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from config.settings import Settings
 from engine import scheduler
+from engine.admission import Admission
 from engine.beginnings import Beginnings
 from engine.draft_model import DraftModel
 from engine.logprobs import Likelihoods
@@ -16,6 +17,9 @@ from engine.sequence import Sequence
 
 PROMPT_LOGPROBS_CHUNK = 128
 """Most tokens of a prompt at once where all their logits are needed: a vocabulary's size each."""
+
+MOST_PASSED = 16
+"""One that does not fit into memory yet lets so many smaller ones pass; then all wait for it."""
 
 Fail = Callable[[Sequence, Exception], None]
 
@@ -33,6 +37,7 @@ class Intake:
         self,
         model: Any,
         settings: Settings,
+        admission: Admission,
         beginnings: Beginnings,
         draft_model: DraftModel | None,
         may_ask_model: Callable[[Sequence], bool],
@@ -43,6 +48,7 @@ class Intake:
         self.only: Collection[Sequence] | None = None
         self._model = model
         self._settings = settings
+        self._admission = admission
         self._beginnings = beginnings
         self._draft_model = draft_model
         self._may_ask_model = may_ask_model
@@ -58,17 +64,27 @@ class Intake:
     def admit(self, members: list[Sequence], rows: Rows) -> None:
         """Let waiting sequences begin while there is room, in order.
 
-        Who waits for another's prefill, to take the beginning that they share, lets others pass.
+        Who waits for another's prefill, to take the beginning that they share, lets others pass. So does a
+        long prompt while half of the rows prefill long ones: their turn comes no later, and short ones find
+        a row. So does, a few times, who does not fit into memory.
         members, rows: those that decode.
         """
+        too_large: list[Sequence] = []
         for sequence in list(self.waiting):
             running = [*members, *self.prefilling]
             if len(running) >= self._settings.max_rows:
                 return
             if self.only is not None and sequence not in self.only:
                 continue
-            if self._beginnings.awaits(sequence, self.prefilling):
+            if self._beginnings.awaits(sequence, self.prefilling) or self._is_one_too_many(sequence):
                 continue
+            if not self._admission.may_begin(sequence, members, self.prefilling):
+                too_large.append(sequence)
+                if sequence.num_passed >= MOST_PASSED:
+                    return
+                continue
+            for passed in too_large:
+                passed.num_passed += 1
             self.waiting.remove(sequence)
             others = list(self.prefilling)
             self.prefilling.append(sequence)
@@ -80,10 +96,11 @@ class Intake:
                 self._fail(sequence, fault)
 
     def put_back(self, sequences: Iterable[Sequence]) -> None:
-        """These had begun; unless they have ended they start over, first in the queue and in this order."""
-        for sequence in reversed([s for s in sequences if not s.ended]):
+        """These had begun; unless they have ended they start over, in the queue where they once were."""
+        begun = [s for s in sequences if not s.ended]
+        for sequence in begun:
             sequence.restart()
-            self.waiting.appendleft(sequence)
+        self.waiting = deque(sorted([*begun, *self.waiting], key=lambda s: s.submitted_at))
 
     def prefill(self, num_rows: int, join: Callable[[Sequence], None]) -> bool:
         """Feed prompts within the budget that num_rows leave; those that are complete join.
@@ -107,6 +124,12 @@ class Intake:
             except Exception as fault:
                 self._fail(sequence, fault)
         return any(chunks)
+
+    def _is_one_too_many(self, sequence: Sequence) -> bool:
+        """Whether it is long, and half of the rows prefill long prompts already."""
+        chunk = self._settings.prefill_chunk_tokens
+        num_long = sum(s.num_to_prefill > chunk for s in self.prefilling)
+        return num_long >= max(1, self._settings.max_rows // 2) and sequence.num_to_prefill > chunk
 
     def _feed(self, sequence: Sequence, chunk: int) -> None:
         # One chunk in flight per prompt: a cancelled prompt stops within a chunk.

@@ -275,12 +275,14 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A snapshot for /health: state "loading", "ready", "draining" or "dead".
+    """A snapshot for /health.
 
+    state: "stalled" while requests wait and nothing has gone on for stall_seconds.
+    fault: why it is dead or stalled.
     retry_after_s: when a request that is refused now may be worth trying again.
     """
 
-    state: Literal["loading", "ready", "draining", "dead"]
+    state: Literal["loading", "ready", "draining", "stalled", "dead"]
     num_running: int
     num_waiting: int
     fault: str | None = None

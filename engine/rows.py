@@ -109,7 +109,7 @@ class BatchedRows:
         return next((cache.extent for cache in self.caches if cache.keys is not None), (0, 0))
 
     def limit(self, num_places: int) -> None:
-        """Let slots times columns grow beyond num_places only where rows need it, and shrink what is beyond."""
+        """Let slots times columns be more than num_places only as far as rows need it."""
         self.shared.most_places = num_places
         slots, columns = self.extent
         if slots * columns > num_places:

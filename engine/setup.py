@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from config.settings import Settings
+from engine.admission import make_admission
 from engine.caches import is_recurrent, kv_bits_fault, leaves, make_caches
 from engine.calibration import load_costs
 from engine.costs import StepCosts
@@ -53,10 +54,12 @@ def make_worker(
     if make_sources and (fault := rollback_fault(loaded.model, settings.kv_bits)):
         log.warning("decoding plainly, without drafts: %s", fault)
         make_sources = None
+    model = DraftModel(draft, loaded) if draft and make_sources else None
+    admission = make_admission(loaded, settings, batched, model)
     if make_sources is None:
-        return Worker(loaded, settings, batched, Drafting(None, settings), Planner(flat_costs(), batched))
+        planner = Planner(flat_costs(), batched)
+        return Worker(loaded, settings, batched, admission, Drafting(None, settings), planner)
     sources = make_sources(loaded.tokenizer.fingerprint)
-    model = DraftModel(draft, loaded) if draft else None
     model_costs = FREE
     if costs is None:
         measuring = partial(progress, "Measuring what steps cost")
@@ -70,7 +73,7 @@ def make_worker(
     exact = _exact_shapes(loaded, settings, batched, costs, trying) if settings.exact else None
     planner = Planner(costs, batched, exact, model_costs if model else None, _is_recurrent(loaded))
     drafting = Drafting(sources, settings, bool(model), loaded.tokenizer.line_ends)
-    return Worker(loaded, settings, batched, drafting, planner, model)
+    return Worker(loaded, settings, batched, admission, drafting, planner, model)
 
 
 def _is_recurrent(loaded: LoadedModel) -> bool:
