@@ -73,11 +73,16 @@ def describe_drafts(settings: Settings, can_draft: bool) -> str:
 
 
 def banner(
-    info: ModelInfo, names: tuple[str, ...], address: str, drafts: str, has_chat_template: bool
+    info: ModelInfo,
+    names: tuple[str, ...],
+    address: str,
+    drafts: str,
+    has_chat_template: bool,
+    needs_key: bool,
 ) -> str:
     """What is served, where, and a command that can be pasted to try it.
 
-    drafts: see describe_drafts().
+    drafts: see describe_drafts(). needs_key: clients must send a key, which is not shown.
     """
     kind = f"{info.architecture}, {_parameters(info.num_parameters)}, {info.dtype}"
     machine = f", {_bytes(info.memory_bytes)} in the machine" if info.memory_bytes else ""
@@ -96,10 +101,11 @@ def banner(
         if has_chat_template
         else ("/v1/completions", '{"prompt": "Once upon a time", "max_tokens": 50}')
     )
+    key = "    -H 'Authorization: Bearer YOUR-KEY' \\\n" if needs_key else ""
     return (
         f"\nReprise is ready. Ctrl-C stops it.\n\n{table}\n\nTry it:\n\n"
         f"  curl {address}{path} \\\n"
-        f"    -H 'Content-Type: application/json' \\\n"
+        f"    -H 'Content-Type: application/json' \\\n{key}"
         f"    -d '{body}'\n"
     )
 

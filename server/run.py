@@ -16,9 +16,12 @@ from sse_starlette.sse import AppStatus
 
 from config.settings import Settings
 from engine.request import SharedMemoryError
+from server.access import is_loopback
 from server.app import create_app
 from server.banner import LoadingBar, banner, describe_drafts
+from server.connection import http_config
 from server.engine_face import EngineFace
+from server.keys import load_keys
 from server.listening import ListenError, address_of, take_address
 from server.logs import LOGGER, configure_logs
 
@@ -96,15 +99,33 @@ def run(settings: Settings, make_sources: "MakeSources | None" = None) -> int:
         taken = take_address(settings.host, settings.port)
     except ListenError as fault:
         return _complain(str(fault))
-    # Only now: importing MLX takes seconds, and a port in use should be known before.
-    from engine.engine import Engine
-    from engine.loading import ModelError
-
     with taken:
+        if refusal := refusal_to_listen(settings, taken):
+            return _complain(refusal)
+        # Only now: importing MLX takes seconds, and a port in use should be known before.
+        from engine.engine import Engine
+        from engine.loading import ModelError
+
         try:
             return serve(Engine(settings, make_sources=make_sources), settings, taken)
         except ModelError as fault:
             return _complain(str(fault))
+
+
+def refusal_to_listen(settings: Settings, taken: socket.socket) -> str | None:
+    """Why other machines must not be let in by this socket, if they must not.
+
+    Raises SettingsError for a file of keys that cannot be used.
+    """
+    if load_keys(settings) or is_loopback(taken.getsockname()[0]):
+        return None
+    if settings.insecure:
+        LOGGER.warning("other machines can use this server without a key")
+        return None
+    return (
+        f"listening on {settings.host} lets other machines in, and there is no key; set one with "
+        "--api-key or --api-key-file, or say --insecure if that is meant"
+    )
 
 
 def serve(engine: EngineFace, settings: Settings, taken: socket.socket) -> int:
@@ -114,13 +135,10 @@ def serve(engine: EngineFace, settings: Settings, taken: socket.socket) -> int:
     """
     # Streams end because the engine ends their sequences; without this they would be cut off instead.
     AppStatus.enable_automatic_graceful_drain = False
-    config = uvicorn.Config(
+    config = http_config(
         create_app(engine, settings),
-        access_log=False,
-        log_config=None,
+        settings.body_timeout_s,
         lifespan="on",
-        ws="none",
-        server_header=False,
         timeout_keep_alive=KEEP_CONNECTION_S,
         timeout_graceful_shutdown=LAST_WRITES_S,
     )
@@ -142,7 +160,8 @@ def _announce(engine: EngineFace, settings: Settings, address: str) -> None:
         LOGGER.info("ready", extra={"fields": ready})
     else:
         drafts = describe_drafts(settings, _can_draft(engine))
-        text = banner(engine.info, names, address, drafts, engine.tokenizer.has_chat_template)
+        has_template = engine.tokenizer.has_chat_template
+        text = banner(engine.info, names, address, drafts, has_template, settings.needs_key)
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 
 

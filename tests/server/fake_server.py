@@ -5,7 +5,7 @@ import sys
 from config.settings import SETTINGS, Settings
 from server.listening import ListenError, take_address
 from server.logs import configure_logs
-from server.run import serve
+from server.run import refusal_to_listen, serve
 from tests.server.fake_engine import SCRIPTS, FakeEngine
 
 
@@ -17,6 +17,9 @@ def main(script: str, *given: str) -> int:
         taken = take_address(settings.host, settings.port)
     except ListenError as fault:
         print(f"reprise: {fault}", file=sys.stderr)
+        return 1
+    if refusal := refusal_to_listen(settings, taken):
+        print(f"reprise: {refusal}", file=sys.stderr)
         return 1
     return serve(FakeEngine(SCRIPTS[script]), settings, taken)
 

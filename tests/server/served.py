@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
+from server.connection import http_config
 from server.listening import address_of, take_address
 
 
@@ -21,10 +22,10 @@ class _Announcing(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def served(app: FastAPI) -> Iterator[str]:
+def served(app: FastAPI, head_timeout_s: float = 60.0) -> Iterator[str]:
     """Serve the app while inside; gives its address."""
     taken = take_address("127.0.0.1", 0)
-    server = _Announcing(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2))
+    server = _Announcing(http_config(app, head_timeout_s, timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, daemon=True)
     thread.start()
     assert server.is_listening.wait(10)

@@ -1,0 +1,110 @@
+"""A client that does not get on with its request holds a connection for a while, and nothing else."""
+
+import contextlib
+import json
+import socket
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from config.settings import Settings
+from server.app import create_app
+from tests.server.openai_shapes import assert_error
+from tests.server.served import served
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+LENGTH = b"Content-Length: 15\r\n\r\n"
+BODY = b'{"prompt": "a"}'
+
+
+@pytest.fixture
+def hasty_url(engine):
+    """A server that waits a quarter of a second for a request."""
+    with served(create_app(engine, Settings(body_timeout_s=0.25)), head_timeout_s=0.25) as address:
+        yield address
+
+
+@pytest.fixture
+def connect():
+    """Opens connections, and leaves none."""
+    with contextlib.ExitStack() as opened:
+
+        def to(url):
+            address = (urlsplit(url).hostname, urlsplit(url).port)
+            return opened.enter_context(socket.create_connection(address, timeout=20))
+
+        yield to
+
+
+def _read(connection):
+    """All that comes until the server closes the connection."""
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def _error(answer):
+    return json.loads(answer.partition(b"\r\n\r\n")[2])
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET", HEAD, HEAD + b"X-A: b\r\n"])
+def test_a_head_that_does_not_end_is_let_go_of(hasty_url, connect, sent):
+    connection = connect(hasty_url)
+    connection.sendall(sent)
+    assert _read(connection) == b""
+
+
+def test_so_is_one_on_a_connection_that_was_of_use(hasty_url, connect):
+    connection = connect(hasty_url)
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+    assert _read(connection) in (b"", b'{"status":"ready","running":0,"waiting":0}')
+
+
+@pytest.mark.parametrize("sent", [HEAD + LENGTH, HEAD + LENGTH + BODY[:5]])
+def test_a_body_that_does_not_end_is_a_408(hasty_url, connect, engine, sent):
+    connection = connect(hasty_url)
+    connection.sendall(sent)
+    answer = _read(connection)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert "--body-timeout-s" in assert_error(_error(answer), None, "body_timeout")
+    assert engine.requests == []
+
+
+def test_others_are_served_meanwhile_and_a_whole_request_afterwards(url, connect):
+    slow = [connect(url) for _ in range(50)]
+    for connection in slow:
+        connection.sendall(HEAD + LENGTH + BODY[:5])
+    assert httpx.post(url + "/v1/completions", json={"prompt": "a"}).status_code == 200
+    slow[0].sendall(BODY[5:])
+    assert slow[0].recv(65536).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 not TLS\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        HEAD + b"Content-Length: -1\r\n\r\n",
+        HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        HEAD + b"X-A: " + b"a" * 2**20,
+    ],
+    ids=["TLS", "no host", "two hosts", "negative", "two lengths", "a long header"],
+)
+def test_what_is_no_http_is_a_400(url, connect, sent):
+    connection = connect(url)
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(sent)
+    with contextlib.suppress(ConnectionError):
+        answer = _read(connection)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert_error(_error(answer), None, "invalid_http")
+    assert httpx.get(url + "/health").status_code == 200
+
+
+async def test_more_than_100_headers_are_a_431(client):
+    headers = {f"x-{index}": "a" for index in range(101)}
+    response = await client.get("/v1/models", headers=headers)
+    assert response.status_code == 431
+    assert "at most 100" in assert_error(response.json(), None, "too_many_headers")
