@@ -15,6 +15,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.calls import WrittenCall, read_calls, read_calls_in_time
 from engine.markers import Marker, Markers, ends_with
+from engine.templates import isolate_templates
 
 LONGEST_OPENING = 16
 """Most tokens at the end of a prompt that begin the thinking, white space after the marker among them."""
@@ -29,6 +30,8 @@ class Tokenizer:
 
     def __init__(self, wrapped: TokenizerWrapper, vocab_size: int) -> None:
         self.wrapped = wrapped
+        if self.has_chat_template:
+            isolate_templates()
         self.vocab_size = vocab_size
         # A vocabulary's spelling of a token is never shorter than its text.
         self.longest_token = max(map(len, wrapped.get_vocab()))
