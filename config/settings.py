@@ -86,8 +86,25 @@ class Settings:
         10.0, "Seconds without anything to send before a stream gets a comment.", at_least=0.01
     )
     drain_s: float = setting(10.0, "Seconds that running requests get to finish at shutdown.", at_least=0)
+    memory_bytes: int | None = setting(
+        None,
+        "Memory for weights, keys and values, and kept prompts together; without it, nine tenths of what a "
+        "GPU recommends, or three quarters of the machine's memory.",
+        at_least=1,
+    )
+    stall_seconds: float = setting(
+        120.0,
+        "Seconds without a token or a piece of a prompt, while requests wait, after which /health says 503.",
+        at_least=0.1,
+    )
     prefix_cache_bytes: int = setting(
         256 * 2**20, "Memory for the caches of earlier prompts; 0 switches it off.", at_least=0
+    )
+    prefix_cache_dir: str | None = setting(
+        None, "Folder in which those caches are kept too, so that a restart does not forget long prompts."
+    )
+    prefix_cache_dir_bytes: int = setting(
+        8 * 2**30, "Most bytes in that folder; what was used least recently is deleted.", at_least=1
     )
     response_store_bytes: int = setting(
         64 * 2**20,
@@ -150,6 +167,8 @@ class Settings:
             )
         if self.kv_bits not in (None, 4, 8):
             raise SettingsError(f"kv_bits is {self.kv_bits}; it must be 4 or 8, or none")
+        if self.prefix_cache_dir is not None and not self.prefix_cache_bytes:
+            raise SettingsError("prefix_cache_dir needs prefix_cache_bytes above 0: what is read goes there")
         if self.ngram_size_min > self.ngram_size_max:
             raise SettingsError(
                 f"ngram_size_min is {self.ngram_size_min}; it must not be above ngram_size_max, "

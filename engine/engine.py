@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -27,7 +27,9 @@ from engine.loading import (
     loader,
     shown_name,
 )
+from engine.pace import Pace
 from engine.request import (
+    RETRY_AFTER_S,
     EngineCounts,
     EngineError,
     EngineStatus,
@@ -104,6 +106,8 @@ class Engine:
         self._fault: str | None = None
         self._num_live = 0
         self._num_ended = 0
+        self._pace = Pace()
+        self._drained_at = 0.0
         self._watchdog = Watchdog(settings.stall_seconds, self._progress_made, self._note_stall)
         self._loaded: LoadedModel | None = None
         self._grammars: Grammars
@@ -159,11 +163,13 @@ class Engine:
             if self._state == "dead":
                 raise EngineError("engine_dead", f"the engine has stopped: {self._fault}")
             if self._state != "ready":
-                raise EngineError("draining", "the server is not taking requests now")
+                raise EngineError("draining", "the server is not taking requests now", self._retry_after_s())
             capacity = self.settings.max_rows + self.settings.max_queue
             if self._num_live >= capacity:
                 raise EngineError(
-                    "queue_full", f"{self._num_live} requests are running or waiting; try again later"
+                    "queue_full",
+                    f"{self._num_live} requests are running or waiting; try again later",
+                    self._retry_after_s(),
                 )
             self._num_live += 1
             self._inbox.put(_Submit(request, self._counted(sink)))
@@ -180,11 +186,12 @@ class Engine:
         """What /health needs, as of now."""
         worker = self._worker
         running = len(worker.members) + len(worker.intake.prefilling) if worker else 0
-        stall = self._watchdog.reason
         with self._lock:
-            is_stalled = stall is not None and self._state in ("ready", "draining")
-            state, fault = ("stalled", stall) if is_stalled else (self._state, self._fault)
-            return EngineStatus(state, running, max(0, self._num_live - running), fault)
+            waiting = max(0, self._num_live - running)
+            status = EngineStatus(self._state, running, waiting, self._fault, self._retry_after_s())
+        if (stall := self._watchdog.reason) and status.state in ("ready", "draining"):
+            return replace(status, state="stalled", fault=stall)
+        return status
 
     def counts(self) -> EngineCounts:
         """What it has counted, and what memory MLX holds, as of now."""
@@ -193,8 +200,8 @@ class Engine:
     def prefix_status(self) -> dict[str, int]:
         """Counts of the prefix cache, by the names of PrefixStatus; empty without one."""
         worker = self._worker
-        cache = worker.beginnings.cache if worker else None
-        return asdict(cache.status()) if cache is not None else {}
+        status = worker.beginnings.status() if worker else None
+        return asdict(status) if status else {}
 
     def memory_status(self) -> dict[str, Any]:
         """Counts of the n-gram table that requests share. Raises SharedMemoryError."""
@@ -233,9 +240,16 @@ class Engine:
         with self._lock:
             if self._state != "dead":
                 self._state = "draining"
+                self._drained_at = time.perf_counter() + drain_s
         self._inbox.put(_Stop(drain_s))
         if self._thread.is_alive():
             self._thread.join()
+
+    def _retry_after_s(self) -> float:
+        """When a batch of requests will have ended, or, while draining, when another server may be there."""
+        if self._state == "draining":
+            return max(RETRY_AFTER_S, self._drained_at - time.perf_counter())
+        return self._pace.wait_s(self.settings.max_rows, RETRY_AFTER_S)
 
     def _require_loaded(self) -> LoadedModel:
         if self._loaded is None:
@@ -265,6 +279,7 @@ class Engine:
                 with self._lock:
                     self._num_live -= 1
                     self._num_ended += 1
+                    self._pace.note_end()
             try:
                 sink(event)
             # A sink that breaks its promise harms nobody but itself.
@@ -337,6 +352,8 @@ class Engine:
         # Whatever it is, everyone who waits must hear of it.
         except BaseException as fault:
             self._die(worker, fault)
+        finally:
+            worker.beginnings.close()
 
     def _serve(self, worker: Worker) -> None:
         deadline: float | None = None

@@ -13,7 +13,7 @@ ApiError
 |- TooBusyError               429  the queue is full; Retry-After
 |- RequestFailedError         500  this request failed, others go on
 |- NotImplementedHereError    501  what this server is not for
-`- UnavailableError           503  loading, draining or dead
+`- UnavailableError           503  loading, draining, stalled or dead
 ClientGoneError                    nobody is left to be told anything
 """
 
@@ -173,7 +173,7 @@ class NotImplementedHereError(ApiError):
 
 
 class UnavailableError(ApiError):
-    """The engine takes no requests: it is loading, draining or dead."""
+    """The engine takes no requests: it is loading, draining, stalled or dead."""
 
     status = 503
 

@@ -50,6 +50,9 @@ class Service:
                 raise UnavailableError("The model is still loading.", code="loading", headers=later)
             case "draining":
                 raise UnavailableError("The server is shutting down.", code="draining", headers=later)
+            case "stalled":
+                message = f"The engine has stalled: {status.fault}."
+                raise UnavailableError(message, code="engine_stalled", headers=later)
             case "dead":
                 raise UnavailableError(f"The engine has died: {status.fault}.", code="engine_dead")
 

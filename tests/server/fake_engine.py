@@ -216,7 +216,7 @@ class FakeEngine:
     def __init__(self, script: Script = echo) -> None:
         self.script = script
         self.refusal: Literal["engine_dead", "queue_full", "draining"] | None = None
-        self.state: Literal["loading", "ready", "draining", "dead"] = "ready"
+        self.state: Literal["loading", "ready", "draining", "stalled", "dead"] = "ready"
         self.fault: str | None = None
         self.drafting = DraftingReport()
         self.memory: dict[str, Any] | None = {"entries": 1024, "occupied": 256, "occupancy": 0.25, "hits": 7}
@@ -274,7 +274,7 @@ class FakeEngine:
         self._may_go_on_for_cancelled()
 
     def status(self) -> EngineStatus:
-        state = "dead" if self.fault is not None else self.state
+        state = "dead" if self.fault is not None and self.state != "stalled" else self.state
         return EngineStatus(state, len(self._live), 0, self.fault)
 
     def counts(self) -> EngineCounts:

@@ -86,6 +86,18 @@ async def test_a_dead_engine_is_told_to_those_who_wait_and_those_who_come(client
     assert health.json()["reason"] == "RuntimeError: out of luck"
 
 
+async def test_a_stalled_engine_is_told_to_those_who_watch_and_those_who_come(client, engine):
+    engine.state, engine.fault = "stalled", "no token and no prefill progress for 120 s while requests wait"
+    health = await client.get("/health")
+    assert health.status_code == 503
+    assert health.json()["status"] == "stalled"
+    assert "no token" in health.json()["reason"]
+    refused = await client.post("/v1/completions", json={"prompt": "a"})
+    assert refused.status_code == 503
+    assert "no token" in assert_error(refused.json(), None, "engine_stalled")
+    assert int(refused.headers["retry-after"]) >= 1
+
+
 async def test_a_fault_of_the_servers_own_is_a_500_and_not_the_end(client, engine, caplog):
     def broken(_messages, _tools=None, _arguments=None):
         raise ZeroDivisionError("a fault")
