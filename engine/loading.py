@@ -53,14 +53,17 @@ def loader(settings: Settings) -> Load:
     """What loads the model that the settings name, when the engine's thread calls it."""
     source = settings.model_source
     name = BUNDLED_NAME if settings.model is None else shown_name(source)
-    return partial(load_model, source, name, settings.max_context_tokens)
+    return partial(
+        load_model, source, name, settings.max_context_tokens, trusts_code=settings.trust_remote_code
+    )
 
 
 def draft_loader(settings: Settings) -> Load | None:
     """What loads the draft model, if the settings name one."""
     if settings.draft_model is None:
         return None
-    return partial(load_model, settings.draft_model, settings.draft_model, None)
+    name = settings.draft_model
+    return partial(load_model, name, name, None, trusts_code=settings.trust_remote_code)
 
 
 def shown_name(source: str) -> str:
@@ -69,10 +72,16 @@ def shown_name(source: str) -> str:
 
 
 def load_model(
-    source: str, name: str, max_context_tokens: int | None, progress: Progress | None = None
+    source: str,
+    name: str,
+    max_context_tokens: int | None,
+    progress: Progress | None = None,
+    *,
+    trusts_code: bool = False,
 ) -> LoadedModel:
     """Load a model folder (config.json, model*.safetensors, tokenizer), or a name on the model hub.
 
+    trusts_code: run Python code that comes with the model, where it wants that.
     Raises ModelError if it is not a model that mlx-lm can load.
     """
     start = time.perf_counter()
@@ -82,10 +91,22 @@ def load_model(
     if not folder.exists() and (folder.is_absolute() or source.startswith(".")):
         raise ModelError(f"there is no model folder {source}")
     try:
-        loaded: Any = mlx_lm.load(source, lazy=True, return_config=True)
+        loaded: Any = mlx_lm.load(
+            source,
+            lazy=True,
+            return_config=True,
+            # Unless told, transformers asks whoever sits at the terminal.
+            tokenizer_config={"trust_remote_code": trusts_code},
+            trust_remote_code=trusts_code,
+        )
         model, wrapped, config = loaded
     # mlx-lm raises whatever its model code and the weights bring about.
     except Exception as fault:
+        if not trusts_code and "trust_remote_code" in str(fault):
+            raise ModelError(
+                f"the model {source} wants to run Python code that comes with it; start with "
+                "--trust-remote-code if you trust who made it"
+            ) from fault
         raise ModelError(f"cannot load the model {source}: {fault}") from fault
     weights = _arrays(model)
     total = sum(array.nbytes for array in weights)
