@@ -4,24 +4,34 @@ From the prefix cache; from a row that decodes; or from a prompt that is being p
 waiting for until it has got so far.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from config.settings import Settings
+from engine.loading import ModelError
 from engine.pieces import State, Strip, cut_strip, has_state, prefix_fault, rebuild, take_state
-from engine.prefix_cache import Cut, PrefixCache
+from engine.prefix_cache import Cut, PrefixCache, PrefixStatus
+from engine.prefix_store import PrefixStore
 from engine.rows import Caches, Rows, make_caches
 from engine.sequence import Sequence
+from engine.weights import weights_fingerprint
 
 log = logging.getLogger("reprise.engine")
 
 LEAST_SHARED_TOKENS = 32
 """A shorter beginning is not waited for, nor is state kept for it alone."""
+
+LEAST_LOADED_TOKENS = 128
+"""Fewer are computed as fast as they are read."""
 
 OPENING_REACH = 256
 """Where an answer's opening begins is looked for in so many of the prompt's last tokens."""
@@ -31,6 +41,7 @@ class Beginnings:
     """What is kept, and what of it a sequence can have. Used by the engine's thread only.
 
     cache: None if the settings allow it no bytes, or the model's caches cannot be taken apart.
+    store: its second tier on disk, if the settings name a folder. Raises ModelError if that cannot be used.
     answer_opening: the tokens with which the chat template opens an answer.
     """
 
@@ -45,6 +56,56 @@ class Beginnings:
         self.cache: PrefixCache | None = None
         if fault is None and settings.prefix_cache_bytes:
             self.cache = PrefixCache(settings.prefix_cache_bytes, self._make, self._needs_state)
+        self.store: PrefixStore | None = None
+        if self.cache is not None and settings.prefix_cache_dir is not None:
+            self.store = self._open_store(model, settings, Path(settings.prefix_cache_dir).expanduser())
+
+    def status(self) -> PrefixStatus | None:
+        """Counts; None where nothing is kept. May be called on any thread."""
+        if self.cache is None:
+            return None
+        status = self.cache.status()
+        if self.store is not None:
+            status = replace(status, num_files=len(self.store), file_bytes=self.store.num_bytes)
+        return status
+
+    def is_loading(self, sequence: Sequence, may_wait: bool) -> bool:
+        """Whether the beginning of its prompt is being read from files; once read it is in the cache.
+
+        may_wait: nobody else needs the thread, so this may wait instead.
+        """
+        if self.store is None or self.cache is None or sequence.request.prompt_logprobs:
+            return False
+        if not sequence.was_looked_up:
+            sequence.was_looked_up = True
+            if self.store.match(sequence.tokens) >= self.cache.holds(sequence.tokens) + LEAST_LOADED_TOKENS:
+                sequence.loading = self.store.load(sequence.tokens)
+        if (loading := sequence.loading) is None:
+            return False
+        if not (loading.future.done() or may_wait):
+            return True
+        sequence.loading = None
+        if (taken := self.store.take(loading)) is not None:
+            self.cache.put(sequence.tokens[: loading.ends[-1]], *taken)
+        return False
+
+    def close(self) -> None:
+        """Wait until the files are written."""
+        if self.store is not None:
+            self.store.close()
+
+    def _open_store(self, model: Any, settings: Settings, folder: Path) -> PrefixStore:
+        # Other versions may compute other bytes.
+        known = (weights_fingerprint(model), settings.kv_bits, version("mlx"), version("mlx-lm"))
+        fingerprint = hashlib.sha256(repr(known).encode()).hexdigest()
+        try:
+            store = PrefixStore(folder, settings.prefix_cache_dir_bytes, fingerprint, self._needs_state)
+        except OSError as fault:
+            raise ModelError(f"--prefix-cache-dir {folder}: {fault.strerror or fault}") from fault
+        log.info(
+            "%s holds %d stretches of earlier prompts, %.0f MiB", folder, len(store), store.num_bytes / 2**20
+        )
+        return store
 
     def awaits(self, sequence: Sequence, prefilling: SequenceOf[Sequence]) -> bool:
         """Whether a prompt that is being prefilled begins as this one, and will soon have got so far."""
@@ -102,6 +163,8 @@ class Beginnings:
         try:
             if self.cache is not None:
                 self.cache.put(tokens, cut, take())
+            if self.store is not None:
+                self.store.save(tokens, cut, take)
         except Exception:
             # Nobody asked for this copy, so nobody fails for it.
             log.warning("a prefix could not be kept", exc_info=True)

@@ -76,6 +76,8 @@ class Intake:
                 return
             if self.only is not None and sequence not in self.only:
                 continue
+            if self._beginnings.is_loading(sequence, may_wait=not running):
+                continue
             if self._beginnings.awaits(sequence, self.prefilling) or self._is_one_too_many(sequence):
                 continue
             if not self._admission.may_begin(sequence, members, self.prefilling):

@@ -36,7 +36,10 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class PrefixStatus:
-    """Counts of a prefix cache. hits, misses: prompts that found a beginning, and that found none."""
+    """Counts of a prefix cache. hits, misses: prompts that found a beginning, and that found none.
+
+    num_files, file_bytes: of its second tier on disk.
+    """
 
     num_bytes: int = 0
     budget_bytes: int = 0
@@ -45,6 +48,8 @@ class PrefixStatus:
     hits: int = 0
     misses: int = 0
     evictions: int = 0
+    num_files: int = 0
+    file_bytes: int = 0
 
 
 class PrefixCache:
@@ -111,12 +116,7 @@ class PrefixCache:
 
         The last token of the prompt is never included: its logits are still to be computed.
         """
-        node, length = self._walk(np.asarray(prompt, np.int32)[:-1])
-        if self.needs_state:
-            # What was matched in part, or has no state, cannot be gone on from.
-            while node.parent and not (node.state and node.end <= length):
-                node = node.parent
-            length = node.end
+        node, length = self._last(prompt)
         if not length:
             self._misses += 1
             return None
@@ -128,11 +128,25 @@ class PrefixCache:
             strips[-1] = [array[:, :, : length - node.end] for array in strips[-1]]
         return rebuild(self._make_empty(), strips, node.state, length), length
 
+    def holds(self, prompt: Sequence[int]) -> int:
+        """How many tokens find() would find."""
+        return self._last(prompt)[1]
+
     def shrink_to(self, num_bytes: int) -> None:
         """Drop what was used least recently until no more than that many bytes are kept."""
         while self._places and (self.num_bytes > num_bytes or self._num_arrays > MAX_ARRAYS):
             self._evictions += 1
             self._drop(next(iter(self._places)))
+
+    def _last(self, prompt: Sequence[int]) -> tuple[_Node, int]:
+        """The last node, maybe in part, with which a row could begin, and how many tokens lead there."""
+        node, length = self._walk(np.asarray(prompt, np.int32)[:-1])
+        if not self.needs_state:
+            return node, length
+        # What was matched in part, or has no state, cannot be gone on from.
+        while node.parent and not (node.state and node.end <= length):
+            node = node.parent
+        return node, node.end
 
     def _walk(self, tokens: np.ndarray) -> tuple[_Node, int]:
         """The last node that tokens lead into, maybe in part, and how many of them are matched."""

@@ -11,6 +11,7 @@ from drafters.base import NO_DRAFT, Draft
 from engine.drafting import SequenceDrafts
 from engine.grammar import Grammars, Matcher
 from engine.logprobs import Likelihood
+from engine.prefix_store import Loading
 from engine.request import (
     Delta,
     DraftingReport,
@@ -39,6 +40,7 @@ class Sequence:
     caches, num_computed: its own caches while it prefills, and how many tokens they hold.
     edges: lengths at which what it has prefilled is to be kept for others.
     awaited: a sequence whose prefill it waits for, and up to which of the tokens that they share.
+    loading, was_looked_up: what is being read from files for it, and whether it was seen if there is any.
     draft_caches, num_draft_computed: likewise for the draft model, if there is one and it may draft here.
     num_dispatched: answer tokens sampled so far, whether or not they have been read.
     drafts: its drafters, once it has joined the rows.
@@ -60,6 +62,8 @@ class Sequence:
     num_cached: int = 0
     edges: set[int] = field(default_factory=set)
     awaited: "tuple[Sequence, int] | None" = None
+    loading: Loading | None = None
+    was_looked_up: bool = False
     draft_caches: Caches = field(default_factory=list)
     num_draft_computed: int = 0
     num_dispatched: int = 0
