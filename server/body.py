@@ -1,8 +1,11 @@
 """From the bytes of a body to a validated request, or to an error that says what is wrong where."""
 
+import asyncio
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import numpy as np
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
@@ -10,6 +13,15 @@ from pydantic_core import ErrorDetails, from_json
 from server.errors import BadRequestError, ContentTypeError, shortened
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+
+SMALL_BYTES = 32 * 2**10
+"""A body up to here is read on the event loop; others would hold it up for longer than a thread costs."""
+MAX_VALUES, MAX_CONTAINERS = 1_000_000, 100_000
+"""Of a body: several times the token ids that fill a context, and the arrays and objects of the largest chat.
+
+Millions take seconds, in which no other thread runs, and gigabytes.
+"""
+_THREAD = ThreadPoolExecutor(1, thread_name_prefix="body")
 
 _SHOULD = re.compile(r"^[A-Z]\w+ should (be|have|match)")
 """How pydantic's messages begin."""
@@ -27,7 +39,10 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
     media_type = content_type.split(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise ContentTypeError(content_type)
-    return parse_body(await request.body(), model)
+    body = await request.body()
+    if len(body) <= SMALL_BYTES:
+        return parse_body(body, model)
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, parse_body, body, model)
 
 
 def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
@@ -38,6 +53,7 @@ def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
         raise BadRequestError(
             f"The body is not valid UTF-8 at byte {fault.start}.", code="invalid_utf8"
         ) from None
+    check_values(body)
     try:
         given = from_json(text, allow_inf_nan=False)
     except ValueError as fault:
@@ -49,6 +65,28 @@ def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
     if not isinstance(given, dict):
         raise BadRequestError("The body must be a JSON object.", code="invalid_type")
     return validated(given, model)
+
+
+def check_values(body: bytes) -> None:
+    """Refuse JSON of very many values unread. Raises BadRequestError."""
+    # Most bodies have too few of the characters that come before a value, wherever these stand.
+    if _has_many_values(body) and _has_many_values(_outside_strings(body)):
+        raise BadRequestError(
+            f"The JSON of the body has more than {MAX_VALUES} values, or more than {MAX_CONTAINERS} arrays "
+            "and objects. Send less.",
+            code="json_too_large",
+        )
+
+
+def _has_many_values(text: bytes) -> bool:
+    num_containers = text.count(b"[") + text.count(b"{")
+    return num_containers > MAX_CONTAINERS or num_containers + text.count(b",") > MAX_VALUES
+
+
+def _outside_strings(body: bytes) -> bytes:
+    text = np.frombuffer(body.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
+    is_inside = np.logical_xor.accumulate(text == ord('"'))
+    return text[~is_inside].tobytes()
 
 
 def validated(given: dict[str, Any], model: type[ModelT]) -> ModelT:
