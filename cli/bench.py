@@ -8,7 +8,7 @@ HELP = "Measure servers under load, or decoding with drafts against decoding wit
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give the parser the benchmarks, and each of them its own arguments."""
     # Here, so that other commands do not load the workloads.
-    from bench import decode
+    from bench import decode, turns
     from bench.serve import add_arguments as add_serve_arguments
     from bench.serve import run as run_serve
 
@@ -25,3 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     decode.add_arguments(own)
     own.set_defaults(run=decode.run)
+    own = benchmarks.add_parser(
+        "turns", help="Time to the first token of each turn of a long chat.", allow_abbrev=False
+    )
+    turns.add_arguments(own)
+    own.set_defaults(run=turns.run)

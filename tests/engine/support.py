@@ -117,7 +117,7 @@ class Answer:
 
     def end(self) -> Event:
         """The terminal event; waits for it. Fails if there was more than one, or anything after it."""
-        last = self._last.get(timeout=60)
+        last = self._last.get(timeout=180)
         assert [e.is_terminal for e in self.events].count(True) == 1
         assert self.events[-1] is last
         return last

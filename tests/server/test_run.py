@@ -46,7 +46,7 @@ class Process:
         return self.wait_for(r"address +(http://\S+)\n")[1]
 
     def exit_status(self):
-        status = self.popen.wait(20)
+        status = self.popen.wait(60)
         self._reader.join(5)
         return status
 

@@ -1,0 +1,143 @@
+"""`reprise bench turns`: the time to the first token, turn by turn, of a chat about a long document.
+
+The same chat runs on an engine with a prefix cache and on one without, in turns; its tokens are compared.
+Then the last turn is asked once more of an engine that has just started, and has only files.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bench import argument_types
+from bench.local_engine import LocalEngine
+from bench.machine import describe_machine
+from bench.prompts import PromptMaker
+from config.settings import BUNDLED_MODEL, Settings
+from engine.costs import StepCosts
+from engine.request import Finished, GenerationRequest, Sampling
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Medians over the repeats. warm_ms, cold_ms: to the first token, with a prefix cache and without."""
+
+    number: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    warm_ms: float
+    cold_ms: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give the parser what `reprise bench turns` takes."""
+    parser.description = (
+        "Chat about a long document for some turns, with a prefix cache and without, and report the time to "
+        "each turn's first token. Status 1 if any token differs."
+    )
+    parser.add_argument("--model", type=argument_types.model_folder, help="Default: the bundled one.")
+    parser.add_argument("--prompt-tokens", type=argument_types.count, default=2000, help="Of the first turn.")
+    parser.add_argument("--turns", type=argument_types.count, default=5)
+    parser.add_argument("--max-tokens", type=argument_types.count, default=48, help="Of each answer.")
+    parser.add_argument("--repeats", type=argument_types.count, default=3)
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, and return the exit status."""
+    console = Console(stderr=True, width=_WIDTH)
+    model = str(arguments.model or BUNDLED_MODEL)
+    ends: dict[str, list[list[Finished]]] = {"warm": [], "cold": []}
+    with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as bar:
+        task = bar.add_task("chatting", total=2 * arguments.repeats + 1)
+        for repeat in range(arguments.repeats):
+            for kind, kept in (("warm", {"prefix_cache_dir": folder}), ("cold", {"prefix_cache_bytes": 0})):
+                if repeat and kind == "warm":
+                    # Files of an earlier repeat would answer its first turn.
+                    kept = {}
+                ends[kind].append(_chat(arguments, Settings(model=model, draft_type="none", **kept)))
+                bar.advance(task)
+        settings = Settings(model=model, draft_type="none", prefix_cache_dir=folder)
+        restarted = _chat(arguments, settings, only=arguments.turns - 1, history=ends["warm"][0])[-1]
+        bar.advance(task)
+    warm = [_turn(number, ends) for number in range(arguments.turns)]
+    tokens = {tuple(end.tokens for end in chat) for chats in ends.values() for chat in chats}
+    is_equal = len(tokens) == 1 and restarted.tokens == ends["warm"][0][-1].tokens
+    _report(arguments, warm, restarted, is_equal)
+    return 0 if is_equal else 1
+
+
+def _chat(
+    arguments: argparse.Namespace,
+    settings: Settings,
+    only: int | None = None,
+    history: Sequence[Finished] = (),
+) -> list[Finished]:
+    """The turns' answers; of `only` that turn's alone, after the answers of history."""
+    ends: list[Finished] = list(history[:only]) if only is not None else []
+    with LocalEngine(settings, StepCosts({(1, 1): 1.0})) as local:
+        engine = local.engine
+        document = PromptMaker(engine.tokenizer, arguments.prompt_tokens, seed=1).make().text
+        messages = [{"role": "user", "content": document}]
+        for turn in range(arguments.turns):
+            if turn == len(ends):
+                prompt = local.prompt(messages)
+                # Answers of one length: their end is forbidden.
+                bias = tuple((token, -100.0) for token in sorted(engine.tokenizer.eos_ids))
+                sampling = Sampling(seed=1, temperature=0.0, logit_bias=bias)
+                ends += local.answer([GenerationRequest(f"{turn}", prompt, arguments.max_tokens, sampling)])
+            messages.append({"role": "assistant", "content": engine.tokenizer.decode(ends[turn].tokens)})
+            messages.append({"role": "user", "content": f"And what is number {turn + 1}?"})
+    return ends
+
+
+def _turn(number: int, ends: dict[str, list[list[Finished]]]) -> Turn:
+    first_ms = {
+        kind: 1000 * statistics.median(chat[number].usage.first_token_s for chat in chats)
+        for kind, chats in ends.items()
+    }
+    usage = ends["warm"][0][number].usage
+    return Turn(
+        number + 1, usage.num_prompt_tokens, usage.num_cached_tokens, first_ms["warm"], first_ms["cold"]
+    )
+
+
+def _report(
+    arguments: argparse.Namespace, turns: Sequence[Turn], restarted: Finished, is_equal: bool
+) -> None:
+    restarted_ms = 1000 * restarted.usage.first_token_s
+    if arguments.json:
+        found: dict[str, Any] = {"machine": describe_machine(), "turns": [asdict(turn) for turn in turns]}
+        found["after_restart"] = {
+            "first_token_ms": restarted_ms, "num_cached_tokens": restarted.usage.num_cached_tokens,
+        }  # fmt: skip
+        json.dump(found | {"equal": is_equal}, sys.stdout, indent=2)
+        return
+    table = Table(title=f"time to first token, {arguments.repeats} chats each way", width=_WIDTH)
+    for heading in ("turn", "prompt", "cached", "with, ms", "without, ms", "of turn 1", "of without"):
+        table.add_column(heading, justify="right")
+    for turn in turns:
+        table.add_row(
+            f"{turn.number}", f"{turn.num_prompt_tokens}", f"{turn.num_cached_tokens}",
+            f"{turn.warm_ms:.0f}", f"{turn.cold_ms:.0f}",
+            f"{turn.warm_ms / turns[0].warm_ms:.2f}", f"{turn.warm_ms / turn.cold_ms:.2f}",
+        )  # fmt: skip
+    last, usage = turns[-1], restarted.usage
+    table.add_row(
+        f"{last.number}, restarted", f"{last.num_prompt_tokens}", f"{usage.num_cached_tokens}",
+        f"{restarted_ms:.0f}", f"{last.cold_ms:.0f}",
+        f"{restarted_ms / turns[0].warm_ms:.2f}", f"{restarted_ms / last.cold_ms:.2f}",
+    )  # fmt: skip
+    console = Console(width=_WIDTH)
+    console.print(table)
+    console.print("every token equal" if is_equal else "TOKENS DIFFER")
