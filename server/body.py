@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from server.errors import BadRequestError, ContentTypeError, shortened
+from server.logs import log_prompt, logs_prompts
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -41,8 +42,12 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
         raise ContentTypeError(content_type)
     body = await request.body()
     if len(body) <= SMALL_BYTES:
-        return parse_body(body, model)
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, parse_body, body, model)
+        parsed = parse_body(body, model)
+    else:
+        parsed = await asyncio.get_running_loop().run_in_executor(_THREAD, parse_body, body, model)
+    if logs_prompts():
+        log_prompt("asked", body.decode())
+    return parsed
 
 
 def parse_body(body: bytes, model: type[ModelT]) -> ModelT:

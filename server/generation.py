@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from engine.request import Delta
 from server.errors import ApiError
-from server.logs import RequestRecord
+from server.logs import RequestRecord, log_prompt, logs_prompts
 from server.parts import Answer, MakeReader, Part
 from server.report import count_usage, note_in_record, time_sequences
 from server.responses import Timings, UsageBlock
@@ -27,6 +27,7 @@ class Generation:
         self._record = record
         self._n = n
         self._readers = [make_reader() for _ in submission.orders]
+        self._said: list[list[Delta]] = [[] for _ in submission.orders]
 
     @property
     def is_complete(self) -> bool:
@@ -45,6 +46,8 @@ class Generation:
             events = await self.submission.receive()
             for index, event in events:
                 reader = self._readers[index]
+                if isinstance(event, Delta) and logs_prompts():
+                    self._said[index].append(event)
                 read = reader.read(event) if isinstance(event, Delta) else reader.end(event)
                 parts += [(index, part) for part in read]
             if not events or time.monotonic() > give_up_at:
@@ -53,7 +56,7 @@ class Generation:
 
     async def answers(self) -> Sequence[Answer]:
         """Wait for all ends. Raises as receive() does."""
-        said = await self.submission.answers()
+        self._said = said = await self.submission.answers()
         answers = []
         for index, reader in enumerate(self._readers):
             answer = Answer()
@@ -82,6 +85,8 @@ class Generation:
     async def close(self) -> None:
         """Free what still runs, and note in the log record and the metrics how it all ended."""
         submission, record = self.submission, self._record
+        for index, deltas in enumerate(self._said):
+            log_prompt(f"answered [{index}]", "".join(delta.text for delta in deltas))
         has_failed = submission.has_failed
         await submission.close()
         note_in_record(record, submission.orders, submission.ended, self._n)

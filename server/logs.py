@@ -1,8 +1,9 @@
-"""The log: one line for each request, as text or JSON. Never what was asked or answered."""
+"""The log: one line for each request, as text or JSON; what was asked and answered only on request."""
 
 import json
 import logging
 import os
+import re
 import sys
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -12,6 +13,9 @@ from typing import Literal, TextIO
 from starlette.types import Scope
 
 LOGGER = logging.getLogger("reprise")
+_PROMPTS = logging.getLogger("reprise.prompts")
+_PROMPTS.disabled = True
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 CURRENT_ID: ContextVar[str | None] = ContextVar("reprise.request_id", default=None)
 """The id of the request that is being served; lines of the log have it, whoever writes them."""
 _TEXT_LINE, _TEXT_TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
@@ -133,9 +137,27 @@ def _fields(record: RequestRecord) -> dict[str, object]:
     return fields
 
 
-def configure_logs(log_format: Literal["text", "json"], log_level: str, stream: TextIO | None = None) -> None:
+def logs_prompts() -> bool:
+    """Whether the log takes what is asked and answered."""
+    return _PROMPTS.isEnabledFor(logging.INFO)
+
+
+def log_prompt(what: str, text: str) -> None:
+    """Write down what was asked or answered, on one line, where the log takes that and there is something."""
+    if text and logs_prompts():
+        _PROMPTS.info("%s %s", what, _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text))
+
+
+def configure_logs(
+    log_format: Literal["text", "json"],
+    log_level: str,
+    stream: TextIO | None = None,
+    *,
+    log_prompts: bool = False,
+) -> None:
     """Send the log to a stream, standard error by default, in the chosen format.
 
+    log_prompts: what is asked and answered as well, at level info.
     Libraries speak only from warnings on: at debug they would log what they send.
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
@@ -146,3 +168,4 @@ def configure_logs(log_format: Literal["text", "json"], log_level: str, stream: 
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
     LOGGER.setLevel(log_level.upper())
+    _PROMPTS.disabled = not log_prompts

@@ -94,7 +94,7 @@ def run(settings: Settings, make_sources: "MakeSources | None" = None) -> int:
 
     make_sources: makes the drafters for the model's vocabulary; without it nothing is drafted.
     """
-    configure_logs(settings.log_format, settings.log_level)
+    configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:
         taken = take_address(settings.host, settings.port)
     except ListenError as fault:

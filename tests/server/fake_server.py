@@ -12,7 +12,7 @@ from tests.server.fake_engine import SCRIPTS, FakeEngine
 def main(script: str, *given: str) -> int:
     values = {name: SETTINGS[name].parse(text) for name, text in (pair.split("=", 1) for pair in given)}
     settings = Settings(**{"port": 0, **values})
-    configure_logs(settings.log_format, settings.log_level)
+    configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:
         taken = take_address(settings.host, settings.port)
     except ListenError as fault:

@@ -2,9 +2,12 @@ import io
 import json
 import logging
 
+import httpx
 import pytest
 
+from config.settings import Settings
 from engine.request import DraftingReport
+from server.app import create_app
 from server.logs import configure_logs
 from tests.server import fake_engine
 
@@ -19,12 +22,13 @@ def log():
     loggers = [logging.getLogger(), logging.getLogger("reprise")]
     before = [(logger.handlers[:], logger.level) for logger in loggers]
 
-    def configure(log_format, log_level="info"):
+    def configure(log_format, log_level="info", **options):
         stream = io.StringIO()
-        configure_logs(log_format, log_level, stream)
+        configure_logs(log_format, log_level, stream, **options)
         return stream
 
     yield configure
+    configure("text")
     for logger, (handlers, level) in zip(loggers, before, strict=True):
         logger.handlers = handlers
         logger.setLevel(level)
@@ -96,6 +100,49 @@ async def test_neither_prompt_nor_answer_is_logged_even_at_debug(client, engine,
     await client.post(CHAT, json=BODY | {"user": 5, "stop": SECRET})
     assert written.getvalue()
     assert SECRET not in written.getvalue()
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("streams", [True, False], ids=["streaming", "not streaming"])
+async def test_both_are_logged_where_a_person_wants_that(client, log, log_format, streams):
+    written = log(log_format, log_prompts=True)
+    response = await client.post(CHAT, json=BODY | {"stream": streams, "n": 2})
+    asked, first, second, request = written.getvalue().splitlines()
+    assert "asked {" in asked.replace("\\", "")
+    assert SECRET in asked
+    for index, line in enumerate((first, second)):
+        assert f"answered [{index}] user: {SECRET}" in line
+    assert SECRET not in request
+    for line in (asked, first, second):
+        assert response.headers["x-request-id"] in line
+
+
+async def test_what_is_asked_cannot_forge_a_line_either(client, log):
+    written = log("text", log_prompts=True)
+    body = b'{\n"messages": [{"role": "user", "content": "\xc2\x9b2J\xe2\x80\xa8\\u001b[2J\\n"}]\r\n}'
+    await client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+    asked, answered, _ = written.getvalue().splitlines()
+    for line in (asked, answered):
+        assert "\\x9b2J\\u2028" in line
+        assert "\x1b" not in line
+
+
+@pytest.mark.parametrize("options", [{}, {"log_prompts": True}])
+@pytest.mark.parametrize("log_format", ["text", "json"])
+async def test_no_key_is_ever_logged(engine, log, log_format, options):
+    written = log(log_format, "debug", **options)
+    app = create_app(engine, Settings(api_key=("in-force",)))
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport) as http:
+        for key in ("in-force", "out-of-force"):
+            for headers in ({"Authorization": f"Bearer {key}"}, {"x-api-key": key}):
+                for script in (fake_engine.echo, fake_engine.fail_first):
+                    engine.script = script
+                    await http.post(f"http://a{CHAT}", json=BODY, headers=headers)
+    assert "200" in written.getvalue()
+    assert "401" in written.getvalue()
+    assert "of-force" not in written.getvalue()
+    assert "in-force" not in written.getvalue()
 
 
 async def test_a_failed_request_says_so(client, engine, log):
