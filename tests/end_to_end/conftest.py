@@ -1,5 +1,6 @@
 """The real server, as a person starts it, on the bundled model."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -13,15 +14,19 @@ import pytest
 STARTED_WITHIN_S = 240
 
 
-def _serve_bundled_model(folder: Path) -> Iterator[str]:
-    """folder: takes what the server keeps, so that nothing is written where the person's own things are."""
+@contextlib.contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[tuple[str, list[str]]]:
+    """The address of a server that has to exit with 0, and what it has printed so far, line by line.
+
+    folder: takes what the server keeps, so that nothing is written where the person's own things are.
+    """
     # Variables of the person who runs the tests must not change what is tested.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REPRISE_")}
     environment["REPRISE_CALIBRATION_FILE"] = str(folder / "costs.json")
     environment["REPRISE_NGRAM_TABLE_FILE"] = str(folder / "ngrams")
     command = [sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())"]
     process = subprocess.Popen(
-        [*command, "serve", "--port", "0", "--served-model-name", "demo"],
+        [*command, "serve", "--port", "0", "--served-model-name", "demo", *flags],
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
@@ -32,16 +37,16 @@ def _serve_bundled_model(folder: Path) -> Iterator[str]:
     def read() -> None:
         for line in process.stderr:
             printed.append(line)
-            if re.search(r"address +http", line):
+            if re.search(r"address\W+http", line):
                 is_known.set()
         is_known.set()
 
     threading.Thread(target=read, daemon=True).start()
     try:
         assert is_known.wait(STARTED_WITHIN_S), "".join(printed)
-        match = re.search(r"address +(http://\S+)", "".join(printed))
+        match = re.search(r"address\W+(http://[^\s\"]+)", "".join(printed))
         assert match, "".join(printed)
-        yield match[1]
+        yield match[1], printed
         process.terminate()
         assert process.wait(20) == 0, "".join(printed)
     finally:
@@ -58,4 +63,5 @@ def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server_url(server_folder: Path) -> Iterator[str]:
     """The address of a server that is stopped, and must exit with 0, after the last test."""
-    yield from _serve_bundled_model(server_folder)
+    with serving(server_folder) as (address, _):
+        yield address

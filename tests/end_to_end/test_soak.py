@@ -1,0 +1,134 @@
+"""The real server under mixed traffic for minutes: nobody is dropped, nothing fails, nothing is left behind.
+
+.venv/bin/python -m pytest tests/end_to_end/test_soak.py            two minutes
+.venv/bin/python -m pytest tests/end_to_end/test_soak.py -m soak -s  half an hour, and its figures
+"""
+
+import asyncio
+import time
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.end_to_end.conftest import serving
+from tests.end_to_end.traffic import Traffic
+
+NUM_CLIENTS = 12
+MEBIBYTE = 2**20
+SLACK_BYTES = 32 * MEBIBYTE
+"""By how much the process may seem to grow: the allocator gives memory back when it likes."""
+FLAGS = [
+    # All that may grow up to a bound gets one that is soon reached.
+    *("--max-queue", "64", "--prefix-cache-bytes", str(16 * MEBIBYTE)),
+    *("--response-store-bytes", str(256 * 1024), "--ngram-table-entries", "65536"),
+    *("--log-format", "json", "--drain-s", "5"),
+]
+
+
+@pytest.mark.parametrize(
+    "duration_s",
+    [pytest.param(110, id="two minutes"), pytest.param(1800, id="half an hour", marks=pytest.mark.soak)],
+)
+@pytest.mark.timeout(2400)
+async def test_a_server_under_mixed_traffic_stays_as_it_was(duration_s, server_folder):
+    with serving(server_folder, *FLAGS) as (url, printed):
+        before = await _scrape(url)
+        # Everything is made once: thread pools, compiled grammars, buffers.
+        await Traffic(url, seed=1).run(NUM_CLIENTS, 5)
+        traffic = Traffic(url, seed=2)
+        samples = []
+        watching = asyncio.create_task(_watch(url, samples, duration_s / 60))
+        await traffic.run(NUM_CLIENTS, duration_s)
+        watching.cancel()
+        after = await _wait_until_idle(url)
+
+    outcome = traffic.outcome
+    _report(outcome, samples, before, after, duration_s)
+    assert outcome.faults == []
+    assert min(outcome.done.values()) > 0
+    assert not [line for line in printed if "Traceback" in line or '"level": "error"' in line]
+
+    # Nothing is left: no row, no request, no thread, no connection, no array but those kept on purpose.
+    assert (after["reprise_rows"], after["reprise_waiting"]) == (0, 0)
+    assert after["reprise_requests_in_progress"] == 1
+    assert after["process_threads"] <= max(sample["process_threads"] for sample in samples)
+    assert after["process_open_fds"] <= before["process_open_fds"] + 2
+    kept_bytes = after["reprise_prefix_cache_bytes"]
+    assert after["reprise_mlx_active_bytes"] - kept_bytes <= before["reprise_mlx_active_bytes"] + MEBIBYTE
+    assert kept_bytes <= after["reprise_prefix_cache_budget_bytes"]
+    assert after["reprise_response_store_bytes"] <= after["reprise_response_store_budget_bytes"]
+
+    # And nothing grows: the last third of the time needs no more than the second.
+    second, last = (samples[len(samples) * k // 3 : len(samples) * (k + 1) // 3] for k in (1, 2))
+    for name in ("process_resident_memory_bytes", "reprise_mlx_active_bytes"):
+        assert _most(last, name) <= _most(second, name) + SLACK_BYTES, name
+    for name in ("process_threads", "process_open_fds"):
+        assert _most(last, name) <= _most(second, name) + 16, name
+    ends = sum(value for name, value in after.items() if name.startswith("reprise_sequences_total"))
+    assert ends > sum(outcome.done.values()) / 2
+    assert not any(
+        name in after for name in ("reprise_sequences_total{request}", "reprise_sequences_total{engine}")
+    )
+    assert after["reprise_failed_steps_total"] == 0
+    assert after["reprise_stalls_total"] == 0
+
+
+async def _scrape(url):
+    """Every metric by its name, with the values of its labels in braces."""
+    async with httpx.AsyncClient() as http:
+        text = (await http.get(f"{url}/metrics", timeout=60)).text
+    return {
+        sample.name + (f"{{{','.join(sample.labels.values())}}}" if sample.labels else ""): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def _watch(url, samples, every_s):
+    while True:
+        samples.append(await _scrape(url))
+        await asyncio.sleep(every_s)
+
+
+async def _wait_until_idle(url):
+    """The metrics once nobody asks for anything any more."""
+    give_up_at = time.monotonic() + 30
+    while True:
+        told = await _scrape(url)
+        is_idle = (
+            told["reprise_rows"] == told["reprise_waiting"] == 0 == told["reprise_requests_in_progress"] - 1
+        )
+        if is_idle or time.monotonic() > give_up_at:
+            # Prefixes of the last rows are kept, and memory is cleared, just after their ends.
+            await asyncio.sleep(1)
+            return await _scrape(url)
+        await asyncio.sleep(0.1)
+
+
+def _most(samples, name):
+    return max(sample[name] for sample in samples)
+
+
+def _report(outcome, samples, before, after, duration_s):
+    """Print the figures that the README has."""
+    print(
+        f"\n{sum(outcome.done.values())} requests in {duration_s} s, {outcome.num_refused} told to come later"
+    )
+    print(", ".join(f"{name} {count}" for name, count in sorted(outcome.done.items())))
+    for name in (
+        "reprise_completion_tokens_total",
+        "reprise_preemptions_total",
+        "reprise_prefix_cache_hits_total",
+    ):
+        print(f"{name} {after[name]:.0f}")
+    thirds = [samples[len(samples) * k // 3 : len(samples) * (k + 1) // 3] for k in range(3)]
+    for name in (
+        "process_resident_memory_bytes",
+        "reprise_mlx_active_bytes",
+        "process_threads",
+        "process_open_fds",
+    ):
+        scale = MEBIBYTE if name.endswith("_bytes") else 1
+        most = ", ".join(f"{_most(third, name) / scale:.1f}" for third in thirds)
+        print(f"{name}: {before[name] / scale:.1f} before, {most} by thirds, {after[name] / scale:.1f} after")
