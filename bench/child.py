@@ -73,8 +73,9 @@ class OwnServer:
         self, arguments: Sequence[str], command: Sequence[str] = (sys.executable, "-c", _SERVE)
     ) -> None:
         self.url = ""
-        # The text log has the address in it, whatever format the environment asks for.
+        # The text log has the address in it, whatever format the environment asks for. Nor are there keys.
         fixed = ["serve", "--host", "127.0.0.1", "--port", "0", "--log-format", "text"]
+        fixed += ["--api-key", "", "--api-key-file", "none"]
         self._command = [*command, *fixed, *arguments]
 
     def __enter__(self) -> Self:

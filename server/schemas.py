@@ -43,6 +43,7 @@ RESERVED_TEMPLATE_KEYS = frozenset(
         "return_assistant_tokens_mask",
         "return_dict",
         "return_tensors",
+        "sanitize_control_tokens",
         "tokenize",
         "tokenizer_kwargs",
         "tools",

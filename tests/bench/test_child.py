@@ -10,7 +10,8 @@ from engine.bare_loop import load_tokenizer
 
 STUB = """
 import http.server, sys
-assert " ".join(sys.argv[1:]) == "serve --host 127.0.0.1 --port 0 --log-format text --max-rows 2"
+fixed = "serve --host 127.0.0.1 --port 0 --log-format text --api-key  --api-key-file none"
+assert " ".join(sys.argv[1:]) == f"{fixed} --max-rows 2"
 server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
 def answer(self):
     self.send_response(200)
