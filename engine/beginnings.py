@@ -111,7 +111,9 @@ class Beginnings:
         """Whether a prompt that is being prefilled begins as this one, and will soon have got so far."""
         if sequence.request.prompt_logprobs or (self.cache is None and not self._can_share):
             return False
-        if sequence.awaited is None:
+        # Compared once with each set of them: who waits long is asked at every turn.
+        if sequence.awaited is None and sequence.compared != prefilling:
+            sequence.compared = list(prefilling)
             held = self.cache.match(sequence.tokens) if self.cache and prefilling else 0
             for other in prefilling:
                 shared = _num_shared(sequence.tokens, other.tokens)
@@ -135,6 +137,16 @@ class Beginnings:
         if sequence.request.prompt_logprobs:
             # All of the prompt has to be computed.
             return self._make(), 0
+        try:
+            return self._find(sequence, members, rows, prefilling)
+        # What can be computed anew is no reason to fail.
+        except Exception:
+            log.warning("the beginning of a prompt could not be taken", exc_info=True)
+            return self._make(), 0
+
+    def _find(
+        self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
+    ) -> tuple[Caches, int]:
         kept = self.cache.match(sequence.tokens) if self.cache else 0
         shared, strip = self._borrow(sequence, members, rows, prefilling) if self._can_share else (0, None)
         if strip is not None and shared > kept:

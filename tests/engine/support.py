@@ -2,6 +2,7 @@
 
 import importlib
 import queue
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,14 @@ def oracle(loaded: LoadedModel, asked: GenerationRequest) -> list[int]:
         if fed[0] in loaded.tokenizer.eos_ids:
             break
     return tokens[len(asked.prompt) :]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for a claim to come true. Fails if it never does."""
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)
 
 
 def prompt_of(length: int, start: int = 0) -> list[int]:

@@ -3,8 +3,7 @@
 import itertools
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +12,7 @@ import pytest
 from engine.request import EngineStatus
 from engine.watchdog import Watchdog
 from tests.engine.conftest import StartEngine
-from tests.engine.support import ask, prompt_of, request
+from tests.engine.support import ask, prompt_of, request, wait_until
 from tests.engine.test_faults import Poisoned
 
 STALL_S = 0.3
@@ -29,13 +28,6 @@ class Hanging(Poisoned):
             self.may_go_on.wait(60)
         logits: mx.array = self.model(tokens, cache=cache)
         return logits
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("at", [3, -1], ids=["prefill", "decode"])
