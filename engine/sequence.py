@@ -40,6 +40,7 @@ class Sequence:
     caches, num_computed: its own caches while it prefills, and how many tokens they hold.
     edges: lengths at which what it has prefilled is to be kept for others.
     awaited: a sequence whose prefill it waits for, and up to which of the tokens that they share.
+    compared: those among whom one to wait for was looked for.
     loading, was_looked_up: what is being read from files for it, and whether it was seen if there is any.
     draft_caches, num_draft_computed: likewise for the draft model, if there is one and it may draft here.
     num_dispatched: answer tokens sampled so far, whether or not they have been read.
@@ -62,6 +63,7 @@ class Sequence:
     num_cached: int = 0
     edges: set[int] = field(default_factory=set)
     awaited: "tuple[Sequence, int] | None" = None
+    compared: "SequenceOf[Sequence]" = ()
     loading: Loading | None = None
     was_looked_up: bool = False
     draft_caches: Caches = field(default_factory=list)
@@ -114,7 +116,8 @@ class Sequence:
 
     def admit(self, caches: Caches, num_computed: int) -> None:
         """Start with these caches, which hold that many of its tokens."""
-        self.caches, self.num_computed, self.awaited = caches, num_computed, None
+        self.caches, self.num_computed = caches, num_computed
+        self.awaited, self.compared = None, ()
         if not self.admitted_at:
             self.admitted_at = time.perf_counter()
             self.num_cached = self.num_computed
