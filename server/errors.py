@@ -18,10 +18,9 @@ ClientGoneError                    nobody is left to be told anything
 """
 
 from collections.abc import Mapping
+from math import ceil
 
-from engine.request import EngineError, Failed
-
-RETRY_AFTER_S = 1
+from engine.request import RETRY_AFTER_S, EngineError, Failed
 
 
 class ApiError(Exception):
@@ -186,9 +185,14 @@ class ClientGoneError(Exception):
     """The client left before its answer was complete."""
 
 
+def retry_after(seconds: float) -> dict[str, str]:
+    """The header that says when to try again; it takes whole seconds, and at least one."""
+    return {"Retry-After": str(max(1, ceil(seconds)))}
+
+
 def from_engine(fault: EngineError) -> ApiError:
     """What the client is told when the engine takes no request."""
-    later = {"Retry-After": str(RETRY_AFTER_S)}
+    later = retry_after(fault.retry_after_s)
     match fault.code:
         case "queue_full":
             return TooBusyError(str(fault), code="queue_full", headers=later)
@@ -207,9 +211,7 @@ def from_failure(event: Failed) -> ApiError:
             return UnavailableError(event.message, code="engine_dead")
         case "draining" | "cancelled":
             # The server itself cancels only for clients that left, so this is the end of a drain.
-            return UnavailableError(
-                event.message, code="draining", headers={"Retry-After": str(RETRY_AFTER_S)}
-            )
+            return UnavailableError(event.message, code="draining", headers=retry_after(RETRY_AFTER_S))
 
 
 def shortened(text: str, limit: int = 64) -> str:

@@ -125,19 +125,35 @@ def _check_length(prompt: tuple[int, ...], param: str, info: ModelInfo) -> int:
         )
     room = info.context_tokens - len(prompt)
     if room < 1:
-        raise context_error(f"{len(prompt)}", param, info)
+        raise context_error(len(prompt), param, info)
     return room
 
 
-def context_error(num_tokens: str, param: str, info: ModelInfo) -> BadRequestError:
-    """What the client is told of a prompt, or of a prediction, that fills the context or more."""
+def context_error(num_tokens: int, param: str, info: ModelInfo, is_least: bool = False) -> BadRequestError:
+    """What the client is told of a prompt, or of a prediction, that fills the context or more.
+
+    is_least: it may have more tokens than that.
+    """
     what = "prediction" if param == "prediction" else "prompt"
-    return BadRequestError(
-        f"The {what} has {num_tokens} tokens; this model takes {info.context_tokens}, prompt and answer "
-        "together. Shorten it.",
-        param=param,
-        code="context_length_exceeded",
-    )
+    counted = f"{'at least ' if is_least else ''}{num_tokens} tokens"
+    limit = info.memory_limit
+    if limit is None:
+        message = (
+            f"The {what} has {counted}; this model takes {info.context_tokens}, prompt and answer "
+            "together. Shorten it."
+        )
+    else:
+        message = (
+            f"The {what} has {counted}, which would take {_mebibytes(limit.bytes_of(num_tokens))} of memory "
+            f"to compute; this server has {_mebibytes(limit.room_bytes)} for it, that is "
+            f"{info.context_tokens} tokens, prompt and answer together. Shorten it, or start the server with "
+            "a larger --memory-bytes."
+        )
+    return BadRequestError(message, param=param, code="context_length_exceeded")
+
+
+def _mebibytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"
 
 
 def _sampling(body: GenerationFields, seed: int, info: ModelInfo) -> Sampling:

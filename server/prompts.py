@@ -106,7 +106,7 @@ class PromptEncoder:
     async def decode(self, request: Request, tokens: Sequence[int]) -> str:
         """The text of token ids. Raises BadRequestError, and as _run()."""
         if len(tokens) > self._engine.info.context_tokens:
-            raise context_error(f"{len(tokens)}", "tokens", self._engine.info)
+            raise context_error(len(tokens), "tokens", self._engine.info)
         if not tokens:
             return ""
         check_ids(tokens, "tokens", self._engine.info)
@@ -150,7 +150,7 @@ class PromptEncoder:
         info = self._engine.info
         least = num_characters // self._engine.tokenizer.longest_token
         if least >= info.context_tokens:
-            raise context_error(f"at least {least}", param, info)
+            raise context_error(least, param, info, is_least=True)
 
     def _encode_chat(
         self,
@@ -161,7 +161,7 @@ class PromptEncoder:
     ) -> ChatPrompt:
         prediction = tuple(self._engine.tokenizer.encode_answer(predicted)) if predicted else ()
         if len(prediction) >= self._engine.info.context_tokens:
-            raise context_error(f"{len(prediction)}", "prediction", self._engine.info)
+            raise context_error(len(prediction), "prediction", self._engine.info)
         tokens = self._render(messages, tools, arguments)
         return ChatPrompt(tokens, prediction, self._engine.tokenizer.opens_thinking(tokens))
 

@@ -9,7 +9,7 @@ from fastapi import Request
 
 from config.settings import Settings
 from server.engine_face import EngineFace
-from server.errors import RETRY_AFTER_S, ModelNotFoundError, UnavailableError
+from server.errors import ModelNotFoundError, UnavailableError, retry_after
 from server.mailbox import PostOffice
 from server.metrics import Metrics
 from server.prompts import PromptEncoder
@@ -44,7 +44,7 @@ class Service:
     def check_ready(self) -> None:
         """Raise UnavailableError unless the engine takes requests."""
         status = self.engine.status()
-        later = {"Retry-After": str(RETRY_AFTER_S)}
+        later = retry_after(status.retry_after_s)
         match status.state:
             case "loading":
                 raise UnavailableError("The model is still loading.", code="loading", headers=later)

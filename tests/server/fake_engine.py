@@ -13,6 +13,7 @@ from typing import Any, Literal
 from engine.calls import WrittenCall, read_calls
 from engine.markers import Marker, Markers
 from engine.request import (
+    RETRY_AFTER_S,
     Delta,
     DraftingReport,
     EngineCounts,
@@ -216,6 +217,7 @@ class FakeEngine:
     def __init__(self, script: Script = echo) -> None:
         self.script = script
         self.refusal: Literal["engine_dead", "queue_full", "draining"] | None = None
+        self.retry_after_s = RETRY_AFTER_S
         self.state: Literal["loading", "ready", "draining", "stalled", "dead"] = "ready"
         self.fault: str | None = None
         self.drafting = DraftingReport()
@@ -252,7 +254,7 @@ class FakeEngine:
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         if self.refusal is not None and (self.refusal != "queue_full" or self._live):
-            raise EngineError(self.refusal, f"the engine says {self.refusal}")
+            raise EngineError(self.refusal, f"the engine says {self.refusal}", self.retry_after_s)
         job = Job(request, sink, self.drafting)
         with self._changed:
             self.requests.append(request)
@@ -275,7 +277,7 @@ class FakeEngine:
 
     def status(self) -> EngineStatus:
         state = "dead" if self.fault is not None and self.state != "stalled" else self.state
-        return EngineStatus(state, len(self._live), 0, self.fault)
+        return EngineStatus(state, len(self._live), 0, self.fault, self.retry_after_s)
 
     def counts(self) -> EngineCounts:
         return self.counted

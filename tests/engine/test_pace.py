@@ -1,0 +1,40 @@
+"""When to come again is told by how fast requests end."""
+
+import pytest
+
+from engine import pace
+from engine.pace import MOST_WAIT_S, Pace
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which only the test moves."""
+    now = [100.0]
+    monkeypatch.setattr(pace, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_before_two_have_ended_nothing_is_known(clock: list[float]) -> None:
+    del clock
+    ends = Pace()
+    ends.note_end()
+    assert ends.wait_s(8, 1.5) == 1.5
+
+
+def test_at_two_a_second_eight_take_four_seconds(clock: list[float]) -> None:
+    ends = Pace()
+    for _ in range(200):
+        clock[0] += 0.5
+        ends.note_end()
+    assert ends.wait_s(8, 1.0) == pytest.approx(4.0)
+
+
+def test_a_pause_lengthens_the_wait_but_not_for_ever(clock: list[float]) -> None:
+    ends = Pace()
+    for _ in range(5):
+        clock[0] += 0.5
+        ends.note_end()
+    clock[0] += 2.0
+    assert ends.wait_s(1, 1.0) == pytest.approx(1.0)
+    clock[0] += 10_000
+    assert ends.wait_s(1, 1.0) == MOST_WAIT_S
