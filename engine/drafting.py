@@ -5,13 +5,17 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
 from engine.gate import GLOBAL_DECAY, Acceptance, Offer, Tally, expected_tokens
-from engine.grammar import Matcher
 from engine.ledger import Ledger
 from engine.request import DraftingReport, GenerationRequest
+
+if TYPE_CHECKING:
+    # The command line composes drafters before it knows that it can listen; this would load transformers.
+    from engine.grammar import Matcher
 
 log = logging.getLogger("reprise.engine")
 
@@ -82,7 +86,7 @@ class Drafting:
         self.everyone = Tally(GLOBAL_DECAY)
         self._numbers = itertools.count()
 
-    def begin(self, request: GenerationRequest, matcher: Matcher | None = None) -> "SequenceDrafts":
+    def begin(self, request: GenerationRequest, matcher: "Matcher | None" = None) -> "SequenceDrafts":
         """Choose a sequence's drafters and open them. A drafter that raises is left out."""
         s = self.settings
         verdict, names = self._choose(request)
@@ -147,7 +151,7 @@ class SequenceDrafts:
     ledger: Ledger
     drafters: list[Drafter]
     uses_model: bool = False
-    matcher: Matcher | None = None
+    matcher: "Matcher | None" = None
     num_forwards: int = 0
     by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
     by_position: list[list[int]] = field(default_factory=list)

@@ -137,3 +137,11 @@ finally:
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.stdout.splitlines()[-1] == "[]"
+
+
+def test_nothing_large_is_loaded_before_the_server_knows_that_it_can_listen() -> None:
+    code = (
+        "import sys, server.run, engine.drafting, drafters.assembly\n"
+        "print([name for name in ('mlx', 'mlx_lm', 'transformers') if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
