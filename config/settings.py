@@ -97,8 +97,11 @@ class Settings:
         "Seconds without a token or a piece of a prompt, while requests wait, after which /health says 503.",
         at_least=0.1,
     )
-    prefix_cache_bytes: int = setting(
-        256 * 2**20, "Memory for the caches of earlier prompts; 0 switches it off.", at_least=0
+    prefix_cache_bytes: int | None = setting(
+        None,
+        "Memory for the caches of earlier prompts; 0 switches it off. Without it, a quarter of what weights "
+        "leave; rows that need it get it back.",
+        at_least=0,
     )
     prefix_cache_dir: str | None = setting(
         None, "Folder in which those caches are kept too, so that a restart does not forget long prompts."
@@ -167,7 +170,7 @@ class Settings:
             )
         if self.kv_bits not in (None, 4, 8):
             raise SettingsError(f"kv_bits is {self.kv_bits}; it must be 4 or 8, or none")
-        if self.prefix_cache_dir is not None and not self.prefix_cache_bytes:
+        if self.prefix_cache_dir is not None and self.prefix_cache_bytes == 0:
             raise SettingsError("prefix_cache_dir needs prefix_cache_bytes above 0: what is read goes there")
         if self.ngram_size_min > self.ngram_size_max:
             raise SettingsError(

@@ -40,12 +40,15 @@ OPENING_REACH = 256
 class Beginnings:
     """What is kept, and what of it a sequence can have. Used by the engine's thread only.
 
-    cache: None if the settings allow it no bytes, or the model's caches cannot be taken apart.
+    budget_bytes: for what is kept in memory.
+    cache: None if it may have no bytes, or the model's caches cannot be taken apart.
     store: its second tier on disk, if the settings name a folder. Raises ModelError if that cannot be used.
     answer_opening: the tokens with which the chat template opens an answer.
     """
 
-    def __init__(self, model: Any, settings: Settings, answer_opening: SequenceOf[int]) -> None:
+    def __init__(
+        self, model: Any, settings: Settings, budget_bytes: int, answer_opening: SequenceOf[int]
+    ) -> None:
         self._make = partial(make_caches, model, settings.kv_bits)
         self._needs_state = has_state(self._make())
         self._answer_opening = list(answer_opening)
@@ -54,8 +57,8 @@ class Beginnings:
             log.warning("prompts are computed anew each time: %s", fault)
         self._can_share = fault is None and not self._needs_state
         self.cache: PrefixCache | None = None
-        if fault is None and settings.prefix_cache_bytes:
-            self.cache = PrefixCache(settings.prefix_cache_bytes, self._make, self._needs_state)
+        if fault is None and budget_bytes:
+            self.cache = PrefixCache(budget_bytes, self._make, self._needs_state)
         self.store: PrefixStore | None = None
         if self.cache is not None and settings.prefix_cache_dir is not None:
             self.store = self._open_store(model, settings, Path(settings.prefix_cache_dir).expanduser())

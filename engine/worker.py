@@ -36,6 +36,9 @@ from engine.tally import Tally
 log = logging.getLogger("reprise.engine")
 
 CLEAR_EVERY_STEPS = 256
+PREFIX_SHARE = 4
+"""Of the memory that weights leave, the prefix cache may take one part in so many."""
+
 LARGEST_STEP = 2.0
 """A step is charged at most so many times its cost: a pause of the machine is nobody's debt."""
 
@@ -77,7 +80,10 @@ class Worker:
         self.vocab_size = loaded.info.vocab_size
         self.settings = settings
         self.batched = batched
-        self.beginnings = Beginnings(self.model, settings, loaded.tokenizer.answer_opening)
+        budget_bytes = settings.prefix_cache_bytes
+        if budget_bytes is None:
+            budget_bytes = admission.room_bytes // PREFIX_SHARE
+        self.beginnings = Beginnings(self.model, settings, budget_bytes, loaded.tokenizer.answer_opening)
         self.intake = Intake(
             self.model,
             settings,
