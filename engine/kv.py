@@ -28,6 +28,9 @@ class RowLengths:
         self.most_places: int | None = None
         self.lengths: list[int] = []
         self.dirty_ends: list[int] = []
+        self._forget_forward()
+
+    def _forget_forward(self) -> None:
         self.widths: Sequence[int] = ()
         self.width = 0
         self.num_cleared = 0
@@ -46,6 +49,8 @@ class RowLengths:
         self.lengths[row] = self.dirty_ends[row] = self.lengths[-1]
         self.lengths.pop()
         self.dirty_ends.pop()
+        if not self.lengths:
+            self._forget_forward()
 
     def begin(self, widths: Sequence[int]) -> None:
         """Fix the arrays that every layer of the coming forward uses."""

@@ -1,0 +1,128 @@
+"""A thousand requests cancelled at random moments, among others: in the end nothing of them is left."""
+
+import gc
+import random
+import threading
+import weakref
+
+import mlx.core as mx
+import pytest
+
+from drafters.base import Ask, Draft, Opening
+from engine.drafting import DraftSources
+from engine.engine import Engine
+from engine.request import Event, Failed
+from tests.engine.conftest import StartEngine
+from tests.engine.driven import loaded_once
+from tests.engine.support import ask, prompt_of, request, wait_until
+
+NUM_CANCELLED = 250
+"""By each of the four engines below."""
+MOST_AT_ONCE = 40
+PROMPTS = [tuple(prompt_of(length, length)) for length in (1, 9, 33, 70, 150)]
+"""Few, so that many requests share what is prefilled and kept, as the choices of one request do."""
+
+
+class Repeating:
+    """Drafts the last token again and again, and knows who is open."""
+
+    name = "suffix"
+
+    def __init__(self) -> None:
+        self.last: dict[int, int] = {}
+
+    def open(self, opening: Opening) -> None:
+        self.last[opening.seq] = opening.prompt[-1]
+
+    def propose(self, ask: Ask) -> Draft:
+        token = self.last[ask.seq]
+        return Draft([token] * min(3, ask.limit), self.name, 0, 0.9) if token % 3 == 0 else Draft()
+
+    def observe(self, seq: int, tokens: list[int]) -> None:
+        self.last[seq] = tokens[-1]
+
+    def settle(self, seq: int, offered: int, accepted: int) -> None:
+        pass
+
+    def close(self, seq: int) -> None:
+        del self.last[seq]
+
+
+class Leaver:
+    """The sink of a client that leaves after so many events, never if that is None; counts its ends."""
+
+    def __init__(self, engine: Engine, name: str, patience: int | None, room: threading.Semaphore) -> None:
+        self.engine, self.name, self.patience, self.room = engine, name, patience, room
+        self.num_events = 0
+        self.ends: list[Event] = []
+
+    @property
+    def was_cancelled(self) -> bool:
+        return any(isinstance(end, Failed) and end.kind == "cancelled" for end in self.ends)
+
+    def __call__(self, event: Event) -> None:
+        self.num_events += 1
+        if event.is_terminal:
+            self.ends.append(event)
+            self.room.release()
+        elif self.num_events == self.patience:
+            self.engine.cancel(self.name)
+
+
+def leave_at_random(engine: Engine, rng: random.Random) -> list[weakref.ref[Leaver]]:
+    """Submit requests and cancel so many; returns references to where their events went."""
+    room = threading.Semaphore(MOST_AT_ONCE)
+    leavers: list[Leaver] = []
+    while sum(leaver.was_cancelled for leaver in leavers) < NUM_CANCELLED:
+        assert room.acquire(timeout=60)
+        number = len(leavers)
+        one = request(rng.choice(PROMPTS), rng.randint(1, 8), name=str(number), temperature=0.9, seed=number)
+        leavers.append(Leaver(engine, one.id, rng.choice([None, 1, 2, 4]), room))
+        engine.submit(one, leavers[-1])
+        if rng.random() < 0.7:
+            # Some leave before they have begun, some while another one's prompt is read.
+            engine.cancel(str(rng.randint(max(0, number - 5), number)))
+    for _ in range(MOST_AT_ONCE):
+        assert room.acquire(timeout=60)
+    assert {len(leaver.ends) for leaver in leavers} == {1}
+    assert not all(leaver.was_cancelled for leaver in leavers)
+    return [weakref.ref(leaver) for leaver in leavers]
+
+
+def settled_bytes(engine: Engine) -> int:
+    """What MLX holds once the engine is idle."""
+    wait_until(lambda: engine.status().num_running == engine.status().num_waiting == 0)
+    # Between turns, so after the last row has gone.
+    engine.margin((1, 2, 3))
+    gc.collect()
+    return mx.get_active_memory()
+
+
+@pytest.mark.parametrize(
+    ("name", "keeps", "drafts_by_model"),
+    [("llama", 0, False), ("llama", 2**20, False), ("gemma3_text", 0, False), ("llama", 0, True)],
+    ids=["rows in a batch", "with a prefix cache", "rows apart", "with a draft model"],
+)
+def test_nothing_is_left_of_requests_that_were_cancelled(
+    name: str, keeps: int, drafts_by_model: bool, start_engine: StartEngine
+) -> None:
+    rng = random.Random(1)
+    drafter = Repeating()
+    engine = start_engine(
+        load=lambda _: loaded_once(name),
+        make_sources=lambda _: DraftSources({"suffix": drafter}, lambda _: 1.0),
+        load_draft=(lambda _: loaded_once(name)) if drafts_by_model else None,
+        max_rows=4,
+        prefix_cache_bytes=keeps,
+        prefill_chunk_tokens=32,
+        step_token_budget=40,
+    )
+    ask(engine, request(PROMPTS[2], name="first", max_tokens=4)).finished()
+    bytes_before = settled_bytes(engine) - engine.prefix_status().get("num_bytes", 0)
+    threads_before = set(threading.enumerate())
+    sinks = leave_at_random(engine, rng)
+    assert settled_bytes(engine) <= bytes_before + keeps
+    assert set(threading.enumerate()) <= threads_before
+    assert not drafter.last
+    assert [sink() for sink in sinks if sink() is not None] == []
+    assert engine.status().state == "ready"
