@@ -6,6 +6,7 @@ from typing import Any
 
 from bench.exchange import NotHttpError, Response, Transcript
 
+TOO_BUSY = 429
 _TEXT_FIELDS = ("content", "reasoning", "reasoning_content")
 
 
@@ -15,6 +16,7 @@ class Answer:
 
     chunks: (perf_counter(), text) of each chunk that brought text.
     ended: perf_counter() of the read with [DONE], or of the connection's end.
+    is_refused: the server was too busy, and said so.
     """
 
     ended: float
@@ -23,6 +25,7 @@ class Answer:
     finish_reason: str | None = None
     error: str | None = None
     done: bool = False
+    is_refused: bool = False
 
 
 def read_answer(transcript: Transcript) -> Answer:
@@ -36,6 +39,7 @@ def read_answer(transcript: Transcript) -> Answer:
                     _take(answer, line[5:].strip(), at)
     except NotHttpError as fault:
         answer.error = answer.error or str(fault)
+    answer.is_refused = response.status == TOO_BUSY
     answer.error = answer.error or transcript.fault or _complaint(response, answer)
     return answer
 

@@ -105,6 +105,7 @@ def _measurement(
         arrivals=_arrivals(answer, num_tokens, counted, transcript.started),
         finish_reason=answer.finish_reason,
         error=answer.error,
+        is_refused=answer.is_refused,
     )
 
 

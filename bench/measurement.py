@@ -28,6 +28,7 @@ class Measurement:
     num_chunks: chunks that brought text.
     started_s: since the round began. duration_s: until the end of the stream.
     arrivals: chunks of one read are one arrival.
+    is_refused: it failed because the server said that it was too busy.
     """
 
     request: int
@@ -43,6 +44,7 @@ class Measurement:
     arrivals: tuple[Arrival, ...] = ()
     finish_reason: str | None = None
     error: str | None = None
+    is_refused: bool = False
 
     @property
     def ended_early(self) -> bool:

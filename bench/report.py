@@ -19,6 +19,7 @@ FORMAT = 1
 
 HOW = (
     "tokens/s: all completion tokens over the wall time of a round; the median round, and the extremes.",
+    "failed, refused, early: of all requests, with the warm-up's; who is refused (429) has failed as well.",
     "first token: from opening the connection to the first text. inter-token: the gap between two reads",
     "that brought text, shared by the tokens of the later one; each token counts once.",
 )
@@ -85,7 +86,9 @@ def _machine_text(machine: Machine) -> str:
 
 # Two tables, so that both fit a terminal of 80 columns.
 def _throughput(lines: Sequence[Line]) -> Table:
-    table = _table("streams", "server", "requests", "tokens/s", "lowest to highest", "failed", "early")
+    table = _table(
+        "streams", "server", "requests", "tokens/s", "lowest to highest", "failed", "refused", "early"
+    )
     for line in lines:
         table.add_row(
             str(line.concurrency),
@@ -94,6 +97,7 @@ def _throughput(lines: Sequence[Line]) -> Table:
             f"{median(line.tokens_per_s):.1f}",
             f"{min(line.tokens_per_s):.1f} to {max(line.tokens_per_s):.1f}",
             f"[bold red]{line.num_failed}[/]" if line.num_failed else "0",
+            f"[yellow]{line.num_refused}[/]" if line.num_refused else "0",
             f"[yellow]{line.num_ended_early}[/]" if line.num_ended_early else "0",
         )
     return table

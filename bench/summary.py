@@ -15,7 +15,8 @@ class Line:
 
     tokens_per_s: throughput of each round. decode_tokens_per_s, request_tokens_per_s: per stream,
     medians over rounds. Percentiles are over the requests, and tokens, of all rounds together.
-    num_failed, num_ended_early: of all requests, those of the warm-up too.
+    num_failed, num_refused, num_ended_early: of all requests, those of the warm-up too; who is refused (429)
+    has failed as well.
     """
 
     side: str
@@ -27,6 +28,7 @@ class Line:
     first_token_s: Percentiles | None
     inter_token_s: Percentiles | None
     num_failed: int
+    num_refused: int
     num_ended_early: int
 
 
@@ -121,6 +123,7 @@ def _line(rounds: Sequence[Round]) -> Line:
         first_token_s=percentiles(first_tokens_s(measured)),
         inter_token_s=percentiles(inter_tokens_s(measured)),
         num_failed=sum(m.error is not None for m in everything),
+        num_refused=sum(m.is_refused for m in everything),
         num_ended_early=sum(m.ended_early for m in everything),
     )
 

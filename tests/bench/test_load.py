@@ -92,6 +92,7 @@ def test_failures_of_every_kind_are_kept_beside_what_succeeded(server, measure, 
         None,
     ]
     assert [m.num_completion_tokens for m in seen.measurements] == [0, 0, 0, 4, 4]
+    assert [m.is_refused for m in seen.measurements] == [True, False, False, False, False]
     assert len(seen.succeeded) == 2
     assert seen.tokens_per_s == pytest.approx(8 / seen.wall_s)
 
