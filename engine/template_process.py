@@ -60,6 +60,8 @@ def answer(render: Render, call: dict[str, Any]) -> dict[str, Any]:
     """What came of a call: what was rendered, or what the template complains of."""
     try:
         rendered, indices = render(**call)
+    except MemoryError:
+        return {"complaint": "it took too much memory"}
     # A template is a program that comes with the model: it may raise anything.
     except Exception as fault:
         return {"complaint": (str(fault) or type(fault).__name__)[:LONGEST_COMPLAINT]}

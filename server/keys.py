@@ -1,4 +1,4 @@
-"""The API keys that let clients in. Only their digests are kept."""
+"""The API keys that let clients in, compared by their digests."""
 
 import hashlib
 import hmac
