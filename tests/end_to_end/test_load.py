@@ -62,8 +62,8 @@ async def _all_at_once(url: str) -> list[httpx.Response]:
 
 
 async def _ask(client: httpx.AsyncClient, number: int) -> httpx.Response:
-    """Prompts of a few tokens to some hundred; every other one streams."""
-    said = f"{number}: " + "tell me more about it. " * (1 + 8 * (number % 7))
+    """Prompts of some ten to a hundred tokens and more; every other one streams."""
+    said = f"{number}: " + "tell me more about it. " * (1 + 3 * (number % 7))
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": said}],
