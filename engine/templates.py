@@ -105,6 +105,7 @@ class TemplateProcess:
             ) from None
         finally:
             timer.cancel()
+            timer.join()
         return told
 
     def _end(self) -> None:
