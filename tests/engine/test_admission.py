@@ -113,7 +113,7 @@ def test_mlx_never_takes_more_than_was_foretold() -> None:
 @pytest.mark.usefixtures("free_forwards")
 def test_kept_prefixes_give_way_before_any_row_does() -> None:
     loaded = loaded_wide()
-    driven = Driven(loaded, memory_bytes=memory_for(loaded, 600))
+    driven = Driven(loaded, memory_bytes=memory_for(loaded, 600), prefix_cache_bytes=2**28)
     for i in range(3):
         driven.ask(request(prompt_of(250, i), name=str(i), max_tokens=2))
     driven.finish()
