@@ -49,7 +49,9 @@ def test_the_own_machine_needs_none(host):
     assert _refusal(**({"host": host} if host else {})) is None
 
 
-def test_it_is_one_line_and_status_1_before_anything_is_loaded(capsys):
+def test_it_is_one_line_and_status_1_before_anything_is_loaded(capsys, monkeypatch):
+    # It would stay as it is set for all tests to come.
+    monkeypatch.setattr("server.run.configure_logs", lambda *_, **__: None)
     assert run(Settings(host="0.0.0.0", port=0, model="/no/such/folder")) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("reprise: listening on 0.0.0.0 lets other machines in")
