@@ -180,6 +180,8 @@ PREFIXES = MetricGroup(
         MetricEntry(
             "reprise_prefix_cache_evictions_total", "counter", "Prefixes that were dropped to make room."
         ),
+        MetricEntry("reprise_prefix_cache_files", "gauge", "Files of its second tier (--prefix-cache-dir)."),
+        MetricEntry("reprise_prefix_cache_file_bytes", "gauge", "What they take on disk."),
     ),
     "Absent where there is no prefix cache (`--prefix-cache-bytes 0`).",
 )

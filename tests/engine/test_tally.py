@@ -3,6 +3,7 @@
 import time
 
 from engine.request import GAP_BOUNDS_S
+from server.metric_list import PREFIXES
 from tests.engine.support import Answer, ask, prompt_of, request
 from tests.engine.test_faults import POISON, Poisoned
 
@@ -57,6 +58,12 @@ def test_prefixes_are_counted(start_engine):
     assert told["hits"] == told["misses"] == 1
     assert 0 < told["num_bytes"] <= told["budget_bytes"]
     assert start_engine(prefix_cache_bytes=0).prefix_status() == {}
+
+
+def test_every_count_of_the_prefix_cache_has_its_metric(start_engine):
+    known = {metric.name.removesuffix("_total") for metric in PREFIXES.metrics}
+    told = start_engine().prefix_status()
+    assert {f"reprise_prefix_cache_{name.removeprefix('num_')}" for name in told} == known
 
 
 def test_counts_can_be_asked_for_when_the_engine_has_stopped(start_engine):

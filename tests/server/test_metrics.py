@@ -16,7 +16,10 @@ from server.submission import SETTLE_S
 from tests.server import fake_engine
 from tests.server.fake_engine import FakeEngine
 
-PREFIX_COUNTS = ["num_bytes", "budget_bytes", "num_entries", "num_tokens", "hits", "misses", "evictions"]
+PREFIX_COUNTS = [
+    *("num_bytes", "budget_bytes", "num_entries", "num_tokens", "hits", "misses", "evictions"),
+    *("num_files", "file_bytes"),
+]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 DRAFTING = DraftingReport(
