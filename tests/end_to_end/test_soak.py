@@ -115,7 +115,9 @@ def _report(outcome, samples, before, after, duration_s):
     print(
         f"\n{sum(outcome.done.values())} requests in {duration_s} s, {outcome.num_refused} told to come later"
     )
-    print(", ".join(f"{name} {count}" for name, count in sorted(outcome.done.items())))
+    for name, count in sorted(outcome.done.items()):
+        print(f"  {name} {count}, the slowest {outcome.longest_s[name]:.1f} s")
+    print(*outcome.faults, sep="\n")
     for name in (
         "reprise_completion_tokens_total",
         "reprise_preemptions_total",

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from typing import Any
 import httpx
 
 MODEL = {"model": "demo"}
+PATIENCE_S = 600
+"""Longer than any request can take on a machine that is busy with other things: what takes longer hangs."""
 TOPICS = ("a red lantern", "the lamp in the hall", "rain on the roof", "a list of three fruits", "the sea")
 ALWAYS_THE_SAME = MODEL | {"prompt": "The lantern is", "max_tokens": 24, "temperature": 0}
 SCHEMA = {
@@ -51,11 +54,12 @@ REFUSED: list[tuple[str, Any]] = [
 class Outcome:
     """What came of the traffic.
 
-    done: requests by what they were. num_refused: how many were told to come again later.
+    done: requests by what they were. longest_s: what the slowest of each took. num_refused: how many were told to come again later.
     faults: all that must not be.
     """
 
     done: Counter[str] = field(default_factory=Counter)
+    longest_s: dict[str, float] = field(default_factory=dict)
     num_refused: int = 0
     faults: list[str] = field(default_factory=list)
 
@@ -65,7 +69,7 @@ class Traffic:
 
     def __init__(self, url: str, seed: int) -> None:
         self.outcome = Outcome()
-        self._http = httpx.AsyncClient(base_url=url, timeout=120)
+        self._http = httpx.AsyncClient(base_url=url, timeout=PATIENCE_S)
         self._random = random.Random(seed)
         self._same: set[str] = set()
         self._kinds: tuple[Callable[[], Awaitable[None]], ...] = (
@@ -87,12 +91,15 @@ class Traffic:
 
     async def _do(self, kind: Callable[[], Awaitable[None]]) -> None:
         name = kind.__name__.strip("_")
+        start_s = time.monotonic()
         try:
             await kind()
         # Every way in which a request can break off is a fault of the server: nobody is to be dropped.
         except (httpx.HTTPError, AssertionError, ValueError, KeyError) as fault:
             self.outcome.faults.append(f"{name}: {type(fault).__name__}: {fault}")
         self.outcome.done[name] += 1
+        spent_s = time.monotonic() - start_s
+        self.outcome.longest_s[name] = max(spent_s, self.outcome.longest_s.get(name, 0.0))
 
     def _question(self, num_words: int = 0) -> list[dict[str, str]]:
         filler = " ".join(self._random.choice(TOPICS) for _ in range(num_words))
@@ -206,7 +213,7 @@ class Traffic:
     async def _leave_answer(self) -> None:
         """Leave while nothing has come yet, be it in the queue, in the prompt or in the answer."""
         body = MODEL | {"messages": self._question(80), "max_tokens": 400}
-        wait = httpx.Timeout(120, read=self._random.uniform(0.01, 0.6))
+        wait = httpx.Timeout(PATIENCE_S, read=self._random.uniform(0.01, 0.6))
         with contextlib.suppress(httpx.ReadTimeout):
             await self._post("/v1/chat/completions", body, timeout=wait)
 
