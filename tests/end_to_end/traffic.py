@@ -54,8 +54,8 @@ REFUSED: list[tuple[str, Any]] = [
 class Outcome:
     """What came of the traffic.
 
-    done: requests by what they were. longest_s: what the slowest of each took. num_refused: how many were told to come again later.
-    faults: all that must not be.
+    done: requests by what they were. longest_s: what the slowest of each took.
+    num_refused: how many were told to come again later. faults: all that must not be.
     """
 
     done: Counter[str] = field(default_factory=Counter)
