@@ -144,7 +144,9 @@ class Beginnings:
             return self._find(sequence, members, rows, prefilling)
         # What can be computed anew is no reason to fail.
         except Exception:
-            log.warning("the beginning of a prompt could not be taken", exc_info=True)
+            log.warning(
+                "request %s begins anew: nothing kept could be taken", sequence.request.id, exc_info=True
+            )
             return self._make(), 0
 
     def _find(

@@ -152,6 +152,7 @@ class SequenceDrafts:
     drafters: list[Drafter]
     uses_model: bool = False
     matcher: "Matcher | None" = None
+    request_id: str = ""
     num_forwards: int = 0
     by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
     by_position: list[list[int]] = field(default_factory=list)
@@ -160,6 +161,7 @@ class SequenceDrafts:
 
     def open(self, request: GenerationRequest) -> None:
         """Tell the drafters of the sequence."""
+        self.request_id = request.id
         opening = Opening(self.seq, request.prompt, request.prediction, request.tenant)
         for drafter in list(self.drafters):
             self._guard(drafter, partial(drafter.open, opening))
@@ -272,7 +274,8 @@ class SequenceDrafts:
         try:
             return call()
         except Exception:
-            log.error("drafter %s failed; this request goes on without it", drafter.name, exc_info=True)
+            told = "drafter %s failed; request %s goes on without it"
+            log.error(told, drafter.name, self.request_id, exc_info=True)
             if not is_closing:
                 self.drafters.remove(drafter)
                 self._guard(drafter, partial(drafter.close, self.seq), is_closing=True)

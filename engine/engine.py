@@ -172,7 +172,7 @@ class Engine:
                     self._retry_after_s(),
                 )
             self._num_live += 1
-            self._inbox.put(_Submit(request, self._counted(sink)))
+            self._inbox.put(_Submit(request, self._counted(request.id, sink)))
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Compile a grammar, so that a request with it starts at once. Raises GrammarError if that fails."""
@@ -273,7 +273,7 @@ class Engine:
         except MemoryFileError as fault:
             raise SharedMemoryError(str(fault)) from fault
 
-    def _counted(self, sink: Sink) -> Sink:
+    def _counted(self, request_id: str, sink: Sink) -> Sink:
         def counted(event: Event) -> None:
             if event.is_terminal:
                 with self._lock:
@@ -284,7 +284,7 @@ class Engine:
                 sink(event)
             # A sink that breaks its promise harms nobody but itself.
             except Exception:
-                log.error("a sink raised", exc_info=True)
+                log.error("the sink of request %s raised", request_id, exc_info=True)
 
         return counted
 

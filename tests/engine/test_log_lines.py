@@ -1,0 +1,36 @@
+"""What the engine logs about a request names it, so that all lines about one can be found."""
+
+from tests.engine.support import ask, prompt_of, request
+from tests.engine.test_drafting import answers_of, raising, requests, run, sources
+from tests.engine.test_faults import POISON, Poisoned
+
+
+def test_a_request_that_fails(start_engine, caplog):
+    engine = start_engine(wrap=Poisoned)
+    ask(engine, request([*prompt_of(8), POISON], name="order-66")).failed()
+    assert _lines(caplog)
+    assert all("order-66" in line for line in _lines(caplog))
+
+
+def test_a_sink_that_raises(start_engine, caplog):
+    def broken(_):
+        raise ValueError("sink")
+
+    engine = start_engine()
+    engine.submit(request(prompt_of(8), name="order-66"), broken)
+    ask(engine, request(prompt_of(9), name="next")).finished()
+    assert _lines(caplog)
+    assert all("order-66" in line for line in _lines(caplog))
+
+
+def test_a_drafter_that_raises(start_engine, caplog):
+    asked = requests(0.0)[:2]
+    drafter = raising(answers_of("llama", 0.0), "propose")
+    engine = start_engine("llama", make_sources=sources(drafter), draft_type="suffix")
+    run(engine, asked)
+    assert _lines(caplog)
+    assert all(any(one.id in line for one in asked) for line in _lines(caplog))
+
+
+def _lines(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "reprise.engine"]
