@@ -4,6 +4,9 @@ import pytest
 
 from engine import pace
 from engine.pace import MOST_WAIT_S, Pace
+from engine.request import EngineError
+from tests.engine.conftest import StartEngine
+from tests.engine.support import Answer, ask, prompt_of, request
 
 
 @pytest.fixture
@@ -38,3 +41,17 @@ def test_a_pause_lengthens_the_wait_but_not_for_ever(clock: list[float]) -> None
     assert ends.wait_s(1, 1.0) == pytest.approx(1.0)
     clock[0] += 10_000
     assert ends.wait_s(1, 1.0) == MOST_WAIT_S
+
+
+def test_who_is_refused_is_told_when_to_come_again(start_engine: StartEngine) -> None:
+    engine = start_engine(max_rows=1, max_queue=0)
+    for i in range(3):
+        ask(engine, request(prompt_of(9), name=str(i), max_tokens=2)).finished()
+    running = ask(engine, request(prompt_of(9), name="running", max_tokens=900, logit_bias=((2, -100.0),)))
+    with pytest.raises(EngineError) as refused:
+        engine.submit(request(prompt_of(9), name="refused"), Answer())
+    assert refused.value.code == "queue_full"
+    assert 0 < refused.value.retry_after_s <= MOST_WAIT_S
+    assert engine.status().retry_after_s > 0
+    engine.cancel("running")
+    running.failed()
