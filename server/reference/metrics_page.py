@@ -11,7 +11,8 @@ _BEFORE = """\
 Made from the code by `python -m server.reference`, for version {version}; do not edit.
 
 `GET /metrics` has them in Prometheus' text format. Counters count since the start. A histogram `x` is there
-as `x_bucket`, `x_sum` and `x_count`; its buckets are given by their upper bounds.
+as `x_bucket`, `x_sum` and `x_count`; its buckets are given by their upper bounds. On a server with API keys a
+scrape needs one too.
 """
 
 
