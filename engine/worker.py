@@ -200,7 +200,8 @@ class Worker:
             self.members[row], order[row] = self.members[-1], order[-1]
             self.members.pop()
             order.pop()
-        self.feed = self.feed[mx.array(order, mx.int32)]
+        # Not a lazy nothing: that would keep what it was taken from.
+        self.feed = self.feed[mx.array(order, mx.int32)] if order else mx.array([], mx.int32)
         self.sampler = None
         self.clock.reset()
 

@@ -1,0 +1,190 @@
+"""Requests submitted, cancelled and broken in any order: one end each, the right tokens, nothing left."""
+
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from engine.drafting import DraftSources
+from engine.pieces import cut_strip, take_state
+from engine.request import Failed, Finished, GenerationRequest
+from engine.rows import make_caches
+from tests.drafters.fakes import Coin
+from tests.engine.driven import Driven, loaded_once, truth
+from tests.engine.support import prompt_of, request
+
+POISON = 4000
+GOOD = [(length, start) for length in (1, 6, 40, 41, 90) for start in (1, 2)]
+"""Prompts by length and start; those of one start begin alike, so that they share what was computed."""
+
+
+def good_request(length: int, start: int) -> GenerationRequest:
+    prompt = [*prompt_of(35, start)[: length // 2], *prompt_of(length, 10 * start + length)][:length]
+    return request(prompt, max_tokens=5 + length % 7, temperature=0.9, seed=start)
+
+
+def bad_request(at: int) -> GenerationRequest:
+    """Breaks its own prefill, or the step in which its last token is fed."""
+    prompt = prompt_of(20, 99)
+    prompt[at] = POISON
+    return request(prompt, max_tokens=9)
+
+
+class Breaking:
+    """A model that breaks at the poison, and at a step of decoding whenever it is told to."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.layers = model, model.layers
+        self.is_armed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        if self.is_armed and tokens.shape[1] == 1:
+            self.is_armed = False
+            raise RuntimeError("a fault of nobody's")
+        if (tokens == POISON).any().item():
+            raise RuntimeError("poisoned")
+        logits: mx.array = self.model(tokens, cache=cache)
+        return logits
+
+
+class Machine(RuleBasedStateMachine):
+    """A worker that is turned by hand. architecture is set by a subclass."""
+
+    architecture: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        loaded = loaded_once(self.architecture)
+        goods = [good_request(*one) for one in GOOD]
+        known = {one.prompt: truth(self.architecture, one) for one in goods}
+        known |= {bad_request(at).prompt: [] for at in (3, -1)}
+        self.drafter = Coin(known, 0.8, num_ids=4096, name="suffix")
+        self.model = Breaking(loaded.model)
+        self.driven = Driven(
+            replace(loaded, model=self.model),
+            lambda _: DraftSources({"suffix": self.drafter}, lambda _: 1.0),
+            max_rows=3,
+            draft_type="suffix",
+            num_draft_tokens=4,
+            prefix_cache_bytes=2**17,
+            prefill_chunk_tokens=24,
+            step_token_budget=20,
+        )
+        self.requests: dict[str, GenerationRequest] = {}
+        self.cancelled: set[str] = set()
+        self.num_faults = 0
+        gc.collect()
+        self.bytes_before = mx.get_active_memory()
+
+    def ask(self, one: GenerationRequest, kind: str) -> None:
+        name = f"{kind} {len(self.requests)}"
+        self.requests[name] = replace(one, id=name)
+        self.driven.ask(self.requests[name])
+
+    @rule(which=st.sampled_from(GOOD), num=st.integers(1, 2))
+    def submit(self, which: tuple[int, int], num: int) -> None:
+        for _ in range(num):
+            self.ask(good_request(*which), "good")
+
+    @rule(at=st.sampled_from([3, -1]))
+    def submit_poison(self, at: int) -> None:
+        self.ask(bad_request(at), "bad")
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.driven.worker.live)
+    def cancel(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from([s.request.id for s in self.driven.worker.live]))
+        self.cancelled.add(name)
+        self.driven.worker.cancel(name)
+
+    @rule(num=st.integers(1, 6))
+    def turn(self, num: int) -> None:
+        for _ in range(num):
+            if self.driven.worker.has_work:
+                self.driven.worker.turn()
+
+    @rule()
+    @precondition(lambda self: not self.model.is_armed)
+    def break_a_step(self) -> None:
+        self.model.is_armed = True
+        self.num_faults += 1
+
+    @rule()
+    @precondition(lambda self: self.driven.worker.members)
+    def compare_with_a_replay(self) -> None:
+        """What a row holds is what a prefill of its tokens computes, byte for byte."""
+        rows, plain = self.driven.worker.rows, self.model.model
+        for row, sequence in enumerate(self.driven.worker.members):
+            held = rows.lengths[row]
+            if not 0 < held <= len(sequence.tokens):
+                continue
+            caches = make_caches(plain)
+            plain(mx.array(sequence.tokens[:held])[None], cache=caches)
+            expected = [*cut_strip(caches, 0, held), *take_state(caches)]
+            found = [*rows.strip(row, 0, held), *rows.state(row)]
+            for ours, theirs in zip(found, expected, strict=True):
+                assert (ours is None) == (theirs is None)
+                assert ours is None or mx.array_equal(ours, theirs).item()
+
+    @invariant()
+    def everyone_is_in_one_place_until_the_one_end(self) -> None:
+        worker = self.driven.worker
+        held = [*worker.members, *worker.intake.prefilling, *worker.intake.waiting]
+        assert len(held) == len({s.request.id for s in held})
+        assert len(worker.rows.lengths) == len(worker.members)
+        assert len(worker.members) + len(worker.intake.prefilling) <= 3
+        live = {s.request.id for s in worker.live}
+        for name, answer in self.driven.answers.items():
+            ends = [event for event in answer.events if event.is_terminal]
+            assert len(ends) == (name not in live)
+            assert not ends or answer.events[-1] is ends[0]
+
+    def teardown(self) -> None:
+        self.model.is_armed = False
+        self.driven.finish()
+        num_innocent = 0
+        for name, one in self.requests.items():
+            end = self.driven.answers[name].end()
+            if isinstance(end, Finished):
+                assert list(end.tokens) == truth(self.architecture, replace(one, id="r"))
+            elif isinstance(end, Failed) and end.kind == "cancelled":
+                assert name in self.cancelled
+            else:
+                assert end.kind == "request"
+                num_innocent += name.startswith("good")
+        # A step of one row that breaks is that row's.
+        assert num_innocent <= self.num_faults
+        assert self.drafter.num_open == 0
+        cache = self.driven.worker.beginnings.cache
+        assert cache is not None
+        assert cache.num_bytes <= cache.budget_bytes
+        cache.shrink_to(0)
+        assert cache.num_bytes == 0
+        gc.collect()
+        assert mx.get_active_memory() <= self.bytes_before
+
+
+@pytest.mark.parametrize("name", ["llama", "lfm2"], ids=["rows in a batch", "rows apart, with state"])
+def test_any_order_of_events_ends_well(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Kept records of the log would keep what was on the stack of a fault.
+    monkeypatch.setattr(logging.getLogger("reprise.engine"), "disabled", True)
+    machine: Callable[[], RuleBasedStateMachine] = type("Machine", (Machine,), {"architecture": name})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=7, stateful_step_count=24, deadline=None)
+    )
