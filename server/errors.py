@@ -160,6 +160,11 @@ class TooBusyError(ApiError):
 class RequestFailedError(ApiError):
     """This request failed inside the server; others go on."""
 
+    @classmethod
+    def own(cls, request_id: str) -> "RequestFailedError":
+        """For a fault of the server's own, whose trace stands in the log."""
+        return cls(f"The server failed on this request; its log has the reason under {request_id}.")
+
 
 class NotImplementedHereError(ApiError):
     """A thing that the API has and this server does not do."""

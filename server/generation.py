@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 
 from engine.request import Delta
-from server.errors import ApiError
-from server.logs import RequestRecord, log_prompt, logs_prompts
+from server.errors import ApiError, RequestFailedError
+from server.logs import LOGGER, RequestRecord, log_prompt, logs_prompts
 from server.parts import Answer, MakeReader, Part
 from server.report import count_usage, note_in_record, time_sequences
 from server.responses import Timings, UsageBlock
@@ -81,6 +81,13 @@ class Generation:
     def note(self, fault: ApiError) -> None:
         """Note in the log record what a stream that has begun ends with."""
         self._record.note(fault.code or fault.type)
+
+    def note_own_fault(self) -> ApiError:
+        """Log the fault of the server's own that is being handled; returns what the client is told of it."""
+        LOGGER.exception("%s %s failed in its stream", self._record.id, self._record.endpoint)
+        told = RequestFailedError.own(self._record.id)
+        self.note(told)
+        return told
 
     async def close(self) -> None:
         """Free what still runs, and note in the log record and the metrics how it all ended."""

@@ -79,10 +79,7 @@ class RequestLog:
             LOGGER.exception("%s %s failed", record.id, record.endpoint)
             if record.status:
                 raise
-            fault = RequestFailedError(
-                f"The server failed on this request; its log has the reason under {record.id}."
-            )
-            response = error_response(fault, scope)
+            response = error_response(RequestFailedError.own(record.id), scope)
             await response(scope, receive, send_with_id)
         finally:
             record.status = record.status or CLIENT_CLOSED_REQUEST

@@ -35,15 +35,18 @@ async def write_frames(generation: Generation, presenter: Presenter, first: Even
 
     first: what was received before the headers went out; empty if that was silence.
     """
-    frame = presenter.opening(generation.usage())
     events = first
     try:
+        frame = presenter.opening(generation.usage())
         while not generation.is_complete:
             yield frame + (presenter.parts(events) if events else KEEP_ALIVE)
             frame = b""
             events = await generation.receive()
+        frame += presenter.last(events, generation.usage(), generation.timings())
     except ApiError as fault:
         generation.note(fault)
-        yield presenter.error(fault)
-        return
-    yield frame + presenter.last(events, generation.usage(), generation.timings())
+        frame = presenter.error(fault)
+    # A fault of the server's own: the status is out, but the client must not wait for the rest.
+    except Exception:  # noqa: BLE001 - logged by note_own_fault
+        frame = presenter.error(generation.note_own_fault())
+    yield frame

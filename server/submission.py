@@ -65,9 +65,11 @@ class Submission:
             for index, order in enumerate(self.orders):
                 self._engine.submit(order, partial(deliver, index))
                 self._num_taken += 1
-        except EngineError as fault:
+        except Exception as fault:
             self._cancel()
-            raise from_engine(fault) from fault
+            if isinstance(fault, EngineError):
+                raise from_engine(fault) from fault
+            raise
 
     async def receive(self) -> list[tuple[int, Delta | Finished]]:
         """Wait for events and return all there are; none after silence_s of silence.
