@@ -78,6 +78,11 @@ class Traffic:
             self._be_refused, self._be_refused, self._send_nonsense, self._look_around,
         )  # fmt: skip
 
+    @property
+    def num_kinds(self) -> int:
+        """How many kinds of things clients do."""
+        return len(set(self._kinds))
+
     async def run(self, num_clients: int, duration_s: float) -> None:
         """Keep so many clients busy for so long, then close their connections."""
         end = asyncio.get_running_loop().time() + duration_s
