@@ -19,7 +19,7 @@ MEBIBYTE = 2**20
 SLACK_BYTES = 32 * MEBIBYTE
 """By how much the process may seem to grow: the allocator gives memory back when it likes."""
 HELD_OVER_COUNTED = 1.25
-"""MLX gives small arrays buffers that are up to two pages larger: 1.10 times as much in all, measured here."""
+"""MLX may give a small array a buffer that is two pages larger: 1.10 times as much in all, measured here."""
 FLAGS = [
     # All that may grow up to a bound gets one that is soon reached.
     *("--max-queue", "64", "--prefix-cache-bytes", str(16 * MEBIBYTE)),
