@@ -15,7 +15,14 @@ import pytest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CONTROL = {"model": "demo", "prompt": "The lantern is", "max_tokens": 20, "temperature": 0}
-PROMPT = {"model": "demo", "prompt": "Tell me about the lamp.", "max_tokens": 12, "temperature": 0}
+# The end is forbidden, so that there is an answer whatever the model thinks of the prompt.
+PROMPT = {
+    "model": "demo",
+    "prompt": "Tell me about the lamp.",
+    "max_tokens": 12,
+    "temperature": 0,
+    "logit_bias": {"2": -100},
+}
 MESSAGES = {"model": "demo", "messages": [{"role": "user", "content": "Tell me about the lamp."}]}
 
 

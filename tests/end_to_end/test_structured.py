@@ -4,7 +4,7 @@ import json
 import re
 import threading
 from enum import Enum
-from typing import Literal
+from typing import Annotated, Literal
 
 import jsonschema
 import openai
@@ -213,7 +213,7 @@ class Part(BaseModel):
     """Part of a lantern."""
 
     name: str = Field(max_length=12)
-    weight: float | None
+    weight: Annotated[int, Field(ge=0, le=99)] | None
 
 
 class Lantern(BaseModel):

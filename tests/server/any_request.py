@@ -1,8 +1,10 @@
 """Requests made from our own OpenAPI document: such as fit it, and such as do not."""
 
+import contextlib
 import random
 
 import hypothesis
+import pytest
 import schemathesis
 
 from config.settings import Settings
@@ -36,6 +38,27 @@ def drawn(num_examples: int) -> hypothesis.settings:
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
     )
+
+
+OPERATIONS = [pytest.param(found.ok(), id=found.ok().label) for found in SCHEMA.get_all_operations()]
+"""Every address and method there is."""
+
+
+def send_many(
+    operation: schemathesis.schemas.APIOperation, url: str, num_examples: int, max_tokens: int
+) -> None:
+    """Send requests, half of them such as the document forbids: no answer is a fault of ours."""
+    for mode in schemathesis.GenerationMode:
+
+        @drawn(num_examples // 2)
+        @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+        def send(case: schemathesis.Case) -> None:
+            simplify(case, max_tokens)
+            assert_no_fault(case, url)
+
+        # Where nothing can be wrong, as without parameters, nothing can be drawn.
+        with contextlib.suppress(hypothesis.errors.Unsatisfiable):
+            send()
 
 
 def simplify(case: schemathesis.Case, max_tokens: int) -> None:
