@@ -2,6 +2,7 @@
 
     python scripts/train_demo_model.py --minutes 100 --processes 2      # train (or resume) and export
     python scripts/train_demo_model.py --evaluate                       # exact match on held-out samples
+    python scripts/train_demo_model.py --size draft --minutes 15        # a smaller one of the same vocabulary
 
 Needs torch, tokenizers, numpy and safetensors (the `train` extra); the server needs none of this.
 """
@@ -42,6 +43,14 @@ CONFIG = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
+}
+# What the model in demo_model/draft has less of.
+DRAFT_CONFIG = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
 }
 # Words take a leading space with them, numbers go in pairs of digits, line breaks take the indentation.
 SPLIT = r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -322,6 +331,8 @@ class Hints(nn.Module):
         starts = line_starts(tokens, self.ends)
         everywhere = torch.ones_like(tokens, dtype=torch.bool).nonzero(as_tuple=True)
         total = torch.zeros(())
+        if len(states) < 4:
+            return total
         hinted = ((2, *everywhere, starts[everywhere]), (3, *recalled(tokens, starts, self.words)))
         for (layer, row, at, wanted), matrix, weight in zip(hinted, self.matrices, self.WEIGHTS, strict=True):
             some = torch.randperm(len(row))[: self.NUM_PLACES]
@@ -436,6 +447,7 @@ class Training:
 
 def train(arguments: argparse.Namespace, rank: int) -> None:
     """Train on this process's share of the data until the minutes are spent; rank 0 saves and prints."""
+    choose_size(arguments)
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     if arguments.processes > 1:
@@ -468,6 +480,12 @@ def train(arguments: argparse.Namespace, rank: int) -> None:
         dist.destroy_process_group()
 
 
+def choose_size(arguments: argparse.Namespace) -> None:
+    """Make CONFIG that of the size asked for; every process has its own."""
+    if arguments.size == "draft":
+        CONFIG.update(DRAFT_CONFIG)
+
+
 def load_weights(model: Model, folder: Path) -> None:
     """Fill the model with an exported folder's weights; layers that those lack start as no change."""
     weights = load_file(folder / "model.safetensors")
@@ -492,6 +510,8 @@ def export(work: Path, out: Path) -> None:
     end = tokenizer.token_to_id(TURN_END)
     _write(out / "config.json", CONFIG | {"eos_token_id": end, "bos_token_id": None})
     tokenizer.save(str(out / "tokenizer.json"))
+    if out != ROOT / "demo_model":
+        shutil.copy(ROOT / "demo_model" / "chat_template.jinja", out)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": TURN_END,
@@ -539,14 +559,19 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="one torch thread each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=29511, help="for the processes to meet on, loopback only")
-    parser.add_argument("--work", type=Path, default=ROOT / ".training", help="tokenizer and checkpoint")
+    parser.add_argument("--size", choices=("demo", "draft"), default="demo")
+    parser.add_argument("--work", type=Path, help="tokenizer and checkpoint; default .training/SIZE")
     parser.add_argument("--start-from", type=Path, help="exported model to go on from, without a checkpoint")
     parser.add_argument("--start-at", type=float, default=60.0, help="minute of the schedule to go on at")
-    parser.add_argument("--out", type=Path, default=ROOT / "demo_model")
+    parser.add_argument("--out", type=Path, help="default demo_model, for a draft model demo_model/draft")
     parser.add_argument("--evaluate", action="store_true", help="measure --out instead of training")
     parser.add_argument("--export", action="store_true", help="write the checkpoint to --out, no training")
     parser.add_argument("--count", type=int, default=200, help="held-out samples per family")
     arguments = parser.parse_args()
+    demo = ROOT / "demo_model"
+    arguments.work = arguments.work or ROOT / ".training" / arguments.size
+    arguments.out = arguments.out or (demo if arguments.size == "demo" else demo / "draft")
+    choose_size(arguments)
     if arguments.evaluate:
         print("| family | exact match | tokens per sample |\n|---|---|---|")
         evaluate(arguments.out, arguments.count, seed=2_000_000)
@@ -554,8 +579,8 @@ def main() -> None:
     if not arguments.export:
         arguments.work.mkdir(parents=True, exist_ok=True)
         if not (arguments.work / "tokenizer.json").exists():
-            if arguments.start_from:
-                shutil.copy(arguments.start_from / "tokenizer.json", arguments.work)
+            if arguments.start_from or arguments.size == "draft":
+                shutil.copy((arguments.start_from or demo) / "tokenizer.json", arguments.work)
             else:
                 train_tokenizer().save(str(arguments.work / "tokenizer.json"))
         context = torch.multiprocessing.get_context("spawn")
