@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         arguments = _parse(given)
+        arguments.given = tuple(given)  # For what a benchmark writes beside its figures.
         return int(arguments.run(arguments))
     except (UsageError, SettingsError) as error:
         print(f"reprise: {error}", file=sys.stderr)
