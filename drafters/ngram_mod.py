@@ -116,7 +116,7 @@ class NgramModDrafter:
 class _Cursor:
     """Where one request stands in its table.
 
-    ngram: its last tokens, at most n; hash: of them. pending: (slot, token) pairs that the table lacks.
+    ngram: its last tokens, at most n; hash: of them. pending: (hash, token) pairs that the table lacks.
     run: tokens in a row, up to the last, that the table knew beforehand.
     num_low: failed drafts in a row. num_cooling: tokens left without a draft; next_cooling: of next time.
     """
@@ -139,9 +139,8 @@ class _Cursor:
         table, ngram = self.table, self.ngram
         oldest = 0
         if len(ngram) == table.n:
-            slot = table.slot(self.hash)
-            self.run = self.run + 1 if table.token(slot) == token else 0
-            self.pending.append((slot, token))
+            self.run = self.run + 1 if table.token(table.slot(self.hash)) == token else 0
+            self.pending.append((self.hash, token))
             oldest = ngram[0]
         self.hash = table.roll(self.hash, oldest, token)
         ngram.append(token)

@@ -23,6 +23,7 @@ MULTIPLIER = 6364136223846793005
 _MASK = (1 << 64) - 1
 _FEW = 256  # tokens up to which plain integers are quicker than arrays
 
+Hashes = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
 
@@ -104,9 +105,10 @@ class NgramModTable:
         return line[n:]
 
     def put(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Write (slot, token) pairs in order: what is newest stays."""
-        slots = self._allocated()
-        for slot, token in pairs:
+        """Write tokens behind n-grams, (hash, token) each, in order: what is newest stays."""
+        slots, size = self._allocated(), self.size
+        for hash_, token in pairs:
+            slot = (hash_ >> 32) * size >> 32
             before = slots[slot]
             if before != token:
                 slots[slot] = token
@@ -123,12 +125,12 @@ class NgramModTable:
             return
         if len(tokens) > n + _FEW:
             followers = np.asarray(tokens, np.int64)
-            self._put_arrays(self._slots_of(followers), followers[n:].astype(np.int32))
+            self.put_all(self.hashes(followers), followers[n:].astype(np.int32))
             return
         hash_ = self.hash(tokens[:n])
         pairs = []
         for at in range(n, len(tokens)):
-            pairs.append((self.slot(hash_), tokens[at]))
+            pairs.append((hash_, tokens[at]))
             hash_ = self.roll(hash_, tokens[at - n], tokens[at])
         self.put(pairs)
 
@@ -152,13 +154,8 @@ class NgramModTable:
             np.frombuffer(self._allocated(), np.int32)[occupied] = tokens
             self.occupied = len(occupied)
 
-    def _allocated(self) -> "array[int]":
-        if self._slots is None:
-            self._slots = array("i", [EMPTY]) * self.size
-        return self._slots
-
-    def _slots_of(self, tokens: npt.NDArray[np.int64]) -> Slots:
-        """(m,) tokens -> (m - n,) slots of the n-grams that a token follows."""
+    def hashes(self, tokens: npt.NDArray[np.int64]) -> Hashes:
+        """(m,) tokens, m > n -> (m - n,) hashes of the n-grams that a token follows."""
         wide = tokens.astype(np.uint64)
         num_ngrams = len(wide) - self.n
         hashes = np.zeros(num_ngrams, np.uint64)
@@ -166,11 +163,16 @@ class NgramModTable:
             # Unsigned arrays wrap around, as the hash does.
             hashes += wide[at : at + num_ngrams]
             hashes *= np.uint64(MULTIPLIER)
+        return hashes
+
+    def slots(self, hashes: Hashes) -> Slots:
+        """As slot, of many."""
         high = np.uint64(32)
         return ((hashes >> high) * np.uint64(self.size) >> high).astype(np.int64)
 
-    def _put_arrays(self, slots: Slots, tokens: Tokens) -> None:
+    def put_all(self, hashes: Hashes, tokens: Tokens) -> None:
         """As put, all at once."""
+        slots = self.slots(hashes)
         # Groups equal slots and keeps their order, so the last of a group is the newest.
         order = np.argsort(slots, kind="stable")
         slots, tokens = slots[order], tokens[order]
@@ -184,3 +186,8 @@ class NgramModTable:
         self.counts.inserts += len(tokens)
         self.occupied += int(np.count_nonzero(before < 0))
         view[slots[ends_group]] = tokens[ends_group]
+
+    def _allocated(self) -> "array[int]":
+        if self._slots is None:
+            self._slots = array("i", [EMPTY]) * self.size
+        return self._slots
