@@ -5,10 +5,12 @@ import re
 import subprocess
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import IO
 
 INTERVAL_MS = 200
 FIRST_SAMPLE_S = 5.0
+_END_S = 5.0
 COMMAND = ("/usr/bin/powermetrics", "--samplers", "cpu_power,gpu_power", "-i", str(INTERVAL_MS), "-b", "1")
 
 _ELAPSED = re.compile(r"^\*\*\* Sampled system activity .*\(([\d.]+)ms elapsed\) \*\*\*$")
@@ -43,15 +45,16 @@ class PowerMetrics:
             text=True,
         )  # fmt: skip
         self._joules = 0.0
-        self._has_sample = threading.Event()
+        self._is_telling = threading.Event()
+        self._is_closing = False
         output = self._process.stdout
         assert output is not None, "it was asked for"
         self._reader = threading.Thread(target=self._read, args=(output,), daemon=True)
         self._reader.start()
-        if not self._has_sample.wait(FIRST_SAMPLE_S) or self._process.poll() is not None:
-            is_refused = self._process.poll() is not None
+        is_over = self._is_telling.wait(FIRST_SAMPLE_S) and not self._joules
+        if not self._joules:
             self.close()
-            raise PermissionError if is_refused else OSError("powermetrics says nothing")
+            raise PermissionError if is_over else OSError("powermetrics says nothing")
 
     def joules(self) -> float:
         """Joules since it was started. Raises OSError if powermetrics has ended."""
@@ -61,13 +64,19 @@ class PowerMetrics:
 
     def close(self) -> None:
         """End it."""
-        self._process.terminate()
-        self._reader.join()
-        self._process.wait()
+        self._is_closing = True
+        # A process that sudo started may not be signalled; it ends when nobody reads it any more.
+        with suppress(PermissionError):
+            self._process.terminate()
+        self._reader.join(_END_S)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
 
     def _read(self, output: IO[str]) -> None:
         with output:
             for joules in read_samples(output):
                 self._joules += joules
-                self._has_sample.set()
-        self._has_sample.set()
+                self._is_telling.set()
+                if self._is_closing:
+                    break
+        self._is_telling.set()
