@@ -22,7 +22,7 @@ from bench import argument_types
 from bench.hindsight import best_speedup, best_width_speedup
 from bench.local_engine import LocalEngine
 from bench.machine import describe_machine
-from bench.workloads import VERSION, WORKLOADS, Case, make_cases
+from bench.workloads import VERSION, WORKLOADS, Chat, Turn, lengths_of, make_chats
 from config.settings import Settings
 from engine.request import DraftChoice, GenerationRequest, Grammar, Sampling
 
@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Decode generated chats plainly and with drafts, in turns on one engine. Status 1 if any answer "
         "differs by a token. Workloads: "
-        + "; ".join(f"{name}: {what}" for name, (_, what) in WORKLOADS.items())
+        + "; ".join(f"{one.name}: {one.summary}" for one in WORKLOADS.values())
     )
     parser.add_argument("--model", type=argument_types.model_folder, help="Default: the bundled one.")
     parser.add_argument("--workloads", default="edits,records,quotes,passages,free,trap", metavar="NAMES")
@@ -146,9 +146,11 @@ def measure(
         task = progress.add_task("decoding", total=len(workloads) * arguments.cases)
         for workload in workloads:
             of_types = {name: Row(workload, name, arguments.streams) for name in draft_types}
-            cases = make_cases(workload, arguments.cases * arguments.streams, arguments.seed)
+            count = arguments.cases * arguments.streams
+            length = lengths_of(workload)[0]
+            chats = make_chats(workload, count, arguments.seed, local.count_tokens, length)
             for at in range(arguments.cases):
-                together = cases[at * arguments.streams : (at + 1) * arguments.streams]
+                together = chats[at * arguments.streams : (at + 1) * arguments.streams]
                 _measure_case(local, together, of_types, arguments)
                 progress.advance(task)
             rows += of_types.values()
@@ -156,16 +158,19 @@ def measure(
 
 
 def _measure_case(
-    local: LocalEngine, cases: Sequence[Case], of_types: dict[str, Row], arguments: argparse.Namespace
+    local: LocalEngine, chats: Sequence[Chat], of_types: dict[str, Row], arguments: argparse.Namespace
 ) -> None:
     runs: dict[str, list[Run]] = {name: [] for name in ("none", *of_types)}
-    free = [dataclasses.replace(case, schema=None) for case in cases]
+    free = [
+        dataclasses.replace(chat, turns=tuple(dataclasses.replace(turn, schema=None) for turn in chat.turns))
+        for chat in chats
+    ]
     for _ in range(1 + arguments.repeats):
         for name, done in runs.items():
-            done.append(_decode(local, free if name == "none" else cases, name, arguments))
+            done.append(_decode(local, free if name == "none" else chats, name, arguments))
     plain = runs["none"][1:]
     # What a schema allows is compared with what it allows plainly.
-    expected = plain[0].tokens if free == cases else _decode(local, cases, "none", arguments).tokens
+    expected = plain[0].tokens if free == chats else _decode(local, chats, "none", arguments).tokens
     for name, row in of_types.items():
         best = min(runs[name][1:], key=lambda one: one.decode_s)
         row.num_tokens += sum(map(len, best.tokens))
@@ -177,44 +182,42 @@ def _measure_case(
         row.num_accepted += best.num_accepted
         row.is_equal &= all(one.tokens == expected for one in runs[name])
         row.is_equal &= all(one.tokens == plain[0].tokens for one in plain)
-        if len(cases) == 1 and cases[0].before is None and cases[0].schema is None:
-            prompt = local.prompt(cases[0].text)
+        if free == chats and len(chats) == len(chats[0].turns) == 1:
+            prompt = local.prompt_of(chats[0].turns[0])
             known = local.engine.costs, name, prompt, best.tokens[0]
             row.hindsight.append(best_speedup(*known))
             row.best_width.append(best_width_speedup(*known))
 
 
-def _decode(local: LocalEngine, cases: Sequence[Case], draft_type: str, arguments: argparse.Namespace) -> Run:
+def _decode(local: LocalEngine, chats: Sequence[Chat], draft_type: str, arguments: argparse.Namespace) -> Run:
     local.engine.memory_reset()
     choice = DraftChoice(draft_type)  # type: ignore[arg-type]
-    for case in cases:
-        if case.before is not None:
-            earlier = dataclasses.replace(case, text=case.before)
-            local.answer([_request(local, earlier, choice, arguments, 0)])
-    asked = [_request(local, case, choice, arguments, at) for at, case in enumerate(cases)]
-    ends = local.answer(asked)
-    begun = min(end.usage.prefill_s for end in ends)
-    reports = [end.usage.drafting for end in ends]
-    return Run(
-        tokens=[end.tokens for end in ends],
-        decode_s=max(end.usage.total_s for end in ends) - (begun if len(ends) == 1 else 0.0),
-        num_forwards=sum(report.num_forwards for report in reports),
-        num_drafted=sum(report.num_drafted for report in reports),
-        num_accepted=sum(report.num_accepted for report in reports),
-    )
+    run = Run([], 0.0, 0, 0, 0)
+    for turns in zip(*(chat.turns for chat in chats), strict=True):
+        ends = local.answer([_request(local, turn, choice, arguments, at) for at, turn in enumerate(turns)])
+        if not turns[0].is_measured:
+            continue
+        begun = min(end.usage.prefill_s for end in ends)
+        reports = [end.usage.drafting for end in ends]
+        run.tokens += [end.tokens for end in ends]
+        run.decode_s += max(end.usage.total_s for end in ends) - (begun if len(ends) == 1 else 0.0)
+        run.num_forwards += sum(report.num_forwards for report in reports)
+        run.num_drafted += sum(report.num_drafted for report in reports)
+        run.num_accepted += sum(report.num_accepted for report in reports)
+    return run
 
 
 def _request(
-    local: LocalEngine, case: Case, choice: DraftChoice, arguments: argparse.Namespace, at: int
+    local: LocalEngine, turn: Turn, choice: DraftChoice, arguments: argparse.Namespace, at: int
 ) -> GenerationRequest:
-    bias = [(token, FORBID) for token in local.engine.tokenizer.eos_ids] if case.is_endless else []
+    bias = [(token, FORBID) for token in local.engine.tokenizer.eos_ids] if turn.is_endless else []
     first = local.engine.info.vocab_size // 2
-    bias += [(first + n, FORCE) for n in range(case.num_allowed)]
-    prompt = local.prompt(case.text)
+    bias += [(first + n, FORCE) for n in range(turn.num_allowed)]
+    prompt = local.prompt_of(turn)
     room = local.engine.info.context_tokens - len(prompt)
-    temperature = EVEN_OUT if case.num_allowed else case.temperature
+    temperature = EVEN_OUT if turn.num_allowed else turn.temperature
     sampling = Sampling(seed=arguments.seed + at, temperature=temperature, logit_bias=tuple(bias))
-    grammar = Grammar("json_schema", case.schema) if case.schema else None
+    grammar = Grammar("json_schema", turn.schema) if turn.schema else None
     max_tokens = min(arguments.max_tokens, room)
     return GenerationRequest(f"bench-{at}", prompt, max_tokens, sampling, draft=choice, grammar=grammar)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from bench.workloads import Turn
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.repetition import repetition_score
@@ -36,14 +37,26 @@ class LocalEngine:
     ) -> None:
         self.engine.stop(drain_s=0)
 
-    def prompt(self, messages: str | list[dict[str, Any]]) -> tuple[int, ...]:
-        """Token ids of one user message or a whole chat; of plain text where there is no chat template."""
+    def prompt(
+        self, messages: str | Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    ) -> tuple[int, ...]:
+        """Token ids of one user message or a whole chat; of its texts where there is no chat template."""
         tokenizer = self.engine.tokenizer
         if isinstance(messages, str):
-            if not tokenizer.has_chat_template:
-                return tuple(tokenizer.encode(messages))
             messages = [{"role": "user", "content": messages}]
-        return tuple(tokenizer.render_chat(messages))
+        if not tokenizer.has_chat_template:
+            return tuple(tokenizer.encode("\n\n".join(one.get("content") or "" for one in messages)))
+        return tuple(tokenizer.render_chat(list(messages), list(tools) or None))
+
+    def prompt_of(self, turn: Turn) -> tuple[int, ...]:
+        """Token ids of what a turn asks."""
+        if turn.text is not None:
+            return tuple(self.engine.tokenizer.encode(turn.text))
+        return self.prompt(turn.messages, turn.tools)
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a prompt has that is one message of the user."""
+        return len(self.prompt(text))
 
     def answer(self, asked: Sequence[GenerationRequest]) -> list[Finished]:
         """Answer all of them together. Raises RuntimeError if one fails."""

@@ -6,14 +6,12 @@ pays or not, so that many widths are tried.
 """
 
 import argparse
-import json
 import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -22,7 +20,7 @@ from rich.table import Table
 from bench import argument_types
 from bench.local_engine import LocalEngine
 from bench.machine import describe_machine
-from bench.workloads import make_cases
+from bench.workloads import Chat, make_chats, read_prompts
 from config.settings import Settings
 from engine.calibration import WIDTHS
 from engine.costs import StepCosts
@@ -83,8 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Verify, print, and return the exit status."""
     try:
-        chats = _read_chats(arguments.prompts) if arguments.prompts else None
-    except (OSError, ValueError, KeyError, TypeError) as fault:
+        chats = read_prompts(arguments.prompts) if arguments.prompts else None
+    except (OSError, ValueError) as fault:
         print(f"reprise verify: {arguments.prompts}: {fault}", file=sys.stderr)
         return 2
     console = Console()
@@ -176,10 +174,10 @@ def _compare(
 
 
 def _group(
-    local: LocalEngine, chats: list[list[dict[str, Any]]] | None, arguments: argparse.Namespace
+    local: LocalEngine, chats: list[Chat] | None, arguments: argparse.Namespace
 ) -> dict[int, list[tuple[int, ...]]]:
     if chats is not None:
-        prompts = [local.prompt(chat) for chat in chats]
+        prompts = [local.prompt_of(turn) for chat in chats for turn in chat.turns]
         return {max(map(len, prompts)): prompts}
     groups = {}
     for length in arguments.prompt_tokens:
@@ -192,26 +190,13 @@ def _group(
 
 def _made_up(local: LocalEngine, num_tokens: int, workload: str, seed: int) -> tuple[int, ...]:
     """One chat of a workload, with others of its kind in front until it is about that long."""
-    cases = list(make_cases(workload, 64, seed))
-    text = cases.pop().text
+    chats = make_chats(workload, 64, seed, local.count_tokens)
+    text: str = chats.pop().turns[-1].messages[-1]["content"]
     prompt = local.prompt(text)
-    while len(prompt) < num_tokens and cases:
-        text = cases.pop().text.partition("\n\n")[2] + "\n\n" + text
+    while len(prompt) < num_tokens and chats:
+        text = chats.pop().turns[-1].messages[-1]["content"].partition("\n\n")[2] + "\n\n" + text
         prompt = local.prompt(text)
     return prompt
-
-
-def _read_chats(file: Path) -> list[list[dict[str, Any]]]:
-    chats = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip():
-            chat = json.loads(line)
-            if not isinstance(chat, dict) or not isinstance(chat.get("messages"), list):
-                raise ValueError(f'line {number} is no chat: an object with a list "messages" is wanted')
-            chats.append(chat["messages"])
-    if not chats:
-        raise ValueError("there are no chats in it")
-    return chats
 
 
 def _print(console: Console, verdicts: Sequence[Verdict], local: LocalEngine, exact: bool) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.workloads import WORKLOADS, make_cases
 from cli.main import main
 
 
@@ -15,7 +14,7 @@ def test_every_figure_is_there_and_answers_are_equal(
     file = tmp_path / "figures.json"
     given = [
         "--workloads",
-        "records,edits-again,extraction",
+        "records,edits_again,extraction",
         "--draft-types",
         "auto,ngram-simple",
         "--cases",
@@ -27,8 +26,8 @@ def test_every_figure_is_there_and_answers_are_equal(
     assert [(row["workload"], row["draft_type"]) for row in written["rows"]] == [
         ("records", "auto"),
         ("records", "ngram-simple"),
-        ("edits-again", "auto"),
-        ("edits-again", "ngram-simple"),
+        ("edits_again", "auto"),
+        ("edits_again", "ngram-simple"),
         ("extraction", "auto"),
         ("extraction", "ngram-simple"),
     ]
@@ -37,12 +36,6 @@ def test_every_figure_is_there_and_answers_are_equal(
         assert row["tokens_per_forward"] >= 1
         assert row["decode_tps"] > 0
     assert capsys.readouterr().out.count("PASS") == 6
-
-
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_cases_depend_on_nothing_but_the_seed(workload: str) -> None:
-    assert make_cases(workload, 3, 1) == make_cases(workload, 3, 1)
-    assert make_cases(workload, 3, 1) != make_cases(workload, 3, 2)
 
 
 def test_an_unknown_workload_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,12 @@
-"""Chats to decode: generated from a seed, the same for whoever runs them. VERSION changes when they do."""
+"""The workloads of version 1."""
 
 import json
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 
-VERSION = 1
-COLD = "-cold"
+from bench.workloads.chats import Grow, Turn, Workload, ask
 
 
 def _words(text: str) -> list[str]:
@@ -27,23 +27,6 @@ city color size price weight height owner role team status level score
 """)
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One chat. before: a chat that is to be answered first, for what it leaves in memory.
-
-    temperature: of the sampling. num_allowed: if not 0, so many token ids are drawn from, all alike.
-    is_endless: the end of the answer is forbidden, so that it has all tokens it may have.
-    schema: JSON schema that the answer with drafts must keep to; the one that it is compared with is free.
-    """
-
-    text: str
-    before: str | None = None
-    temperature: float = 0.0
-    num_allowed: int = 0
-    is_endless: bool = False
-    schema: str | None = None
-
-
 def _names(rng: random.Random, count: int) -> list[str]:
     first, second = rng.sample(WORDS, count), rng.sample(WORDS, count)
     return [a if rng.random() < 0.5 or a == b else f"{a}_{b}" for a, b in zip(first, second, strict=True)]
@@ -62,33 +45,43 @@ def _file(rng: random.Random, num_functions: int = 4) -> tuple[str, str]:
     return "```python\n" + "\n".join(lines) + "\n```", constant
 
 
-def _edit(rng: random.Random) -> Case:
+def _set(constant: str, file: str, request: str, number: int) -> Turn:
+    changed = re.sub(rf"(?m)^{constant} = .*", f"{constant} = {number}", file)
+    return ask(f"{request}\n\n{file}", changed)
+
+
+def _edit(rng: random.Random, _: Grow) -> Sequence[Turn]:
     file, constant = _file(rng)
-    return Case(f"Set {constant} to {rng.randrange(100, 999)}. Answer with the whole file.\n\n{file}")
+    number = rng.randrange(100, 999)
+    return [_set(constant, file, f"Set {constant} to {number}. Answer with the whole file.", number)]
 
 
-def _edit_again(rng: random.Random) -> Case:
+def _edit_again(rng: random.Random, _: Grow) -> Sequence[Turn]:
     file, constant = _file(rng)
     first, second = rng.sample(range(100, 999), 2)
-    return Case(f"Change {constant} to {second}.\n\n{file}", before=f"Set {constant} to {first}.\n\n{file}")
+    before = _set(constant, file, f"Set {constant} to {first}.", first)
+    return [
+        replace(before, is_measured=False),
+        _set(constant, file, f"Change {constant} to {second}.", second),
+    ]
 
 
-def _edit_again_cold(rng: random.Random) -> Case:
-    return replace(_edit_again(rng), before=None)
+def _edit_again_cold(rng: random.Random, grow: Grow) -> Sequence[Turn]:
+    return _edit_again(rng, grow)[1:]
 
 
-def _records(rng: random.Random) -> Case:
+def _records(rng: random.Random, _: Grow) -> Sequence[Turn]:
     fields = rng.sample(FIELDS, 4)
     records = [
         {"name": who, **{field: rng.choice([rng.choice(WORDS), rng.randrange(100)]) for field in fields}}
         for who in rng.sample(PEOPLE, 6)
     ]
-    who = rng.choice(records)["name"]
+    record = rng.choice(records)
     document = "\n".join(json.dumps(record) for record in records)
-    return Case(f"Return the record of {who} as JSON.\n\n{document}")
+    return [ask(f"Return the record of {record['name']} as JSON.\n\n{document}", json.dumps(record))]
 
 
-def _extraction(rng: random.Random) -> Case:
+def _extraction(rng: random.Random, _: Grow) -> Sequence[Turn]:
     fields = rng.sample(FIELDS, 5)
     values = {field: rng.choice([rng.choice(WORDS), rng.randrange(100)]) for field in fields}
     properties = {
@@ -101,7 +94,7 @@ def _extraction(rng: random.Random) -> Case:
         {"type": "object", "properties": {k: {"type": p["type"]} for k, p in properties.items()}}
     )
     text = f"Make a JSON object for this schema: {shown}\nThe values: {facts}."
-    return Case(text, schema=json.dumps(schema))
+    return [ask(text, json.dumps(values), schema=json.dumps(schema))]
 
 
 def _sentences(rng: random.Random) -> tuple[list[str], list[str]]:
@@ -128,38 +121,36 @@ def _sentences(rng: random.Random) -> tuple[list[str], list[str]]:
     ], people[:6]
 
 
-def _quote(rng: random.Random) -> Case:
+def _quote(rng: random.Random, _: Grow) -> Sequence[Turn]:
     sentences, people = _sentences(rng)
-    return Case(f"Quote the sentence that mentions {rng.choice(people)}.\n\n{' '.join(sentences)}")
+    at = rng.randrange(len(people))
+    request = f"Quote the sentence that mentions {people[at]}."
+    return [ask(f"{request}\n\n{' '.join(sentences)}", f'"{sentences[at]}"')]
 
 
-def _passage(rng: random.Random) -> Case:
-    return Case(f"Repeat the text.\n\n{' '.join(_sentences(rng)[0])}")
+def _passage(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    text = " ".join(_sentences(rng)[0])
+    return [ask(f"Repeat the text.\n\n{text}", text)]
 
 
-def _free(rng: random.Random) -> Case:
-    return Case(f"Write about the {rng.choice(WORDS)}.", temperature=1.5, is_endless=True)
+def _free(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    return [ask(f"Write about the {rng.choice(WORDS)}.", temperature=1.5, is_endless=True)]
 
 
-def _trap(rng: random.Random) -> Case:
-    return Case(f"Write about the {rng.choice(WORDS)}.", num_allowed=12, is_endless=True)
+def _trap(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    return [ask(f"Write about the {rng.choice(WORDS)}.", num_allowed=12, is_endless=True)]
 
 
-WORKLOADS: dict[str, tuple[Callable[[random.Random], Case], str]] = {
-    "edits": (_edit, "whole files of about 20 lines with one value changed"),
-    "edits-again": (_edit_again, "the same, after another edit of the same file"),
-    "edits-again-cold": (_edit_again_cold, "the very same chats, without the one before"),
-    "records": (_records, "a record looked up among six, as JSON"),
-    "quotes": (_quote, "one short sentence quoted out of six"),
-    "passages": (_passage, "six sentences quoted in full"),
-    "extraction": (_extraction, "five values as JSON by a schema, against the same chats without the schema"),
-    "free": (_free, "random text at temperature 1.5, nothing to copy"),
-    "trap": (_trap, "random draws from a dozen tokens: every short n-gram was seen, none says what follows"),
-}
-"""Name -> (what makes a case, what it is)."""
-
-
-def make_cases(workload: str, count: int, seed: int) -> Sequence[Case]:
-    """count cases of a workload. Raises KeyError for one that is unknown."""
-    rng = random.Random(f"{workload.removesuffix(COLD)} {seed}")
-    return [WORKLOADS[workload][0](rng) for _ in range(count)]
+WORKLOADS = (
+    Workload("edits", "whole files of about 20 lines with one value changed", _edit),
+    Workload("edits_again", "the same, after another edit of the same file", _edit_again),
+    Workload("edits_again_cold", "the very same chats, without the one before", _edit_again_cold),
+    Workload("records", "a record looked up among six, as JSON", _records),
+    Workload("quotes", "one short sentence quoted out of six", _quote),
+    Workload("passages", "six sentences quoted in full", _passage),
+    Workload("extraction", "five values as JSON, under a schema", _extraction),
+    Workload("free", "random text at temperature 1.5, nothing to copy", _free),
+    Workload(
+        "trap", "random draws from a dozen tokens: every short n-gram was seen, none says what follows", _trap
+    ),
+)

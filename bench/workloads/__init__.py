@@ -1,0 +1,23 @@
+"""Chats to decode: generated from a seed, the same for whoever runs them. VERSION changes when they do.
+
+    chats = make_chats("json_rag", count=4, seed=1, count_tokens=count, prompt_tokens=600)
+    chats[0].turns[0].messages, chats[0].turns[0].reference
+
+Every turn that has a right answer has it as its reference; the answers in its history are references too.
+"""
+
+from bench.workloads.chats import Chat, Message, Turn, Workload
+from bench.workloads.making import VERSION, WORKLOADS, lengths_of, make_chats
+from bench.workloads.prompt_file import read_prompts
+
+__all__ = [
+    "VERSION",
+    "WORKLOADS",
+    "Chat",
+    "Message",
+    "Turn",
+    "Workload",
+    "lengths_of",
+    "make_chats",
+    "read_prompts",
+]
