@@ -45,7 +45,7 @@ class History:
         self._begin(self._index.end)
 
     def _begin(self, position: int) -> None:
-        self._index = Occurrences(self.room, position)
+        self._index = Occurrences(self.room, position, is_endless=True)
         self._starts: list[int] = []
         self._tenants: list[str] = []
         self._latest: deque[_Text] = deque(maxlen=_NUM_LATEST)
