@@ -8,6 +8,7 @@ from typing import Any
 from bench.workloads import Turn
 from config.settings import Settings
 from drafters.assembly import make_drafters
+from drafters.base import Drafter
 from drafters.repetition import repetition_score
 from engine.costs import StepCosts
 from engine.drafting import DraftSources
@@ -19,14 +20,12 @@ class LocalEngine:
     """Starts on entering, stops on leaving.
 
     costs: what steps cost, instead of measuring it.
+    drafters: by name, once it runs; others may be put in their places while nothing is asked.
     """
 
     def __init__(self, settings: Settings, costs: StepCosts | None = None) -> None:
-        self.engine = Engine(
-            settings,
-            make_sources=lambda name: DraftSources(make_drafters(settings, name), repetition_score),
-            costs=costs,
-        )
+        self.drafters: dict[str, Drafter] = {}
+        self.engine = Engine(settings, make_sources=lambda name: self._sources(settings, name), costs=costs)
 
     def __enter__(self) -> "LocalEngine":
         self.engine.start()
@@ -36,6 +35,10 @@ class LocalEngine:
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.engine.stop(drain_s=0)
+
+    def _sources(self, settings: Settings, vocabulary: str) -> DraftSources:
+        self.drafters.update(make_drafters(settings, vocabulary))
+        return DraftSources(self.drafters, repetition_score)
 
     def prompt(
         self, messages: str | Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
