@@ -1,0 +1,85 @@
+// What a document says about itself, and the frame of a section.
+import { choice, distinct, h, isNumber } from "./dom.js";
+import { anything, bytes, day, number } from "./format.js";
+
+/** "AMD EPYC 9V74, 2 cores": what tells one document from others in a choice. */
+function shortName(own, all) {
+  const parts = [
+    [own.machine?.cpu ?? "a machine not named", (one) => one.machine?.cpu],
+    [own.model?.name, (one) => one.model?.name],
+    [day(own.date), (one) => day(one.date)],
+    [own.command, (one) => one.command],
+  ];
+  const telling = parts.filter(([text, of]) => text && distinct(all.map(of)).length > 1).map(([text]) => text);
+  return telling.length ? telling.join(", ") : `document ${all.indexOf(own) + 1}`;
+}
+
+/** A name for each document, by the document; no two are alike. */
+export function namesOf(documents) {
+  const names = documents.map((own) => shortName(own, documents));
+  return new Map(documents.map((own, at) => {
+    const isFirst = names.indexOf(names[at]) === at;
+    return [own, isFirst ? names[at] : `${names[at]} (${at + 1})`];
+  }));
+}
+
+/** When and on what it was measured, and with which model: a sentence. */
+export function measured(own) {
+  const machine = own.machine ?? {};
+  const parts = [
+    machine.cpu ?? "a machine not named",
+    isNumber(machine.cores) && `${machine.cores} cores`,
+    isNumber(machine.memory_bytes) && bytes(machine.memory_bytes),
+    machine.system,
+  ].filter(Boolean);
+  const model = own.model;
+  const size = isNumber(model?.num_parameters) ? `${number(model.num_parameters / 1e6)} M parameters` : null;
+  const about = [size, model?.dtype].filter(Boolean).join(", ");
+  const withModel = model?.name ? `; model ${model.name}${about ? ` (${about})` : ""}` : "";
+  return `Measured on ${day(own.date)} on ${parts.join(", ")}${withModel}.`;
+}
+
+/**
+ * A section of the page. documents: those with its data; where there are several, one is chosen. build(document)
+ * gives {lead, parts}: a sentence that says what one sees, and the elements below it.
+ */
+export function section(id, title, documents, build) {
+  const body = h("div");
+  const draw = (own) => {
+    const { lead, parts } = build(own);
+    body.replaceChildren(
+      h("p", { class: "lead" }, lead),
+      h("p", { class: "measured" }, measured(own)),
+      ...parts.filter(Boolean));
+  };
+  draw(documents[0]);
+  const names = namesOf(documents);
+  return h("section", { id, "aria-labelledby": `${id}-title` },
+    h("h2", { id: `${id}-title` }, title),
+    documents.length > 1 && choice("Measured", documents.map((own) => [own, names.get(own)]), documents[0], draw),
+    body);
+}
+
+/** Where the figures come from: each document's machine, versions and command. */
+export function sources(documents) {
+  return h("section", { id: "sources", "aria-labelledby": "sources-title" },
+    h("h2", { id: "sources-title" }, "Where this comes from"),
+    h("p", { class: "lead" }, "Each command below, on the machine beside it, gives its figures again."),
+    documents.map((own) => h("dl", { class: "source" },
+      pair("command", h("code", {}, own.command ?? "not noted")),
+      pair("date", own.date),
+      pair("reprise", own.reprise),
+      Object.entries(own.machine ?? {}).filter(([name]) => name !== "reprise").map(([name, value]) =>
+        pair(name.replaceAll("_", " "), name.endsWith("_bytes") ? bytes(value) : plain(value))),
+      Object.entries(own.model ?? {}).map(([name, value]) =>
+        pair(`model ${name.replaceAll("_", " ")}`, name.endsWith("_bytes") ? bytes(value) : anything(value))))));
+}
+
+function plain(value) {
+  return typeof value === "number" ? String(value) : anything(value);
+}
+
+function pair(name, value) {
+  if (value === null || value === undefined) return null;
+  return [h("dt", {}, name), h("dd", {}, value)];
+}

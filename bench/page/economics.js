@@ -1,0 +1,191 @@
+// When drafting pays: speed against acceptance, the lines fitted to it, and where they cross plain decoding.
+import { distinct, h, isNumber, list } from "./dom.js";
+import { section } from "./documents.js";
+import { dotPlot } from "./dots.js";
+import { figure, panels } from "./figure.js";
+import { anything, counted, fixed2, fixed3, listed, number, perSecond, share, times, whole, words } from "./format.js";
+import { xyPlot } from "./lines.js";
+import { slotOf } from "./series.js";
+import { table } from "./table.js";
+
+/** The section, or null where no document has one. */
+export function economicsSection(documents) {
+  const having = documents.filter((own) => own.economics && typeof own.economics === "object");
+  return having.length ? section("economics", "When drafting pays", having, build) : null;
+}
+
+function build(own) {
+  const { economics } = own;
+  const fits = list(economics.fits).filter((fit) => isNumber(fit?.a) && isNumber(fit?.b));
+  const points = list(economics.points).filter((point) => isNumber(alphaOf(point)) && isNumber(tpsOf(point)));
+  const plain = plainOf(economics, fits);
+  const buckets = list(economics.buckets).filter((one) => one && typeof one === "object");
+  const predicted = list(economics.predicted).filter((one) => isNumber(one?.predicted) && isNumber(one?.measured));
+  return {
+    lead: lead(fits),
+    parts: [
+      advice(list(economics.advice)),
+      fits.length && fitsFigure(fits, points, plain),
+      fits.length && table("Fits as a table", columnsOf(fits), fits),
+      breakEvens(fits).length > 1 && betaFigure(breakEvens(fits), economics.beta),
+      buckets.length && bucketsFigure(buckets),
+      predicted.length && predictedFigure(predicted),
+      energy(economics.energy),
+    ],
+  };
+}
+
+const alphaOf = (point) => point?.alpha ?? point?.acceptance;
+const tpsOf = (point) => point?.tps ?? point?.decode_tps;
+const nameOf = (length) => `k = ${length}`;
+const breakEvens = (fits) => fits.filter((fit) => isNumber(fit.break_even));
+
+// Plain decoding's speed: as given, or as the fits put it where they break even.
+function plainOf(economics, fits) {
+  if (isNumber(economics.plain_tps)) return economics.plain_tps;
+  const implied = fits.map((fit) => fit.plain_tps ?? (isNumber(fit.break_even) ? fit.a + fit.b * fit.break_even : null)).filter(isNumber);
+  return implied.length ? implied.reduce((sum, value) => sum + value, 0) / implied.length : null;
+}
+
+function columnsOf(rows) {
+  const formats = { break_even: fixed3, low: fixed3, high: fixed3, r_squared: fixed3 };
+  return distinct(rows.flatMap((row) => Object.keys(row))).map((name) => ({ name, label: words(name), format: formats[name] ?? anything }));
+}
+
+function lead(fits) {
+  const known = breakEvens(fits);
+  if (!known.length) return "Decoding speed against the share of drafted tokens that were accepted.";
+  const told = known.map((fit) => `${fixed2(fit.break_even)} at k = ${fit.num_draft_tokens}`);
+  return `Drafts of k tokens pay where more of them are accepted than the break-even: ${listed(told)}. Below it, plain decoding is faster.`;
+}
+
+function advice(sentences) {
+  if (!sentences.length) return null;
+  return h("aside", { class: "advice", "aria-label": "Advice" }, h("h3", {}, "Advice"), h("ul", {}, sentences.map((sentence) => h("li", {}, String(sentence)))));
+}
+
+function fitsFigure(fits, points, plain) {
+  const speeds = [...points.map(tpsOf), ...fits.flatMap((fit) => [fit.a, fit.a + fit.b]), plain].filter(isNumber);
+  const [low, high] = [Math.max(0, Math.min(...speeds)), Math.max(...speeds)];
+  const room = 0.05 * (high - low);
+  return figure({
+    title: "Speed against acceptance, by draft length",
+    note: "Each dot is a run, the slanted line the least-squares fit a + b·α. It crosses plain decoding at the break-even; the band is its 95 % interval.",
+    draw: (width) => panels(width, fits.map((fit) => [nameOf(fit.num_draft_tokens), (own) => {
+      const slot = slotOf(nameOf(fit.num_draft_tokens));
+      const hasBand = isNumber(fit.low) && isNumber(fit.high);
+      return xyPlot(own, {
+        height: 240,
+        label: `tokens per second by acceptance, k = ${fit.num_draft_tokens}`,
+        x: { name: "acceptance α", format: share, domain: [0, 1], ticks: [0, 0.25, 0.5, 0.75, 1] },
+        y: { name: "tokens per second", format: number, domain: [Math.max(0, low - room), high + room] },
+        bands: hasBand ? [{ from: Math.max(0, fit.low), to: Math.min(1, fit.high), slot }] : [],
+        rules: [
+          ...(isNumber(plain) ? [{ y: plain, label: "plain" }] : []),
+          { line: [[0, fit.a], [1, fit.a + fit.b]], slot },
+          ...(isNumber(fit.break_even) && fit.break_even >= 0 && fit.break_even <= 1 ? [{ x: fit.break_even, label: `pays above ${fixed2(fit.break_even)}`, slot, isDashed: true }] : []),
+        ],
+        series: [{
+          name: nameOf(fit.num_draft_tokens),
+          isLine: false,
+          points: points.filter((point) => point.num_draft_tokens === fit.num_draft_tokens).map((point) => ({
+            x: alphaOf(point), y: tpsOf(point),
+            tip: [[point.workload, nameOf(fit.num_draft_tokens)].filter(Boolean).join(", "), `${share(alphaOf(point))} accepted`, perSecond(tpsOf(point)), ...(isNumber(plain) ? [`${times(tpsOf(point) / plain)} as fast as plain`] : [])],
+          })),
+        }],
+      });
+    }]), 270),
+  });
+}
+
+function betaFigure(fits, beta) {
+  const lengths = fits.map((fit) => fit.num_draft_tokens);
+  const to = Math.max(...lengths) + 0.5;
+  const hasLine = isNumber(beta?.r) && isNumber(beta?.beta);
+  const interval = isNumber(beta?.low) && isNumber(beta?.high) ? ` (95 %: ${fixed3(beta.low)} to ${fixed3(beta.high)})` : "";
+  return figure({
+    title: "Break-even by draft length",
+    note: hasLine
+      ? `The fit is α = ${fixed3(beta.r)} + ${fixed3(beta.beta)} k${interval}: each further drafted token asks for that much more acceptance. Upright lines are 95 % intervals.`
+      : "Upright lines are 95 % intervals.",
+    draw: (width) => xyPlot(Math.min(width, 620), {
+      height: 250,
+      label: "break-even acceptance by draft length",
+      x: { name: "draft length k", format: whole, domain: [0.5, to], ticks: distinct(lengths).sort((a, b) => a - b) },
+      y: { name: "acceptance needed", format: share, domain: [Math.min(0, ...fits.map((fit) => fit.break_even)), Math.max(1, ...fits.map((fit) => fit.break_even))] },
+      rules: hasLine ? [{ line: [[0.5, beta.r + beta.beta * 0.5], [to, beta.r + beta.beta * to]], label: "r + β k", isDashed: true }] : [],
+      series: fits.map((fit) => ({
+        name: nameOf(fit.num_draft_tokens),
+        points: [{ x: fit.num_draft_tokens, y: fit.break_even, low: clamp(fit.low), high: clamp(fit.high), tip: [nameOf(fit.num_draft_tokens), `break-even at ${share(fit.break_even)}`, `95 %: ${share(fit.low)} to ${share(fit.high)}`, ...(isNumber(fit.n) ? [counted(fit.n, "run")] : [])] }],
+      })),
+    }),
+  });
+}
+
+function clamp(value) {
+  return isNumber(value) ? Math.max(0, Math.min(1, value)) : null;
+}
+
+function bucketName(bucket) {
+  if (bucket.label ?? bucket.bucket) return String(bucket.label ?? bucket.bucket);
+  const [from, to] = [bucket.from ?? bucket.low, bucket.to ?? bucket.high];
+  return isNumber(from) && isNumber(to) ? `${share(from)} to ${share(to)}` : "acceptance";
+}
+
+function bucketsFigure(buckets) {
+  const series = (bucket) => (isNumber(bucket.num_draft_tokens) ? nameOf(bucket.num_draft_tokens) : "auto");
+  const names = distinct(buckets.map(series));
+  const all = distinct(buckets.map(bucketName));
+  return figure({
+    title: "Speed-up by acceptance",
+    note: "Runs sorted by the share of their drafted tokens that were accepted.",
+    series: names,
+    draw: (width, isShown) => dotPlot(width, {
+      axis: "times as fast as plain decoding",
+      format: times,
+      reference: 1,
+      rows: all.map((label) => ({
+        label,
+        points: buckets.filter((bucket) => bucketName(bucket) === label && isShown(series(bucket))).map((bucket) => ({
+          series: series(bucket), value: bucket.speedup ?? bucket.mean_speedup,
+          tip: [`${label} accepted, ${series(bucket)}`, `${times(bucket.speedup ?? bucket.mean_speedup)} as fast as plain`, ...(isNumber(bucket.n) ? [counted(bucket.n, "run")] : [])],
+        })),
+      })),
+    }),
+  });
+}
+
+function predictedFigure(rows) {
+  const values = rows.flatMap((row) => [row.predicted, row.measured]);
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const domain = [low - 0.05 * (high - low || 1), high + 0.05 * (high - low || 1)];
+  const series = (row) => (isNumber(row.num_draft_tokens) ? nameOf(row.num_draft_tokens) : row.draft_type ?? "auto");
+  const unit = high > 20 ? "tokens per second" : "speed-up";
+  const names = distinct(rows.map(series));
+  return figure({
+    title: "Predicted against measured",
+    note: "What the fits say of runs, against what was measured. On the slanted line the two agree.",
+    series: names,
+    draw: (width, isShown) => xyPlot(Math.min(width, 480), {
+      height: Math.min(width, 480) * 0.8,
+      label: "predicted against measured",
+      x: { name: `measured ${unit}`, format: number, domain },
+      y: { name: `predicted ${unit}`, format: number, domain },
+      rules: [{ line: [[domain[0], domain[0]], [domain[1], domain[1]]], isDashed: true }],
+      series: names.filter(isShown).map((name) => ({
+        name,
+        isLine: false,
+        points: rows.filter((row) => series(row) === name).map((row) => ({
+          x: row.measured, y: row.predicted, tip: [[row.workload, name].filter(Boolean).join(", "), `measured ${number(row.measured)}`, `predicted ${number(row.predicted)}`],
+        })),
+      })),
+    }),
+  });
+}
+
+function energy(value) {
+  if (!value || typeof value !== "object") return null;
+  const rows = list(value.rows);
+  if (rows.length) return table("Energy", columnsOf(rows), rows);
+  return h("p", { class: "note" }, `Energy: ${Object.entries(value).map(([name, one]) => `${words(name)} ${anything(one)}`).join("; ")}.`);
+}

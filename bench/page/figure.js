@@ -1,0 +1,62 @@
+// The frame around a plot: title, what to choose, a legend that switches series, the plot at the width there is.
+import { h } from "./dom.js";
+import { rove } from "./tooltip.js";
+import { slotOf, swatch } from "./series.js";
+
+const GAP = 28;
+
+/**
+ * A figure. title, note: text. series: names for the legend, which is there for two or more; those with an
+ * entry in labels are written so. controls: elements. draw(width, isShown) gives the plot anew; isShown(name)
+ * tells whether a series is switched on.
+ */
+export function figure({ title, note, series = [], labels = {}, controls = [], draw }) {
+  const hidden = new Set();
+  const body = h("div", { class: "plot" });
+  let width = 0;
+  const redraw = () => {
+    if (!width) return;
+    const drawn = draw(width, (name) => !hidden.has(name));
+    body.replaceChildren(rove(drawn));
+  };
+  const legend = series.length > 1 && h("div", { class: "legend", role: "group", "aria-label": "Series; press to hide or show" },
+    series.map((name) => h("button", {
+      type: "button",
+      "aria-pressed": "true",
+      onclick: (event) => {
+        if (!hidden.delete(name)) hidden.add(name);
+        event.currentTarget.setAttribute("aria-pressed", String(!hidden.has(name)));
+        redraw();
+      },
+      onpointerenter: () => light(body, name),
+      onpointerleave: () => light(body, null),
+    }, swatch(slotOf(name)), labels[name] ?? name)));
+  const element = h("figure", {},
+    h("figcaption", {}, h("h3", {}, title), note && h("p", {}, note)),
+    (controls.length > 0 || legend) && h("div", { class: "controls" }, controls, legend),
+    body);
+  new ResizeObserver(([entry]) => {
+    const now = Math.floor(entry.contentRect.width);
+    if (now === width) return;
+    width = now;
+    redraw();
+  }).observe(body);
+  element.redraw = redraw;
+  return element;
+}
+
+function light(body, name) {
+  for (const element of body.querySelectorAll("[data-series]")) {
+    element.classList.toggle("dim", name !== null && element.dataset.series !== name);
+  }
+}
+
+/** Small plots of one kind beside each other. panels: [heading, draw(width)]; least: their smallest width. */
+export function panels(width, all, least = 250) {
+  const columns = Math.max(1, Math.min(all.length, Math.floor((width + GAP) / (least + GAP))));
+  const own = Math.floor((width - GAP * (columns - 1)) / columns);
+  const grid = h("div", { class: "panels" }, all.map(([heading, draw]) =>
+    h("div", { class: "panel" }, h("h4", {}, heading), draw(own))));
+  grid.style.gridTemplateColumns = `repeat(${columns}, ${own}px)`;
+  return grid;
+}

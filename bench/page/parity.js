@@ -1,0 +1,57 @@
+// Whether drafting ever changed a token.
+import { distinct, grouped, isNumber } from "./dom.js";
+import { section } from "./documents.js";
+import { figure } from "./figure.js";
+import { counted, number, whole } from "./format.js";
+import { matrix } from "./matrix.js";
+import { caseOf, decodeRows } from "./speedup.js";
+
+const judged = (own) => decodeRows(own).filter((row) => row.parity);
+
+/** The section, or null where no document compared tokens. */
+export function paritySection(documents) {
+  const having = documents.filter((own) => judged(own).length);
+  return having.length ? section("parity", "Parity", having, build) : null;
+}
+
+function build(own) {
+  const rows = judged(own);
+  const together = rows.filter((row) => !isNumber(row.turn));
+  const drawn = together.length ? together : rows;
+  const nameOf = (row) => [row.workload, caseOf(row, rows)].filter(Boolean).join(", ");
+  const cells = grouped(drawn, (row) => JSON.stringify([nameOf(row), row.series]));
+  return {
+    lead: lead(drawn),
+    parts: [figure({
+      title: "Drafted answers against plain ones",
+      note: "Every drafted run is compared with every plain run, token by token.",
+      draw: () => matrix({
+        corner: "",
+        columns: distinct(drawn.map((row) => row.series)),
+        rows: distinct(drawn.map(nameOf)),
+        cell: (name, series) => {
+          const of = cells.get(JSON.stringify([name, series]));
+          return of ? cellOf(name, series, of) : null;
+        },
+      }),
+    })],
+  };
+}
+
+function lead(rows) {
+  const failed = rows.filter((row) => row.parity !== "PASS");
+  if (!failed.length) return `All ${counted(rows.length, "comparison")} with plain decoding found the same tokens: drafting changed nothing.`;
+  return `${failed.length} of ${rows.length} comparisons found a token that differs; each says where, and by how little the model preferred the other.`;
+}
+
+function cellOf(name, series, rows) {
+  const failed = rows.find((row) => row.parity !== "PASS");
+  if (!failed) return { kind: "good", text: "✓ same", tip: [`${name}, ${series}`, "every drafted run gave the tokens of every plain run"] };
+  const { token, margin } = failed.first_divergence ?? {};
+  const at = isNumber(token) ? `token ${whole(token)}` : "differs";
+  return {
+    kind: "bad",
+    text: `✗ ${at}`,
+    tip: [`${name}, ${series}`, isNumber(token) ? `first differs at token ${whole(token)}` : "differs", ...(isNumber(margin) ? [`margin between the two tokens: ${number(margin)}`] : [])],
+  };
+}

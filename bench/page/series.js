@@ -1,0 +1,36 @@
+// Which colour and which shape a name has: the same everywhere on the page.
+import { svg } from "./dom.js";
+
+const KNOWN = ["auto", "suffix", "ngram-simple", "ngram-mod", "draft-model"];
+const NUM_SLOTS = 8;
+const slots = new Map(KNOWN.map((name, at) => [name, at]));
+
+/** The slot of a name, 0 to 7, or "model" for what the model said itself: a class .slot-N has its colour. */
+export function slotOf(name) {
+  if (name === "model" || name === "plain" || name === "none") return "model";
+  if (!slots.has(name)) slots.set(name, slots.size % NUM_SLOTS);
+  return slots.get(name);
+}
+
+const POLYGONS = {
+  1: "-4.6,-4.6 4.6,-4.6 4.6,4.6 -4.6,4.6",
+  2: "0,-5.8 5.4,4.2 -5.4,4.2",
+  3: "0,-6.2 6.2,0 0,6.2 -6.2,0",
+  4: "0,5.8 5.4,-4.2 -5.4,-4.2",
+  5: "-2,-5.6 2,-5.6 2,-2 5.6,-2 5.6,2 2,2 2,5.6 -2,5.6 -2,2 -5.6,2 -5.6,-2 -2,-2",
+  6: "0,-6 5.7,-1.8 3.5,4.9 -3.5,4.9 -5.7,-1.8",
+  7: "-5.4,-3 0,-6 5.4,-3 5.4,3 0,6 -5.4,3",
+};
+
+/** The mark of a slot at a place. size: 1 is about ten pixels across. */
+export function shape(slot, x, y, size = 1) {
+  const at = { class: `shape slot-${slot}`, transform: `translate(${x.toFixed(1)} ${y.toFixed(1)}) scale(${size})` };
+  return POLYGONS[slot]
+    ? svg("polygon", { points: POLYGONS[slot], ...at })
+    : svg("circle", { r: 5, ...at });
+}
+
+/** The mark of a slot as a picture of its own, for legends. */
+export function swatch(slot) {
+  return svg("svg", { class: "swatch", viewBox: "-8 -8 16 16", width: 14, height: 14, "aria-hidden": "true" }, shape(slot, 0, 0));
+}

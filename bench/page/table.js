@@ -1,0 +1,37 @@
+// Tables that sort by the column whose heading is pressed.
+import { h, isNumber } from "./dom.js";
+
+/**
+ * A table inside a fold. columns: {name, label, format, help}; a name is a field of a row, or a function of it.
+ * Numbers stand to the right, and sort as numbers; what is missing goes last.
+ */
+export function table(summary, columns, rows) {
+  const value = (row, column) => (typeof column.name === "function" ? column.name(row) : row[column.name]);
+  const used = columns.filter((column) => rows.some((row) => value(row, column) !== null && value(row, column) !== undefined));
+  const isRight = (column) => rows.every((row) => typeof (value(row, column) ?? 0) === "number");
+  const body = h("tbody");
+  const fill = (sorted) => body.replaceChildren(...sorted.map((row) => h("tr", {}, used.map((column) =>
+    h("td", { class: isRight(column) ? "number" : null }, (column.format ?? String)(value(row, column) ?? null))))));
+  const headings = used.map((column) => h("th", { scope: "col", "aria-sort": "none", class: isRight(column) ? "number" : null },
+    h("button", { type: "button", title: column.help ?? null, onclick: () => sort(column) }, column.label)));
+  const sort = (column) => {
+    const own = headings[used.indexOf(column)];
+    // Numbers are asked for because the largest matter.
+    const first = isRight(column) ? "descending" : "ascending";
+    const other = first === "ascending" ? "descending" : "ascending";
+    const order = own.getAttribute("aria-sort") === first ? other : first;
+    for (const heading of headings) heading.setAttribute("aria-sort", heading === own ? order : "none");
+    fill(rows.toSorted((a, b) => compare(value(a, column), value(b, column), order === "ascending" ? 1 : -1)));
+  };
+  fill(rows);
+  return h("details", { class: "table" }, h("summary", {}, summary),
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": summary },
+      h("table", {}, h("thead", {}, h("tr", {}, headings)), body)));
+}
+
+function compare(a, b, sign) {
+  const [isA, isB] = [a !== null && a !== undefined, b !== null && b !== undefined];
+  if (!isA || !isB) return Number(isB) - Number(isA);
+  if (isNumber(a) && isNumber(b)) return sign * (a - b);
+  return sign * String(a).localeCompare(String(b), "en", { numeric: true });
+}
