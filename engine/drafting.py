@@ -5,10 +5,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
+from engine.draft_counts import DraftCounts
 from engine.gate import GLOBAL_DECAY, Acceptance, Offer, Tally, expected_tokens
 from engine.ledger import Ledger
 from engine.request import DraftingReport, GenerationRequest
@@ -153,9 +155,7 @@ class SequenceDrafts:
     uses_model: bool = False
     matcher: "Matcher | None" = None
     request_id: str = ""
-    num_forwards: int = 0
-    by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
-    by_position: list[list[int]] = field(default_factory=list)
+    counts: DraftCounts = field(default_factory=DraftCounts)
     _shown: list[Draft] = field(default_factory=list)
     _since_model: int = 0
 
@@ -165,6 +165,7 @@ class SequenceDrafts:
         opening = Opening(self.seq, request.prompt, request.prediction, request.tenant)
         for drafter in list(self.drafters):
             self._guard(drafter, partial(drafter.open, opening))
+        self.counts.open_s, self.counts.drafter_s = self.counts.drafter_s, 0.0
 
     @property
     def model_rate(self) -> float:
@@ -229,14 +230,10 @@ class SequenceDrafts:
             self.acceptance.learn(verified, num_judged, num_accepted)
         self.acceptance.pass_over(tokens)
         self._since_model = 0 if verified.source == MODEL else self._since_model + len(tokens)
+        self.counts.num_forwards += 1
+        self.counts.add_tokens(verified.source, num_accepted, len(tokens))
         if num_offered:
-            drafted, accepted = self.by_source.get(verified.source, (0, 0))
-            self.by_source[verified.source] = drafted + num_offered, accepted + num_accepted
-            for at in range(num_offered):
-                if at == len(self.by_position):
-                    self.by_position.append([0, 0])
-                self.by_position[at][0] += 1
-                self.by_position[at][1] += at < num_accepted
+            self.counts.add_draft(verified.source, num_offered, num_accepted)
         for drafter in list(self.drafters):
             self._guard(drafter, partial(drafter.observe, self.seq, tokens))
             if num_judged and drafter.name == verified.source and drafter in self.drafters:
@@ -250,27 +247,14 @@ class SequenceDrafts:
         self.drafters.clear()
 
     def report(self) -> DraftingReport:
-        """Counts up to now, for the response, the log and the metrics."""
-        drafted = sum(d for d, _ in self.by_source.values())
-        accepted = sum(a for _, a in self.by_source.values())
-        offered_prediction, accepted_prediction = self.by_source.get("prediction", (0, 0))
-        return DraftingReport(
-            num_drafted=drafted,
-            num_accepted=accepted,
-            num_forwards=self.num_forwards,
-            by_source=tuple((name, d, a) for name, (d, a) in self.by_source.items()),
-            by_position=tuple((offered, accepted) for offered, accepted in self.by_position),
-            accepted_prediction=accepted_prediction,
-            rejected_prediction=offered_prediction - accepted_prediction,
-            gate_score=self.verdict.score,
-            gate_decision=self.verdict.decision,
-            gate_reason=self.verdict.reason,
-        )
+        """Counts up to now, and what the gate decided."""
+        return self.counts.report(self.verdict.score, self.verdict.decision, self.verdict.reason)
 
     def _guard(
         self, drafter: Drafter, call: Callable[[], Draft | None], is_closing: bool = False
     ) -> Draft | None:
         """Drafts are a bonus: a drafter that raises is closed and left out, and the answer goes on."""
+        start = perf_counter()
         try:
             return call()
         except Exception:
@@ -280,6 +264,8 @@ class SequenceDrafts:
                 self.drafters.remove(drafter)
                 self._guard(drafter, partial(drafter.close, self.seq), is_closing=True)
             return None
+        finally:
+            self.counts.drafter_s += perf_counter() - start
 
 
 def count_accepted(draft: Sequence[int], sampled: Sequence[int]) -> int:

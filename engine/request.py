@@ -99,6 +99,9 @@ class DraftingReport:
     by_source: (drafter, drafted tokens, accepted tokens) for each that drafted.
     by_position: (drafted, accepted) for the first token of all drafts, the second, and so on.
     accepted_prediction, rejected_prediction: tokens drafted from the client's prediction.
+    origins: (source, number of tokens) of the answer in order; "model" for what no draft foretold.
+    drafter_s: seconds that drafters, the draft model included, took while it was decoded. drafter_open_s:
+        those before its first token, when they read the prompt.
     gate_score: repetition of the prompt, None if it was not asked. gate_decision: "lookup", "draft-model"
         or "plain". gate_reason: why, in words.
     """
@@ -110,6 +113,9 @@ class DraftingReport:
     by_position: tuple[tuple[int, int], ...] = ()
     accepted_prediction: int = 0
     rejected_prediction: int = 0
+    origins: tuple[tuple[str, int], ...] = ()
+    drafter_s: float = 0.0
+    drafter_open_s: float = 0.0
     gate_score: float | None = None
     gate_decision: str = "plain"
     gate_reason: str = ""

@@ -180,7 +180,6 @@ class Sequence:
             if reason:
                 break
         if self.drafts:
-            self.drafts.num_forwards += 1
             self.drafts.observe(self.tokens[num_before:], draft, num_offered)
         if self.matcher:
             self.matcher.commit(self.tokens[num_before:])

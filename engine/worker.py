@@ -285,7 +285,9 @@ class Worker:
         held = list(self.rows.lengths)
         try:
             if self.draft_model:
+                start = time.perf_counter()
                 self.draft_model.fill_in(feeds, [s.tokens for s in members], self._sampler())
+                self._share_drafting(feeds, time.perf_counter() - start)
                 feeds = self.planner.without_inexact(feeds)
             feeds = [self._masked(s, feed) for s, feed in zip(members, feeds, strict=True)]
             wanted = [s.request.top_logprobs for s in members]
@@ -311,6 +313,12 @@ class Worker:
             sequence.num_dispatched = sequence.num_answered
         self.feed = mx.array([s.tokens[-1] for s in members])
         return True
+
+    def _share_drafting(self, feeds: list[Feed], taken_s: float) -> None:
+        """Note the draft model's time with the rows that wanted drafts, a part with each."""
+        asked = [s.drafts for s, f in zip(self.members, feeds, strict=True) if f.num_wanted and s.drafts]
+        for drafts in asked:
+            drafts.counts.drafter_s += taken_s / len(asked)
 
     def _masked(self, sequence: Sequence, feed: Feed) -> Feed:
         """The feed with its grammar's masks, without what the grammar forbids. A fault there is its own."""

@@ -111,7 +111,12 @@ def test_drafting_never_changes_the_tokens(
     asked, expected = requests(temperature), answers_of(name, temperature)
     drafter = Scripted(expected, chance)
     engine = start_engine(name, make_sources=sources(drafter), draft_type="suffix")
-    assert run(engine, asked[:1]) == [expected[asked[0].prompt]]
+    first = ask(engine, asked[0]).finished()
+    assert list(first.tokens) == expected[asked[0].prompt]
+    report = first.usage.drafting
+    assert sum(length for _, length in report.origins) == len(first.tokens)
+    assert sum(length for source, length in report.origins if source == "suffix") == report.num_accepted
+    assert 0 < report.drafter_s < first.usage.total_s
     assert run(engine, asked) == [expected[one.prompt] for one in asked]
     assert run(engine, asked[3:5]) == [expected[one.prompt] for one in asked[3:5]]
     assert drafter.num_settled
@@ -171,6 +176,8 @@ def test_a_draft_model_never_changes_the_tokens(
     if draft == name:
         assert last.usage.drafting.num_drafted
         assert last.usage.drafting.num_accepted == last.usage.drafting.num_drafted
+        assert dict(last.usage.drafting.origins)["draft-model"] > 0
+        assert 0 < last.usage.drafting.drafter_s < last.usage.total_s
 
 
 def test_a_draft_model_with_windows_goes_back_over_many_forwards(
