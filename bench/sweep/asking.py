@@ -1,0 +1,132 @@
+"""Asking the engine: plain answers to be replayed, and what a few settings really give."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.local_engine import LocalEngine
+from bench.pairs import TokenPair
+from bench.turn_requests import request_of
+from bench.workloads import Chat, Turn
+from engine.request import DraftChoice, Finished
+
+PLAIN = DraftChoice("none")
+
+Advance = Callable[[], None]
+"""Called when a unit of work is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldChat:
+    """A chat and what the model said to each of its turns, plainly.
+
+    pairs: of the turns, in order; fewer where a prompt left no room in the context.
+    """
+
+    chat: Chat
+    pairs: tuple[TokenPair, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to answer. prepare: what is done to the engine before each chat."""
+
+    name: str
+    prepare: Callable[[LocalEngine], None]
+    draft: DraftChoice
+
+
+@dataclass
+class Measured:
+    """What answers took on the engine.
+
+    decode_s: from the end of the prompt. is_equal: whether they are, token by token, what was said plainly.
+    """
+
+    num_tokens: int = 0
+    num_forwards: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    decode_s: float = 0.0
+    is_equal: bool = True
+
+    def add(self, other: "Measured") -> None:
+        """Take in other answers."""
+        self.num_tokens += other.num_tokens
+        self.num_forwards += other.num_forwards
+        self.num_drafted += other.num_drafted
+        self.num_accepted += other.num_accepted
+        self.decode_s += other.decode_s
+        self.is_equal &= other.is_equal
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of decoding alone."""
+        return self.num_tokens / self.decode_s
+
+
+def tell(
+    local: LocalEngine, chats: Sequence[Chat], max_tokens: int, seed: int, advance: Advance
+) -> list[ToldChat]:
+    """Have every turn answered plainly. Turns from one on that does not fit into the context are left out."""
+    told = []
+    for number, chat in enumerate(chats):
+        pairs: list[TokenPair] = []
+        for turn in chat.turns:
+            request = request_of(local, turn, max_tokens, seed, PLAIN)
+            if request is None:
+                break
+            (end,) = local.answer([request])
+            name, place = f"{chat.workload} {number}", len(pairs) + 1
+            pairs.append(
+                TokenPair(
+                    request.prompt, end.tokens, chat.workload, name, place, is_measured=turn.is_measured
+                )
+            )
+        told.append(ToldChat(chat, tuple(pairs)))
+        advance()
+    return told
+
+
+def measure(
+    local: LocalEngine,
+    told: ToldChat,
+    variants: Sequence[Variant],
+    max_tokens: int,
+    repeats: int,
+    seed: int,
+) -> Mapping[str, list[Measured]]:
+    """Answer a chat in each way, in turns, once unmeasured; by variant, of each turn the quickest repeat."""
+    best: dict[str, list[Measured]] = {}
+    for repeat in range(1 + repeats):
+        for variant in variants:
+            variant.prepare(local)
+            runs = [
+                _run(local, turn, pair, variant.draft, max_tokens, seed)
+                for turn, pair in zip(told.chat.turns, told.pairs, strict=False)
+            ]
+            if repeat:
+                before = best.get(variant.name, runs)
+                pairs = zip(before, runs, strict=True)
+                best[variant.name] = [min(pair, key=lambda one: one.decode_s) for pair in pairs]
+    return best
+
+
+def _run(
+    local: LocalEngine, turn: Turn, pair: TokenPair, draft: DraftChoice, max_tokens: int, seed: int
+) -> Measured:
+    request = request_of(local, turn, max_tokens, seed, draft)
+    assert request is not None, "this turn was told, so it has room"
+    (end,) = local.answer([request])
+    return _measured(end, pair)
+
+
+def _measured(end: Finished, plain: TokenPair) -> Measured:
+    usage, report = end.usage, end.usage.drafting
+    return Measured(
+        num_tokens=len(end.tokens),
+        num_forwards=report.num_forwards or len(end.tokens),
+        num_drafted=report.num_drafted,
+        num_accepted=report.num_accepted,
+        decode_s=usage.total_s - usage.prefill_s,
+        is_equal=end.tokens == plain.answer,
+    )

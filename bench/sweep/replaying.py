@@ -1,0 +1,68 @@
+"""Known answers under given settings: the server's drafters, gate and ledger, without a model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bench.cost_curves import Curve
+from bench.pairs import TokenPair
+from bench.policies import Outcome
+from bench.replay.players import ServerPlayer
+from config.settings import Settings
+from drafters.assembly import make_drafters
+from drafters.base import Drafter
+from engine.drafting import LOOKUPS
+from engine.request import DraftType
+
+TABLE_ENTRIES = 1 << 20
+"""Of the n-gram tables in replays of single chats: far more than they fill, and quick to empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the replays of one sweep share.
+
+    settings: of the server. curve: what steps cost. vocabulary: its fingerprint. line_ends: tokens that end
+    a line.
+    """
+
+    settings: Settings
+    curve: Curve
+    vocabulary: str = "replay"
+    line_ends: frozenset[int] = frozenset()
+
+    def player(
+        self, settings: Settings, draft_type: DraftType, drafters: Sequence[Drafter] = ()
+    ) -> ServerPlayer:
+        """A server that knows nothing yet. drafters: to have instead of its own."""
+        settings = replace(settings, draft_type=draft_type, ngram_table_entries=TABLE_ENTRIES)
+        own = make_drafters(settings, self.vocabulary)
+        asked = drafters or [own[name] for name in LOOKUPS[draft_type]]
+        return ServerPlayer(asked, settings, self.curve, self.line_ends)
+
+
+def replay_chats(player: ServerPlayer, pairs: Sequence[TokenPair]) -> dict[str, Outcome]:
+    """Say all answers once more, and tell what those that are measured took, by workload.
+
+    What drafters remember is forgotten before each chat. What the gate learned is kept, as a server does.
+    """
+    outcomes: dict[str, Outcome] = {}
+    chat: str | None = None
+    for pair in pairs:
+        if pair.chat != chat:
+            player.forget()
+            chat = pair.chat
+        outcome = player.play(pair)
+        if pair.is_measured:
+            outcomes.setdefault(pair.workload, Outcome()).add(outcome)
+    return outcomes
+
+
+def figures(outcome: Outcome) -> dict[str, float | int | None]:
+    """What rows of a sweep show of an outcome. speedup: by the curve."""
+    return {
+        "tokens": outcome.num_tokens,
+        "speedup": outcome.num_tokens / outcome.cost if outcome.cost else None,
+        "tokens_per_forward": outcome.num_tokens / outcome.num_forwards if outcome.num_forwards else None,
+        "acceptance": outcome.num_accepted / outcome.num_drafted if outcome.num_drafted else None,
+        "drafted_share": outcome.num_accepted / outcome.num_tokens if outcome.num_tokens else None,
+    }

@@ -1,0 +1,93 @@
+"""How large ngram-mod's table has to be: the same traffic through tables of many sizes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bench.pairs import TokenPair
+from bench.policies import Outcome
+from bench.sweep.asking import Advance
+from bench.sweep.replaying import Setup, figures
+from bench.sweep.traffic import AGAIN, Asked
+from bench.sweep.watched_table import Collisions, Lookups, WatchedMemory
+from drafters.ngram_mod import NgramModDrafter
+
+ENTRIES = tuple(1 << power for power in range(12, 23))
+"""4,096 to 4,194,304."""
+
+REQUESTS = (100, 1000)
+LAST_SHARE = 0.5
+"""The requests measured are from this last part of the traffic."""
+
+NOTHING_LOST = 0.995
+"""A table that knows so much of what the largest knows has lost nothing worth telling."""
+
+
+def measured_numbers(num_requests: int, most: int) -> list[int]:
+    """Which requests of a traffic are measured: at most so many, evenly over its last part."""
+    first = int(num_requests * (1 - LAST_SHARE))
+    candidates = range(first, num_requests)
+    step = max(1, len(candidates) // most)
+    return list(candidates[::-1][::step][:most])[::-1]
+
+
+def sweep(
+    setup: Setup,
+    entries: Sequence[int],
+    traffic: Sequence[Asked],
+    most_measured: int,
+    advance: Advance,
+) -> Iterator[dict[str, Any]]:
+    """A row for each size: what its table held and drafted towards the end of this traffic."""
+    measured = set(measured_numbers(len(traffic), most_measured))
+    for size in sorted(entries):
+        yield _row(setup, size, traffic, measured)
+        advance()
+
+
+def _row(setup: Setup, size: int, traffic: Sequence[Asked], measured: set[int]) -> dict[str, Any]:
+    memory = WatchedMemory(setup.vocabulary, setup.settings.ngram_mod_size, size)
+    table = memory.watched
+    player = setup.player(setup.settings, "ngram-mod", [NgramModDrafter(memory)])
+    outcome, written, drafted = Outcome(), Collisions(), Collisions()
+    seen: dict[bool, Lookups] = {True: Lookups(), False: Lookups()}
+    for number, asked in enumerate(traffic):
+        before = replace(table.collisions)
+        if number not in measured:
+            table.learn(asked.prompt.tolist())
+            table.learn([*asked.prompt[-table.n :].tolist(), *asked.answer.tolist()])
+            written.add(table.collisions.since(before))
+            continue
+        prompt, answer = asked.prompt.tolist(), asked.answer.tolist()
+        table.learn(prompt)
+        seen[asked.kind == AGAIN] += table.look_up([*prompt[-table.n :], *answer])
+        outcome.add(player.play(TokenPair(tuple(prompt), tuple(answer))))
+        drafted.add(table.collisions.since(before))
+    both = seen[True] + seen[False]
+    return {
+        "entries": size,
+        "bytes": table.num_bytes,
+        "requests": len(traffic),
+        "traffic_tokens": sum(len(asked.prompt) + len(asked.answer) for asked in traffic),
+        "measured": len(measured),
+        "occupancy": table.occupied / size,
+        "collisions": written.overwritten,
+        "overwritten": written.overwritten / max(1, written.written),
+        "foreign_drafts": drafted.foreign / max(1, drafted.drafted),
+        "known": both.right / max(1, both.count),
+        "known_again": seen[True].right / seen[True].count if seen[True].count else None,
+        **figures(outcome),
+    }
+
+
+def smallest_without_loss(rows: Sequence[dict[str, Any]]) -> int:
+    """Entries of the smallest table that knew as much, and brought as much, as the largest one."""
+    largest = max(rows, key=lambda row: row["entries"])
+    enough = [row["entries"] for row in rows if _loses_nothing(row, largest)]
+    return int(min(enough))
+
+
+def _loses_nothing(row: dict[str, Any], largest: dict[str, Any]) -> bool:
+    return all(
+        row[figure] >= NOTHING_LOST * largest[figure] for figure in ("known", "tokens_per_forward", "speedup")
+    )
