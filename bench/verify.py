@@ -6,7 +6,6 @@ pays or not, so that many widths are tried.
 """
 
 import argparse
-import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -181,22 +180,11 @@ def _group(
         return {max(map(len, prompts)): prompts}
     groups = {}
     for length in arguments.prompt_tokens:
-        rng = random.Random(f"{arguments.seed} {length}")
-        groups[length] = [
-            _made_up(local, length, name, rng.randrange(1000)) for name in ("edits", "passages")
+        made = [
+            make_chats(name, 1, arguments.seed, local.count_tokens, length)[0] for name in ("code", "passage")
         ]
+        groups[length] = [local.prompt_of(chat.turns[0]) for chat in made]
     return groups
-
-
-def _made_up(local: LocalEngine, num_tokens: int, workload: str, seed: int) -> tuple[int, ...]:
-    """One chat of a workload, with others of its kind in front until it is about that long."""
-    chats = make_chats(workload, 64, seed, local.count_tokens)
-    text: str = chats.pop().turns[-1].messages[-1]["content"]
-    prompt = local.prompt(text)
-    while len(prompt) < num_tokens and chats:
-        text = chats.pop().turns[-1].messages[-1]["content"].partition("\n\n")[2] + "\n\n" + text
-        prompt = local.prompt(text)
-    return prompt
 
 
 def _print(console: Console, verdicts: Sequence[Verdict], local: LocalEngine, exact: bool) -> None:

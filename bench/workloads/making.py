@@ -3,12 +3,12 @@
 import random
 from collections.abc import Callable, Sequence
 
-from bench.workloads import first
+from bench.workloads import agent, edits, passages, plain, records
 from bench.workloads.chats import Chat, Workload
 
 VERSION = 2
 COLD = "_cold"
-_MODULES = (first,)
+_MODULES = (records, passages, edits, agent, plain)
 
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload for module in _MODULES for workload in module.WORKLOADS

@@ -1,21 +1,125 @@
 """Workloads are generated, the same for whoever runs them, and know their right answers."""
 
+import ast
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
 import pytest
 
-from bench.workloads import WORKLOADS, make_chats
+from bench.workloads import WORKLOADS, Chat, lengths_of, make_chats
+from engine.bare_loop import load_tokenizer
+from server.schemas import ChatRequest
+
+BUNDLED = Path(__file__).parents[2] / "demo_model"
+CONTEXT = 8192
+NOTHING_RIGHT = ("free", "trap")
+
+
+@pytest.fixture(scope="module")
+def count_tokens() -> Callable[[str], int]:
+    tokenizer = load_tokenizer(BUNDLED)
+    return lambda text: len(tokenizer.render_chat([{"role": "user", "content": text}]))
 
 
 def count_words(text: str) -> int:
     return len(text.split())
 
 
+def chats_of(workload: str, count: int = 3, seed: int = 1) -> list[Chat]:
+    return make_chats(workload, count, seed, count_words)
+
+
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_chats_depend_on_nothing_but_the_seed(workload: str) -> None:
-    assert make_chats(workload, 3, 1, count_words) == make_chats(workload, 3, 1, count_words)
-    assert make_chats(workload, 3, 1, count_words) != make_chats(workload, 3, 2, count_words)
+    assert chats_of(workload) == chats_of(workload)
+    assert chats_of(workload) != chats_of(workload, seed=2)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_turn_says_what_is_right_and_goes_on_from_it(workload: str) -> None:
+    for chat in chats_of(workload):
+        assert chat.workload == workload
+        for turn in chat.turns:
+            assert (turn.reference is None) == (workload in NOTHING_RIGHT)
+            assert turn.messages[-1]["role"] in ("user", "tool")
+        for before, turn in zip(chat.turns, chat.turns[1:], strict=False):
+            if len(turn.messages) > 1:
+                answer = turn.messages[len(before.messages)]
+                assert turn.messages[: len(before.messages)] == before.messages
+                assert answer["content"] == before.reference or answer["tool_calls"]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_server_takes_every_turn_as_it_is(workload: str) -> None:
+    for chat in chats_of(workload, 1):
+        for turn in chat.turns:
+            body = {"messages": list(turn.messages), "tools": list(turn.tools) or None}
+            ChatRequest.model_validate(body)
+
+
+@pytest.mark.parametrize("workload", [name for name, one in WORKLOADS.items() if one.prompt_tokens])
+def test_prompts_are_about_as_long_as_asked(workload: str, count_tokens: Callable[[str], int]) -> None:
+    for length in (*lengths_of(workload), 2000):
+        (chat,) = make_chats(workload, 1, 1, count_tokens, length)
+        assert chat.prompt_tokens == length
+        assert count_tokens(chat.turns[0].messages[0]["content"]) == pytest.approx(length, rel=0.05)
+
+
+def test_a_length_is_refused_where_none_can_be_chosen() -> None:
+    with pytest.raises(ValueError, match="prompts of free have no length"):
+        make_chats("free", 1, 1, count_words, 600)
+    assert lengths_of("free", [600]) == (None,)
+    assert lengths_of("json_rag", [300]) == (300,)
+
+
+def test_long_edits_fit_into_the_bundled_model(count_tokens: Callable[[str], int]) -> None:
+    (chat,) = make_chats("edits_long", 1, 1, count_tokens)
+    assert chat.turns[0].reference
+    assert chat.turns[0].reference.count("\n") > 200
+    assert len(chat.turns) >= 4
+    *_, last = chat.turns
+    assert sum(count_tokens(one["content"]) for one in last.messages) < CONTEXT - count_tokens(
+        last.reference or ""
+    )
+
+
+@pytest.mark.parametrize("workload", ["edits", "edits_again", "edits_short", "edits_long", "code"])
+def test_every_edit_changes_a_little_of_a_valid_file(workload: str) -> None:
+    for chat in chats_of(workload, 5):
+        file = chat.turns[0].messages[0]["content"].partition("\n\n")[2]
+        for turn in chat.turns:
+            assert turn.reference
+            changed = turn.reference.splitlines()
+            ast.parse("\n".join(changed[1:-1]))
+            assert changed != file.splitlines()
+            if len(chat.turns) > 2:
+                file = turn.reference
 
 
 def test_the_cold_twin_asks_the_same_without_what_came_before() -> None:
-    warm, cold = (make_chats(name, 3, 1, count_words) for name in ("edits_again", "edits_again_cold"))
+    warm, cold = chats_of("edits_again"), chats_of("edits_again_cold")
     assert [chat.turns[1:] for chat in warm] == [chat.turns for chat in cold]
     assert not any(chat.turns[0].is_measured for chat in warm)
+
+
+def test_extraction_s_right_answer_fits_its_schema() -> None:
+    for chat in chats_of("extraction", 10):
+        (turn,) = chat.turns
+        assert turn.schema
+        jsonschema.validate(json.loads(turn.reference or ""), json.loads(turn.schema))
+
+
+def test_an_agent_calls_with_what_it_was_told() -> None:
+    (chat,) = chats_of("agent", 1)
+    told = [json.loads(one["content"]) for one in chat.turns[-1].messages if one["role"] == "tool"]
+    calls = [
+        json.loads(one["tool_calls"][0]["function"]["arguments"])
+        for one in chat.turns[-1].messages
+        if one.get("tool_calls")
+    ]
+    for result, call in zip(told, calls[1:], strict=False):
+        assert call.items() <= result.items()
+    for result in told:
+        assert all(f"{key} is {said}" in (chat.turns[-1].reference or "") for key, said in result.items())

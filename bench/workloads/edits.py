@@ -1,0 +1,82 @@
+"""Edits of files, each answered with the whole file."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bench.workloads.chats import Grow, Message, Turn, Workload, ask, assistant, user
+from bench.workloads.files import WHOLE, File, change, constants, set_value
+
+SHORT_STATEMENTS, MEDIUM_STATEMENTS = 6, 11
+NUM_TURNS = {"edits_short": 6, "edits_long": 4}
+MOST_STATEMENTS = 20_000
+
+
+def _edit(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    file = File(rng).text(MEDIUM_STATEMENTS)
+    request, changed = change(file, rng, ["value"])
+    return [ask(f"{request} {WHOLE}\n\n{file}", changed)]
+
+
+def _edit_again(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    file = File(rng).text(MEDIUM_STATEMENTS)
+    name = constants(file)[0][0]
+    first, second = (
+        ask(f"{verb} {name} to {new}.\n\n{file}", set_value(file, name, new))
+        for verb, new in zip(("Set", "Change"), rng.sample(range(100, 999), 2), strict=True)
+    )
+    return [replace(first, is_measured=False), second]
+
+
+def _edit_again_cold(rng: random.Random, grow: Grow) -> Sequence[Turn]:
+    return _edit_again(rng, grow)[1:]
+
+
+def _code(rng: random.Random, grow: Grow) -> Sequence[Turn]:
+    return _edits(_grown(File(rng), grow), rng, 1)
+
+
+def _edits_short(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    return _edits(File(rng).text(SHORT_STATEMENTS), rng, NUM_TURNS["edits_short"])
+
+
+def _edits_long(rng: random.Random, grow: Grow) -> Sequence[Turn]:
+    file = File(rng, num_constants=(12, 24), num_statements=(2, 4))
+    return _edits(_grown(file, grow), rng, NUM_TURNS["edits_long"])
+
+
+def _grown(file: File, grow: Grow) -> str:
+    return file.text(
+        grow(lambda count: f"Set lantern to 100. {WHOLE}\n\n{file.text(count)}", MOST_STATEMENTS)
+    )
+
+
+def _edits(file: str, rng: random.Random, num_turns: int) -> list[Turn]:
+    """A chat about one file: each turn asks for a change of what the turn before answered."""
+    messages: tuple[Message, ...] = ()
+    turns: list[Turn] = []
+    for at in range(num_turns):
+        request, changed = change(file, rng)
+        shown = f"\n\n{file}" if at == 0 else ""
+        messages = (*messages, user(f"{request} {WHOLE}{shown}"))
+        turns.append(Turn(messages, changed))
+        messages = (*messages, assistant(changed))
+        file = changed
+    return turns
+
+
+WORKLOADS = (
+    Workload("edits", "files of about 20 lines with one value changed, each answered in full", _edit),
+    Workload("edits_again", "the same, after another edit of the same file", _edit_again),
+    Workload("edits_again_cold", "the very same chats, without the edit before", _edit_again_cold),
+    Workload("code", "one change in a file of the given length, answered in full", _code, (600, 800)),
+    Workload(
+        "edits_short", "a snippet of some ten lines, edited in six turns, each answered in full", _edits_short
+    ),
+    Workload(
+        "edits_long",
+        "a file of hundreds of lines, edited in four turns, each answered in full",
+        _edits_long,
+        (1500,),
+    ),
+)

@@ -1,0 +1,164 @@
+"""Made-up Python files, and small changes of them that are asked for in words."""
+
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.workloads.words import NOUNS, VERBS, Supply, identifiers, number, thing, value
+
+KINDS = ("value", "rename", "docstring", "return")
+"""Ways in which a file is changed."""
+
+WHOLE = "Answer with the whole file."
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a file or several. closing: what must follow if the file ends here."""
+
+    text: str
+    closing: str = ""
+
+
+class File:
+    """A file that can be had at any length.
+
+    num_constants: how many stand before each function, from the first number to the second.
+    num_statements: how many each function has, likewise.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        num_constants: tuple[int, int] = (1, 4),
+        num_statements: tuple[int, int] = (1, 4),
+    ) -> None:
+        own = random.Random(rng.random())
+        self._lines = Supply(_lines(own, num_constants, num_statements))
+
+    def text(self, count: int) -> str:
+        """So many statements of it, in a code fence."""
+        lines = self._lines.first(count)
+        return fenced("\n".join(line.text for line in lines) + lines[-1].closing)
+
+
+def fenced(code: str) -> str:
+    """Python code as chats show it."""
+    return f"```python\n{code}\n```"
+
+
+def change(file: str, rng: random.Random, kinds: Sequence[str] = KINDS) -> tuple[str, str]:
+    """What is asked for, without WHOLE, and the file after it. file: in a code fence."""
+    kind = rng.choice(kinds)
+    if kind in ("docstring", "return") and "\ndef " not in file:
+        kind = "value"
+    return _CHANGES[kind](file, rng)
+
+
+def set_value(file: str, name: str, new: str | int) -> str:
+    """The file with another value of a constant."""
+    return re.sub(rf"(?m)^{name} = .*", f"{name} = {new}", file)
+
+
+def constants(file: str) -> list[tuple[str, str]]:
+    """Names and values of a file's constants."""
+    return re.findall(r"(?m)^(\w+) = (.*)$", file)
+
+
+def _lines(
+    rng: random.Random, num_constants: tuple[int, int], num_statements: tuple[int, int]
+) -> Iterator[Line]:
+    unused = identifiers(rng)
+    gap = ""
+    while True:
+        for _ in range(rng.randint(*num_constants)):
+            yield Line(f"{gap}{next(unused)} = {_literal(rng)}")
+            gap = ""
+        name = next(unused)
+        known = [next(unused) for _ in range(rng.choice((1, 2)))]
+        opening = f"\ndef {name}({', '.join(known)}):\n"
+        count = rng.randint(*num_statements)
+        for at in range(count):
+            target = next(unused)
+            text = f"{'' if at else opening}    {target} = {_expression(rng, known)}"
+            known.append(target)
+            closing = f"\n    return {_expression(rng, known)}"
+            is_last = at == count - 1
+            yield Line(text + closing if is_last else text, "" if is_last else closing)
+        gap = "\n"
+
+
+def _literal(rng: random.Random) -> str:
+    return str(number(rng)) if rng.random() < 0.7 else f'"{value(rng)}"'
+
+
+def _expression(rng: random.Random, known: Sequence[str]) -> str:
+    kind, left = rng.random(), rng.choice(known)
+    if kind < 0.4:
+        return f"{left} {rng.choice('+-*')} {number(rng)}"
+    if kind < 0.8:
+        return f"{left} {rng.choice('+-*')} {rng.choice(known)}"
+    return f'{left}["{rng.choice(NOUNS)}"]'
+
+
+def _value(file: str, rng: random.Random) -> tuple[str, str]:
+    name, old = rng.choice(constants(file))
+    new = _other_than(old, make=lambda: str(number(rng)))
+    asked = rng.choice(
+        ("Set {name} to {new}.", "Change {name} to {new}.", "Change {name} from {old} to {new}.")
+    )
+    return asked.format(name=name, old=old, new=new), set_value(file, name, new)
+
+
+def _rename(file: str, rng: random.Random) -> tuple[str, str]:
+    names = [name for name, _ in constants(file)] + re.findall(r"(?m)^def (\w+)", file)
+    names += re.findall(r"(?m)^    (\w+) = ", file)
+    old = rng.choice(names)
+    new = _other_than(*names, "python", make=lambda: next(identifiers(rng)))
+    asked = rng.choice(
+        ("Rename {old} to {new}.", "Change the name {old} to {new}.", "Replace {old} with {new} everywhere.")
+    )
+    return asked.format(old=old, new=new), re.sub(rf"\b{old}\b", new, file)
+
+
+def _docstring(file: str, rng: random.Random) -> tuple[str, str]:
+    bare = re.findall(r'(?m)^def (\w+)\(.*\):\n(?!    """)', file)
+    if not bare:
+        return _return(file, rng)
+    name, text = rng.choice(bare), f"{rng.choice(VERBS).capitalize()} the {thing(rng)}."
+    asked = rng.choice(('Add the docstring "{text}" to {name}.', 'Give {name} the docstring "{text}".'))
+    changed = re.sub(rf"(?m)^(def {name}\(.*\):)$", rf'\1\n    """{text}"""', file)
+    return asked.format(name=name, text=text), changed
+
+
+def _return(file: str, rng: random.Random) -> tuple[str, str]:
+    name, arguments, old = rng.choice(
+        re.findall(r"(?m)^def (\w+)\((.*)\):\n(?:    .*\n)*?    return (.*)$", file)
+    )
+    new = _other_than(old, make=lambda: _expression(rng, arguments.split(", ")))
+    asked = rng.choice(
+        (
+            "Make {name} return {new}.",
+            "{name} should return {new}, not {old}.",
+            "In {name}, return {new} instead of {old}.",
+        )
+    )
+    changed = re.sub(
+        rf"(?m)(^def {name}\(.*\):\n(?:    .*\n)*?    return ).*$", lambda m: m[1] + new, file, count=1
+    )
+    return asked.format(name=name, old=old, new=new), changed
+
+
+def _other_than(*old: str, make: Callable[[], str]) -> str:
+    while (new := make()) in old:
+        pass
+    return new
+
+
+_CHANGES: dict[str, Callable[[str, random.Random], tuple[str, str]]] = {
+    "value": _value,
+    "rename": _rename,
+    "docstring": _docstring,
+    "return": _return,
+}
