@@ -15,7 +15,7 @@ from server.keys import load_keys
 from server.limits import BodyLimit
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.metrics import Metrics
-from server.openapi import describe_bodies
+from server.openapi import complete_document
 from server.request_log import RequestLog, check_request_id
 from server.responses_api.schemas import ResponsesRequest
 from server.routes import (
@@ -84,7 +84,7 @@ def create_app(engine: EngineFace, settings: Settings) -> FastAPI:
     )
     for routes in ROUTES:
         app.include_router(routes.router)
-    describe_bodies(app, *BODIES, open_paths=OPEN_PATHS if keys else None)
+    complete_document(app, *BODIES, open_paths=OPEN_PATHS if keys else None)
     install_error_handlers(app)
     app.add_middleware(
         BodyLimit, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s

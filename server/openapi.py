@@ -7,8 +7,19 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from server.request_log import ID_PATTERN, REQUEST_ID
+
 _REFERENCE = "#/components/schemas/{model}"
 _FRAMEWORKS_OWN = ("HTTPValidationError", "ValidationError")
+_ID_SCHEMA = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
+_ID_GIVEN = {
+    "name": REQUEST_ID,
+    "in": "header",
+    "required": False,
+    "description": "A name for the request in the log; without it the server makes one.",
+    "schema": _ID_SCHEMA,
+}
+_ID_TOLD = {"description": "The name of the request in the log.", "required": True, "schema": _ID_SCHEMA}
 
 
 class ErrorObject(BaseModel):
@@ -41,10 +52,10 @@ def asks(model: type[BaseModel]) -> dict[str, Any]:
     return {"parameters": parameters}
 
 
-def describe_bodies(
+def complete_document(
     app: FastAPI, *models: type[BaseModel], open_paths: Collection[str] | None = None
 ) -> None:
-    """Add the models that routes name with takes() to the app's document, and the shape of errors.
+    """Add the models that routes name with takes() to the app's document, the shape of errors, and headers.
 
     open_paths: what may be asked without an API key; None where nothing needs one.
     """
@@ -56,17 +67,26 @@ def describe_bodies(
         _, schemas = models_json_schema(
             [(model, "validation") for model in described], ref_template=_REFERENCE
         )
-        known = whole.setdefault("components", {}).setdefault("schemas", {})
+        components = whole.setdefault("components", {})
+        components["parameters"], components["headers"] = {"RequestId": _ID_GIVEN}, {"RequestId": _ID_TOLD}
+        known = components.setdefault("schemas", {})
         known.update(schemas["$defs"])
         # The framework checks nothing here, so nothing fails in its way.
         for name in _FRAMEWORKS_OWN:
             known.pop(name, None)
         for operations in whole["paths"].values():
             for operation in operations.values():
-                operation["responses"].pop("422", None)
-                operation["responses"]["default"] = _error()
+                responses = operation["responses"]
+                responses.pop("422", None)
+                responses["default"] = _error()
+                for response in responses.values():
+                    response["headers"] = {REQUEST_ID: {"$ref": "#/components/headers/RequestId"}}
+                given = {"$ref": "#/components/parameters/RequestId"}
+                # The framework keeps its document: this is not the first time, perhaps.
+                others = [one for one in operation.get("parameters", ()) if one != given]
+                operation["parameters"] = [*others, given]
         if open_paths is not None:
-            whole["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             whole["security"] = [{"key": []}]
             for path in open_paths:
                 whole["paths"][path]["get"]["security"] = []

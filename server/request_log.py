@@ -16,8 +16,9 @@ from server.logs import LOGGER, RequestRecord, begin_record, log_request, record
 from server.metrics import Metrics
 
 REQUEST_ID = "x-request-id"
-_ID = re.compile(r"[!-~]{1,128}")
+ID_PATTERN = "[!-~]{1,128}"
 """What a client may call its request: it is written into the log, and sent back in a header."""
+_ID = re.compile(ID_PATTERN)
 
 
 def record_of(request: HTTPConnection) -> RequestRecord:

@@ -26,8 +26,8 @@ programs is at `/openapi.json`.
   all but `/health`: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it.
   Responses that are kept belong to the key; with `--ngram-scope api-key` requests with different keys
   learn nothing from each other.
-- Every answer has the header `x-request-id`, the name of the request in the log. A request may bring one, of
-  1 to 128 visible ASCII characters.
+- Every answer has the header `x-request-id`, the name of the request in the log. A request to any address may
+  bring one, of 1 to 128 visible ASCII characters.
 - *Since* is the version that brought a field.
 """
 _ERRORS = """\

@@ -24,13 +24,29 @@ async def test_the_document_has_every_field_and_no_dangling_reference(client):
 async def test_the_document_has_every_query_and_the_shape_of_errors(client):
     document = (await client.get("/openapi.json")).json()
     listed = document["paths"]["/v1/responses/{response_id}/input_items"]["get"]["parameters"]
-    assert {asked["name"] for asked in listed if asked["in"] == "query"} == set(ListQuery.model_fields)
+    assert {asked["name"] for asked in listed if asked.get("in") == "query"} == set(ListQuery.model_fields)
     for operations in document["paths"].values():
         for operation in operations.values():
             # Nothing is checked by the framework, whose own errors would be a 422.
             assert operation["responses"].keys() == {"200", "default"}
             content = operation["responses"]["default"]["content"]["application/json"]
             assert content["schema"] == {"$ref": "#/components/schemas/ErrorResponse"}
+
+
+async def test_every_route_takes_a_request_id_and_tells_it(client):
+    await client.get("/openapi.json")
+    document = (await client.get("/openapi.json")).json()
+    (given,), (told,) = (document["components"][kind].values() for kind in ("parameters", "headers"))
+    assert (given["name"], given["in"], given["required"]) == ("x-request-id", "header", False)
+    assert given["schema"] == told["schema"] == {"type": "string", "pattern": "^[!-~]{1,128}$"}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            assert operation["parameters"].count({"$ref": "#/components/parameters/RequestId"}) == 1
+            for response in operation["responses"].values():
+                assert response["headers"] == {"x-request-id": {"$ref": "#/components/headers/RequestId"}}
+    for path in ("/health", "/nowhere"):
+        told = (await client.get(path)).headers["x-request-id"]
+        assert re.fullmatch(given["schema"]["pattern"], told)
 
 
 async def test_what_is_refused_may_be_told_from_the_document(client):
