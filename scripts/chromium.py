@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through a pipe in its DevTools protocol: for the tests and scripts/screenshots."""
+"""A headless Chromium, driven through a pipe in its DevTools protocol: for tests and screenshots."""
 
 import base64
 import json
@@ -152,7 +152,11 @@ class Page:
     def resize(self, width: int, height: int = 900, scale: float = 1) -> None:
         """Give the window a size in CSS pixels."""
         self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=False,
         )
         self.settle()
 
@@ -163,7 +167,15 @@ class Page:
 
     def press(self, key: str) -> None:
         """Press a key and let it go: "Tab", "ArrowRight", "Enter"."""
-        codes = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
+        codes = {
+            "Tab": 9,
+            "Enter": 13,
+            "Escape": 27,
+            "End": 35,
+            "Home": 36,
+            "ArrowLeft": 37,
+            "ArrowRight": 39,
+        }
         named: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
         if key == "Enter":
             named["text"] = "\r"

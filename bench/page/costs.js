@@ -49,7 +49,7 @@ function plotOf(curves) {
     draw: (width, isShown) => xyPlot(width, {
       height: 300,
       label: "cost of a forward by its width",
-      x: { name: "width: tokens in one forward", format: whole, domain: [1, widest] },
+      x: { name: "width: tokens in one forward", format: whole, domain: [1, widest], isWhole: true },
       y: { name: "cost, in forwards of one token", format: number, domain: [0, dearest * 1.12] },
       rules: [{ y: 1, label: "plain: width 1" }, { line: [[1, 1], [widest, widest]], label: "no gain even if all is accepted", isDashed: true }],
       named: curves.length > 1 && curves.length < 6 && width > 640,

@@ -1,6 +1,6 @@
 // What a document says about itself, and the frame of a section.
 import { choice, distinct, h, isNumber } from "./dom.js";
-import { anything, bytes, day, number } from "./format.js";
+import { anything, bytes, day } from "./format.js";
 
 /** "AMD EPYC 9V74, 2 cores": what tells one document from others in a choice. */
 function shortName(own, all) {
@@ -23,20 +23,12 @@ export function namesOf(documents) {
   }));
 }
 
-/** When and on what it was measured, and with which model: a sentence. */
+/** When and on what it was measured, and with which model: a sentence. The rest is said at the end of the page. */
 export function measured(own) {
   const machine = own.machine ?? {};
-  const parts = [
-    machine.cpu ?? "a machine not named",
-    isNumber(machine.cores) && `${machine.cores} cores`,
-    isNumber(machine.memory_bytes) && bytes(machine.memory_bytes),
-    machine.system,
-  ].filter(Boolean);
-  const model = own.model;
-  const size = isNumber(model?.num_parameters) ? `${number(model.num_parameters / 1e6)} M parameters` : null;
-  const about = [size, model?.dtype].filter(Boolean).join(", ");
-  const withModel = model?.name ? `; model ${model.name}${about ? ` (${about})` : ""}` : "";
-  return `Measured on ${day(own.date)} on ${parts.join(", ")}${withModel}.`;
+  const cores = isNumber(machine.cores) ? `, ${machine.cores} cores` : "";
+  const model = own.model?.name ? `; model ${own.model.name}` : "";
+  return `Measured on ${day(own.date)} on ${machine.cpu ?? "a machine not named"}${cores}${model}.`;
 }
 
 /**

@@ -1,5 +1,6 @@
-// A dot plot after Cleveland: one band for each row, one lane in it for each series, values beside the dots.
+// A dot plot after Cleveland: one band for each row, one lane in it for each series, values in a column.
 import { isNumber, svg } from "./dom.js";
+import { short } from "./format.js";
 import { extent, linear } from "./scale.js";
 import { shape, slotOf } from "./series.js";
 import { tip } from "./tooltip.js";
@@ -18,17 +19,17 @@ export function dotPlot(width, { rows, axis, format, reference, referenceLabel =
   const longest = Math.max(...rows.map((row) => Math.max(row.label.length, (row.sub ?? "").length * 0.9)));
   const isNarrow = width < 520;
   const left = isNarrow ? 10 : Math.min(longest * LETTER + 22, width * 0.38);
-  const right = width - 58;
+  const right = width - 74;
   const x = linear(domain ?? extent(numbers, 0.04, isNumber(reference) ? [reference] : []), [left, right]);
   const head = isNarrow ? 18 : 0;
   const heightOf = (row) => head + Math.max(1, row.points.length) * LANE + BETWEEN;
   const height = TOP + rows.reduce((sum, row) => sum + heightOf(row), 0) + 6;
-  const plot = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": label ?? axis });
+  const plot = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": label ?? axis });
   drawAxis(plot, x, { left, right, height, axis, format, reference, referenceLabel });
   let y = TOP;
   for (const row of rows) {
     const own = heightOf(row);
-    drawRow(plot, row, { x, y, own, head, left, right, width, reference, format, isNarrow });
+    drawRow(plot, row, { x, y, own, head, left, width, reference, format, isNarrow });
     y += own;
   }
   return plot;
@@ -39,39 +40,35 @@ function drawAxis(plot, x, { left, right, height, axis, format, reference, refer
   const at = isNumber(reference) ? x(reference) : -1000;
   for (const tick of x.ticks(Math.max(2, Math.round((right - left) / 90)))) {
     plot.append(svg("line", { class: "grid", x1: x(tick), x2: x(tick), y1: TOP - 6, y2: height - 6 }));
-    if (Math.abs(x(tick) - at) > 34) plot.append(svg("text", { class: "tick", x: x(tick), y: TOP - 11, "text-anchor": "middle" }, format(tick)));
+    if (Math.abs(x(tick) - at) > 40) plot.append(svg("text", { class: "tick", x: x(tick), y: TOP - 11, "text-anchor": "middle" }, short(format(tick))));
   }
   if (at < 0) return;
   plot.append(
     svg("line", { class: "reference", x1: at, x2: at, y1: TOP - 6, y2: height - 6 }),
-    svg("text", { class: "reference-name", x: at, y: TOP - 11, "text-anchor": at - left < 20 ? "start" : "middle" }, `${referenceLabel} ${format(reference)}`));
+    svg("text", { class: "reference-name", x: at, y: TOP - 11, "text-anchor": at - left < 20 ? "start" : "middle" }, `${referenceLabel} ${short(format(reference))}`));
 }
 
-function drawRow(plot, row, { x, y, own, head, left, right, width, reference, format, isNarrow }) {
+function drawRow(plot, row, { x, y, own, head, left, width, reference, format, isNarrow }) {
   const middle = y + head + (own - head - BETWEEN) / 2;
   plot.append(svg("line", { class: "row-line", x1: 0, x2: width, y1: y + own - BETWEEN / 2, y2: y + own - BETWEEN / 2 }));
   plot.append(isNarrow
     ? svg("text", { class: "row-name", x: 0, y: y + 13 }, cut(row.label, width / LETTER),
       row.sub && svg("tspan", { class: "row-sub", dx: 8 }, row.sub))
-    : svg("text", { class: "row-name", x: left - 14, y: middle + (row.sub ? -1 : 4), "text-anchor": "end" }, cut(row.label, left / LETTER)));
-  if (row.sub && !isNarrow) plot.append(svg("text", { class: "row-sub", x: left - 14, y: middle + 13, "text-anchor": "end" }, row.sub));
+    : svg("text", { class: "row-name", x: 0, y: middle + (row.sub ? -1 : 4) }, cut(row.label, left / LETTER)));
+  if (row.sub && !isNarrow) plot.append(svg("text", { class: "row-sub", x: 0, y: middle + 13 }, row.sub));
+  const most = Math.max(...row.points.map((point) => point.value ?? -Infinity));
   row.points.forEach((point, lane) => {
     if (!isNumber(point.value)) return;
     const at = y + head + (lane + 0.5) * LANE;
     const slot = slotOf(point.series);
     const group = svg("g", { "data-series": point.series });
     const from = isNumber(reference) ? x(reference) : x.domain[0] === 0 ? left : null;
-    if (from !== null) group.append(svg("line", { class: `stem slot-${slot}`, x1: from, x2: x(point.value), y1: at, y2: at }));
-    if (isNumber(point.low) && isNumber(point.high)) group.append(svg("line", { class: `whisker slot-${slot}`, x1: x(point.low), x2: x(point.high), y1: at, y2: at }));
+    const hasWhisker = isNumber(point.low) && isNumber(point.high);
+    if (from !== null && !hasWhisker) group.append(svg("line", { class: `stem slot-${slot}`, x1: from, x2: x(point.value), y1: at, y2: at }));
+    if (hasWhisker) group.append(svg("line", { class: `whisker slot-${slot}`, x1: x(point.low), x2: x(point.high), y1: at, y2: at }));
     if (isNumber(point.best)) group.append(svg("line", { class: "best", x1: x(point.best), x2: x(point.best), y1: at - 5, y2: at + 5 }));
     const mark = svg("g", {}, svg("rect", { class: "target", x: x(point.value) - 12, y: at - LANE / 2, width: 24, height: LANE }), shape(slot, x(point.value), at, 0.95));
-    // Beside the dot, on the side away from the line to plain decoding.
-    const isBelow = isNumber(reference) && point.value < reference;
-    const rightmost = Math.max(x(point.value), isNumber(point.high) ? x(point.high) : 0);
-    const leftmost = Math.min(x(point.value), isNumber(point.low) ? x(point.low) : Infinity);
-    const isLeft = isBelow && leftmost - left > 44;
-    const passes = isNumber(point.best) && Math.abs(x(point.best) - rightmost - 24) < 30 ? x(point.best) - rightmost : 0;
-    const value = svg("text", { class: "value", x: isLeft ? leftmost - 10 : rightmost + 10 + (isBelow ? Math.max(0, x(reference) - rightmost) : Math.max(0, passes)), y: at + 4, "text-anchor": isLeft ? "end" : "start" }, format(point.value));
+    const value = svg("text", { class: point.value === most && row.points.length > 1 ? "value most" : "value", x: width - 2, y: at + 4, "text-anchor": "end" }, format(point.value));
     group.append(tip(mark, point.tip), value);
     plot.append(group);
   });

@@ -1,10 +1,11 @@
 // When drafting pays: speed against acceptance, the lines fitted to it, and where they cross plain decoding.
-import { distinct, h, isNumber, list } from "./dom.js";
+import { distinct, grouped, h, isNumber, list } from "./dom.js";
 import { section } from "./documents.js";
 import { dotPlot } from "./dots.js";
 import { figure, panels } from "./figure.js";
 import { anything, counted, fixed2, fixed3, listed, number, perSecond, share, times, whole, words } from "./format.js";
 import { xyPlot } from "./lines.js";
+import { matrix } from "./matrix.js";
 import { slotOf } from "./series.js";
 import { table } from "./table.js";
 
@@ -17,10 +18,11 @@ export function economicsSection(documents) {
 function build(own) {
   const { economics } = own;
   const fits = list(economics.fits).filter((fit) => isNumber(fit?.a) && isNumber(fit?.b));
-  const points = list(economics.points).filter((point) => isNumber(alphaOf(point)) && isNumber(tpsOf(point)));
+  const points = list(economics.points).filter((point) => isNumber(point?.acceptance) && isNumber(point?.decode_tps) && !point.is_gated);
   const plain = plainOf(economics, fits);
   const buckets = list(economics.buckets).filter((one) => one && typeof one === "object");
   const predicted = list(economics.predicted).filter((one) => isNumber(one?.predicted) && isNumber(one?.measured));
+  const choices = list(economics.choices).filter((one) => isNumber(one?.speedup));
   return {
     lead: lead(fits),
     parts: [
@@ -28,15 +30,19 @@ function build(own) {
       fits.length && fitsFigure(fits, points, plain),
       fits.length && table("Fits as a table", columnsOf(fits), fits),
       breakEvens(fits).length > 1 && betaFigure(breakEvens(fits), economics.beta),
+      choices.length && choicesFigure(choices),
+      choices.length && table("Choices as a table", columnsOf(choices), choices),
       buckets.length && bucketsFigure(buckets),
       predicted.length && predictedFigure(predicted),
+      economics.intervals && h("p", { class: "note" }, String(economics.intervals)),
       energy(economics.energy),
     ],
   };
 }
 
-const alphaOf = (point) => point?.alpha ?? point?.acceptance;
-const tpsOf = (point) => point?.tps ?? point?.decode_tps;
+// What a point would run at if its chat ran plainly at the speed that all do on average; fits are of these.
+const speedOf = (point, plain) => (isNumber(point.speedup) && isNumber(plain) ? point.speedup * plain : point.decode_tps);
+const typeOf = (point) => String(point.draft_type ?? "controlled");
 const nameOf = (length) => `k = ${length}`;
 const breakEvens = (fits) => fits.filter((fit) => isNumber(fit.break_even));
 
@@ -65,14 +71,16 @@ function advice(sentences) {
 }
 
 function fitsFigure(fits, points, plain) {
-  const speeds = [...points.map(tpsOf), ...fits.flatMap((fit) => [fit.a, fit.a + fit.b]), plain].filter(isNumber);
+  const speeds = [...points.map((point) => speedOf(point, plain)), ...fits.flatMap((fit) => [fit.a, fit.a + fit.b]), plain].filter(isNumber);
   const [low, high] = [Math.max(0, Math.min(...speeds)), Math.max(...speeds)];
   const room = 0.05 * (high - low);
+  const types = distinct(points.map(typeOf));
   return figure({
     title: "Speed against acceptance, by draft length",
-    note: "Each dot is a run, the slanted line the least-squares fit a + b·α. It crosses plain decoding at the break-even; the band is its 95 % interval.",
-    draw: (width) => panels(width, fits.map((fit) => [nameOf(fit.num_draft_tokens), (own) => {
-      const slot = slotOf(nameOf(fit.num_draft_tokens));
+    note: "Each mark is an answer, the slanted line the least-squares fit a + b·α over drafts of known acceptance. It crosses plain decoding at the break-even; the band is its 95 % interval.",
+    series: types,
+    draw: (width, isShown) => panels(width, fits.map((fit) => [nameOf(fit.num_draft_tokens), (own) => {
+      const slot = slotOf(types.includes("controlled") || !types.length ? "controlled" : types[0]);
       const hasBand = isNumber(fit.low) && isNumber(fit.high);
       return xyPlot(own, {
         height: 240,
@@ -85,16 +93,43 @@ function fitsFigure(fits, points, plain) {
           { line: [[0, fit.a], [1, fit.a + fit.b]], slot },
           ...(isNumber(fit.break_even) && fit.break_even >= 0 && fit.break_even <= 1 ? [{ x: fit.break_even, label: `pays above ${fixed2(fit.break_even)}`, slot, isDashed: true }] : []),
         ],
-        series: [{
-          name: nameOf(fit.num_draft_tokens),
+        series: types.filter(isShown).map((type) => ({
+          name: type,
           isLine: false,
-          points: points.filter((point) => point.num_draft_tokens === fit.num_draft_tokens).map((point) => ({
-            x: alphaOf(point), y: tpsOf(point),
-            tip: [[point.workload, nameOf(fit.num_draft_tokens)].filter(Boolean).join(", "), `${share(alphaOf(point))} accepted`, perSecond(tpsOf(point)), ...(isNumber(plain) ? [`${times(tpsOf(point) / plain)} as fast as plain`] : [])],
+          points: points.filter((point) => typeOf(point) === type && point.num_draft_tokens === fit.num_draft_tokens).map((point) => ({
+            x: point.acceptance, y: speedOf(point, plain),
+            tip: [[point.workload, type, nameOf(fit.num_draft_tokens)].filter(Boolean).join(", "), `${share(point.acceptance)} accepted`, perSecond(point.decode_tps), `${times(point.speedup)} as fast as plain`],
           })),
-        }],
+        })),
       });
     }]), 270),
+  });
+}
+
+function choicesFigure(choices) {
+  const kind = (one) => `${one.draft_type}${one.is_gated ? ", with the gate" : ""}`;
+  const lengths = distinct(choices.map((one) => one.num_draft_tokens)).sort((a, b) => a - b);
+  const most = Math.max(0.2, ...choices.map((one) => Math.abs(one.speedup - 1)));
+  return figure({
+    title: "What could be chosen",
+    note: "Speed-up by workload and draft length. Blue cells gain, orange cells lose; those with a dagger hold plain decoding inside their 95 % interval.",
+    draw: () => h("div", { class: "matrices" }, [...grouped(choices, kind)].map(([name, of]) => matrix({
+      caption: name,
+      corner: "drafts →",
+      columns: lengths,
+      rows: distinct(of.map((one) => String(one.workload))),
+      most,
+      cell: (workload, length) => {
+        const own = of.find((one) => String(one.workload) === workload && one.num_draft_tokens === length);
+        if (!own) return null;
+        const isOpen = isNumber(own.low) && isNumber(own.high) && own.low < 1 && own.high > 1;
+        return {
+          value: own.speedup,
+          text: `${fixed2(own.speedup)}${isOpen ? "†" : ""}`,
+          tip: [`${workload}, ${name}, ${length} drafts`, `${times(own.speedup)} as fast as plain`, `95 %: ${times(own.low)} to ${times(own.high)}`, `${share(own.acceptance)} accepted`, ...(isNumber(own.n) ? [counted(own.n, "chat")] : [])],
+        };
+      },
+    }))),
   });
 }
 
@@ -115,7 +150,7 @@ function betaFigure(fits, beta) {
       y: { name: "acceptance needed", format: share, domain: [Math.min(0, ...fits.map((fit) => fit.break_even)), Math.max(1, ...fits.map((fit) => fit.break_even))] },
       rules: hasLine ? [{ line: [[0.5, beta.r + beta.beta * 0.5], [to, beta.r + beta.beta * to]], label: "r + β k", isDashed: true }] : [],
       series: fits.map((fit) => ({
-        name: nameOf(fit.num_draft_tokens),
+        name: "controlled",
         points: [{ x: fit.num_draft_tokens, y: fit.break_even, low: clamp(fit.low), high: clamp(fit.high), tip: [nameOf(fit.num_draft_tokens), `break-even at ${share(fit.break_even)}`, `95 %: ${share(fit.low)} to ${share(fit.high)}`, ...(isNumber(fit.n) ? [counted(fit.n, "run")] : [])] }],
       })),
     }),
@@ -138,7 +173,7 @@ function bucketsFigure(buckets) {
   const all = distinct(buckets.map(bucketName));
   return figure({
     title: "Speed-up by acceptance",
-    note: "Runs sorted by the share of their drafted tokens that were accepted.",
+    note: "Answers sorted by the share of their drafted tokens that were accepted; the broad lines run from the slowest to the fastest.",
     series: names,
     draw: (width, isShown) => dotPlot(width, {
       axis: "times as fast as plain decoding",
@@ -147,8 +182,8 @@ function bucketsFigure(buckets) {
       rows: all.map((label) => ({
         label,
         points: buckets.filter((bucket) => bucketName(bucket) === label && isShown(series(bucket))).map((bucket) => ({
-          series: series(bucket), value: bucket.speedup ?? bucket.mean_speedup,
-          tip: [`${label} accepted, ${series(bucket)}`, `${times(bucket.speedup ?? bucket.mean_speedup)} as fast as plain`, ...(isNumber(bucket.n) ? [counted(bucket.n, "run")] : [])],
+          series: series(bucket), value: bucket.speedup, low: bucket.lowest, high: bucket.highest,
+          tip: [`${label} accepted, ${series(bucket)}`, `${times(bucket.speedup)} as fast as plain`, `from ${times(bucket.lowest)} to ${times(bucket.highest)}`, ...(isNumber(bucket.n) ? [counted(bucket.n, "run")] : [])],
         })),
       })),
     }),
@@ -159,33 +194,33 @@ function predictedFigure(rows) {
   const values = rows.flatMap((row) => [row.predicted, row.measured]);
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const domain = [low - 0.05 * (high - low || 1), high + 0.05 * (high - low || 1)];
-  const series = (row) => (isNumber(row.num_draft_tokens) ? nameOf(row.num_draft_tokens) : row.draft_type ?? "auto");
-  const unit = high > 20 ? "tokens per second" : "speed-up";
+  const series = (row) => String(row.draft_type ?? "controlled");
   const names = distinct(rows.map(series));
   return figure({
     title: "Predicted against measured",
-    note: "What the fits say of runs, against what was measured. On the slanted line the two agree.",
+    note: "Speed-ups foretold without knowing the answer, against what was measured. On the slanted line the two agree.",
     series: names,
-    draw: (width, isShown) => xyPlot(Math.min(width, 480), {
-      height: Math.min(width, 480) * 0.8,
-      label: "predicted against measured",
-      x: { name: `measured ${unit}`, format: number, domain },
-      y: { name: `predicted ${unit}`, format: number, domain },
+    draw: (width, isShown) => panels(Math.min(width, 900), [...grouped(rows, (row) => row.by ?? null)].map(([by, of]) => [by === null ? "" : `by the ${by}`, (own) => xyPlot(own, {
+      height: Math.min(own * 0.82, 360),
+      label: "predicted against measured speed-up",
+      x: { name: "measured speed-up", format: times, domain },
+      y: { name: "predicted speed-up", format: times, domain },
       rules: [{ line: [[domain[0], domain[0]], [domain[1], domain[1]]], isDashed: true }],
       series: names.filter(isShown).map((name) => ({
         name,
         isLine: false,
-        points: rows.filter((row) => series(row) === name).map((row) => ({
-          x: row.measured, y: row.predicted, tip: [[row.workload, name].filter(Boolean).join(", "), `measured ${number(row.measured)}`, `predicted ${number(row.predicted)}`],
+        points: of.filter((row) => series(row) === name).map((row) => ({
+          x: row.measured, y: row.predicted,
+          tip: [[row.workload, name, isNumber(row.num_draft_tokens) && nameOf(row.num_draft_tokens)].filter(Boolean).join(", "), `measured ${times(row.measured)}`, `predicted ${times(row.predicted)}`],
         })),
       })),
-    }),
+    })]), 320),
   });
 }
 
 function energy(value) {
   if (!value || typeof value !== "object") return null;
   const rows = list(value.rows);
-  if (rows.length) return table("Energy", columnsOf(rows), rows);
-  return h("p", { class: "note" }, `Energy: ${Object.entries(value).map(([name, one]) => `${words(name)} ${anything(one)}`).join("; ")}.`);
+  if (rows.length) return table(`Energy of ${value.measured}, in joules for a token`, columnsOf(rows), rows);
+  return h("p", { class: "note" }, `Energy: not measured${value.reason ? ` (${value.reason})` : ""}.`);
 }

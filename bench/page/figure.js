@@ -1,7 +1,7 @@
 // The frame around a plot: title, what to choose, a legend that switches series, the plot at the width there is.
 import { h } from "./dom.js";
 import { rove } from "./tooltip.js";
-import { slotOf, swatch } from "./series.js";
+import { assignSlots, slotOf, swatch } from "./series.js";
 
 const GAP = 28;
 
@@ -11,6 +11,7 @@ const GAP = 28;
  * tells whether a series is switched on.
  */
 export function figure({ title, note, series = [], labels = {}, controls = [], draw }) {
+  assignSlots(series);
   const hidden = new Set();
   const body = h("div", { class: "plot" });
   let width = 0;
@@ -53,7 +54,9 @@ function light(body, name) {
 
 /** Small plots of one kind beside each other. panels: [heading, draw(width)]; least: their smallest width. */
 export function panels(width, all, least = 250) {
-  const columns = Math.max(1, Math.min(all.length, Math.floor((width + GAP) / (least + GAP))));
+  const most = Math.max(1, Math.floor((width + GAP) / (least + GAP)));
+  // As many rows as are needed, and in each as many as in the others: four are two and two, not three and one.
+  const columns = Math.ceil(all.length / Math.ceil(all.length / most));
   const own = Math.floor((width - GAP * (columns - 1)) / columns);
   const grid = h("div", { class: "panels" }, all.map(([heading, draw]) =>
     h("div", { class: "panel" }, h("h4", {}, heading), draw(own))));

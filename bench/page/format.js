@@ -59,6 +59,11 @@ export function words(name) {
   return String(name).replaceAll("_", " ");
 }
 
+/** What a format gives, without zeros at the end of a fraction: for ticks. */
+export function short(text) {
+  return text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
+}
+
 /** Any value of a document as text. */
 export function anything(value) {
   if (value === null || value === undefined) return MISSING;

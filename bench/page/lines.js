@@ -1,5 +1,6 @@
 // Points and lines over two axes, with rules across, bands, intervals, and names at the lines' ends.
 import { isNumber, svg } from "./dom.js";
+import { short } from "./format.js";
 import { binaryLog, extent, linear } from "./scale.js";
 import { shape, slotOf } from "./series.js";
 import { tip } from "./tooltip.js";
@@ -7,21 +8,23 @@ import { tip } from "./tooltip.js";
 const LETTER = 6.3;
 
 /**
- * x, y: {name, format, domain, isLog, ticks}. series: {name, label, points: [{x, y, low, high, tip}], isLine,
+ * x, y: {name, format, domain, isLog, isWhole, ticks}. series: {name, label, points: [{x, y, low, high, tip}], isLine,
  * isDashed, hasMarks}. rules: {x, y or line: [[x, y], [x, y]], label, isDashed, slot}. bands: {from, to, slot}
- * along x. named: whether series are named at their ends. clip: lines may leave the plot.
+ * along x. named: whether series are named at their ends.
  */
 export function xyPlot(width, { height = 220, x: xAxis, y: yAxis, series, rules = [], bands = [], named = false, label }) {
   const points = series.flatMap((one) => one.points).filter((point) => isNumber(point.x) && isNumber(point.y));
   const yDomain = yAxis.domain ?? extent(points.flatMap((point) => [point.y, point.low, point.high].filter(isNumber)), 0.06, rules.map((rule) => rule.y).filter(isNumber));
   const xDomain = xAxis.domain ?? extent(points.map((point) => point.x), 0.03);
   const ends = named ? Math.min(width * 0.32, 16 + LETTER * Math.max(4, ...series.map((one) => (one.label ?? one.name).length))) : 12;
-  const yTicks = linear(yDomain, [0, 1]).ticks(Math.max(2, Math.round(height / 55)));
-  const left = 10 + LETTER * Math.max(...yTicks.map((tick) => yAxis.format(tick).length), 2);
-  const box = { left, right: width - ends, top: 24, bottom: height - 38, width };
+  const yTicks = linear(yDomain, [0, 1]).ticks(Math.max(2, Math.round(height / 48)));
+  const left = 10 + LETTER * Math.max(...yTicks.map((tick) => short(yAxis.format(tick)).length), 2);
+  // Names of upright rules stand between the axis' name and the plot.
+  const top = rules.some((rule) => isNumber(rule.x) && rule.label) ? 40 : 24;
+  const box = { left, right: width - ends, top, bottom: height - 38, width };
   const x = (xAxis.isLog ? binaryLog : linear)(xDomain, [box.left + 6, box.right - 6]);
   const y = linear(yDomain, [box.bottom, box.top]);
-  const plot = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": label ?? `${yAxis.name} by ${xAxis.name}` });
+  const plot = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": label ?? `${yAxis.name} by ${xAxis.name}` });
   drawAxes(plot, box, x, y, xAxis, yAxis, yTicks);
   for (const band of bands) {
     const [from, to] = [band.from, band.to].map((value) => Math.max(box.left, Math.min(box.right, x(value))));
@@ -38,14 +41,14 @@ function drawAxes(plot, box, x, y, xAxis, yAxis, yTicks) {
   for (const tick of yTicks) {
     plot.append(
       svg("line", { class: "grid", x1: box.left, x2: box.right, y1: y(tick), y2: y(tick) }),
-      svg("text", { class: "tick", x: box.left - 6, y: y(tick) + 4, "text-anchor": "end" }, yAxis.format(tick)));
+      svg("text", { class: "tick", x: box.left - 6, y: y(tick) + 4, "text-anchor": "end" }, short(yAxis.format(tick))));
   }
   const most = Math.max(2, Math.round((box.right - box.left) / 52));
   const given = xAxis.ticks && xAxis.ticks.filter((_, at) => at % Math.ceil(xAxis.ticks.length / most) === 0);
-  for (const tick of given ?? x.ticks(most)) {
+  for (const tick of given ?? x.ticks(most).filter((value) => !xAxis.isWhole || Number.isInteger(value))) {
     plot.append(
       svg("line", { class: "tick-mark", x1: x(tick), x2: x(tick), y1: box.bottom, y2: box.bottom + 4 }),
-      svg("text", { class: "tick", x: x(tick), y: box.bottom + 16, "text-anchor": "middle" }, xAxis.format(tick)));
+      svg("text", { class: "tick", x: x(tick), y: box.bottom + 16, "text-anchor": "middle" }, short(xAxis.format(tick))));
   }
   plot.append(
     svg("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }),
@@ -63,11 +66,12 @@ function drawRule(plot, box, x, y, rule) {
   plot.append(svg("line", { class: name + (rule.isDashed ? " dashed" : ""), x1, y1, x2, y2, "data-series": rule.series ?? null }));
   if (!rule.label) return;
   const isUpright = isNumber(rule.x);
-  const isRight = isUpright && x1 > (box.left + box.right) / 2;
+  // A line that leaves by the top has its name beside its end, not at the right edge.
+  const isSteep = !isUpright && x2 < (box.left + box.right) / 2;
   plot.append(svg("text", {
     class: isNumber(rule.slot) ? `rule-name slot-${rule.slot}` : "reference-name",
-    x: isUpright ? x1 + (isRight ? -5 : 5) : x2 - 2, y: isUpright ? box.top + 8 : Math.max(box.top + 8, y2 - 5),
-    "text-anchor": isUpright && !isRight ? "start" : "end",
+    x: isUpright ? x1 : isSteep ? x2 + 6 : x2 - 2, y: isUpright ? box.top - 5 : isSteep ? y2 + 10 : Math.max(box.top + 8, y2 - 5),
+    "text-anchor": isUpright ? "middle" : isSteep ? "start" : "end",
   }, rule.label));
 }
 

@@ -12,6 +12,7 @@ import { headline, speedupSection } from "./speedup.js";
 import { sweepSection } from "./sweep.js";
 import { listenForTips } from "./tooltip.js";
 
+const SHORT = { answers: "Tokens", costs: "Costs", sweep: "Settings", economics: "Economics", peers: "Others", replay: "Replay", sources: "Sources" };
 const documents = JSON.parse(document.getElementById("documents").textContent);
 const report = document.getElementById("report");
 
@@ -32,7 +33,7 @@ report.replaceChildren(
   ...sections);
 
 document.getElementById("contents").append(...sections.map((section) =>
-  h("a", { href: `#${section.id}` }, section.querySelector("h2").textContent)));
+  h("a", { href: `#${section.id}` }, SHORT[section.id] ?? section.querySelector("h2").textContent)));
 
 document.getElementById("theme").append(choice("Colours", [["auto", "auto"], ["light", "light"], ["dark", "dark"]], "auto", (theme) => {
   if (theme === "auto") delete document.documentElement.dataset.theme;

@@ -1,8 +1,8 @@
 // Drafters replayed over known answers, without a model: what a cost curve would turn their hits into.
-import { choice, distinct, grouped, isNumber, list } from "./dom.js";
+import { choice, distinct, h, isNumber, list } from "./dom.js";
 import { section } from "./documents.js";
 import { dotPlot } from "./dots.js";
-import { figure, panels } from "./figure.js";
+import { figure } from "./figure.js";
 import { anything, counted, fixed2, microseconds, share, times, whole, words } from "./format.js";
 import { xyPlot } from "./lines.js";
 import { table } from "./table.js";
@@ -30,45 +30,68 @@ export function replaySection(documents) {
 function build(own) {
   const rows = rowsOf(own);
   const curves = distinct(rows.flatMap((row) => Object.keys(speedups(row))));
-  return { lead: lead(rows, curves), parts: [plotOf(rows, curves), positions(rows), tableOf(rows, curves)] };
+  const workloads = distinct(rows.map(workloadOf));
+  // All workloads together are what a default is chosen by.
+  const chosen = { workload: workloads.includes("all") ? "all" : workloads[0] };
+  const figures = [plotOf(rows, curves, chosen), positions(rows, chosen)].filter(Boolean);
+  const control = workloads.length > 1 && h("div", { class: "controls" }, choice("Workload", workloads.map((name) => [name, name]), chosen.workload, (name) => {
+    chosen.workload = name;
+    for (const one of figures) one.redraw();
+  }));
+  return { lead: lead(rows.filter((row) => workloadOf(row) === chosen.workload), curves), parts: [control, ...figures, tableOf(rows, curves), curveNotes(own.replay.curves)] };
 }
+
+const workloadOf = (row) => String(row.workload ?? row.corpus ?? "all");
 
 function lead(rows, curves) {
   const pairs = Math.max(0, ...rows.map((row) => row.pairs).filter(isNumber));
   const over = pairs ? ` over ${counted(pairs, "recorded pair")} of prompt and answer` : "";
   const best = rows.toSorted((a, b) => (speedups(b)[curves[0]] ?? 0) - (speedups(a)[curves[0]] ?? 0))[0];
-  const first = curves.length ? ` ${nameOf(best)} comes first: ${times(speedups(best)[curves[0]])} with the costs of ${curves[0]}.` : "";
+  const first = best && curves.length ? ` ${nameOf(best)} comes first: ${times(speedups(best)[curves[0]])} with the costs of ${curves[0]}.` : "";
   return `Rules for drafting, replayed${over}; a speed-up here is what a cost curve would make of them, not a measured time.${first}`;
 }
 
-function plotOf(rows, curves) {
+function curveNotes(curves) {
+  return list(curves).map((curve) => h("p", { class: "note" },
+    Object.entries(curve ?? {}).filter(([, value]) => typeof value === "string").map(([, value]) => value).join("; ")));
+}
+
+function plotOf(rows, curves, chosen) {
   const measures = [...curves.map((name) => [`curve:${name}`, name]), ["tokens_per_forward", "tokens per forward"], ["coverage", "coverage"], ["drafter_us_per_token", "drafter time"]]
     .filter(([name]) => rows.some((row) => isNumber(valueOf(row, name))));
   if (!measures.length) return null;
   let measure = measures[0][0];
-  const corpora = distinct(rows.map((row) => row.workload ?? row.corpus ?? ""));
-  const order = [...grouped(rows, nameOf)].sort((a, b) => (valueOf(b[1][0], measure) ?? 0) - (valueOf(a[1][0], measure) ?? 0));
-  const series = (row) => (corpora.length > 1 ? String(row.workload ?? row.corpus ?? "all") : "auto");
+  const hasSlowest = rows.some((row) => row.slowest);
   const result = figure({
     title: "Rules, the best first",
-    series: corpora.length > 1 ? distinct(rows.map(series)) : [],
+    note: hasSlowest ? "The small upright mark is the request that gained least." : null,
     controls: measures.length > 1 ? [choice("Show", measures, measure, (name) => {
       measure = name;
       result.redraw();
     })] : [],
-    draw: (width, isShown) => dotPlot(width, {
-      ...axisOf(measure),
-      rows: order.map(([label, of]) => ({
-        label,
-        points: of.filter((row) => corpora.length < 2 || isShown(series(row))).map((row) => ({
-          series: series(row),
-          value: valueOf(row, measure),
-          tip: [[label, row.workload].filter(Boolean).join(", "), ...curves.map((name) => `${name}: ${times(speedups(row)[name])}`), `${fixed2(row.tokens_per_forward)} tokens per forward`, `coverage ${share(row.coverage)}`, `${microseconds(row.drafter_us_per_token)} of drafting per token`],
+    draw: (width) => {
+      const shown = rows.filter((row) => workloadOf(row) === chosen.workload);
+      const best = (row) => valueOf(row, measures[0][0]) ?? 0;
+      return dotPlot(width, {
+        ...axisOf(measure),
+        rows: shown.toSorted((a, b) => best(b) - best(a)).map((row) => ({
+          label: nameOf(row),
+          sub: row.used_by || null,
+          points: [{ series: "auto", value: valueOf(row, measure), best: measure.startsWith("curve:") ? row.slowest?.[measure.slice(6)] : null, tip: tipOf(row, curves) }],
         })),
-      })),
-    }),
+      });
+    },
   });
   return result;
+}
+
+function tipOf(row, curves) {
+  return [
+    nameOf(row), ...(row.drafter && row.rule ? [String(row.rule)] : []),
+    ...curves.map((name) => `${name}: ${times(speedups(row)[name])}`),
+    `${fixed2(row.tokens_per_forward)} tokens per forward`, `coverage ${share(row.coverage)}`,
+    `${microseconds(row.drafter_us_per_token)} of drafting per token`,
+  ];
 }
 
 function valueOf(row, measure) {
@@ -82,30 +105,29 @@ function axisOf(measure) {
   return { axis: "microseconds of drafting per token", format: microseconds };
 }
 
-function positions(rows) {
+function positions(rows, chosen) {
   const having = rows.filter((row) => list(row.acceptance_by_position).some(isNumber));
   if (!having.length) return null;
-  const groups = [...grouped(having, (row) => String(row.workload ?? row.corpus ?? "all pairs"))];
   const longest = Math.max(...having.map((row) => row.acceptance_by_position.length));
   return figure({
     title: "Acceptance by position, by rule",
     series: distinct(having.map(nameOf)),
-    draw: (width, isShown) => panels(width, groups.map(([name, of]) => [name, (own) => xyPlot(own, {
-      height: 220,
-      label: `${name}: acceptance by position`,
-      x: { name: "position in the draft", format: whole, domain: [1, Math.max(2, longest)] },
+    draw: (width, isShown) => xyPlot(width, {
+      height: 280,
+      label: "acceptance by position",
+      x: { name: "position in the draft", format: whole, domain: [1, Math.max(2, longest)], isWhole: true },
       y: { name: "accepted", format: share, domain: [0, 1] },
-      named: groups.length === 1 && own > 560,
-      series: of.filter((row) => isShown(nameOf(row))).map((row) => ({
+      named: width > 640 && distinct(having.map(nameOf)).length < 9,
+      series: having.filter((row) => workloadOf(row) === chosen.workload && isShown(nameOf(row))).map((row) => ({
         name: nameOf(row),
         points: row.acceptance_by_position.map((y, at) => ({ x: at + 1, y, tip: [`${nameOf(row)}, position ${at + 1}`, `${share(y)} accepted`] })),
       })),
-    })]), 300),
+    }),
   });
 }
 
 function tableOf(rows, curves) {
-  const names = distinct(rows.flatMap((row) => Object.keys(row))).filter((name) => !["speedup", "speedups", "acceptance_by_position"].includes(name));
+  const names = distinct(rows.flatMap((row) => Object.keys(row))).filter((name) => !["speedup", "speedups", "slowest", "by_curve", "acceptance_by_position"].includes(name));
   return table("Replays as a table", [
     ...names.map((name) => ({ name, label: words(name), format: FORMATS[name] ?? anything })),
     ...curves.map((name) => ({ name: (row) => speedups(row)[name] ?? null, label: name, format: times })),

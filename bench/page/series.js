@@ -4,12 +4,24 @@ import { svg } from "./dom.js";
 const KNOWN = ["auto", "suffix", "ngram-simple", "ngram-mod", "draft-model"];
 const NUM_SLOTS = 8;
 const slots = new Map(KNOWN.map((name, at) => [name, at]));
+const isModel = (name) => name === "model" || name === "plain" || name === "none";
 
 /** The slot of a name, 0 to 7, or "model" for what the model said itself: a class .slot-N has its colour. */
 export function slotOf(name) {
-  if (name === "model" || name === "plain" || name === "none") return "model";
-  if (!slots.has(name)) slots.set(name, slots.size % NUM_SLOTS);
+  if (isModel(name)) return "model";
+  if (!slots.has(name)) assignSlots([name]);
   return slots.get(name);
+}
+
+/** Give names that are shown together slots that differ, as far as there are slots; who has one keeps it. */
+export function assignSlots(names) {
+  const taken = names.filter((name) => slots.has(name)).map((name) => slots.get(name));
+  for (const name of names) {
+    if (slots.has(name) || isModel(name)) continue;
+    const free = [...Array(NUM_SLOTS).keys()].find((slot) => !taken.includes(slot)) ?? taken.length % NUM_SLOTS;
+    slots.set(name, free);
+    taken.push(free);
+  }
 }
 
 const POLYGONS = {

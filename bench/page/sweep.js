@@ -2,7 +2,7 @@
 import { choice, distinct, grouped, h, isNumber, list } from "./dom.js";
 import { section } from "./documents.js";
 import { figure, panels } from "./figure.js";
-import { anything, binary, fixed2, MEASURES, number, share, times, whole, words } from "./format.js";
+import { anything, binary, bytes, fixed2, MEASURES, number, share, times, whole, words } from "./format.js";
 import { xyPlot } from "./lines.js";
 import { matrix } from "./matrix.js";
 import { table } from "./table.js";
@@ -10,7 +10,12 @@ import { table } from "./table.js";
 const PARTS = ["grid", "table_sizes", "gate", "warm"];
 const FORMATS = {
   ...Object.fromEntries(Object.entries(MEASURES).map(([name, own]) => [name, own.format])),
-  entries: whole, occupancy: share, collisions: number, collision_share: share, threshold: number,
+  entries: whole, bytes, occupancy: share, collisions: whole, overwritten: share, foreign_drafts: share, known: share,
+  known_again: share, threshold: number, repetitive: share,
+};
+const SIZES = {
+  tokens_per_forward: "Tokens per forward", acceptance: "Acceptance", occupancy: "Occupancy of the table",
+  known: "Share of lookups it knew", overwritten: "Share of writes over another's entry", collisions: "Collisions",
 };
 
 function rowsOf(own, part) {
@@ -82,7 +87,7 @@ function gridFigure(rows) {
     })] : [],
     draw: () => h("div", { class: "matrices" }, distinct(rows.map((row) => row.draft_type)).map((type) => matrix({
       caption: type,
-      corner: "n-gram \\ drafts",
+      corner: "n ↓  drafts →",
       columns: lengths,
       rows: distinct(rows.filter((row) => row.draft_type === type).map((row) => row.ngram_size ?? null)).sort((a, b) => a - b).map((size) => size ?? "any"),
       cell: (size, length) => cell(type)(size === "any" ? null : size, length),
@@ -93,7 +98,7 @@ function gridFigure(rows) {
 }
 
 function groupName(row) {
-  return row.workload ?? row.draft_type ?? "ngram-mod";
+  return String(row.workload ?? (isNumber(row.requests) ? `${whole(row.requests)} requests` : "ngram-mod"));
 }
 
 function enoughEntries(sizes) {
@@ -108,17 +113,16 @@ function enoughEntries(sizes) {
 }
 
 function sizesFigure(rows) {
-  const shownNames = ["tokens_per_forward", "acceptance", "occupancy", "collisions", "collision_share"].filter((name) => rows.some((row) => isNumber(row[name])));
+  const shownNames = Object.keys(SIZES).filter((name) => rows.some((row) => isNumber(row[name])));
   const entries = rows.map((row) => row.entries).filter(isNumber);
   const domain = [Math.min(...entries), Math.max(...entries)];
   const enough = enoughEntries(rows);
-  const titles = { tokens_per_forward: "Tokens per forward", acceptance: "Acceptance", occupancy: "Occupancy of the table", collisions: "Collisions", collision_share: "Share of writes that collide" };
   return figure({
     title: "Size of ngram-mod's table",
     note: "The same conversations with tables of each size; entries grow by powers of two."
       + (enough ? " The upright line is the smallest table that stays within half a percent of the best." : ""),
     series: distinct(rows.map(groupName)),
-    draw: (width, isShown) => panels(width, shownNames.map((name) => [titles[name], (own) => xyPlot(own, {
+    draw: (width, isShown) => panels(width, shownNames.map((name) => [SIZES[name], (own) => xyPlot(own, {
       height: 200,
       label: `${words(name)} by entries`,
       x: { name: "entries", format: binary, domain, isLog: true },
@@ -128,7 +132,7 @@ function sizesFigure(rows) {
         name: series,
         points: some.toSorted((a, b) => a.entries - b.entries).map((row) => ({
           x: row.entries, y: row[name],
-          tip: [`${series}: ${whole(row.entries)} entries`, ...["tokens_per_forward", "acceptance", "occupancy", "collisions", "collision_share"].filter((one) => isNumber(row[one])).map((one) => `${words(one)}: ${FORMATS[one](row[one])}`)],
+          tip: [`${series}: ${whole(row.entries)} entries`, ...Object.keys(SIZES).filter((one) => isNumber(row[one])).map((one) => `${SIZES[one].toLowerCase()}: ${FORMATS[one](row[one])}`)],
         })),
       })),
     })]), 300),
@@ -137,24 +141,30 @@ function sizesFigure(rows) {
 
 function gateFigure(rows) {
   const names = distinct(rows.map((row) => row.workload));
+  const modes = [...grouped(rows, (row) => row.gate ?? null)];
+  const thresholds = distinct(rows.map((row) => row.threshold)).filter(isNumber).sort((a, b) => a - b);
+  const speeds = rows.map((row) => row.speedup).filter(isNumber);
+  const room = 0.06 * (Math.max(...speeds, 1) - Math.min(...speeds, 1));
   return figure({
     title: "Threshold of the gate",
-    note: "A draft is tried when the gate expects at least this much of it. Too low a threshold tries drafts that lose; too high a one leaves gains behind.",
+    note: "How much of a prompt must repeat before drafting is trusted from the start; thresholds stand at equal distances. "
+      + "Too low a threshold tries drafts that lose, too high a one leaves gains behind.",
     series: names,
-    draw: (width, isShown) => xyPlot(width, {
+    draw: (width, isShown) => panels(width, modes.map(([mode, of]) => [mode === null ? "" : `gate ${mode}`, (own) => xyPlot(own, {
       height: 260,
       label: "speed-up by threshold",
-      x: { name: "threshold", format: number },
-      y: { name: "times as fast as plain decoding", format: times },
+      x: { name: "threshold", format: (at) => number(thresholds[at]), domain: [0, Math.max(1, thresholds.length - 1)], ticks: thresholds.map((_, at) => at) },
+      y: { name: "times as fast as plain decoding", format: times, domain: [Math.min(...speeds, 1) - room, Math.max(...speeds, 1) + room] },
       rules: [{ y: 1, label: "plain" }],
-      named: width > 560 && names.length < 9,
-      series: [...grouped(rows.filter((row) => isShown(row.workload)), (row) => row.workload)].map(([name, some]) => ({
+      named: own > 480 && names.length < 9,
+      series: [...grouped(of.filter((row) => isShown(row.workload)), (row) => row.workload)].map(([name, some]) => ({
         name,
         points: some.toSorted((a, b) => a.threshold - b.threshold).map((row) => ({
-          x: row.threshold, y: row.speedup, tip: [`${name}, threshold ${number(row.threshold)}`, `${times(row.speedup)} as fast as plain`, ...(isNumber(row.acceptance) ? [`${share(row.acceptance)} accepted`] : [])],
+          x: thresholds.indexOf(row.threshold), y: row.speedup,
+          tip: [`${name}, threshold ${number(row.threshold)}`, `${times(row.speedup)} as fast as plain`, `${share(row.acceptance)} accepted`, ...(isNumber(row.repetitive) ? [`${share(row.repetitive)} of prompts count as repetitive`] : [])],
         })),
       })),
-    }),
+    })]), 380),
   });
 }
 

@@ -9,8 +9,9 @@ TYPES = {"auto": 1.0, "suffix": 0.97, "ngram-simple": 0.84, "ngram-mod": 0.78, "
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 STAIRS = {1: 1.0, 2: 1.02, 3: 1.13, 4: 1.43, 5: 1.75, 6: 2.1, 8: 2.9, 10: 4.4}
 TEXT = (
-    'def total(lamps):\n    """Sum the prices of the lamps that are lit."""\n    kept = [lamp for lamp in lamps '
-    "if lamp.is_lit]\n    for lamp in kept:\n        lamp.seen = True\n    return sum(lamp.price for lamp in kept)\n"
+    "def total(lamps):\n    # The price of the lamps that are lit.\n"
+    "    kept = [lamp for lamp in lamps if lamp.is_lit]\n"
+    "    for lamp in kept:\n        lamp.seen = True\n    return sum(lamp.price for lamp in kept)\n"
 )
 
 
@@ -26,19 +27,18 @@ def made_up(
             "cpu": cpu, "cores": 12, "memory_bytes": 24 * 2**30, "system": "an invented system",
             "python": "3.12", "mlx": "0.0.0", "mlx_lm": "0.0.0", "load_at_start": 0.1,
         },
-        "model": {"name": "made-up-model", "num_parameters": 28_000_000, "dtype": "bfloat16", "weight_bytes": 56_000_000},
+        "model": {"name": "made-up-model", "num_parameters": 28_000_000, "dtype": "bfloat16"},
         "command": "reprise bench made-up --json made-up.json",
-        "cost_curve": [{"width": width, "seconds": 0.008 * _cost(width) * (1 + 0.1 * seed)} for width in WIDTHS],
+        "cost_curve": [
+            {"width": width, "seconds": 0.008 * STAIRS.get(width, 4.5) * (1 + 0.05 * seed * (width > 1))}
+            for width in WIDTHS
+        ],
         "decode": {"workloads_version": 2, "rows": _rows(rng), "samples": _samples(rng)},
-        "sweep": _sweep(rng),
+        "sweep": _sweep(),
         "economics": _economics(rng),
         "peers": {"rows": _peers(rng)},
         "replay": {"rows": _replays(rng)},
     }  # fmt: skip
-
-
-def _cost(width: int) -> float:
-    return STAIRS.get(width, 4.5 if width <= 32 else 6.0)
 
 
 def _row(rng: random.Random, workload: str, kind: str, turn: int | None, lift: float = 0.0) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _samples(rng: random.Random) -> list[dict[str, Any]]:
     return samples
 
 
-def _sweep(rng: random.Random) -> dict[str, Any]:
+def _sweep() -> dict[str, Any]:
     grid = [
         {
             "draft_type": kind, "num_draft_tokens": length, "ngram_size": size, "workload": workload,
@@ -109,20 +109,29 @@ def _sweep(rng: random.Random) -> dict[str, Any]:
     ]  # fmt: skip
     sizes = [
         {
-            "entries": 2**power, "occupancy": min(0.98, 9000 / 2**power), "collisions": round(4e7 / 2**power),
-            "acceptance": 0.78 / (1 + 2 ** (14 - power)), "tokens_per_forward": 1 + 1.9 / (1 + 2 ** (14 - power)),
+            "entries": 2**power, "requests": requests, "known": 0.9 / (1 + requests * 20 / 2**power),
+            "occupancy": min(0.98, 90 * requests / 2**power), "collisions": round(4e5 * requests / 2**power),
+            "overwritten": min(1, 50 * requests / 2**power), "speedup": 1.4,
+            "acceptance": 0.78 / (1 + requests * 16 / 2**power),
+            "tokens_per_forward": 1 + 1.9 / (1 + requests * 16 / 2**power),
         }
+        for requests in (100, 1000)
         for power in range(12, 23)
     ]  # fmt: skip
     gate = [
-        {"threshold": step / 20, "workload": workload, "speedup": 1 + (likeness - 0.25) * math.exp(-((step / 20 - 0.4) ** 2) * 4)}
+        {
+            "threshold": threshold, "gate": mode, "workload": workload, "acceptance": likeness,
+            "speedup": 1 + (likeness - 0.25) * math.exp(-((at - 3) ** 2) / 12), "repetitive": 1 / (at + 1),
+        }
+        for at, threshold in enumerate((0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5))
+        for mode in ("auto", "on")
         for workload, likeness in WORKLOADS.items()
-        for step in range(0, 20, 2)
     ]  # fmt: skip
     warm = [
         {
-            "pair": pair, "memory": memory, "turn": turn, "speedup": 1.3 + 0.12 * turn + lift * (memory == "warm"),
-            "tokens_per_forward": 1.5 + 0.2 * turn + lift * (memory == "warm"), "acceptance": 0.5 + 0.05 * turn,
+            "pair": pair, "memory": memory, "turn": turn, "acceptance": 0.5 + 0.05 * turn,
+            "speedup": 1.3 + 0.12 * turn + lift * (memory == "warm"),
+            "tokens_per_forward": 1.5 + 0.2 * turn + lift * (memory == "warm"),
         }
         for pair, lift in (("same model", 0.32), ("other model", 0.14))
         for memory in ("cold", "warm")
@@ -132,45 +141,68 @@ def _sweep(rng: random.Random) -> dict[str, Any]:
 
 
 def _economics(rng: random.Random) -> dict[str, Any]:
+    plain = 118.0
     points, fits = [], []
     for length in (2, 3, 4, 6):
         a, b = 108 - 9 * length, 40 + 21 * length
-        alphas = [rng.random() for _ in range(30)]
-        points += [
-            {
-                "num_draft_tokens": length,
-                "acceptance": x,
-                "tps": a + b * x + rng.gauss(0, 5),
-                "workload": "edits_long",
-            }
-            for x in alphas
-        ]
-        even = (118 - a) / b
-        fits.append(
-            {
-                "num_draft_tokens": length,
-                "a": a,
-                "b": b,
-                "break_even": even,
-                "low": even - 0.04,
-                "high": even + 0.05,
-                "n": 30,
-            }
-        )
+        for kind in ("controlled", "suffix"):
+            for share in (rng.random() for _ in range(20)):
+                speedup = (a + b * share + rng.gauss(0, 5)) / plain
+                points.append({
+                    "num_draft_tokens": length, "draft_type": kind, "is_gated": False, "acceptance": share,
+                    "plain_tps": plain, "decode_tps": plain * speedup, "speedup": speedup,
+                    "workload": "agent",
+                })  # fmt: skip
+        even = (plain - a) / b
+        fits.append({
+            "num_draft_tokens": length, "a": a, "b": b, "break_even": even, "low": even - 0.04,
+            "high": even + 0.05, "n": 20, "r_squared": 0.93, "step_cost": 1.1,
+        })  # fmt: skip
+    predicted = [
+        {
+            "predicted": 1 + at / 9,
+            "measured": 1 + at / 9 + rng.gauss(0, 0.05),
+            "by": by,
+            "draft_type": "suffix",
+        }
+        for by in ("cost curve", "fit")
+        for at in range(12)
+    ]
+    choices = [
+        {
+            "workload": workload, "draft_type": "suffix", "num_draft_tokens": length, "n": 8,
+            "is_gated": is_gated,
+            "speedup": 0.9 + likeness * length / 8, "low": 0.8 + likeness * length / 8,
+            "high": 1.05 + likeness * length / 8, "acceptance": likeness, "pays": likeness > 0.4,
+        }
+        for workload, likeness in WORKLOADS.items()
+        for length in (2, 4, 8)
+        for is_gated in (False, True)
+    ]  # fmt: skip
     return {
-        "plain_tps": 118.0, "fits": fits, "points": points,
-        "beta": {"r": 0.25, "beta": 0.06, "low": 0.05, "high": 0.07},
-        "buckets": [{"low": at / 5, "high": (at + 1) / 5, "speedup": 0.75 + 0.25 * at, "n": 12} for at in range(5)],
-        "predicted": [{"predicted": 1 + at / 9, "measured": 1 + at / 9 + rng.gauss(0, 0.05), "workload": "agent"} for at in range(12)],
-        "energy": {"source": "not measured"},
-        "advice": ["Use suffix drafts of up to 16 tokens: they pay on five of six workloads.", "Made up, like all here."],
+        "plain_tps": plain, "intervals": "Made up, like all here.", "fits": fits, "points": points,
+        "beta": {"r": 0.33, "beta": 0.011, "low": 0.009, "high": 0.013},
+        "buckets": [
+            {
+                "label": f"{20 * at} to {20 * at + 20} %", "num_draft_tokens": length, "n": 12,
+                "speedup": 0.75 + 0.05 * length * at, "lowest": 0.7, "highest": 0.8 + 0.05 * length * at,
+            }
+            for at in range(5)
+            for length in (2, 4)
+        ],
+        "choices": choices, "predicted": predicted,
+        "energy": {"measured": "not measured", "reason": "the machine is made up", "rows": []},
+        "advice": ["Use suffix drafts of up to 16 tokens: they pay on five of six workloads."],
     }  # fmt: skip
 
 
 def _peers(rng: random.Random) -> list[dict[str, Any]]:
     servers = {"Reprise": 1.9, "Reprise, plain": 1.0, "mlx_lm generate": 0.97, "mlx_lm speculative": 1.2}
     return [
-        {"server": server, "workload": workload, "tokens_per_s": 118 * (1 + (rate - 1) * likeness) * rng.uniform(0.98, 1.02), "ttft_ms": 280.0}
+        {
+            "server": server, "workload": workload, "ttft_ms": 280.0,
+            "tokens_per_s": 118 * (1 + (rate - 1) * likeness) * rng.uniform(0.98, 1.02),
+        }
         for workload, likeness in WORKLOADS.items()
         for server, rate in servers.items()
     ]  # fmt: skip
@@ -178,18 +210,22 @@ def _peers(rng: random.Random) -> list[dict[str, Any]]:
 
 def _replays(rng: random.Random) -> list[dict[str, Any]]:
     rules = {
-        "suffix with gate": 0.9,
-        "ngram-mod at 24": 0.7,
-        "12-gram, long drafts": 0.62,
-        "longest match of 5": 0.5,
-        "n = 3": 0.4,
-        "n = 2": 0.34,
+        "auto": 0.9,
+        "mod-24": 0.7,
+        "twelve-gram": 0.62,
+        "longest-5": 0.5,
+        "recent-3": 0.4,
+        "recent-2": 0.34,
     }
     return [
         {
-            "drafter": rule, "pairs": 1200, "tokens": 300_000, "tokens_per_forward": 1 + 4 * rate, "coverage": rate,
-            "acceptance_by_position": [rate ** (1 + at / 6) for at in range(12)], "drafter_us_per_token": 2 + 6 * rng.random(),
-            "speedup": {"an invented chip": 0.9 + 1.8 * rate**2, "another one": 0.95 + 0.9 * rate},
+            "drafter": rule, "rule": f"{rule}, in words", "used_by": "", "workload": workload, "pairs": 1200,
+            "tokens": 300_000, "tokens_per_forward": 1 + 4 * rate * lift, "coverage": rate * lift,
+            "acceptance_by_position": [(rate * lift) ** (1 + at / 6) for at in range(12)],
+            "drafter_us_per_token": 2 + 6 * rng.random(),
+            "speedup": {"an invented chip": 0.9 + (rate * lift) ** 2, "another one": 0.95 + rate * lift},
+            "slowest": {"an invented chip": 0.8, "another one": 0.9},
         }
+        for workload, lift in (("edits_long", 1.05), ("free", 0.5), ("all", 0.9))
         for rule, rate in rules.items()
     ]  # fmt: skip
