@@ -54,8 +54,11 @@ class LocalEngine:
     def prompt_of(self, turn: Turn) -> tuple[int, ...]:
         """Token ids of what a turn asks."""
         if turn.text is not None:
-            return tuple(self.engine.tokenizer.encode(turn.text))
-        return self.prompt(turn.messages, turn.tools)
+            tokenizer = self.engine.tokenizer
+            whole, bare = tokenizer.encode(turn.text), tokenizer.encode_answer(turn.text)
+            # A prompt that was recorded has what prompts begin with in its text.
+            return tuple(bare if whole[1:] == bare and whole[:1] == bare[:1] else whole)
+        return self.prompt(turn.for_template(), turn.tools)
 
     def count_tokens(self, text: str) -> int:
         """How many tokens a prompt has that is one message of the user."""

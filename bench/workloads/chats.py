@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from server.messages import Message as ReadMessage
+
 Message = dict[str, Any]
 """One message in OpenAI's form: role, content, and what else belongs to it."""
 
@@ -41,6 +43,10 @@ class Turn:
     schema: str | None = None
     max_tokens: int | None = None
     text: str | None = None
+
+    def for_template(self) -> list[Message]:
+        """The messages as chat templates expect them; in OpenAI's form arguments of calls are text."""
+        return [read.for_template() for read in map(ReadMessage.model_validate, self.messages)]
 
 
 @dataclass(frozen=True, slots=True)

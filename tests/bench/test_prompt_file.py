@@ -1,0 +1,98 @@
+"""A file of chat requests is read line by line, and says which line is wrong and why."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.workloads import Turn, read_prompts
+
+HELLO = {"role": "user", "content": "hello"}
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+
+
+def written(folder: Path, *lines: Any) -> Path:
+    file = folder / "mine.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return file
+
+
+def test_a_line_is_a_chat_with_what_matters_of_its_request(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    body = {"messages": [HELLO], "tools": [TOOL], "temperature": 0.5, "max_completion_tokens": 7}
+    (chat,) = read_prompts(written(tmp_path, body | {"response_format": form, "model": "any", "user": "x"}))
+    assert chat.workload == "mine"
+    assert chat.turns == (
+        Turn((HELLO,), None, tools=(TOOL,), temperature=0.5, max_tokens=7, schema=json.dumps(schema)),
+    )
+
+
+def test_what_the_assistant_said_last_is_the_right_answer(tmp_path: Path) -> None:
+    said = {"messages": [HELLO, {"role": "assistant", "content": "hi"}]}
+    recorded = {"messages": [HELLO], "output": "hi"}
+    for line in (said, recorded):
+        (chat,) = read_prompts(written(tmp_path, line))
+        assert chat.turns == (Turn((HELLO,), "hi"),)
+
+
+def test_lines_that_go_on_from_earlier_ones_are_turns_of_one_chat(tmp_path: Path) -> None:
+    first, other = [HELLO], [{"role": "user", "content": "good morning"}]
+    second = [*first, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "and now?"}]
+    lines = [{"messages": messages} for messages in (first, other, second)]
+    chats = read_prompts(written(tmp_path, *lines))
+    assert [[list(turn.messages) for turn in chat.turns] for chat in chats] == [[first, second], [other]]
+
+
+def test_a_plain_prompt_is_asked_as_it_stands(tmp_path: Path) -> None:
+    (chat,) = read_prompts(written(tmp_path, {"prompt": "once upon", "output": " a time", "max_tokens": 3}))
+    assert chat.turns == (Turn((), " a time", text="once upon", max_tokens=3),)
+
+
+def test_calls_come_to_the_template_as_objects_and_parts_as_text(tmp_path: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"a": 1}'}}
+    asked = {"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}
+    back = {"role": "tool", "tool_call_id": "1", "content": "{}"}
+    line = {"messages": [asked, {"role": "assistant", "content": "", "tool_calls": [call]}, back]}
+    (chat,) = read_prompts(written(tmp_path, line))
+    user, assistant, tool = chat.turns[0].for_template()
+    assert user["content"] == "hello"
+    assert assistant["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert tool["content"] == "{}"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("no json", "line 2 is no JSON"),
+        ("[" * 100_000, "line 2 is nested too deep"),
+        ("[]", "line 2 is no chat: an object"),
+        ("{}", "line 2 is no chat: an object"),
+        ('{"messages": "hello"}', "line 2 is no chat: an object"),
+        ('{"messages": []}', "'messages' must have at least 1 item"),
+        ('{"messages": ["hello"]}', r"'messages\[0\]' must be"),
+        ('{"messages": [{"role": "user"}]}', r"'messages\[0\].content' is missing"),
+        ('{"messages": [{"role": "assistant", "content": "hi"}]}', "nothing that was asked"),
+        ('{"messages": [{"role": "user", "content": "a"}], "temperature": "warm"}', "'temperature' must be"),
+        ('{"messages": [{"role": "user", "content": "a"}], "output": 3}', "output is no text"),
+        ('{"prompt": [1, 2]}', "line 2 is no chat"),
+        ('{"prompt": "a", "max_tokens": 0}', "max_tokens is not a whole number"),
+    ],
+)
+def test_what_is_no_chat_is_told_with_its_line(line: str, told: str, tmp_path: Path) -> None:
+    file = written(tmp_path, {"messages": [HELLO]})
+    with file.open("a", encoding="utf-8") as more:
+        more.write(line + "\n")
+    with pytest.raises(ValueError, match=told):
+        read_prompts(file)
+
+
+def test_other_bytes_and_empty_files_are_told_as_well(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_bytes(b"\n\xff\xfe{}\n")
+    with pytest.raises(ValueError, match="line 2 is no JSON"):
+        read_prompts(file)
+    file.write_bytes(b"\n")
+    with pytest.raises(ValueError, match="there are no chats in it"):
+        read_prompts(file)
