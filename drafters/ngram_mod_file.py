@@ -6,14 +6,14 @@ tokens (int32), little endian, then the SHA-256 of all that. Empty slots, nearly
 
 import hashlib
 import json
-import os
-import tempfile
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from config.whole_file import remove_unfinished, write_whole
 from drafters.base import MemoryFileError
 from drafters.ngram_mod_table import Slots, Tokens
 
@@ -49,7 +49,8 @@ class Contents:
 def write_memory(path: Path, kind: Kind, tables: list[Contents]) -> int:
     """Write the file or leave the old one as it is; returns its bytes.
 
-    Only its owner may read it: it holds what people wrote. Raises MemoryFileError.
+    Only its owner may read it: it holds what people wrote. What a killed process left of such a file goes.
+    Raises MemoryFileError.
     """
     header = {
         "version": VERSION,
@@ -64,8 +65,10 @@ def write_memory(path: Path, kind: Kind, tables: list[Contents]) -> int:
         parts += [table.slots.astype("<u4").tobytes(), table.tokens.astype("<i4").tobytes()]
     content = b"".join(parts)
     content += hashlib.sha256(content).digest()
+    remove_unfinished(path.parent, re.escape(path.name))
     try:
-        _replace(path, content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
     except OSError as error:
         raise MemoryFileError(f"cannot write {path}: {error.strerror or error}") from error
     return len(content)
@@ -76,6 +79,7 @@ def read_memory(path: Path, kind: Kind, max_tables: int) -> list[Contents]:
 
     max_tables: a file with more is not read. Raises MemoryFileError.
     """
+    remove_unfinished(path.parent, re.escape(path.name))
     content = _read(path, len(MAGIC) + 65536 + max_tables * (128 + kind.size * _PAIR_BYTES))
     if not content.startswith(MAGIC):
         raise MemoryFileError(f"cannot load {path}: it is not an ngram-mod file")
@@ -127,24 +131,3 @@ def _read(path: Path, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise MemoryFileError(f"cannot load {path}: it is larger than {max_bytes} bytes")
     return content
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Atomically: readers see the old file or the new one, also after a loss of power."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(prefix=path.name, suffix=".new", dir=path.parent)
-    new = Path(name)
-    try:
-        with os.fdopen(number, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -13,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from config.settings import Settings
+from config.whole_file import remove_unfinished, write_whole
 from engine.costs import StepCosts
 from engine.loading import LoadedModel
 from engine.request import ModelInfo
@@ -122,10 +124,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _write(path: Path, key: str, table: dict[tuple[int, int], float]) -> None:
     kept = _read(path) | {key: [[rows, width, seconds] for (rows, width), seconds in table.items()]}
-    new = path.with_name(f"{path.name}.{os.getpid()}")
+    remove_unfinished(path.parent, re.escape(path.name))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps(kept))
-        new.replace(path)
+        write_whole(path, json.dumps(kept).encode())
     except OSError as fault:
         log.warning("cannot keep the costs in %s: %s; they are measured again at the next start", path, fault)

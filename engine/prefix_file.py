@@ -3,7 +3,7 @@
 The format is safetensors. What stands before the stretch is in another file, which this one names.
 """
 
-import os
+import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from config.whole_file import write_whole
 from engine.pieces import State, Strip
 
 FORMAT = "reprise prefix 1"
 SUFFIX = ".prefix"
-UNFINISHED = ".writing-"
-"""What the name of a file that is still being written begins with."""
+NAME = rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}"
+"""Every such file's, as a regular expression."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Stored = tuple[str, Array]
@@ -93,17 +94,7 @@ def write(path: Path, header: Header, contents: Contents) -> int:
         "checksum": str(_checksum(numbers)),
     }
     data = save(numbers, told)
-    new = path.with_name(UNFINISHED + path.name)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_whole(path, data)
     return len(data)
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from config.whole_file import remove_unfinished, unfinished_path
 from engine import prefix_file
 from engine.pieces import State, Strip, num_bytes
 from engine.prefix_cache import Cut
-from engine.prefix_file import SUFFIX, UNFINISHED, Array, Contents, Header, PrefixFileError
+from engine.prefix_file import NAME, SUFFIX, Array, Contents, Header, PrefixFileError
 
 log = logging.getLogger("reprise.engine")
 
@@ -28,9 +29,6 @@ LEAST_SAVED_TOKENS = 256
 
 HEADER_BYTES = 1024
 """What a file has beside its arrays, about."""
-
-ABANDONED_S = 600
-"""An unfinished file so old was left by a process that was killed."""
 
 MOST_UNWRITTEN_BYTES = 512 * 2**20
 """Beyond so many bytes that wait for the disk nothing more is saved."""
@@ -76,13 +74,10 @@ class PrefixStore:
         self._records: dict[str, _Record] = {}
         self._writing: list[tuple[_Record, Future[int]]] = []
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tried = folder / f"{UNFINISHED}{os.getpid()}{SUFFIX}"
+        tried = unfinished_path(folder / f"{'0' * 40}{SUFFIX}")
         tried.touch()
         tried.unlink()
-        for left in folder.glob(f"{UNFINISHED}*{SUFFIX}"):
-            # A newer one may be another process's, at work.
-            if left.stat().st_mtime < time.time() - ABANDONED_S:
-                left.unlink(missing_ok=True)
+        remove_unfinished(folder, NAME)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefix-files")
         self._scan()
         self._shrink()
@@ -138,6 +133,7 @@ class PrefixStore:
         size = num_bytes(strip) + num_bytes(state) + added[start:].nbytes + HEADER_BYTES
         if size > self._budget_bytes // 2:
             return
+        # As NAME has it.
         name = hashlib.sha256(self._fingerprint.encode() + added.tobytes()).hexdigest()[:40] + SUFFIX
         if name in self._records:
             return
@@ -147,7 +143,7 @@ class PrefixStore:
         contents = prefix_file.contents_of(strip, state)
         record = _Record(self._folder / name, header, parent, size, time.time())
         self._add(record)
-        self._writing.append((record, self._thread.submit(prefix_file.write, record.path, header, contents)))
+        self._writing.append((record, self._thread.submit(_write, record.path, header, contents)))
         self._shrink()
 
     def close(self) -> None:
@@ -219,6 +215,11 @@ class PrefixStore:
         (record.parent.children if record.parent else self._roots).remove(record)
         self.num_bytes -= record.num_bytes
         self._thread.submit(record.path.unlink, missing_ok=True)
+
+
+def _write(path: Path, header: Header, contents: Contents) -> int:
+    remove_unfinished(path.parent, NAME)
+    return prefix_file.write(path, header, contents)
 
 
 def _read_all(paths: list[Path], used_at: float) -> list[Contents | Exception]:

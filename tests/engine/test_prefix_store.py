@@ -1,5 +1,6 @@
 """What was computed before a restart is known after it; torn, damaged and foreign files do no harm."""
 
+import os
 import random
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from config.whole_file import unfinished_path
 from engine import prefix_file, prefix_store
 from engine.pieces import State, Strip
 from engine.prefix_store import PrefixStore
@@ -232,6 +234,25 @@ def test_killed_while_it_writes_it_loses_nothing_that_was_there(tmp_path: Path) 
         held = len(again.store)
         again.store.close()
     assert held > 1
+
+
+def test_what_a_killed_process_left_goes_at_the_next_start_and_with_the_next_file(tmp_path: Path) -> None:
+    name = tmp_path / f"{'0f' * 20}.prefix"
+    foreign = [tmp_path / "notes.0123456789abcdef.new", tmp_path / "0f.prefix.0123456789abcdef.new"]
+    kept: Kept | None = None
+    for _ in range(2):
+        left, at_work = unfinished_path(name), unfinished_path(name)
+        for path in (left, *foreign):
+            path.write_bytes(b"half a file")
+            os.utime(path, (0, 0))
+        at_work.write_bytes(b"another process's")
+        if kept is None:
+            kept = Kept(tmp_path)
+        else:
+            kept.save(*TOKENS)
+            kept.store.close()
+        assert not left.exists()
+        assert all(path.exists() for path in (at_work, *foreign))
 
 
 def test_any_other_weight_is_another_model() -> None:

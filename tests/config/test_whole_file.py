@@ -1,0 +1,69 @@
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from config.whole_file import UNFINISHED_S, remove_unfinished, unfinished_path, write_whole
+
+
+def age(path: Path, seconds: float) -> Path:
+    """Make a file look so old."""
+    path.touch()
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+    return path
+
+
+def test_the_file_is_there_as_a_whole_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    path.write_bytes(b"old")
+    write_whole(path, b"new")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o600)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_cannot_be_written_leaves_the_old_one_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError("no space left")
+
+    path = tmp_path / "table"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="no space left"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_process_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    old, at_work = unfinished_path(path), unfinished_path(path)
+    age(old, UNFINISHED_S + 60)
+    age(at_work, 5)
+    remove_unfinished(tmp_path, "table")
+    assert list(tmp_path.iterdir()) == [at_work]
+
+
+def test_nothing_else_is_removed_however_old(tmp_path: Path) -> None:
+    ours = "table.0123456789abcdef.new"
+    for name in (
+        "table", "table.new", "table.0123456789abcdeg.new", "table.0123456789abcdef", f"{ours}s", f"my{ours}",
+        "tables.0123456789abcdef.new", "t.b.e.0123456789abcdef.new",
+    ):  # fmt: skip
+        age(tmp_path / name, 10**6)
+    (tmp_path / ours).mkdir()
+    age(tmp_path / ours, 10**6)
+    elsewhere = age(tmp_path / "precious", 10**6)
+    link = tmp_path / "table.fedcba9876543210.new"
+    link.symlink_to(elsewhere)
+    before = sorted(tmp_path.iterdir())
+    remove_unfinished(tmp_path, re.escape("table"))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_folder_that_is_not_there_is_no_fault(tmp_path: Path) -> None:
+    remove_unfinished(tmp_path / "nowhere", "table")
