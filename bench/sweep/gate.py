@@ -1,6 +1,6 @@
 """The gate's threshold: how much of a prompt must repeat before drafting begins with trust."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import geometric_mean, mean
 from typing import Any, Literal
@@ -43,7 +43,7 @@ def sweep(
             advance()
 
 
-def means(rows: Sequence[dict[str, Any]], mode: Mode) -> dict[float, tuple[float, float]]:
+def means(rows: Sequence[Mapping[str, Any]], mode: Mode) -> dict[float, tuple[float, float]]:
     """By threshold: the geometric mean of all workloads' speed-ups, and the lowest of them."""
     speedups: dict[float, list[float]] = {}
     for row in rows:

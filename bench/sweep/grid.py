@@ -98,3 +98,8 @@ def best_of(rows: Sequence[Mapping[str, Any]], draft_type: str | None = None) ->
     """The configuration with the highest mean, of all or of one type; of equals the shortest drafts."""
     means = {p: mean for p, (mean, _) in overall(rows).items() if draft_type in (None, p.draft_type)}
     return max(means, key=lambda point: (round(means[point], 3), -point.num_draft_tokens))
+
+
+def mean_of(rows: Sequence[Mapping[str, Any]]) -> float:
+    """The geometric mean of the rows' speed-ups."""
+    return geometric_mean(row["speedup"] for row in rows)

@@ -1,6 +1,6 @@
 """How large ngram-mod's table has to be: the same traffic through tables of many sizes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,9 @@ ENTRIES = tuple(1 << power for power in range(12, 23))
 """4,096 to 4,194,304."""
 
 REQUESTS = (100, 1000)
+MEASURED = 24
+"""Requests that are replayed at each size of table; the others only fill it."""
+
 LAST_SHARE = 0.5
 """The requests measured are from this last part of the traffic."""
 
@@ -38,7 +41,12 @@ def sweep(
     most_measured: int,
     advance: Advance,
 ) -> Iterator[dict[str, Any]]:
-    """A row for each size: what its table held and drafted towards the end of this traffic."""
+    """A row for each size: what its table held and drafted towards the end of this traffic.
+
+    collisions: tokens written to slots of other n-grams; collision_share: of all that were written.
+    foreign_drafts: share of drafted tokens that other n-grams had left. known: share of the answers' tokens
+    that the table would have drafted rightly, one at a time; known_again: in answers whose text came before.
+    """
     measured = set(measured_numbers(len(traffic), most_measured))
     for size in sorted(entries):
         yield _row(setup, size, traffic, measured)
@@ -65,6 +73,7 @@ def _row(setup: Setup, size: int, traffic: Sequence[Asked], measured: set[int]) 
         drafted.add(table.collisions.since(before))
     both = seen[True] + seen[False]
     return {
+        "workload": f"{len(traffic):,} requests",
         "entries": size,
         "bytes": table.num_bytes,
         "requests": len(traffic),
@@ -72,7 +81,7 @@ def _row(setup: Setup, size: int, traffic: Sequence[Asked], measured: set[int]) 
         "measured": len(measured),
         "occupancy": table.occupied / size,
         "collisions": written.overwritten,
-        "overwritten": written.overwritten / max(1, written.written),
+        "collision_share": written.overwritten / max(1, written.written),
         "foreign_drafts": drafted.foreign / max(1, drafted.drafted),
         "known": both.right / max(1, both.count),
         "known_again": seen[True].right / seen[True].count if seen[True].count else None,
@@ -80,14 +89,14 @@ def _row(setup: Setup, size: int, traffic: Sequence[Asked], measured: set[int]) 
     }
 
 
-def smallest_without_loss(rows: Sequence[dict[str, Any]]) -> int:
+def smallest_without_loss(rows: Sequence[Mapping[str, Any]]) -> int:
     """Entries of the smallest table that knew as much, and brought as much, as the largest one."""
     largest = max(rows, key=lambda row: row["entries"])
     enough = [row["entries"] for row in rows if _loses_nothing(row, largest)]
     return int(min(enough))
 
 
-def _loses_nothing(row: dict[str, Any], largest: dict[str, Any]) -> bool:
+def _loses_nothing(row: Mapping[str, Any], largest: Mapping[str, Any]) -> bool:
     return all(
         row[figure] >= NOTHING_LOST * largest[figure] for figure in ("known", "tokens_per_forward", "speedup")
     )

@@ -3,6 +3,7 @@
 The texts are the Python files of the packages installed here. Their order and their edits come from a seed.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -74,11 +75,14 @@ def make_traffic(
             texts.keep(number, text)
             yield Asked(AGAIN, _ids(encode("Write it again.\n")), _ids(encode(text)), number - last)
         else:
-            last, text = past if past is not None and rng.random() < RETURNS else (None, texts.fresh(number))
+            age = None
+            if past is not None and rng.random() < RETURNS:
+                age, text = number - past[0], past[1]
+            else:
+                text = texts.fresh(number)
             edited, instruction = edit(text, rng.choice(QUICK_KINDS), rng)
             texts.keep(number, edited)
             prompt = f"{instruction} Answer with the whole file.\n\n```python\n{text}```\n"
-            age = None if last is None else number - last
             yield Asked(EDIT, _ids(encode(prompt)), _ids(encode(f"```python\n{edited}```\n")), age)
 
 
@@ -108,7 +112,7 @@ class _Texts:
         """One that came before, and when: every order of magnitude of ages is as likely."""
         if not self._came:
             return None
-        back = round(len(self._came) ** self.rng.random())
+        back = round(math.exp(math.log(len(self._came)) * self.rng.random()))
         return self._came[-max(1, min(back, len(self._came)))]
 
     def keep(self, number: int, text: str) -> None:

@@ -9,8 +9,8 @@ import numpy.typing as npt
 from drafters.ngram_mod_memory import NgramModMemory
 from drafters.ngram_mod_table import Hashes, NgramModTable, Tokens
 
-NOBODY = 0
-"""The owner of an empty slot. A hash of 0 is as likely as any other of 2 ** 64."""
+NOBODY = 0x9E3779B97F4A7C15
+"""The owner of an empty slot: a hash as unlikely as any. 0 is that of n tokens 0."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,241 @@
+"""`reprise bench sweep`: replays under many settings, and what is concluded from them."""
+
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.cost_curves import FLAT, M4_PRO
+from bench.pairs import TokenPair
+from bench.sweep import gate, grid, tables, warm
+from bench.sweep.asking import ToldChat
+from bench.sweep.grid import Configuration
+from bench.sweep.replaying import Setup
+from bench.sweep.traffic import AGAIN, EDIT, NEW, make_traffic, source_files
+from bench.sweep.warm import Side
+from bench.sweep.watched_table import WatchedTable
+from bench.workloads import Chat
+from cli.main import main
+from config.settings import Settings
+from drafters.base import MemoryFileError
+from drafters.ngram_mod_table import NgramModTable
+
+ROOT = Path(__file__).parent.parent.parent
+SETUP = Setup(Settings(), M4_PRO)
+
+texts = st.lists(st.lists(st.integers(0, 5), max_size=40), max_size=6)
+
+
+def encode(text: str) -> list[int]:
+    """Words as ids."""
+    return [zlib.crc32(word.encode()) % 2**20 for word in text.split()]
+
+
+@pytest.fixture(scope="module")
+def traffic():
+    return list(make_traffic(source_files([ROOT / "drafters", ROOT / "engine"], 1), encode, 40, seed=1))
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 3), st.integers(1, 60), texts, st.booleans())
+def test_a_watched_table_holds_what_the_servers_does_and_knows_whose_each_slot_is(
+    n: int, size: int, learned: list[list[int]], is_long: bool
+) -> None:
+    watched, plain, owners = WatchedTable(n, size), NgramModTable(n, size), dict[int, tuple[int, ...]]()
+    overwritten = 0
+    for text in learned:
+        # Long texts go another way, through arrays.
+        repeated = text * 20 if is_long else text
+        watched.learn(repeated)
+        plain.learn(repeated)
+        for at in range(n, len(repeated)):
+            ngram = tuple(repeated[at - n : at])
+            slot = plain.slot(plain.hash(ngram))
+            overwritten += owners.get(slot, ngram) != ngram
+            owners[slot] = ngram
+    assert [held.tolist() for held in watched.contents()] == [held.tolist() for held in plain.contents()]
+    assert watched.collisions.overwritten == overwritten
+    assert watched.collisions.written == plain.counts.inserts
+
+
+def test_tokens_that_other_ngrams_left_are_counted_where_they_are_drafted() -> None:
+    table = WatchedTable(2, 1)
+    table.learn([1, 2, 3])
+    assert table.follow([1, 2], table.hash([1, 2]), 1) == [3]
+    assert (table.collisions.drafted, table.collisions.foreign) == (1, 0)
+    assert table.follow([8, 9], table.hash([8, 9]), 3) == [3, 3, 3]
+    assert (table.collisions.drafted, table.collisions.foreign) == (4, 3)
+    found = table.look_up([8, 9, 3, 4])
+    assert (found.count, found.foreign, found.foreign_right) == (2, 2, 1)
+
+
+def test_a_short_traffic_is_the_beginning_of_a_long_one(traffic) -> None:
+    short = list(make_traffic(source_files([ROOT / "drafters", ROOT / "engine"], 1), encode, 10, seed=1))
+    for asked, same in zip(short, traffic, strict=False):
+        assert (asked.kind, asked.age) == (same.kind, same.age)
+        assert asked.answer.tolist() == same.answer.tolist()
+
+
+def test_what_comes_again_is_what_that_request_ended_with(traffic) -> None:
+    assert {asked.kind for asked in traffic} == {EDIT, AGAIN, NEW}
+    for number, asked in enumerate(traffic):
+        if asked.kind == AGAIN:
+            before = traffic[number - asked.age].answer.tolist()
+            said = asked.answer.tolist()
+            assert said in (before, before[1:-1])
+
+
+def test_a_larger_table_knows_more_and_collides_less(traffic) -> None:
+    small, large = tables.sweep(SETUP, [1 << 20, 4096], traffic, 6, lambda: None)
+    assert (small["entries"], large["entries"]) == (4096, 1 << 20)
+    assert small["traffic_tokens"] == large["traffic_tokens"]
+    assert small["occupancy"] > large["occupancy"]
+    assert small["collision_share"] > 10 * large["collision_share"]
+    assert small["foreign_drafts"] > large["foreign_drafts"]
+    assert small["known_again"] < large["known_again"] <= 1
+    assert small["tokens_per_forward"] < large["tokens_per_forward"]
+
+
+def test_the_smallest_table_that_loses_nothing_must_be_as_good_in_everything() -> None:
+    def row(entries: int, known: float, per_forward: float, speedup: float) -> dict[str, float]:
+        return {"entries": entries, "known": known, "tokens_per_forward": per_forward, "speedup": speedup}
+
+    rows = [row(1, 0.80, 4, 2), row(2, 0.90, 3.9, 2), row(4, 0.899, 4.0, 1.999), row(8, 0.90, 4, 2)]
+    assert tables.smallest_without_loss(rows) == 4
+
+
+@pytest.mark.parametrize(("requests", "most", "expected"), [(10, 3, 3), (4, 100, 2), (1, 1, 1)])
+def test_the_measured_requests_are_late_ones(requests: int, most: int, expected: int) -> None:
+    numbers = tables.measured_numbers(requests, most)
+    assert len(numbers) == expected
+    assert numbers == sorted(set(numbers))
+    assert min(numbers) >= requests // 2
+    assert max(numbers) == requests - 1
+
+
+def test_the_grid_has_each_length_and_size_once_and_no_sizes_where_a_type_has_none() -> None:
+    points = grid.configurations(["suffix", "ngram-mod"], [8, 4], [16, 2])
+    assert points == [
+        Configuration("suffix", 4, None),
+        Configuration("suffix", 8, None),
+        *(Configuration("ngram-mod", length, size) for length in (4, 8) for size in (2, 16)),
+    ]
+
+
+def test_a_configuration_becomes_the_settings_of_a_server() -> None:
+    mod = Configuration("auto", 8, 4).settings(Settings())
+    assert (mod.num_draft_tokens, mod.ngram_mod_size) == (8, 4)
+    simple = Configuration("ngram-simple", 8, 24).settings(Settings())
+    assert (simple.ngram_size_min, simple.ngram_size_max) == (24, 24)
+
+
+def test_of_equal_configurations_the_one_with_short_drafts_is_best() -> None:
+    def row(length: int, workload: str, speedup: float) -> dict[str, object]:
+        point = {"draft_type": "auto", "num_draft_tokens": length, "ngram_size": 16}
+        return point | {"workload": workload, "speedup": speedup}
+
+    rows = [row(31, "a", 4.0), row(31, "b", 1.0), row(8, "a", 2.0), row(8, "b", 2.0), row(4, "a", 1.0)]
+    assert grid.overall(rows)[Configuration("auto", 31, 16)] == (pytest.approx(2.0), 1.0)
+    assert grid.best_of(rows) == Configuration("auto", 8, 16)
+
+
+def copies(count: int) -> list[TokenPair]:
+    """Chats of two turns: a text is copied, and said once more without standing in the prompt."""
+    pairs = []
+    for number in range(count):
+        text = tuple(1000 * number + at for at in range(100))
+        for turn, prompt in ((1, text), (2, (7,) * 20)):
+            pairs.append(TokenPair(prompt, text, "copies", f"{number}", turn))
+    return pairs
+
+
+def test_replays_of_longer_drafts_take_fewer_forwards() -> None:
+    setup, points = Setup(Settings(), FLAT), grid.configurations(["auto"], [2, 16], [8])
+    short, long = grid.sweep(setup, points, copies(2), lambda: None)
+    assert short["tokens"] == long["tokens"] == 400
+    assert 2 < short["tokens_per_forward"] <= 3 < long["tokens_per_forward"]
+    assert long["acceptance"] > 0.9
+
+
+def test_a_gate_that_is_on_drafts_nothing_below_its_threshold() -> None:
+    rows = list(gate.sweep(SETUP, [0.0, 0.9], [one for one in copies(2) if one.turn == 1], lambda: None))
+    found = {(row["threshold"], row["gate"]): row for row in rows}
+    assert found[0.9, "on"]["speedup"] == 1.0
+    assert found[0.9, "on"]["repetitive"] == 0.0
+    assert found[0.0, "on"]["speedup"] > 2
+    assert found[0.9, "auto"]["speedup"] > 1.5
+
+
+def told(pairs: list[TokenPair]) -> list[ToldChat]:
+    return [ToldChat(Chat("copies", ()), tuple(pairs[at : at + 2])) for at in range(0, len(pairs), 2)]
+
+
+def test_a_warm_table_knows_what_the_first_model_said_and_misses_where_the_other_differs(
+    tmp_path: Path,
+) -> None:
+    first = Side(warm.SAME, SETUP, told(copies(2)))
+    rows = list(warm.replays(first, first, tmp_path, {}, lambda: None))
+    found = {(row["memory"], row["draft_type"], row["turn"]): row for row in rows}
+    cold, warmed, others = (found[memory, "ngram-mod", None] for memory in warm.MEMORIES)
+    assert warmed["tokens_per_forward"] > cold["tokens_per_forward"] == others["tokens_per_forward"]
+    assert found["cold", "ngram-mod", 2]["speedup"] > 2, "the chat's first turn was remembered"
+    assert {row["same_answer"] for row in rows} == {1.0}
+    other = [
+        TokenPair(p.prompt, tuple(9000 + t for t in p.answer), p.workload, p.chat, p.turn) for p in copies(2)
+    ]
+    rows = list(warm.replays(first, Side(warm.OTHER, SETUP, told(other)), tmp_path, {}, lambda: None))
+    found = {(row["memory"], row["draft_type"], row["turn"]): row for row in rows}
+    assert found["warm", "ngram-mod", 1]["acceptance"] is None
+    assert {row["same_answer"] for row in rows} == {0.0}
+
+
+def test_a_table_goes_to_no_model_with_another_vocabulary(tmp_path: Path) -> None:
+    first = Side(warm.SAME, SETUP, told(copies(1)))
+    other = Side(warm.OTHER, Setup(Settings(), M4_PRO, "another"), told(copies(1)))
+    with pytest.raises(MemoryFileError, match="its vocabulary is replay, here it is another"):
+        list(warm.replays(first, other, tmp_path, {}, lambda: None))
+
+
+def test_the_command_finds_all_parts_and_writes_them(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts, file, sheet = tmp_path / "own.jsonl", tmp_path / "sweep.json", tmp_path / "sweep.csv"
+    chats = [{"messages": [{"role": "user", "content": f"the cat and the {who}"}]} for who in ("dog", "cat")]
+    prompts.write_text("\n".join(map(json.dumps, chats)))
+    given = ["--model", str(model_folder), "--other-model", str(model_folder), "--prompts", str(prompts)]
+    given += ["--max-tokens", "16", "--num-draft-tokens", "4", "--ngram-sizes", "4", "--repeats", "1"]
+    given += ["--table-entries", "4096,65536", "--requests", "2", "--measured-requests", "1"]
+    given += ["--thresholds", "0,0.01", "--json", str(file), "--csv", str(sheet)]
+    assert main(["bench", "sweep", *given]) == 0
+    section = json.loads(file.read_text())["sweep"]
+    assert {row["draft_type"] for row in section["grid"]} == set(grid.DRAFT_TYPES)
+    assert {row["parity"] for row in section["measured"]} == {"PASS"}
+    assert [row["entries"] for row in section["table_sizes"]] == [4096, 65536]
+    assert {row["gate"] for row in section["gate"]} == {"auto", "on"}
+    assert {row["pair"] for row in section["warm"]} == {"same model", "other model"}
+    assert all(row["speedup"] > 0 for part in ("grid", "gate", "warm") for row in section[part])
+    assert sheet.read_text().startswith("part,")
+    printed = capsys.readouterr().out
+    assert "the default, auto, drafts of 31, n-grams of 16" in printed
+    assert "2 requests" in printed
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--parts", "grid,speed"], "speed is none of grid, tables, gate, warm"),
+        (["--draft-types", "draft-model"], "draft-model is none of auto"),
+        (
+            ["--num-draft-tokens", "1000"],
+            "--num-draft-tokens: num_draft_tokens is 1000; it must be at most 255",
+        ),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_in_one_line(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "sweep", *given]) == 2
+    assert said in capsys.readouterr().err
