@@ -211,7 +211,13 @@ class Sequence:
 
     def fail(self, failed: Failed) -> None:
         """End it badly, unless it has ended."""
-        self._end(Failed(failed.kind, failed.message, self.usage()))
+        try:
+            usage = self.usage()
+        # Its end has to be told, whatever is wrong with it.
+        except Exception:
+            log.error("request %s cannot be counted", self.request.id, exc_info=True)
+            usage = Usage(len(self.request.prompt), self.num_cached, self.num_answered)
+        self._end(Failed(failed.kind, failed.message, usage))
 
     def usage(self) -> Usage:
         """Counts and times up to now."""

@@ -15,9 +15,11 @@ from drafters.base import Ask, Draft
 from engine.drafting import DraftSources
 from engine.engine import Engine
 from engine.loading import ModelError
-from engine.request import EngineError, GenerationRequest
+from engine.request import EngineError, GenerationRequest, Usage
+from engine.sequence import Sequence
 from tests.drafters.fakes import Oracle
 from tests.engine.conftest import StartEngine
+from tests.engine.driven import loaded_once, truth
 from tests.engine.support import Answer, ask, make_loaded, make_tokenizer, oracle, prompt_of, request
 
 POISON = 4000
@@ -154,6 +156,31 @@ def test_a_sink_that_raises_harms_nobody_else(start_engine: StartEngine) -> None
 
     engine.submit(request(prompt_of(9), name="broken"), broken)
     ask(engine, request(prompt_of(10), name="next")).finished()
+    assert engine.status().state == "ready"
+
+
+def test_a_request_that_can_never_be_counted_ends_and_harms_nobody(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = Sequence.usage
+
+    def broken(self: Sequence) -> Usage:
+        if self.request.id.startswith("bad"):
+            raise RuntimeError("cannot count")
+        return usage(self)
+
+    monkeypatch.setattr(Sequence, "usage", broken)
+    engine = start_engine(load=lambda _: loaded_once("llama"), max_rows=4)
+    one = request(prompt_of(12), name="good", max_tokens=40)
+    good = ask(engine, one)
+    bad = ask(engine, request(prompt_of(9, 1), name="bad", max_tokens=4))
+    cancelled = ask(engine, request(prompt_of(9, 2), name="bad cancelled", max_tokens=900))
+    engine.cancel("bad cancelled")
+    end = bad.failed()
+    assert "cannot count" in end.message
+    assert end.usage.num_prompt_tokens == 9
+    assert cancelled.failed().kind == "cancelled"
+    assert list(good.finished().tokens) == truth("llama", one)
     assert engine.status().state == "ready"
 
 

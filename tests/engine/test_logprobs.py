@@ -9,6 +9,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.request import Delta, GenerationRequest, TokenLogprob
 from tests.engine.conftest import StartEngine
+from tests.engine.driven import Driven, loaded_once, truth
 from tests.engine.support import Answer, ask, make_loaded, make_tokenizer, oracle, prompt_of, request
 from tests.engine.test_drafting import Scripted, sources
 
@@ -18,6 +19,10 @@ NAMES = ["llama", "gemma3_text"]
 def entries(answer: Answer) -> list[TokenLogprob]:
     if not answer.events or not answer.events[-1].is_terminal:
         answer.finished()
+    return told_by(answer)
+
+
+def told_by(answer: Answer) -> list[TokenLogprob]:
     return [entry for event in answer.events if isinstance(event, Delta) for entry in event.logprobs]
 
 
@@ -92,6 +97,28 @@ def test_those_of_a_prompt_come_first_whatever_is_cached(chunk: int, start_engin
             assert math.isclose(entry.logprob, line[entry.token].item(), abs_tol=1e-5)
             assert len(entry.top) == 2
         assert len(entries(answer)) == len(prompt) + finished.usage.num_completion_tokens
+
+
+def test_those_of_a_prompt_are_told_once_though_the_first_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = Driven(loaded_once("llama"), prefix_cache_bytes=0)
+    one = dataclasses.replace(request(prompt_of(12)), top_logprobs=0, prompt_logprobs=True)
+    answer = driven.ask(one)
+    other = driven.ask(request(prompt_of(12, 1), name="other"))
+    driven.turn_until(lambda: len(driven.worker.members) == 2)
+    told = [entry.token for entry in told_by(answer)]
+    assert told == list(one.prompt)
+
+    def fail(*_: object) -> mx.array:
+        raise RuntimeError("out of luck")
+
+    # Both begin again, from their prompts.
+    with monkeypatch.context() as patch:
+        patch.setattr(type(driven.worker.rows), "forward", fail)
+        driven.worker.turn()
+    assert driven.worker.members == []
+    driven.turn_until(lambda: not driven.worker.has_work)
+    assert [entry.token for entry in entries(answer)] == [*one.prompt, *truth("llama", one)]
+    other.finished()
 
 
 def test_pieces_are_the_bytes_of_each_token() -> None:
