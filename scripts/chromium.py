@@ -3,10 +3,10 @@
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +22,8 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", "about:blank",
 )  # fmt: skip
-PATIENCE_S = 60
+PATIENCE_S = 120
+"""How long the browser may say nothing; it starts in less than a second where nothing else runs."""
 
 
 class PageError(Exception):
@@ -105,6 +106,8 @@ class _Pipe:
 
     def receive(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
+            if not select.select([self._from], [], [], PATIENCE_S)[0]:
+                raise PageError(f"the browser said nothing for {PATIENCE_S} s")
             some = os.read(self._from, 1 << 20)
             if not some:
                 raise PageError("the browser has ended")
@@ -114,10 +117,11 @@ class _Pipe:
 
 
 class Page:
-    """The page of a browser. requests: addresses it asked for; complaints: what its console said."""
+    """The page of a browser. file: what it shows; None at first."""
 
     def __init__(self, pipe: _Pipe) -> None:
         self._pipe = pipe
+        self.file: Path | None = None
         target = pipe.send("Target.createTarget", url="about:blank")["targetId"]
         self._session = pipe.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -130,11 +134,9 @@ class Page:
     def open(self, file: Path) -> None:
         """Load a file, and wait until its script has run."""
         self._pipe.events.clear()
+        self.file = file
         self.send("Page.navigate", url=file.resolve().as_uri())
-        deadline = time.monotonic() + PATIENCE_S
         while not any(event["method"] == "Page.loadEventFired" for event in self._pipe.events):
-            if time.monotonic() > deadline:
-                raise PageError(f"{file.name} did not load")
             self._pipe.events.append(self._pipe.receive())
         self.settle()
 
@@ -186,16 +188,10 @@ class Page:
         """Move the mouse to a place in the window."""
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    def screenshot(self, file: Path, height: float | None = None) -> None:
-        """Write a PNG of the window, or of the page's first pixels, so many high."""
-        clip: dict[str, Any] = {}
-        if height:
-            width = self.run("document.documentElement.clientWidth")
-            clip = {
-                "clip": {"x": 0, "y": 0, "width": width, "height": height, "scale": 1},
-                "captureBeyondViewport": True,
-            }
-        file.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png", **clip)["data"]))
+    def screenshot(self, file: Path) -> None:
+        """Write what the window shows as a PNG."""
+        shot = self.send("Page.captureScreenshot", format="png", optimizeForSpeed=False)
+        file.write_bytes(base64.b64decode(shot["data"]))
 
     @property
     def requests(self) -> list[str]:

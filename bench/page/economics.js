@@ -11,7 +11,7 @@ import { table } from "./table.js";
 
 /** The section, or null where no document has one. */
 export function economicsSection(documents) {
-  const having = documents.filter((own) => own.economics && typeof own.economics === "object");
+  const having = documents.filter((own) => ["fits", "choices", "buckets", "predicted", "advice"].some((part) => list(own.economics?.[part]).length));
   return having.length ? section("economics", "When drafting pays", having, build) : null;
 }
 

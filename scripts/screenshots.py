@@ -1,0 +1,48 @@
+"""Draw result documents as a report, and take its picture, light and dark.
+
+    .venv/bin/python scripts/screenshots.py A.json [B.json ...]     writes docs/report-light.png and -dark.png
+
+Needs a Chromium or Chrome; the pictures show what it draws from the top of the page.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from chromium import browser
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench import document  # noqa: E402
+from bench.page import write_page  # noqa: E402
+
+
+def main() -> None:
+    """Parse the command line, and write both pictures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("documents", nargs="+", type=Path, metavar="FILE.json")
+    parser.add_argument("--folder", type=Path, default=ROOT / "docs", help="where they go (default: docs)")
+    parser.add_argument("--name", default="report", help="how their names begin (default: report)")
+    parser.add_argument("--section", help="begin at this section instead of the top: answers, economics, ...")
+    parser.add_argument("--width", type=int, default=1100, help="of the window, in pixels (default 1100)")
+    parser.add_argument("--height", type=int, default=1250, help="of the picture, in pixels (default 1250)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, browser() as page:
+        report = Path(folder) / "report.html"
+        write_page(report, [document.read(file) for file in options.documents])
+        page.resize(options.width, options.height)
+        page.open(report)
+        if options.section:
+            top = f"document.getElementById('{options.section}').getBoundingClientRect().top"
+            page.run(f"scrollTo({{top: scrollY + {top} - 60, behavior: 'instant'}})")
+        for scheme in ("light", "dark"):
+            page.prefer(scheme)
+            file = options.folder / f"{options.name}-{scheme}.png"
+            page.screenshot(file)
+            print(f"{file}: {file.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

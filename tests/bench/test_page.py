@@ -1,0 +1,101 @@
+"""The report as a file: one page that needs nothing else, whatever its documents say."""
+
+import base64
+import hashlib
+import json
+import math
+from html.parser import HTMLParser
+
+import pytest
+
+from bench.page import page, write_page
+from cli.main import main
+from tests.bench.documents.made_up import made_up
+
+HOSTILE = "</script><script>alert(1)</script><!-- {{script}} <img src=x onerror=alert(1)> \u2028 & \x00"
+
+
+class _Elements(HTMLParser):
+    """What a page's scripts and styles hold, and every address in its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.attributes: list[dict[str, str | None]] = []
+        self.texts: list[tuple[str, str]] = []
+        self._tag = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self._tag = tag
+        self.attributes.append({"": tag, **dict(attrs)})
+
+    def handle_data(self, data):
+        if self._tag in ("script", "style"):
+            self.texts.append((self._tag, data))
+
+    def handle_endtag(self, tag):  # noqa: ARG002
+        self._tag = ""
+
+
+def test_the_policy_allows_the_page_its_own_script_and_style_alone():
+    elements = _Elements(page([made_up()]))
+    (policy,) = [one["content"] for one in elements.attributes if one.get("http-equiv")]
+    directives = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    style, documents, script = (text for _, text in elements.texts)
+    for name, text in (("script-src", script), ("style-src", style)):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert directives[name] == f"'sha256-{digest}'"
+    assert directives["default-src"] == directives["form-action"] == directives["base-uri"] == "'none'"
+    assert json.loads(documents) == [made_up()]
+
+
+def test_the_page_refers_to_nothing_outside():
+    elements = _Elements(page([made_up()]))
+    for one in elements.attributes:
+        assert "src" not in one
+        assert (one.get("href") or "#").startswith("#")
+    assert "url(" not in "".join(text for _, text in elements.texts)
+    assert "@import" not in "".join(text for _, text in elements.texts)
+
+
+def test_no_text_ends_the_element_it_is_in():
+    document = made_up()
+    document["decode"]["samples"][0].update(prompt=HOSTILE, tokens=[[HOSTILE, HOSTILE]])
+    document["command"] = HOSTILE
+    elements = _Elements(page([document]))
+    assert [tag for tag, _ in elements.texts] == ["style", "script", "script"]
+    assert json.loads(elements.texts[1][1]) == [document]
+
+
+def test_what_is_no_number_in_json_is_missing():
+    document = made_up()
+    document["decode"]["rows"][0]["speedup"] = math.nan
+    document["decode"]["rows"][1]["speedup"] = math.inf
+    (read,) = json.loads(_Elements(page([document])).texts[1][1])
+    assert [row["speedup"] for row in read["decode"]["rows"][:2]] == [None, None]
+
+
+def test_a_report_needs_a_document(tmp_path):
+    with pytest.raises(ValueError, match="at least one"):
+        write_page(tmp_path / "report.html", [])
+
+
+def test_the_command_draws_several_documents_as_one_page(tmp_path, capsys):
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for number, file in enumerate(files):
+        file.write_text(json.dumps(made_up(seed=number)))
+    page_file = tmp_path / "report.html"
+    assert main(["bench", "report", *map(str, files), "--html", str(page_file)]) == 0
+    assert "decode, sweep, economics, peers, replay" in capsys.readouterr().out
+    assert len(json.loads(_Elements(page_file.read_text()).texts[1][1])) == 2
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"machine": {}}', None])
+def test_the_command_says_in_one_line_what_is_no_document(text, tmp_path, capsys):
+    file = tmp_path / "a.json"
+    if text is not None:
+        file.write_text(text)
+    assert main(["bench", "report", str(file), "--html", str(tmp_path / "report.html")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "a.json" in said
