@@ -5,6 +5,8 @@ from pathlib import Path
 
 import httpx
 
+from config.access import KEY
+
 
 def count(text: str) -> int:
     """A whole number above 0."""
@@ -42,6 +44,14 @@ def url(text: str) -> str:
     return text.rstrip("/").removesuffix("/v1")
 
 
+def api_key(text: str) -> str:
+    """A key that a header can carry."""
+    if not KEY.fullmatch(text):
+        # Not the key itself: what is printed may be kept.
+        raise argparse.ArgumentTypeError("a key must be visible ASCII characters without spaces")
+    return text
+
+
 def model_folder(text: str) -> Path:
     """A folder with a model."""
     folder = Path(text).expanduser()
@@ -55,4 +65,12 @@ def output_file(text: str) -> Path:
     file = Path(text)
     if file.is_dir() or not file.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text} cannot be written")
+    return file
+
+
+def input_file(text: str) -> Path:
+    """A file that is there."""
+    file = Path(text).expanduser()
+    if not file.is_file():
+        raise argparse.ArgumentTypeError(f"{text} is no file")
     return file

@@ -9,8 +9,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give the parser the benchmarks, and each of them its own arguments."""
     # Here, so that other commands do not load the workloads.
     from bench import decode, turns
+    from bench.economics import command as economics
+    from bench.page import command as report
     from bench.serve import add_arguments as add_serve_arguments
     from bench.serve import run as run_serve
+    from bench.sweep import command as sweep
 
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     own = benchmarks.add_parser(
@@ -30,3 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     turns.add_arguments(own)
     own.set_defaults(run=turns.run)
+    own = benchmarks.add_parser("economics", help=economics.SUMMARY, allow_abbrev=False)
+    economics.add_arguments(own)
+    own.set_defaults(run=economics.run)
+    own = benchmarks.add_parser("sweep", help=sweep.SUMMARY, allow_abbrev=False)
+    sweep.add_arguments(own)
+    own.set_defaults(run=sweep.run)
+    own = benchmarks.add_parser(
+        "report", help="Draw what benchmarks wrote with --json as one HTML page.", allow_abbrev=False
+    )
+    report.add_arguments(own)
+    own.set_defaults(run=report.run)

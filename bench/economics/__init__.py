@@ -1,0 +1,1 @@
+"""`reprise bench economics`: what acceptance drafts need to pay, and what the drafters here reach."""

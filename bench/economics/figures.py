@@ -1,0 +1,299 @@
+"""The section of a result document: what trials say about when drafting pays."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.economics.fitting import Estimate, break_even, fit_line, geometric_mean_of, jackknife, mean_of
+from bench.economics.trials import CONTROLLED, Trial
+
+BUCKETS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Where buckets of acceptance begin and end; each holds its lower end, the last both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Speed over acceptance at one draft length, in plain speeds: speed-up = a + b * acceptance.
+
+    break_even: the acceptance at which drafts cost what they bring; nan where none does.
+    """
+
+    num_draft_tokens: int
+    a: Estimate
+    b: Estimate
+    break_even: Estimate
+    num_trials: int
+    r_squared: float
+
+    @property
+    def step_cost(self) -> float:
+        """What a step with so many drafts costs, in plain steps, by the fit.
+
+        1 + k * acceptance tokens come of it; in the middle of the line the fit is surest.
+        """
+        return (1 + self.num_draft_tokens / 2) / (self.a.value + self.b.value / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """Break-even over draft length: r + beta * k. off: by how much it misses a break-even at most."""
+
+    r: Estimate
+    beta: Estimate
+    off: float
+
+
+def fit(trials: Sequence[Trial]) -> tuple[list[Fit], Slope | None]:
+    """A fit for each draft length among controlled trials, and the line through their break-evens.
+
+    No line with fewer than two lengths that can break even.
+    """
+    own = [trial for trial in trials if trial.draft_type == CONTROLLED]
+    lengths = sorted({trial.num_draft_tokens for trial in own})
+    of = np.array([trial.num_draft_tokens for trial in own])
+    x = np.array([trial.acceptance for trial in own])
+    y = np.array([trial.speedup for trial in own])
+
+    def estimate(mask: NDArray[np.bool_]) -> list[float]:
+        lines = [fit_line(x[mask & (of == length)], y[mask & (of == length)]) for length in lengths]
+        even = [break_even(a, b) for a, b in lines]
+        known = [at for at, value in enumerate(even) if np.isfinite(value)]
+        slope = (
+            fit_line(np.array([float(lengths[at]) for at in known]), np.array([even[at] for at in known]))
+            if len(known) > 1
+            else (float("nan"), float("nan"))
+        )
+        return [*(value for line, at in zip(lines, even, strict=True) for value in (*line, at)), *slope]
+
+    if not own:
+        return [], None
+    found = jackknife([trial.chat for trial in own], estimate)
+    fits = []
+    for at, length in enumerate(lengths):
+        a, b, even = found[3 * at : 3 * at + 3]
+        here = of == length
+        fits.append(Fit(length, a, b, even, int(here.sum()), _r_squared(x[here], y[here], a.value, b.value)))
+    r, beta = found[-2:]
+    known = [one for one in fits if np.isfinite(one.break_even.value)]
+    if len(known) < 2:
+        return fits, None
+    off = max(abs(one.break_even.value - r.value - beta.value * one.num_draft_tokens) for one in known)
+    return fits, Slope(r, beta, off)
+
+
+def _r_squared(x: NDArray[np.float64], y: NDArray[np.float64], a: float, b: float) -> float:
+    total = float(((y - y.mean()) ** 2).sum())
+    return 1.0 - float(((y - a - b * x) ** 2).sum()) / total if total else 0.0
+
+
+def buckets(trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """Speed-ups of forced trials by acceptance and draft length; those without a draft are left out."""
+    groups: dict[tuple[int, int], list[Trial]] = {}
+    for trial in trials:
+        if not trial.is_gated and trial.spent.num_drafted:
+            at = min(int(np.searchsorted(BUCKETS, trial.acceptance, side="right")) - 1, len(BUCKETS) - 2)
+            groups.setdefault((at, trial.num_draft_tokens), []).append(trial)
+    return [
+        {
+            "label": f"{100 * BUCKETS[at]:.0f} to {100 * BUCKETS[at + 1]:.0f} %",
+            "from": BUCKETS[at],
+            "to": BUCKETS[at + 1],
+            "num_draft_tokens": length,
+            "n": len(group),
+            "speedup": float(np.exp(np.mean([np.log(trial.speedup) for trial in group]))),
+            "lowest": min(trial.speedup for trial in group),
+            "highest": max(trial.speedup for trial in group),
+        }
+        for (at, length), group in sorted(groups.items())
+    ]
+
+
+def predictions(trials: Sequence[Trial], curve: Mapping[int, float]) -> list[dict[str, Any]]:
+    """Speed-ups foretold and measured, for trials that the foretelling did not know.
+
+    by "cost curve": from what steps of each width cost at load, and the widths that the trial took.
+    by "fit": of a controlled trial, from the fit over all other chats; of other types, from the fit over
+    controlled trials, their widths and what their drafter took.
+
+    curve: seconds of a step by tokens drafted, 0 among them; may be empty.
+    """
+    rows = []
+    controlled = [trial for trial in trials if trial.draft_type == CONTROLLED]
+    without = {
+        chat: fit([trial for trial in controlled if trial.chat != chat])[0]
+        for chat in {trial.chat for trial in controlled}
+    }
+    fits, _ = fit(controlled)
+    costs = {0: 1.0} | {one.num_draft_tokens: one.step_cost for one in fits}
+    for trial in trials:
+        if not trial.spent.num_drafted:
+            continue
+        foretold = {}
+        if curve:
+            steps = {drafted: seconds / curve[0] for drafted, seconds in curve.items()}
+            foretold["cost curve"] = _by_costs(trial, steps)
+        if trial.draft_type == CONTROLLED:
+            for one in without[trial.chat]:
+                if one.num_draft_tokens == trial.num_draft_tokens:
+                    foretold["fit"] = one.a.value + one.b.value * trial.acceptance
+        elif fits and trial.num_draft_tokens <= max(costs):
+            foretold["fit"] = _by_costs(trial, costs)
+        rows += [
+            {
+                "draft_type": trial.draft_type,
+                "num_draft_tokens": trial.num_draft_tokens,
+                "workload": trial.workload,
+                "chat": trial.chat,
+                "is_gated": trial.is_gated,
+                "by": by,
+                "predicted": value,
+                "measured": trial.speedup,
+            }
+            for by, value in foretold.items()
+        ]
+    return rows
+
+
+def _by_costs(trial: Trial, costs: Mapping[int, float]) -> float:
+    """The speed-up of a trial's steps at these costs, in plain steps by tokens drafted."""
+    known = sorted(costs)
+    drafted, counts = zip(*trial.spent.widths, strict=True)
+    each = np.interp(drafted, known, [costs[one] for one in known])
+    steps = float(np.dot(each, counts)) + trial.spent.drafter_s * trial.plain_tps
+    return len(trial.spent.tokens) / steps
+
+
+def errors(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """How far predictions were off: the median of |predicted / measured - 1|, and the mean with its sign."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        groups.setdefault((row["by"], row["draft_type"]), []).append(row["predicted"] / row["measured"] - 1)
+    return [
+        {
+            "by": by,
+            "draft_type": draft_type,
+            "n": len(off),
+            "median_error": float(np.median(np.abs(off))),
+            "mean_error": float(np.mean(off)),
+        }
+        for (by, draft_type), off in groups.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a draft type and length did for one workload: the geometric mean over its chats."""
+
+    workload: str
+    draft_type: str
+    num_draft_tokens: int
+    is_gated: bool
+    speedup: Estimate
+    acceptance: float
+    share_drafted: float
+    num_chats: int
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is faster than plain decoding beyond what chance could be."""
+        return self.speedup.low is not None and self.speedup.low > 1.0
+
+
+def choices(trials: Sequence[Trial]) -> list[Choice]:
+    """Every type and length that a user could choose, by workload."""
+    groups: dict[tuple[str, str, int, bool], list[Trial]] = {}
+    for trial in trials:
+        if trial.draft_type != CONTROLLED:
+            key = trial.workload, trial.draft_type, trial.num_draft_tokens, trial.is_gated
+            groups.setdefault(key, []).append(trial)
+    found = []
+    for (workload, draft_type, length, is_gated), group in groups.items():
+        drafted = sum(trial.spent.num_drafted for trial in group)
+        accepted = sum(trial.spent.num_accepted for trial in group)
+        tokens = sum(len(trial.spent.tokens) for trial in group)
+        found.append(
+            Choice(
+                workload, draft_type, length, is_gated,
+                speedup=geometric_mean_of([trial.speedup for trial in group]),
+                acceptance=accepted / drafted if drafted else 0.0,
+                share_drafted=accepted / tokens,
+                num_chats=len(group),
+            )
+        )  # fmt: skip
+    return found
+
+
+def model_needs(trials: Sequence[Trial]) -> dict[int, Estimate]:
+    """The acceptance from which on the draft model pays, by the length of its drafts.
+
+    Its time is in its steps: one that takes as long as c plain ones pays from (c - 1) / length on.
+    """
+    needs: dict[int, dict[int, list[float]]] = {}
+    for trial in trials:
+        if trial.draft_type == "draft-model" and not trial.is_gated:
+            cost = trial.spent.decode_s * trial.plain_tps / trial.spent.num_forwards
+            of_chats = needs.setdefault(trial.num_draft_tokens, {})
+            of_chats.setdefault(trial.chat, []).append((cost - 1) / trial.num_draft_tokens)
+    return {
+        length: mean_of([float(np.mean(one)) for one in of_chats.values()])
+        for length, of_chats in needs.items()
+    }
+
+
+def advised(trials: Sequence[Trial], workload: str) -> Estimate | None:
+    """What it brings to choose a type and length by some chats of a workload, for the chats not among them.
+
+    The best of many choices looks better than it is: each chat here counts with the one that was best for
+    the others. None with fewer than three chats.
+    """
+    own = [trial for trial in trials if trial.workload == workload and trial.draft_type != CONTROLLED]
+    chats = sorted({trial.chat for trial in own if not trial.is_gated})
+    logs = {
+        (trial.chat, (trial.draft_type, trial.num_draft_tokens)): float(np.log(trial.speedup))
+        for trial in own
+        if not trial.is_gated
+    }
+    kinds = {kind for _, kind in logs}
+    if len(chats) < 3:
+        return None
+    got = []
+    for chat in chats:
+        # Drafting nothing is a choice too.
+        best, best_mean = None, 0.0
+        for kind in sorted(kinds):
+            mean = float(np.mean([logs[other, kind] for other in chats if other != chat]))
+            if mean > best_mean:
+                best, best_mean = kind, mean
+        got.append(1.0 if best is None else float(np.exp(logs[chat, best])))
+    return geometric_mean_of(got)
+
+
+def energy(trials: Sequence[Trial], source: str | None, reason: str | None) -> dict[str, Any]:
+    """Joules for each token, prompts included, of each choice and of plain decoding beside it."""
+    if source is None:
+        return {"measured": "not measured", "reason": reason, "rows": []}
+    groups: dict[tuple[str, str, int, bool], list[Trial]] = {}
+    for trial in trials:
+        if trial.spent.joules is not None and trial.plain_joules is not None:
+            key = trial.workload, trial.draft_type, trial.num_draft_tokens, trial.is_gated
+            groups.setdefault(key, []).append(trial)
+    rows = []
+    for (workload, draft_type, length, is_gated), group in groups.items():
+        tokens = sum(len(trial.spent.tokens) for trial in group)
+        drafted_j = sum(trial.spent.joules or 0.0 for trial in group)
+        plain_j = sum(trial.plain_joules or 0.0 for trial in group)
+        rows.append(
+            {
+                "workload": workload,
+                "draft_type": draft_type,
+                "num_draft_tokens": length,
+                "is_gated": is_gated,
+                "energy_j_per_token": drafted_j / tokens,
+                "plain_j_per_token": plain_j / tokens,
+                "ratio": drafted_j / plain_j if plain_j else None,
+            }
+        )
+    return {"measured": source, "reason": None, "rows": rows}

@@ -1,0 +1,93 @@
+"""Lines, break-evens and their 95 % intervals. Pure functions over numbers.
+
+Runs of one chat are no independent draws: they share its length, its text, and the machine's mood. So the
+chat is the unit of chance: everything is worked out again without each of the chats in turn, and how far
+the results lie apart gives the interval (the delete-one jackknife, Student's t for as many chats less one).
+That covers ratios such as a break-even, needs no assumption on how noise is spread within a chat, and says
+nothing about other machines or other kinds of text.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure and its interval; low and high are None with fewer than three chats, or without an end."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def excludes(self, value: float) -> bool:
+        """Whether the interval is known and leaves value outside."""
+        return self.low is not None and self.high is not None and not self.low <= value <= self.high
+
+
+def fit_line(x: Floats, y: Floats) -> tuple[float, float]:
+    """Least squares: (a, b) of y = a + b x; a horizontal line where x does not vary."""
+    spread = x - x.mean()
+    room = float(spread @ spread)
+    b = float(spread @ y) / room if room > 1e-12 else 0.0
+    return float(y.mean()) - b * float(x.mean()), b
+
+
+def break_even(a: float, b: float, plain: float = 1.0) -> float:
+    """The x at which a + b x is plain; nan where it never rises to it."""
+    return (plain - a) / b if b > 1e-9 else float("nan")
+
+
+def jackknife(
+    groups: Sequence[int], estimate: Callable[[NDArray[np.bool_]], Sequence[float]]
+) -> list[Estimate]:
+    """Estimates and their intervals, by leaving out one group after the other.
+
+    groups: (n,) the chat of each run. estimate: works out the figures from the runs where its mask is true.
+    """
+    of = np.asarray(groups)
+    names = np.unique(of)
+    whole = [float(value) for value in estimate(np.ones(len(of), dtype=bool))]
+    if len(names) < 3:
+        return [Estimate(value) for value in whole]
+    without = np.array([estimate(of != name) for name in names], dtype=float)
+    count = len(names)
+    errors = np.sqrt((count - 1) / count * ((without - without.mean(axis=0)) ** 2).sum(axis=0))
+    reach = student(count - 1) * errors
+    return [
+        Estimate(value, value - float(far), value + float(far)) if np.isfinite(far) else Estimate(value)
+        for value, far in zip(whole, reach, strict=True)
+    ]
+
+
+def mean_of(values: Sequence[float]) -> Estimate:
+    """The mean of one value for each chat, with Student's interval: what the jackknife gives for a mean."""
+    found = np.asarray(values, dtype=float)
+    return jackknife(range(len(found)), lambda mask: [float(found[mask].mean())])[0]
+
+
+def geometric_mean_of(values: Sequence[float]) -> Estimate:
+    """The same of the logarithms: for ratios, such as speed-ups."""
+    logs = mean_of([float(value) for value in np.log(values)])
+    ends = [None if end is None else float(np.exp(end)) for end in (logs.low, logs.high)]
+    return Estimate(float(np.exp(logs.value)), *ends)
+
+
+@cache
+def student(freedom: int) -> float:
+    """How many standard errors the interval reaches to each side, for so many degrees of freedom.
+
+    With t = sqrt(freedom) tan(angle) the density becomes a power of a cosine, which is summed up here.
+    """
+    angles = np.linspace(0.0, np.pi / 2, 200_001)
+    mass = np.cos(angles) ** (freedom - 1)
+    inside = np.concatenate([[0.0], np.cumsum((mass[1:] + mass[:-1]) / 2)])
+    angle = float(np.interp(CONFIDENCE, inside / inside[-1], angles))
+    return float(np.sqrt(freedom) * np.tan(angle))

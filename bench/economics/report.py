@@ -1,0 +1,221 @@
+"""What trials come to: the section of the document, rows for a spreadsheet, and tables for a terminal."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.economics import figures
+from bench.economics.advice import advise, described
+from bench.economics.figures import Choice, Fit
+from bench.economics.fitting import CONFIDENCE
+from bench.economics.trials import CONTROLLED, Trial
+
+INTERVALS = (
+    f"{100 * CONFIDENCE:.0f} % intervals: each chat left out in turn (jackknife), Student's t. They are "
+    "about other chats of these kinds on this machine, and about nothing else."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """What EnergyMeter says of itself once all is measured."""
+
+    source: str | None
+    reason: str | None
+
+
+def section(trials: Sequence[Trial], curve: Mapping[int, float], meter: Meter) -> dict[str, Any]:
+    """The "economics" of a result document.
+
+    curve: seconds of a step by tokens drafted, 0 among them; may be empty.
+    """
+    plain_tps = _plain_tps(trials)
+    fits, slope = figures.fit(trials)
+    predicted = figures.predictions(trials, curve)
+    errors = figures.errors(predicted)
+    choices = figures.choices(trials)
+    workloads = dict.fromkeys(choice.workload for choice in choices)
+    held_out = {name: found for name in workloads if (found := figures.advised(trials, name)) is not None}
+    needs = figures.model_needs(trials)
+    energy = figures.energy(trials, meter.source, meter.reason)
+    advice = [*advise(fits, slope, choices, held_out, needs), *described(errors), energy_in_words(energy)]
+    return {
+        "plain_tps": plain_tps,
+        "intervals": INTERVALS,
+        "fits": [_fit(one, plain_tps) for one in fits],
+        "beta": None
+        if slope is None
+        else {
+            "r": slope.r.value, "beta": slope.beta.value, "low": slope.beta.low, "high": slope.beta.high,
+            "r_low": slope.r.low, "r_high": slope.r.high, "off": slope.off,
+        },
+        "draft_model": [
+            {"num_draft_tokens": length, "break_even": one.value, "low": one.low, "high": one.high}
+            for length, one in sorted(needs.items())
+        ],
+        "buckets": figures.buckets(trials),
+        "choices": [_choice(one) for one in choices],
+        "held_out": [
+            {"workload": name, "speedup": one.value, "low": one.low, "high": one.high}
+            for name, one in held_out.items()
+        ],
+        "predicted": predicted,
+        "errors": errors,
+        "energy": energy,
+        "points": rows(trials),
+        "advice": advice,
+    }  # fmt: skip
+
+
+def rows(trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """A flat row for each trial."""
+    return [
+        {
+            "workload": trial.workload,
+            "chat": trial.chat,
+            "draft_type": trial.draft_type,
+            "num_draft_tokens": trial.num_draft_tokens,
+            "is_gated": trial.is_gated,
+            "tokens": len(trial.spent.tokens),
+            "decode_tps": trial.spent.tps,
+            "plain_tps": trial.plain_tps,
+            "speedup": trial.speedup,
+            "acceptance": trial.acceptance if trial.spent.num_drafted else None,
+            "drafted": trial.spent.num_drafted,
+            "accepted": trial.spent.num_accepted,
+            "forwards": trial.spent.num_forwards,
+            "drafter_s": trial.spent.drafter_s,
+            "parity": "PASS" if trial.is_equal else "FAIL",
+            "energy_j_per_token": None
+            if trial.spent.joules is None
+            else trial.spent.joules / len(trial.spent.tokens),
+        }
+        for trial in trials
+    ]
+
+
+def energy_in_words(energy: Mapping[str, Any]) -> str:
+    """What a token takes, or why that is not known."""
+    if not energy["rows"]:
+        return f"Energy: not measured ({energy['reason'] or 'no answer was measured'})."
+    own = [row for row in energy["rows"] if row["draft_type"] != CONTROLLED and row["ratio"]]
+    if not own:
+        return f"Energy of {energy['measured']}: measured for controlled drafts alone."
+    least = min(own, key=lambda row: row["ratio"])
+    return (
+        f"Energy of {energy['measured']}, prompts and all else that ran included: least with "
+        f"{least['draft_type']} at {least['num_draft_tokens']} tokens on {least['workload']}, "
+        f"{least['energy_j_per_token']:.3g} J for a token against {least['plain_j_per_token']:.3g} J plainly."
+    )
+
+
+def print_report(console: Console, found: Mapping[str, Any]) -> None:
+    """Tables, and then the advice."""
+    console.print(_fits_table(found))
+    console.print(_choices_table(found))
+    console.print(_buckets_table(found))
+    failed = sum(row["parity"] == "FAIL" for row in found["points"])
+    count = len(found["points"])
+    console.print(
+        f"All {count} drafted answers were the plain ones, token by token."
+        if not failed
+        else f"{failed} of {count} drafted answers are not the plain ones; see reprise verify."
+    )
+    console.print(INTERVALS, style="dim")
+    console.print()
+    for sentence in found["advice"]:
+        console.print(f"- {sentence}", highlight=False, markup=False)
+
+
+def _fits_table(found: Mapping[str, Any]) -> Table:
+    table = Table(
+        title=f"Tokens/s = a + b * acceptance, for drafts that cost nothing to make; "
+        f"plain decoding: {found['plain_tps']:.1f} tokens/s"
+    )
+    for name in ("drafted", "runs", "a", "b", "r²", "step, in plain ones", "break-even", "95 %"):
+        table.add_column(name, justify="right")
+    for fit in found["fits"]:
+        table.add_row(
+            str(fit["num_draft_tokens"]), str(fit["n"]), f"{fit['a']:.1f}", f"{fit['b']:.1f}",
+            f"{fit['r_squared']:.2f}", f"{fit['step_cost']:.2f}", _number(fit["break_even"], 3),
+            _ends(fit["low"], fit["high"], 3),
+        )  # fmt: skip
+    return table
+
+
+def _choices_table(found: Mapping[str, Any]) -> Table:
+    table = Table(title="What could be chosen, against plain decoding of the same chats")
+    for name in ("workload", "drafts", "at most", "chats", "accepted", "of the answer", "speed-up", "95 %"):
+        table.add_column(name, justify="left" if name in ("workload", "drafts") else "right")
+    for one in found["choices"]:
+        table.add_row(
+            one["workload"], one["draft_type"] + (", gated" if one["is_gated"] else ""),
+            str(one["num_draft_tokens"]), str(one["n"]), f"{100 * one['acceptance']:.0f} %",
+            f"{100 * one['share_drafted']:.0f} %", f"{one['speedup']:.2f}", _ends(one["low"], one["high"], 2),
+        )  # fmt: skip
+    return table
+
+
+def _buckets_table(found: Mapping[str, Any]) -> Table:
+    table = Table(title="Speed-up by acceptance (runs), every draft verified")
+    lengths = sorted({row["num_draft_tokens"] for row in found["buckets"]})
+    table.add_column("accepted")
+    for length in lengths:
+        table.add_column(f"{length} drafted", justify="right")
+    for label in dict.fromkeys(row["label"] for row in found["buckets"]):
+        own = {row["num_draft_tokens"]: row for row in found["buckets"] if row["label"] == label}
+        cells = [
+            f"{own[length]['speedup']:.2f} ({own[length]['n']})" if length in own else "-"
+            for length in lengths
+        ]
+        table.add_row(label, *cells)
+    return table
+
+
+def _plain_tps(trials: Sequence[Trial]) -> float:
+    """Plain speed over the controlled trials' neighbours: harmonic, as tokens over time are."""
+    own = [trial for trial in trials if trial.draft_type == CONTROLLED] or list(trials)
+    return len(own) / sum(1 / trial.plain_tps for trial in own) if own else 0.0
+
+
+def _fit(fit: Fit, plain_tps: float) -> dict[str, Any]:
+    even = fit.break_even
+    return {
+        "num_draft_tokens": fit.num_draft_tokens,
+        "a": fit.a.value * plain_tps,
+        "b": fit.b.value * plain_tps,
+        "break_even": even.value if isfinite(even.value) else None,
+        "low": even.low,
+        "high": even.high,
+        "n": fit.num_trials,
+        "r_squared": fit.r_squared,
+        "step_cost": fit.step_cost,
+    }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    return {
+        "workload": choice.workload,
+        "draft_type": choice.draft_type,
+        "num_draft_tokens": choice.num_draft_tokens,
+        "is_gated": choice.is_gated,
+        "n": choice.num_chats,
+        "speedup": choice.speedup.value,
+        "low": choice.speedup.low,
+        "high": choice.speedup.high,
+        "acceptance": choice.acceptance,
+        "share_drafted": choice.share_drafted,
+        "pays": choice.pays,
+    }
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _ends(low: float | None, high: float | None, digits: int) -> str:
+    return "-" if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"

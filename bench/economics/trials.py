@@ -1,0 +1,230 @@
+"""What is measured: each chat plainly and with drafts, in turns, so that both see the same machine."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from bench.economics.controlled import PLACE, ControlledDrafter, chance_for
+from bench.energy import EnergyMeter
+from bench.local_engine import LocalEngine
+from bench.turn_requests import request_of
+from bench.workloads import Chat
+from engine.request import DraftChoice, DraftType, Finished
+
+CONTROLLED = "controlled"
+LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Acceptances that are aimed at; how drafts really fared is what counts."""
+
+LEAST_TOKENS = 8
+"""A shorter answer says more about the clock than about drafts."""
+
+Advance = Callable[[], None]
+"""Called after each answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one answer, or the measured turns of one chat, took.
+
+    decode_s: from the end of the prompt to the last token. widths: how many steps checked how many tokens.
+    drafter_s: of decode_s, what making drafts took.
+    joules: of the whole request, prompt included; None where that is not measured.
+    """
+
+    tokens: tuple[int, ...]
+    decode_s: float
+    num_forwards: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    widths: tuple[tuple[int, int], ...] = ()
+    drafter_s: float = 0.0
+    joules: float | None = None
+
+    @property
+    def tps(self) -> float:
+        """Tokens per second of decoding."""
+        return len(self.tokens) / self.decode_s
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A chat decoded with drafts, beside the same chat decoded plainly just before and after.
+
+    chat: its number, over all workloads. draft_type: CONTROLLED, or what a user could choose.
+    num_draft_tokens: most tokens of one draft. is_gated: whether the engine was free to leave drafts out.
+    plain_tps: of its neighbours together. plain_joules: of one of them, on average.
+    """
+
+    chat: int
+    workload: str
+    draft_type: str
+    num_draft_tokens: int
+    is_gated: bool
+    spent: Spent
+    plain_tps: float
+    is_equal: bool
+    plain_joules: float | None = None
+
+    @property
+    def acceptance(self) -> float:
+        """The share of drafted tokens that came true; 0 where nothing was drafted."""
+        return self.spent.num_accepted / self.spent.num_drafted if self.spent.num_drafted else 0.0
+
+    @property
+    def speedup(self) -> float:
+        """Against plain decoding of the same chat at the same time."""
+        return self.spent.tps / self.plain_tps
+
+
+Ask = tuple[DraftType, int]
+"""A type and the most tokens of one draft."""
+
+
+class Laboratory:
+    """Runs trials on an engine.
+
+    max_tokens: of each answer. seed: of sampling. repeats: each run counts with the quickest of so many, as
+    other work on a machine only adds.
+    """
+
+    def __init__(
+        self,
+        local: LocalEngine,
+        meter: EnergyMeter,
+        max_tokens: int,
+        seed: int,
+        advance: Advance,
+        repeats: int = 1,
+    ) -> None:
+        self.local = local
+        self.meter = meter
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.advance = advance
+        self.repeats = repeats
+
+    def warm_up(self, chat: Chat, lengths: Sequence[int]) -> None:
+        """Decode once at each width, unmeasured: the first step of a shape may have to build its kernels."""
+        for length in lengths:
+            self.control(0, chat, length, levels=(1.0,))
+
+    def compare(self, number: int, chat: Chat, asks: Sequence[Sequence[Ask]], is_gated: bool) -> list[Trial]:
+        """A chat with each type and length, in groups; a plain run stands before and after each group."""
+        plain = self._run(chat, "none", None)
+        found = []
+        for group in asks:
+            spent = [self._run(chat, draft_type, length) for draft_type, length in group]
+            beside = [plain, self._run(chat, "none", None)]
+            plain = beside[-1]
+            if len(plain.tokens) >= LEAST_TOKENS:
+                found += [
+                    _trial(number, chat, draft_type, length, is_gated, one, beside)
+                    for (draft_type, length), one in zip(group, spent, strict=True)
+                ]
+        return found
+
+    def control(
+        self, number: int, chat: Chat, num_draft_tokens: int, levels: Sequence[float] = LEVELS
+    ) -> list[Trial]:
+        """A chat's first measured turn at every level of acceptance, between two plain runs."""
+        turn = next((turn for turn in chat.turns if turn.is_measured), None)
+        if turn is None:
+            return []
+        one = Chat(chat.workload, (turn,), chat.prompt_tokens)
+        oracle = ControlledDrafter(self.local.engine.info.vocab_size, number)
+        before = self._run(one, "none", None)
+        own, self.local.drafters[PLACE] = self.local.drafters[PLACE], oracle
+        spent = []
+        try:
+            for level in levels if len(before.tokens) >= LEAST_TOKENS else ():
+                oracle.chance = chance_for(level, num_draft_tokens)
+                # With this type, and nobody's prediction, nothing would be drafted.
+                spent.append(self._run(one, "draft-model", num_draft_tokens, before.tokens))
+        finally:
+            self.local.drafters[PLACE] = own
+        beside = [before, self._run(one, "none", None)]
+        return [_trial(number, one, CONTROLLED, num_draft_tokens, False, each, beside) for each in spent]
+
+    def _run(
+        self, chat: Chat, draft_type: DraftType, num_draft_tokens: int | None, known: tuple[int, ...] = ()
+    ) -> Spent:
+        choice = DraftChoice(draft_type, num_draft_tokens)
+        runs = [self._run_once(chat, choice, known) for _ in range(self.repeats)]
+        self.advance()
+        return min(runs, key=lambda one: one.decode_s)
+
+    def _run_once(self, chat: Chat, choice: DraftChoice, known: tuple[int, ...]) -> Spent:
+        self.local.engine.memory_reset()
+        parts = []
+        for turn in chat.turns:
+            request = request_of(self.local, turn, self.max_tokens, self.seed, choice, known)
+            if request is None:
+                break
+            before_j = self.meter.read()
+            (end,) = self.local.answer([request])
+            after_j = self.meter.read()
+            if turn.is_measured:
+                joules = after_j - before_j if before_j is not None and after_j is not None else None
+                parts.append(_spent(end, joules))
+        return _joined(parts)
+
+
+def _trial(
+    number: int,
+    chat: Chat,
+    draft_type: str,
+    num_draft_tokens: int,
+    is_gated: bool,
+    spent: Spent,
+    beside: Sequence[Spent],
+) -> Trial:
+    joules = [one.joules for one in beside if one.joules is not None]
+    return Trial(
+        chat=number,
+        workload=chat.workload,
+        draft_type=draft_type,
+        num_draft_tokens=num_draft_tokens,
+        is_gated=is_gated,
+        spent=spent,
+        plain_tps=sum(len(one.tokens) for one in beside) / sum(one.decode_s for one in beside),
+        is_equal=all(one.tokens == spent.tokens for one in beside),
+        plain_joules=sum(joules) / len(joules) if len(joules) == len(beside) else None,
+    )
+
+
+def _spent(end: Finished, joules: float | None) -> Spent:
+    usage, report = end.usage, end.usage.drafting
+    # by_position: drafts of at least so many tokens. So these are those of just so many.
+    at_least = [offered for offered, _ in report.by_position]
+    exactly = [here - beyond for here, beyond in pairwise([*at_least, 0])]
+    num_forwards = report.num_forwards or len(end.tokens)
+    num_plain = num_forwards - (at_least[0] if at_least else 0)
+    counts = [num_plain, *exactly]
+    return Spent(
+        tokens=end.tokens,
+        decode_s=usage.total_s - usage.prefill_s,
+        num_forwards=num_forwards,
+        num_drafted=report.num_drafted,
+        num_accepted=report.num_accepted,
+        widths=tuple((drafted, count) for drafted, count in enumerate(counts) if count),
+        drafter_s=report.drafter_s,
+        joules=joules,
+    )
+
+
+def _joined(parts: Sequence[Spent]) -> Spent:
+    widths: dict[int, int] = {}
+    for part in parts:
+        for drafted, count in part.widths:
+            widths[drafted] = widths.get(drafted, 0) + count
+    joules = [part.joules for part in parts if part.joules is not None]
+    return Spent(
+        tokens=tuple(token for part in parts for token in part.tokens),
+        decode_s=sum(part.decode_s for part in parts),
+        num_forwards=sum(part.num_forwards for part in parts),
+        num_drafted=sum(part.num_drafted for part in parts),
+        num_accepted=sum(part.num_accepted for part in parts),
+        widths=tuple(sorted(widths.items())),
+        drafter_s=sum(part.drafter_s for part in parts),
+        joules=sum(joules) if parts and len(joules) == len(parts) else None,
+    )

@@ -1,0 +1,48 @@
+import pytest
+
+from bench.economics.trials import CONTROLLED, Spent, Trial
+
+PLAIN_TPS = 100.0
+
+
+class Planted:
+    """Trials whose truth is known."""
+
+    @staticmethod
+    def step_cost(length, r, beta):
+        """The cost, in plain steps, at which drafts of this length break even at r + beta * length."""
+        return 1 + length * (r + beta * length)
+
+    @staticmethod
+    def trial(chat, length, acceptance, cost, kind=CONTROLLED, workload="edits", gated=False, joules=None):
+        """A chat of 50 steps that each checked a whole draft. cost: of such a step, in plain ones."""
+        steps = 50
+        accepted = round(steps * length * acceptance)
+        tokens = steps + accepted
+        spent = Spent(
+            tokens=(7,) * tokens,
+            decode_s=steps * cost / PLAIN_TPS,
+            num_forwards=steps,
+            num_drafted=steps * length,
+            num_accepted=accepted,
+            widths=((length, steps),),
+            joules=joules,
+        )
+        return Trial(
+            chat, workload, kind, length, gated, spent, PLAIN_TPS, True,
+            None if joules is None else 2.0 * tokens,
+        )  # fmt: skip
+
+    def controlled(self, r=0.2, beta=0.02, lengths=(1, 2, 4, 8), chats=range(4)):
+        """Every level at every length, without noise."""
+        return [
+            self.trial(chat, length, level, self.step_cost(length, r, beta))
+            for chat in chats
+            for length in lengths
+            for level in (0.0, 0.25, 0.5, 0.75, 1.0)
+        ]
+
+
+@pytest.fixture
+def planted():
+    return Planted()

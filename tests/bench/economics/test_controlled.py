@@ -1,0 +1,83 @@
+"""Chosen acceptance: the drafts are wrong as often as asked for, and the engine verifies every one."""
+
+import csv
+import json
+
+import pytest
+
+from bench.economics.controlled import ControlledDrafter, acceptance, chance_for, forced_costs
+from cli.main import main
+from drafters.base import Ask, Opening
+
+
+@pytest.mark.parametrize("length", [1, 4, 16])
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.7, 1.0])
+def test_a_chance_gives_the_acceptance_it_is_for(share, length):
+    assert acceptance(chance_for(share, length), length) == pytest.approx(share, abs=0.01)
+
+
+def test_an_answer_is_drafted_rightly_as_often_as_asked():
+    answer = tuple(range(1000, 3000))
+    drafter = ControlledDrafter(5000)
+    drafter.chance = 0.7
+    drafter.open(Opening(0, (1,), answer))
+    draft = drafter.propose(Ask(0, 2000)).tokens
+    assert sum(a == b for a, b in zip(draft, answer, strict=True)) == pytest.approx(1400, abs=80)
+    drafter.observe(0, answer[:1990])
+    assert len(drafter.propose(Ask(0, 20)).tokens) == 10
+    drafter.close(0)
+
+
+def test_forced_costs_make_the_widest_draft_the_best_and_learn_nothing():
+    costs = forced_costs(16)
+    for _ in range(1000):
+        costs.observe(1, 17, 5000.0)
+    speeds = [width / costs.seconds(1, 1) for width in (1,)] + [
+        1.001 / costs.seconds(1, width) for width in range(2, 18)
+    ]
+    assert speeds == sorted(speeds)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_small_run_measures_every_acceptance_and_ends_with_advice(model_folder, tmp_path, capsys):
+    names = {name: tmp_path / f"found.{name}" for name in ("json", "csv", "html")}
+    given = ["--model", str(model_folder), "--workloads", "free", "--chats", "2", "--max-tokens", "12"]
+    given += ["--num-draft-tokens", "1,4", "--draft-types", "suffix"]
+    for name, file in names.items():
+        given += [f"--{name}", str(file)]
+    assert main(["bench", "economics", *given]) == 0
+    found = json.loads(names["json"].read_text())
+    points = [one for one in found["economics"]["points"] if one["draft_type"] == "controlled"]
+    assert len(points) == 2 * 2 * 5
+    for one in points:
+        # Every step but the last, for which there is no room, checked a draft.
+        assert one["drafted"] >= one["forwards"] - 1
+        assert one["parity"] == "PASS"
+    for length in (1, 4):
+        shares = [one["acceptance"] for one in points if one["num_draft_tokens"] == length]
+        assert min(shares) == 0.0
+        assert max(shares) == 1.0
+    assert found["command"].startswith("reprise bench economics --model")
+    assert found["cost_curve"][0]["width"] == 1
+    with names["csv"].open() as file:
+        assert len(list(csv.DictReader(file))) == len(found["economics"]["points"])
+    assert "Advice" in names["html"].read_text()
+    printed = capsys.readouterr().out
+    assert "were the plain ones, token by token" in printed
+    assert found["economics"]["advice"][-1][:20] in printed
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--workloads", "edit"], "--workloads: edit is none of"),
+        (["--draft-types", "magic"], "--draft-types: magic is none of"),
+        (["--draft-types", "draft-model"], "name one with --draft-model"),
+        (["--num-draft-tokens", "1,999"], "999 is above 255"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(given, message, capsys):
+    assert main(["bench", "economics", *given]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
