@@ -47,16 +47,20 @@ class _Recorder(asyncio.Protocol):
             self.closed.set_result(exc)
 
 
-async def post(url: str, body: bytes, idle_limit_s: float = IDLE_LIMIT_S) -> Transcript:
+async def post(
+    url: str, body: bytes, idle_limit_s: float = IDLE_LIMIT_S, api_key: str | None = None
+) -> Transcript:
     """Send body as JSON to url and record the answer until the connection ends.
 
+    api_key: sent as a bearer token.
     The time to connect is part of what is measured: each request has a connection of its own.
     """
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
+    key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
     head = (
         f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-        f"Accept: text/event-stream\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        f"{key}Accept: text/event-stream\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     ).encode()
     loop = asyncio.get_running_loop()
     started = perf_counter()

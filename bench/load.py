@@ -49,13 +49,14 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class ServerSide:
-    """A server under load. url: up to, and without, /v1. model: the name to send."""
+    """A server under load. url: up to, and without, /v1. model: the name to send. api_key: if any."""
 
     name: str
     url: str
     model: str
     count_tokens: CountTokens
     idle_limit_s: float = IDLE_LIMIT_S
+    api_key: str | None = None
 
     def measure(self, prompts: Sequence[Prompt], asking: Asking, concurrency: int, number: int) -> Round:
         """Run one round. A request that fails is a Measurement with an error; nothing is raised for it."""
@@ -76,7 +77,7 @@ class ServerSide:
             # All streams take from the one iterator, so that none idles while requests are left.
             for index, body in waiting:
                 url = f"{self.url}/v1/chat/completions"
-                transcripts[index] = await post(url, body, self.idle_limit_s)
+                transcripts[index] = await post(url, body, self.idle_limit_s, self.api_key)
 
         began = perf_counter()
         await asyncio.gather(*(stream() for _ in range(concurrency)))

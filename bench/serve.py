@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import random
 import sys
 from contextlib import ExitStack
@@ -43,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--url-model", metavar="NAME", help="Model name to send there. Default: the first it lists."
     )
     what.add_argument(
+        "--api-key",
+        metavar="KEY",
+        type=argument_types.api_key,
+        help="Key for the server of --url. Default: the first in REPRISE_API_KEY, which no process list has.",
+    )
+    what.add_argument(
         "--model",
         metavar="DIR",
         type=argument_types.model_folder,
@@ -58,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument(
         "--against-model", metavar="NAME", help="Model name to send there. Default: the first it lists."
+    )
+    what.add_argument(
+        "--against-api-key",
+        metavar="KEY",
+        type=argument_types.api_key,
+        help="Key for that one. Default: none is sent.",
     )
     what.add_argument(
         "--bare",
@@ -136,10 +149,13 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ArgumentsError(
             f"--requests is {arguments.requests}, too few for {max(arguments.concurrency)} streams at once"
         )
-    if arguments.against_model and not arguments.against:
-        raise ArgumentsError("--against-model needs --against")
-    if arguments.url_model and not arguments.url:
-        raise ArgumentsError("--url-model needs --url")
+    for needed, flags in (
+        ("against", ("against_model", "against_api_key")),
+        ("url", ("url_model", "api_key")),
+    ):
+        for flag in flags:
+            if getattr(arguments, flag) and not getattr(arguments, needed):
+                raise ArgumentsError(f"--{flag.replace('_', '-')} needs --{needed}")
     if arguments.against and arguments.against == arguments.url:
         raise ArgumentsError("--against is the server of --url; its prefix cache would know every prompt")
 
@@ -190,28 +206,42 @@ def _servers(
 ) -> list[ServerSide]:
     own = None if arguments.url else OwnServer(["--model", str(arguments.model)])
     url = children.enter_context(own).url if own else arguments.url
-    name = "reprise" if own else _name(url)
-    servers = [ServerSide(name, url, arguments.url_model or first_model(url, "--url-model"), count_tokens)]
+    key = None if own else arguments.api_key or _key_of_environment()
+    model = arguments.url_model or first_model(url, "--url-model", key, "--api-key")
+    servers = [ServerSide("reprise" if own else _name(url), url, model, count_tokens, api_key=key)]
     if arguments.against:
-        url = arguments.against
-        model = arguments.against_model or first_model(url, "--against-model")
-        servers.append(ServerSide(_name(url), url, model, count_tokens))
+        url, key = arguments.against, arguments.against_api_key
+        model = arguments.against_model or first_model(url, "--against-model", key, "--against-api-key")
+        servers.append(ServerSide(_name(url), url, model, count_tokens, api_key=key))
     return servers
+
+
+def _key_of_environment() -> str | None:
+    """The first key of those that `reprise serve` would take from there."""
+    first = os.environ.get("REPRISE_API_KEY", "").partition(",")[0].strip()
+    try:
+        return argument_types.api_key(first) if first else None
+    except argparse.ArgumentTypeError as fault:
+        raise ArgumentsError(f"REPRISE_API_KEY: {fault}") from None
 
 
 def _name(url: str) -> str:
     return url.partition("://")[2]
 
 
-def first_model(url: str, flag: str) -> str:
+def first_model(url: str, flag: str, api_key: str | None = None, key_flag: str = "--api-key") -> str:
     """The first model that a server lists.
 
-    flag: what names the model where the server does not.
-    Raises BenchError if it cannot be reached or lists none.
+    flag, key_flag: what names the model where the server does not, and the key.
+    Raises BenchError if it cannot be reached, wants another key, or lists none.
     """
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        response = httpx.get(f"{url}/v1/models", timeout=30.0).raise_for_status()
-        return str(response.json()["data"][0]["id"])
+        response = httpx.get(f"{url}/v1/models", headers=headers, timeout=30.0)
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            wanted = "another key" if api_key else "a key"
+            raise BenchError(f"{url} wants {wanted}; give it with {key_flag}")
+        return str(response.raise_for_status().json()["data"][0]["id"])
     except httpx.ConnectError:
         raise BenchError(f"nothing listens at {url}") from None
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as fault:

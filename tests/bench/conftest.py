@@ -91,11 +91,13 @@ DONE = b"data: [DONE]\n\n"
 class ScriptedServer:
     """Answers each chat with the next script: (status, pieces of the body); the last one stays.
 
+    key: what has to be sent with every request, if anything.
     bodies: the requests so far. most_at_once: how many of them were open together.
     wait_for: chats are answered only when so many are open. silent: they are never answered.
     """
 
     def __init__(self):
+        self.key = None
         self.scripts = deque()
         self.bodies = []
         self.open = self.most_at_once = 0
@@ -110,6 +112,10 @@ class ScriptedServer:
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":
+            return
+        given = dict(scope["headers"]).get(b"authorization")
+        if self.key and given != f"Bearer {self.key}".encode():
+            await self._send(send, 401, [b'{"error": {"message": "no such key"}}'])
             return
         if scope["path"] == "/v1/models":
             await self._send(send, 200, [json.dumps(self.models).encode()])

@@ -86,6 +86,27 @@ def test_a_seed_that_may_keep_a_server_from_batching_is_pointed_out(
     assert "seed was sent" in capsys.readouterr().out
 
 
+def test_each_server_gets_its_own_key(bench, server, other_server, full_answer, monkeypatch, capsys):
+    server.play(*full_answer)
+    other_server.play(*full_answer)
+    server.key, other_server.key = "sk-one", "sk-two"
+    arguments = ["--url", server.url, "--concurrency", "1", "--rounds", "1", "--requests", "1"]
+    assert bench(*arguments, "--api-key", "sk-one") == 0
+    against = ["--against", other_server.url]
+    assert bench(*arguments, *against, "--api-key", "sk-one", "--against-api-key", "sk-two") == 0
+    assert len(other_server.bodies) == 2
+    capsys.readouterr()
+    # Nobody's key goes to another server.
+    monkeypatch.setenv("REPRISE_API_KEY", "sk-one, sk-three")
+    assert bench(*arguments) == 0
+    assert bench(*arguments, *against) == 1
+    assert capsys.readouterr().err.endswith(
+        f"reprise: {other_server.url} wants a key; give it with --against-api-key\n"
+    )
+    assert bench(*arguments, "--api-key", "sk-two") == 1
+    assert capsys.readouterr().err == f"reprise: {server.url} wants another key; give it with --api-key\n"
+
+
 def test_the_tables_lose_no_figure_on_a_narrow_terminal(bench, server, full_answer, monkeypatch, capsys):
     server.play(*full_answer)
     monkeypatch.setattr("bench.serve._WIDTH", 80)
@@ -160,6 +181,8 @@ def test_what_makes_figures_doubtful_is_said(bench, server, events, capsys, answ
         (["--requests", "3", "--concurrency", "1,4"], "--requests is 3, too few for 4 streams at once"),
         (["--against-model", "a"], "--against-model needs --against"),
         (["--url-model", "a"], "--url-model needs --url"),
+        (["--api-key", "a"], "--api-key needs --url"),
+        (["--against-api-key", "a"], "--against-api-key needs --against"),
         (["--url", "http://a:1", "--against", "http://a:1/v1"], "--against is the server of --url"),
         (["--rouns", "1"], "unknown argument --rouns"),
     ],
