@@ -168,9 +168,11 @@ function gateFigure(rows) {
   });
 }
 
-function warmFigure(rows) {
+function warmFigure(all) {
+  // Rows of all turns together have no turn.
+  const rows = all.filter((row) => isNumber(row.turn));
   let measure = ["speedup", "tokens_per_forward", "acceptance"].find((name) => rows.some((row) => isNumber(row[name])));
-  const pairs = [...grouped(rows, (row) => (row.workload ? `${row.pair}, ${row.workload}` : String(row.pair)))];
+  const pairs = [...grouped(rows, (row) => [row.pair, row.workload, row.draft_type].filter(Boolean).join(", "))];
   const turns = distinct(rows.map((row) => row.turn)).filter(isNumber).sort((a, b) => a - b);
   const names = ["speedup", "tokens_per_forward", "acceptance"].filter((name) => rows.some((row) => isNumber(row[name])));
   const result = figure({
