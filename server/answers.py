@@ -7,12 +7,12 @@ from fastapi import Request, Response
 from engine.request import Failed, Finished, Grammar
 from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
 from server.generation import Generation
+from server.generation_fields import GenerationFields
 from server.orders import make_orders
 from server.parts import MakeReader
 from server.presenter import Presenter
 from server.prompts import TokenIds
 from server.request_log import record_of
-from server.schemas import GenerationFields
 from server.service import Service
 from server.streams import TokenStream, write_frames
 from server.submission import Submission

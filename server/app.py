@@ -9,6 +9,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from config.settings import Settings
 from server.access import OPEN_PATHS, Access
+from server.chat_request import ChatRequest
+from server.completion_request import CompletionRequest
 from server.engine_face import EngineFace
 from server.error_handlers import install_error_handlers
 from server.keys import load_keys
@@ -30,7 +32,6 @@ from server.routes import (
     responses_api,
     tokens,
 )
-from server.schemas import ChatRequest, CompletionRequest
 from server.service import Service
 from server.token_fields import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 

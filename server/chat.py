@@ -4,12 +4,12 @@ from fastapi import Request, Response
 
 from server.answers import respond
 from server.chat_grammar import chat_grammar
+from server.chat_request import ChatRequest
 from server.errors import BadRequestError
 from server.parts import MakeReader
 from server.presenter import Presenter
 from server.prompts import ChatPrompt
 from server.reading import CallRules, reader_maker
-from server.schemas import ChatRequest
 from server.service import Service
 
 

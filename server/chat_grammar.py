@@ -9,8 +9,8 @@ from typing import Any
 
 from engine.markers import Marker, Markers
 from engine.request import Grammar
+from server.chat_request import ChatRequest
 from server.errors import BadRequestError
-from server.schemas import ChatRequest
 from server.tool_fields import Tool
 
 CALL_FORMAT = "json_tools"

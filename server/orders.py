@@ -7,7 +7,7 @@ from typing import get_args
 from config.settings import Settings
 from engine.request import DraftType, GenerationRequest, Grammar, ModelInfo, Sampling
 from server.errors import BadRequestError
-from server.schemas import GenerationFields
+from server.generation_fields import GenerationFields
 
 GREEDY_BELOW = 1e-5
 _UINT64 = 2**64

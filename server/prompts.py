@@ -11,11 +11,12 @@ from fastapi import Request
 from pydantic_core import to_json
 
 from engine.request import EngineError, Grammar, GrammarError
+from server.chat_request import ChatRequest
+from server.completion_request import CompletionRequest
 from server.engine_face import EngineFace
 from server.errors import BadRequestError, ClientGoneError, from_engine
 from server.grammar_faults import explain
 from server.orders import check_ids, context_error
-from server.schemas import ChatRequest, CompletionRequest
 from server.structured_fields import StructuredFields
 
 TokenIds = tuple[int, ...]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from server.fields import INT32_MAX, RequestModel, not_yet, wrong
-from server.schemas import Messages, TemplateArguments
+from server.template_fields import Messages, TemplateArguments
 from server.tool_fields import Tools
 
 MAX_INPUTS = 2048

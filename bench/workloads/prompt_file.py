@@ -6,8 +6,8 @@ from typing import Any
 
 from bench.workloads.chats import Chat, Turn
 from server.body import validated
+from server.chat_request import ChatRequest
 from server.errors import BadRequestError
-from server.schemas import ChatRequest
 
 READ = (
     "messages",

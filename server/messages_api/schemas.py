@@ -23,7 +23,7 @@ from server.messages_api.blocks import (
 )
 from server.messages_api.thinking import Thinking, ThinkingOn
 from server.messages_api.tools import NamedChoice, ToolChoice, Tools
-from server.schemas import MAX_MESSAGES
+from server.template_fields import MAX_MESSAGES
 
 MAX_STOP_SEQUENCES = 64
 _BLOCKS_OF_ROLES = {

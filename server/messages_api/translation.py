@@ -8,6 +8,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from server.body import validated
+from server.chat_request import ChatRequest
 from server.errors import BadRequestError
 from server.messages_api.blocks import (
     ContentBlock,
@@ -19,7 +20,6 @@ from server.messages_api.blocks import (
 )
 from server.messages_api.schemas import ConversationFields, InputMessage, MessagesRequest
 from server.messages_api.thinking import ThinkingOff
-from server.schemas import ChatRequest
 
 _OUR_NAMES = (
     (re.compile(r"\btools\[(\d+)\]\.function\.parameters"), r"tools[\1].input_schema"),

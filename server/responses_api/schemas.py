@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
 from server.cache_fields import PromptCacheOptions
+from server.chat_request import ChatRequest
 from server.errors import shortened
 from server.fields import Count, Metadata, RequestModel, not_yet, wrong
 from server.responses_api.items import AnyItem, InputItem
 from server.responses_api.tools import ToolChoice, Tools
-from server.schemas import ChatRequest
 from server.variants import one_of
 
 MAX_TOP_LOGPROBS = 20

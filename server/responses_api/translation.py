@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.body import validated
+from server.chat_request import ChatRequest
 from server.errors import BadRequestError
 from server.responses_api.items import FunctionCall, FunctionCallOutput, InputMessage, ReasoningItem, SaidItem
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 from server.responses_api.store import Turn
 from server.responses_api.tools import AllowedTools, NamedFunction
-from server.schemas import ChatRequest
 
 AS_IN_CHAT = (
     "seed",

@@ -4,11 +4,11 @@ from fastapi import APIRouter, Request, Response
 
 from server.body import read_body
 from server.chat import answer_chat
+from server.chat_request import ChatRequest
 from server.chunks import ChunkPresenter
 from server.dialects import ChatDialect
 from server.headings import head
 from server.openapi import takes
-from server.schemas import ChatRequest
 from server.service import service_of
 
 router = APIRouter()

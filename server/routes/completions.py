@@ -5,12 +5,12 @@ from fastapi import APIRouter, Request, Response
 from server.answers import respond
 from server.body import read_body
 from server.chunks import ChunkPresenter
+from server.completion_request import CompletionRequest
 from server.dialects import CompletionDialect
 from server.echo import echo_readers
 from server.headings import head
 from server.openapi import takes
 from server.parts import MakeReader, PlainReader
-from server.schemas import CompletionRequest
 from server.service import service_of
 
 router = APIRouter()

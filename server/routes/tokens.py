@@ -8,9 +8,9 @@ from fastapi.responses import JSONResponse
 
 from server.body import read_body, validated
 from server.chat import check_tools
+from server.chat_request import ChatRequest
 from server.openapi import takes
 from server.prompts import TokenIds
-from server.schemas import ChatRequest
 from server.service import Service, service_of
 from server.token_fields import DetokenizeRequest, TokenizeRequest
 

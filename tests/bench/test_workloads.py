@@ -10,7 +10,7 @@ import pytest
 
 from bench.workloads import WORKLOADS, Chat, lengths_of, make_chats
 from engine.bare_loop import load_tokenizer
-from server.schemas import ChatRequest
+from server.chat_request import ChatRequest
 
 BUNDLED = Path(__file__).parents[2] / "demo_model"
 CONTEXT = 8192

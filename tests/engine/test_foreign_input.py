@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from engine.grammar import Grammars
 from engine.request import Grammar, GrammarError
-from server.schemas import RESERVED_TEMPLATE_KEYS
+from server.template_fields import RESERVED_TEMPLATE_KEYS
 from tests.engine.support import make_tokenizer
 
 SCHEMA = b'{"type": "integer"}'

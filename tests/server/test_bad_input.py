@@ -5,8 +5,8 @@ import json
 import pytest
 
 from server.body import parse_body
+from server.completion_request import CompletionRequest
 from server.errors import BadRequestError
-from server.schemas import CompletionRequest
 from tests.server.openai_shapes import assert_error
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

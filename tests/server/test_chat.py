@@ -1,6 +1,6 @@
 import pytest
 
-from server.schemas import ChatRequest
+from server.chat_request import ChatRequest
 from tests.server.openai_shapes import valid_chat
 
 HELLO = [{"role": "user", "content": "hello"}]

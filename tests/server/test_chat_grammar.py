@@ -5,8 +5,8 @@ import pytest
 from engine.grammar import Grammars
 from engine.request import Grammar
 from server.chat_grammar import chat_grammar
+from server.chat_request import ChatRequest
 from server.errors import BadRequestError
-from server.schemas import ChatRequest
 from tests.engine.test_tokenizer import make_thinker
 
 CITY = {"$ref": "#/$defs/city"}

@@ -7,8 +7,8 @@ import pytest
 from config.settings import Settings
 from engine.request import DraftChoice, DraftingReport
 from server.app import create_app
+from server.completion_request import CompletionRequest
 from server.orders import make_orders
-from server.schemas import CompletionRequest
 from tests.server.openai_shapes import valid_chat
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

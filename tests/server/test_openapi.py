@@ -1,9 +1,10 @@
 import json
 import re
 
+from server.chat_request import ChatRequest
+from server.completion_request import CompletionRequest
 from server.responses_api.queries import ListQuery
 from server.responses_api.schemas import ResponsesRequest
-from server.schemas import ChatRequest, CompletionRequest
 
 
 async def test_the_document_has_every_field_and_no_dangling_reference(client):

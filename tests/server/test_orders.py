@@ -1,8 +1,8 @@
 import pytest
 
 from config.settings import Settings
+from server.completion_request import CompletionRequest
 from server.orders import choice_seed, make_orders
-from server.schemas import CompletionRequest
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])

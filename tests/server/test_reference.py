@@ -15,6 +15,8 @@ from typing_extensions import get_type_hints, is_typeddict
 
 from config.settings import Settings
 from server.app import BODIES, ROUTES
+from server.chat_request import ChatRequest
+from server.completion_request import CompletionRequest
 from server.endpoints import ENDPOINTS
 from server.fields import RequestModel, not_yet
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
@@ -22,7 +24,6 @@ from server.reference.__main__ import PAGE
 from server.reference.pages import write_reference
 from server.reference.rows import SINCE, UndocumentedError, read_rows
 from server.responses_api.schemas import ResponsesRequest
-from server.schemas import ChatRequest, CompletionRequest
 from server.token_fields import EmbeddingsRequest
 
 

@@ -12,11 +12,11 @@ from pydantic_core import PydanticCustomError
 
 from engine.request import Grammar
 from server.body import parse_body
+from server.chat_request import ChatRequest
 from server.errors import BadRequestError
 from server.regex_limits import check_regex
 from server.schema_ends import find_endless
 from server.schema_limits import check_schema
-from server.schemas import ChatRequest
 from tests.server.openai_shapes import assert_error
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -12,8 +12,8 @@ from engine.markers import Markers
 from engine.request import Delta, Finished, Usage
 from server.app import create_app
 from server.body import parse_body
+from server.chat_request import ChatRequest
 from server.errors import BadRequestError
-from server.schemas import ChatRequest
 from tests.server.fake_engine import CALLING, says
 from tests.server.openai_shapes import assert_error, valid_chat, valid_chat_chunks
 from tests.server.served import served
