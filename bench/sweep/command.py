@@ -51,7 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompts", type=argument_types.input_file, metavar="FILE", help="Your own chats, instead of those.")
     add("--chats", type=count, default=3, metavar="N", help="Of each workload. Default: 3")
     add("--max-tokens", type=count, default=192, metavar="N", help="Of one answer. Default: 192")
-    add("--repeats", type=count, default=2, metavar="N", help="Measured runs on the engine. Default: 2")
+    add(
+        "--repeats",
+        type=_count_or_none,
+        default=2,
+        metavar="N",
+        help="Runs on the engine of what is measured there; 0 leaves it at the replays. Default: 2",
+    )
     add("--draft-types", type=_names, default=grid.DRAFT_TYPES, metavar="NAMES", help="Of the grid.")
     add("--num-draft-tokens", type=numbers, default=grid.LENGTHS, metavar="K,L", help=_shown(grid.LENGTHS))
     add("--ngram-sizes", type=numbers, default=grid.NGRAM_SIZES, metavar="N,M", help=_shown(grid.NGRAM_SIZES))
@@ -125,6 +131,10 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _count_or_none(text: str) -> int:
+    return 0 if text == "0" else argument_types.count(text)
 
 
 def _shares(text: str) -> tuple[float, ...]:

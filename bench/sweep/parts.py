@@ -24,7 +24,7 @@ from bench.workloads import VERSION, Chat, lengths_of, make_chats, read_prompts
 from config.settings import Settings
 
 PARTS = ("grid", "tables", "gate", "warm")
-MOST_MEASURED_CHATS = 2
+MOST_MEASURED_CHATS = 1
 """Of each workload, on the engine: what it gives is shown beside the replay, not searched by it."""
 
 Row = dict[str, Any]
@@ -123,6 +123,8 @@ def _grid(
     rows = list(grid.sweep(setup, points, warm.pairs_of(told), advance))
     if not rows:
         raise BenchError("none of the chats left room for an answer in the model's context")
+    if not arguments.repeats:
+        return rows, []
     chosen, some = best.choose(rows, setup.settings), _first_of_each(told)
     advance = bars.start(f"{len(chosen)} configurations on the engine", len(some))
     measured = best.measure_points(
@@ -188,9 +190,10 @@ def _warm(
 def _warm_side(
     arguments: argparse.Namespace, local: LocalEngine, first: Side, side: Side, folder: Path, bars: Bars
 ) -> Iterator[Row]:
-    advance = bars.start(f"cold and warm on the engine, {side.pair}", len(side.told))
+    some = _first_of_each(side.told) if arguments.repeats else []
+    advance = bars.start(f"cold and warm on the engine, {side.pair}", len(some))
     measured = warm.measure_side(
-        local, first, side, folder, arguments.max_tokens, arguments.repeats, arguments.seed, advance
+        local, first, side, some, folder, arguments.max_tokens, arguments.repeats, arguments.seed, advance
     )
     advance = bars.start(f"cold and warm replayed, {side.pair}", len(side.told))
     yield from warm.replays(first, side, folder, measured, advance)

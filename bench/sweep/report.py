@@ -23,7 +23,8 @@ def print_report(console: Console, section: Mapping[str, Any], settings: Setting
         print_gate(console, section["gate"], settings)
     if "grid" in section:
         print_grid(console, section["grid"], settings)
-        print_measured(console, section["measured"], section["grid"])
+        if section["measured"]:
+            print_measured(console, section["measured"], section["grid"])
 
 
 def print_grid(console: Console, rows: Rows, settings: Settings) -> None:
@@ -89,7 +90,7 @@ def print_tables(console: Console, rows: Rows, settings: Settings) -> None:
             table.add_row(
                 f"{row['entries']:,}",
                 f"{4 * row['entries'] / 2**20:.2f} MiB",
-                *(_share(row[name]) for name in ("occupancy", "collision_share", "foreign_drafts", "known")),
+                *(_share(row[name]) for name in ("occupancy", "overwritten", "foreign_drafts", "known")),
                 _share(row["known_again"]),
                 _share(row["acceptance"]),
                 f"{row['tokens_per_forward']:.2f}",

@@ -43,7 +43,7 @@ def sweep(
 ) -> Iterator[dict[str, Any]]:
     """A row for each size: what its table held and drafted towards the end of this traffic.
 
-    collisions: tokens written to slots of other n-grams; collision_share: of all that were written.
+    collisions: tokens written to slots of other n-grams; overwritten: their share of all that were.
     foreign_drafts: share of drafted tokens that other n-grams had left. known: share of the answers' tokens
     that the table would have drafted rightly, one at a time; known_again: in answers whose text came before.
     """
@@ -81,7 +81,7 @@ def _row(setup: Setup, size: int, traffic: Sequence[Asked], measured: set[int]) 
         "measured": len(measured),
         "occupancy": table.occupied / size,
         "collisions": written.overwritten,
-        "collision_share": written.overwritten / max(1, written.written),
+        "overwritten": written.overwritten / max(1, written.written),
         "foreign_drafts": drafted.foreign / max(1, drafted.drafted),
         "known": both.right / max(1, both.count),
         "known_again": seen[True].right / seen[True].count if seen[True].count else None,

@@ -68,7 +68,8 @@ def make_traffic(
         kind = rng.choices(list(SHARES), list(SHARES.values()))[0]
         past = texts.past()
         if kind == NEW or (kind == AGAIN and past is None):
-            text = texts.fresh(number)
+            text = texts.fresh()
+            texts.keep(number, text)
             yield Asked(NEW, _ids(encode("Write a file.\n")), _ids(encode(text)))
         elif kind == AGAIN and past is not None:
             last, text = past
@@ -79,7 +80,7 @@ def make_traffic(
             if past is not None and rng.random() < RETURNS:
                 age, text = number - past[0], past[1]
             else:
-                text = texts.fresh(number)
+                text = texts.fresh()
             edited, instruction = edit(text, rng.choice(QUICK_KINDS), rng)
             texts.keep(number, edited)
             prompt = f"{instruction} Answer with the whole file.\n\n```python\n{text}```\n"
@@ -95,7 +96,7 @@ class _Texts:
         self._num_used = 0
         self._came: list[tuple[int, str]] = []
 
-    def fresh(self, number: int) -> str:
+    def fresh(self) -> str:
         path = self.paths[self._num_used % len(self.paths)]
         self._num_used += 1
         whole = path.read_text(encoding="utf-8", errors="ignore").splitlines(keepends=True)
@@ -104,9 +105,7 @@ class _Texts:
             if len(text) + len(line) > LARGEST_FILE:
                 break
             text += line
-        text = text or "pass\n"
-        self.keep(number, text)
-        return text
+        return text or "pass\n"
 
     def past(self) -> tuple[int, str] | None:
         """One that came before, and when: every order of magnitude of ages is as likely."""

@@ -27,10 +27,17 @@ COLD, WARM, OTHERS = "cold", "warm", "warm from other chats"
 
 MEMORIES = (COLD, WARM, OTHERS)
 MEASURED = (COLD, WARM)
+"""On the engine, with draft type auto: what a server does."""
+
 DRAFT_TYPES: tuple[DraftType, ...] = ("ngram-mod", "auto")
 
 Key = tuple[str, int, str, DraftType]
 """Workload, turn, memory, draft type."""
+
+Place = tuple[str, int, str]
+"""Workload, turn, memory or PLAINLY."""
+
+PLAINLY = "plainly"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +69,12 @@ def pairs_of(told: Sequence[ToldChat], without: int | None = None) -> list[Token
 
 
 def replays(
-    first: Side, side: Side, folder: Path, measured: Mapping[Key, Measured], advance: Advance
+    first: Side, side: Side, folder: Path, measured: Mapping[Place, Measured], advance: Advance
 ) -> Iterator[dict[str, Any]]:
     """A row for each workload, turn, memory and draft type, and one of all turns together, with turn None.
 
     first: the model that fills the table. side: the one that uses it, asked the same chats.
-    folder: where tables are written. measured: what the engine gave, by the same key; plain under "plain".
+    folder: where tables are written. measured: what the engine gave, if it was asked; see measure_side().
     Raises MemoryFileError if the two have different vocabularies.
     """
     outcomes: dict[Key, Outcome] = {}
@@ -112,7 +119,7 @@ def _rows(
     pair: str,
     outcomes: Mapping[Key, Outcome],
     equal: Mapping[tuple[str, int], Sequence[bool]],
-    measured: Mapping[Key, Measured],
+    measured: Mapping[Place, Measured],
 ) -> Iterator[dict[str, Any]]:
     workloads = dict.fromkeys(workload for workload, _, _, _ in outcomes)
     for workload in workloads:
@@ -138,14 +145,13 @@ def _rows(
                     }
 
 
-def _speedup(keys: Sequence[Key], measured: Mapping[Key, Measured]) -> float | None:
+def _speedup(keys: Sequence[Key], measured: Mapping[Place, Measured]) -> float | None:
     plain, drafted = Measured(), Measured()
-    for key in keys:
-        workload, turn, _, draft_type = key
-        if key not in measured:
+    for workload, turn, memory, draft_type in keys:
+        if draft_type != "auto" or (workload, turn, memory) not in measured:
             return None
-        drafted.add(measured[key])
-        plain.add(measured[workload, turn, "plain", draft_type])
+        drafted.add(measured[workload, turn, memory])
+        plain.add(measured[workload, turn, PLAINLY])
     return drafted.tokens_per_s / plain.tokens_per_s
 
 
@@ -153,13 +159,14 @@ def measure_side(
     local: LocalEngine,
     first: Side,
     side: Side,
+    chats: Sequence[ToldChat],
     folder: Path,
     max_tokens: int,
     repeats: int,
     seed: int,
     advance: Advance,
-) -> dict[Key, Measured]:
-    """The same on the engine that runs the side's model: plain, cold and warm, in turns.
+) -> dict[Place, Measured]:
+    """Some chats on the engine that runs the side's model, plainly, cold and warm, in turns.
 
     Raises MemoryFileError if the two have different vocabularies.
     """
@@ -168,17 +175,15 @@ def measure_side(
     memory = memory_in(side.setup, file)
     memory.load()
     local.drafters[NAME] = NgramModDrafter(memory)
-    found: dict[Key, Measured] = {}
-    for one in side.told:
-        variants = [Variant("plain", lambda _: None, PLAIN)]
-        for draft_type in DRAFT_TYPES:
-            for name in MEASURED:
-                prepare = partial(_prepare, name == WARM)
-                variants.append(Variant(f"{name} {draft_type}", prepare, DraftChoice(draft_type)))
-        best = measure(local, one, variants, max_tokens, repeats, seed)
-        for pair, *runs in zip(one.pairs, *(best[variant.name] for variant in variants), strict=True):
-            if pair.is_measured:
-                _note(found, pair, runs)
+    found: dict[Place, Measured] = {}
+    for one in chats:
+        variants = [Variant(PLAINLY, lambda _: None, PLAIN)]
+        variants += [Variant(name, partial(_prepare, name == WARM), DraftChoice("auto")) for name in MEASURED]
+        for name, runs in measure(local, one, variants, max_tokens, repeats, seed).items():
+            for pair, run in zip(one.pairs, runs, strict=True):
+                if pair.is_measured:
+                    key = pair.workload, pair.turn or 0, name
+                    found.setdefault(key, Measured()).add(run)
         advance()
     return found
 
@@ -187,12 +192,3 @@ def _prepare(is_warm: bool, local: LocalEngine) -> None:
     local.engine.memory_reset()
     if is_warm:
         local.engine.memory_load()
-
-
-def _note(found: dict[Key, Measured], pair: TokenPair, runs: Sequence[Measured]) -> None:
-    plain, *drafted = runs
-    place = pair.workload, pair.turn or 0
-    for draft_type in DRAFT_TYPES:
-        found.setdefault((*place, "plain", draft_type), Measured()).add(plain)
-        for name in MEASURED:
-            found.setdefault((*place, name, draft_type), Measured()).add(drafted.pop(0))

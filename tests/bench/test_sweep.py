@@ -93,7 +93,7 @@ def test_a_larger_table_knows_more_and_collides_less(traffic) -> None:
     assert (small["entries"], large["entries"]) == (4096, 1 << 20)
     assert small["traffic_tokens"] == large["traffic_tokens"]
     assert small["occupancy"] > large["occupancy"]
-    assert small["collision_share"] > 10 * large["collision_share"]
+    assert small["overwritten"] > 10 * large["overwritten"]
     assert small["foreign_drafts"] > large["foreign_drafts"]
     assert small["known_again"] < large["known_again"] <= 1
     assert small["tokens_per_forward"] < large["tokens_per_forward"]
@@ -188,7 +188,7 @@ def test_a_warm_table_knows_what_the_first_model_said_and_misses_where_the_other
     ]
     rows = list(warm.replays(first, Side(warm.OTHER, SETUP, told(other)), tmp_path, {}, lambda: None))
     found = {(row["memory"], row["draft_type"], row["turn"]): row for row in rows}
-    assert found["warm", "ngram-mod", 1]["acceptance"] is None
+    assert found["warm", "ngram-mod", 1]["acceptance"] in (None, 0.0)
     assert {row["same_answer"] for row in rows} == {0.0}
 
 
@@ -230,7 +230,7 @@ def test_the_command_finds_all_parts_and_writes_them(
         (["--draft-types", "draft-model"], "draft-model is none of auto"),
         (
             ["--num-draft-tokens", "1000"],
-            "--num-draft-tokens: num_draft_tokens is 1000; it must be at most 255",
+            "--num-draft-tokens: num_draft_tokens is 1000; it must be between 1 and 255",
         ),
     ],
 )
