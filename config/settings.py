@@ -60,6 +60,14 @@ class Settings:
         "info", "The least important lines that the log still shows."
     )
     log_prompts: bool = setting(False, "Write into the log what is asked and answered, too.")
+    record: str | None = setting(
+        None,
+        "File to which every finished answer is added with what was asked, as JSON lines for reprise bench; "
+        "only its owner may read it.",
+    )
+    record_bytes: int = setting(
+        2**30, "Most bytes of that file; when it has them, nothing more is recorded.", at_least=1
+    )
     trust_remote_code: bool = setting(
         False, "Run Python code that comes in the model's folder, where the model wants that."
     )

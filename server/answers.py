@@ -12,6 +12,7 @@ from server.orders import make_orders
 from server.parts import MakeReader
 from server.presenter import Presenter
 from server.prompts import TokenIds
+from server.recording import record_answers
 from server.request_log import record_of
 from server.service import Service
 from server.streams import TokenStream, write_frames
@@ -42,6 +43,11 @@ async def respond(
     submission = Submission(service.engine, service.post_office, orders, service.settings.keep_alive_s, count)
     generation = Generation(service, record, submission, make_reader, body.n)
     submission.start(is_streaming=body.stream)
+
+    async def end() -> None:
+        await generation.close()
+        record_answers(service, body, submission)
+
     is_handed_over = False
     try:
         async with submission.watching(request.receive):
@@ -52,9 +58,9 @@ async def respond(
             first = await generation.receive()
         frames = write_frames(generation, presenter, first)
         is_handed_over = True
-        return TokenStream(frames, at_end=generation.close)
+        return TokenStream(frames, at_end=end)
     except ClientGoneError:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
         if not is_handed_over:
-            await generation.close()
+            await end()

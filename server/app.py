@@ -1,8 +1,10 @@
 """The app: routes, error handling and middleware around an engine."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from pathlib import Path
 
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -18,6 +20,7 @@ from server.limits import BodyLimit
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.metrics import Metrics
 from server.openapi import complete_document
+from server.recorder import Recorder
 from server.request_log import RequestLog, check_request_id
 from server.responses_api.schemas import ResponsesRequest
 from server.routes import (
@@ -62,15 +65,22 @@ BODIES = (
 def create_app(engine: EngineFace, settings: Settings) -> FastAPI:
     """Build the app. The engine is started and stopped by whoever serves the app.
 
-    Raises SettingsError for a file of keys that cannot be used.
+    Raises SettingsError for a file of keys that cannot be used, or one to record in that cannot be written.
     """
     keys = load_keys(settings)
     counters = Metrics(engine)
+    recorder = (
+        Recorder(Path(settings.record).expanduser(), settings.record_bytes) if settings.record else None
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.service = Service(engine, settings, counters)
+        app.state.service = Service(engine, settings, counters, recorder)
+        if recorder:
+            recorder.start()
         yield
+        if recorder:
+            await asyncio.to_thread(recorder.close)
         app.state.service.prompts.close()
 
     # No pages with API docs: they load their scripts from elsewhere.

@@ -23,6 +23,10 @@ class TokenizerFace(Protocol):
         """Characters of the longest token: n characters make at least n / longest_token tokens."""
 
     @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+
+    @property
     def markers(self) -> Markers:
         """How the model marks thinking and calls."""
 

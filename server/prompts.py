@@ -118,6 +118,13 @@ class PromptEncoder:
         piece = self._engine.tokenizer.piece
         return await self._run(request, lambda: [piece(token) for token in tokens])
 
+    def beside(self, job: Callable[[], ResultT]) -> ResultT:
+        """Run a job on the thread and wait for it: for callers off the event loop.
+
+        Raises CancelledError if the server stops.
+        """
+        return self._thread.submit(job).result()
+
     def close(self) -> None:
         """End the thread; what still waits for it is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -13,13 +13,16 @@ from server.errors import ModelNotFoundError, UnavailableError, retry_after
 from server.mailbox import PostOffice
 from server.metrics import Metrics
 from server.prompts import PromptEncoder
+from server.recorder import Recorder
 from server.responses_api.store import ResponseStore
 
 
 class Service:
-    """Made once for each app, on its event loop."""
+    """Made once for each app, on its event loop. recorder: None where nothing is recorded."""
 
-    def __init__(self, engine: EngineFace, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: EngineFace, settings: Settings, metrics: Metrics, recorder: Recorder | None = None
+    ) -> None:
         self.engine = engine
         self.settings = settings
         self.metrics = metrics
@@ -27,6 +30,7 @@ class Service:
         self.post_office = PostOffice(asyncio.get_running_loop())
         self.responses = ResponseStore(settings.response_store_bytes)
         metrics.watch(self.responses)
+        self.recorder = recorder
         self.created = int(time.time())
 
     @cached_property

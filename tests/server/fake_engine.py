@@ -55,6 +55,7 @@ class FakeTokenizer:
     markers = CALLING
     vocab_size = VOCAB_SIZE
     longest_token = 2
+    eos_ids: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         self.rendered: list[tuple[list[dict[str, Any]], dict[str, Any] | None]] = []
