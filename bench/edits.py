@@ -7,11 +7,10 @@ import ast
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-Encode = Callable[[str], list[int]]
-"""Text to token ids."""
+from bench.pairs import Encode, TokenPair
 
 KINDS = ("rename", "values", "docstrings", "delete", "lines", "several")
 """Ways in which a file is edited."""
@@ -32,19 +31,10 @@ _WORDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A request whose answer is known. prompt, answer: token ids, at least one each. kind: what it is."""
-
-    kind: str
-    prompt: list[int]
-    answer: list[int]
-
-
-def edit_cases(roots: Sequence[Path], encode: Encode, count: int, seed: int) -> list[Case]:
-    """Generated edits of files below roots: instruction and file in, edited file out."""
+def edit_cases(roots: Sequence[Path], encode: Encode, count: int, seed: int) -> list[TokenPair]:
+    """Generated edits of files below roots: instruction and file in, edited file out. Ids are kinds."""
     rng = random.Random(seed)
-    cases: list[Case] = []
+    cases: list[TokenPair] = []
     for number, text in enumerate(_python_files(roots, rng)):
         if len(cases) == count:
             break
@@ -53,38 +43,36 @@ def edit_cases(roots: Sequence[Path], encode: Encode, count: int, seed: int) -> 
         if edited == text:
             continue
         prompt = encode(f"{instruction} Answer with the whole file.\n\n```python\n{text}```\n")
-        cases.append(Case(kind, prompt, encode(f"```python\n{edited}```\n")))
+        answer = encode(f"```python\n{edited}```\n")
+        cases.append(TokenPair(tuple(prompt), tuple(answer), "edits", id=kind))
     return cases
 
 
-def prose_cases(roots: Sequence[Path], encode: Encode, count: int, seed: int) -> list[Case]:
+def prose_cases(roots: Sequence[Path], encode: Encode, count: int, seed: int) -> list[TokenPair]:
     """Documentation and docstrings of the files below roots: the second half, given the first."""
     rng = random.Random(seed)
-    texts = [path.read_text(errors="ignore") for root in roots for path in sorted(root.rglob("*.md"))]
-    texts += [path.read_text(errors="ignore") for root in roots for path in sorted(root.rglob("*.rst"))]
-    texts += [path.read_text(errors="ignore") for root in roots for path in sorted(root.rglob("METADATA"))]
-    for path in sorted(path for root in roots for path in root.rglob("*.py")):
-        texts.append("\n\n".join(_docstrings(path.read_text(errors="ignore"))))
-    fitting = [text[:LARGEST_FILE] for text in texts if len(text) >= SMALLEST_FILE]
-    rng.shuffle(fitting)
-    cases: list[Case] = []
-    for text in fitting[:count]:
-        tokens = encode(text)
-        cases.append(Case("prose", tokens[: len(tokens) // 2], tokens[len(tokens) // 2 :]))
+    kinds = ("*.md", "*.rst", "METADATA", "*.py")
+    paths = [path for kind in kinds for root in roots for path in sorted(root.rglob(kind))]
+    rng.shuffle(paths)
+    fitting = (text[:LARGEST_FILE] for text in map(_prose, paths) if len(text) >= SMALLEST_FILE)
+    cases: list[TokenPair] = []
+    for text in islice(fitting, count):
+        tokens = tuple(encode(text))
+        cases.append(TokenPair(tokens[: len(tokens) // 2], tokens[len(tokens) // 2 :], "prose"))
     return cases
 
 
-def trap_cases(count: int, seed: int, length: int = 400) -> list[Case]:
+def trap_cases(count: int, seed: int, length: int = 400) -> list[TokenPair]:
     """Whatever was said last stands in the prompt, n tokens of it, always followed by something else."""
     rng = random.Random(seed)
-    cases: list[Case] = []
+    cases: list[TokenPair] = []
     for number in range(count):
         size = (2, 5, 12, 20)[number % 4]
         answer = [rng.randrange(1000, 3000) for _ in range(length)]
         prompt: list[int] = []
         for at in range(size, length):
             prompt += [*answer[at - size : at], 1 + at]
-        cases.append(Case(f"trap-{size}", prompt, answer))
+        cases.append(TokenPair(tuple(prompt), tuple(answer), "trap", id=f"trap-{size}"))
     return cases
 
 
@@ -205,6 +193,11 @@ def _python_files(roots: Sequence[Path], rng: random.Random) -> Iterator[str]:
         text = path.read_text(errors="ignore")
         if SMALLEST_FILE <= len(text) <= LARGEST_FILE and len(_functions(text)) >= 4:
             yield text
+
+
+def _prose(path: Path) -> str:
+    text = path.read_text(errors="ignore")
+    return "\n\n".join(_docstrings(text)) if path.suffix == ".py" else text
 
 
 def _docstrings(text: str) -> list[str]:

@@ -46,7 +46,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class TokenPair:
-    """A pair in token ids, at least one in the prompt and one in the answer. The rest as in Pair."""
+    """A pair in token ids, at least one in the prompt and one in the answer. The rest as in Pair.
+
+    is_measured: False for one that is there only for what it leaves in memory.
+    """
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -54,6 +57,7 @@ class TokenPair:
     chat: str = ""
     turn: int | None = None
     id: str = ""
+    is_measured: bool = True
 
 
 def read_pairs(path: Path) -> list[Pair]:
@@ -78,8 +82,9 @@ def write_pairs(path: Path, pairs: Iterable[Pair]) -> int:
     count = 0
     try:
         with path.open("w", encoding="utf-8") as file:
-            for count, pair in enumerate(pairs, 1):
+            for pair in pairs:
                 file.write(json.dumps(as_json(pair)) + "\n")
+                count += 1
     except OSError as fault:
         raise PairsError(f"{path} cannot be written: {fault.strerror}") from fault
     return count

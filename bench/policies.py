@@ -1,53 +1,15 @@
-"""Whole policies for a replay: who drafts, and how wide a step is, against a given cost of steps."""
+"""A replay of a known answer: who drafts, how much of it is checked, and what that takes."""
 
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from drafters.base import Ask, Draft, Drafter, Opening
-from engine.gate import GLOBAL_DECAY, Acceptance, Tally, choose_width
-from engine.ledger import Ledger
+from engine.drafting import count_accepted
 
 LIMIT = 31
 """Tokens of the longest draft: a full tile of 32 with the token before it."""
-
-OVERHEAD = 0.02
-"""The ledger's share, as the server's default."""
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """What a step costs by its width, a plain one being 1. points: (width, cost), widths rising from 1."""
-
-    name: str
-    points: tuple[tuple[int, float], ...]
-
-    def cost(self, width: int) -> float:
-        """Between points by straight lines, beyond the last by the last slope."""
-        widths = [w for w, _ in self.points]
-        at = min(max(bisect_right(widths, width), 1), len(widths) - 1)
-        (low, a), (high, b) = self.points[at - 1], self.points[at]
-        return a + (width - low) * (b - a) / (high - low)
-
-
-M4_PRO = Curve(
-    "M4 Pro 4-bit",
-    ((1, 1.0), (2, 0.99), (3, 1.13), (4, 1.43), (5, 1.75), (8, 2.84), (10, 4.5), (32, 4.5)),
-)
-CPU_BF16 = Curve("CPU bf16", ((1, 1.0), (2, 1.3), (4, 1.75), (8, 2.8)))
-FLAT = Curve("flat", ((1, 1.0), (32, 1.0)))
-"""No machine: it shows tokens per forward where width costs nothing."""
-
-WIDTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
-
-
-def count_accepted(draft: Sequence[int], follows: Sequence[int]) -> int:
-    """Leading tokens of a draft that are what follows."""
-    for at, (drafted, said) in enumerate(zip(draft, follows, strict=False)):
-        if drafted != said:
-            return at
-    return min(len(draft), len(follows))
 
 
 class Costs(Protocol):
@@ -59,28 +21,66 @@ class Costs(Protocol):
 
 @dataclass
 class Outcome:
-    """What a replay of one answer took. cost: in plain steps."""
+    """What a replay of one answer took, or of many.
+
+    cost: in plain steps. num_drafting: forwards that checked a draft. num_drafted: tokens of drafts that were
+    checked; num_accepted: of them, those that came true. widths: how many forwards had which width.
+    by_position: for each place in a draft, how often it was checked and how often right.
+    """
 
     num_tokens: int = 0
     num_forwards: int = 0
     cost: float = 0.0
+    num_drafting: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    widths: Counter[int] = field(default_factory=Counter)
+    by_position: list[list[int]] = field(default_factory=list)
 
+    def add_step(self, offered: int, accepted: int, said: int, cost: float) -> None:
+        """A forward checked so many drafted tokens, accepted so many, committed so many, and cost so much."""
+        self.num_tokens += said
+        self.num_forwards += 1
+        self.cost += cost
+        self.widths[1 + offered] += 1
+        if not offered:
+            return
+        self.num_drafting += 1
+        self.num_drafted += offered
+        self.num_accepted += accepted
+        while len(self.by_position) < offered:
+            self.by_position.append([0, 0])
+        for at in range(offered):
+            self.by_position[at][0] += 1
+            self.by_position[at][1] += at < accepted
 
-@dataclass
-class Calibration:
-    """Drafted tokens that were compared, and those that were right, by bucket. For the priors."""
+    def add(self, other: "Outcome") -> None:
+        """Count another answer in."""
+        self.num_tokens += other.num_tokens
+        self.num_forwards += other.num_forwards
+        self.cost += other.cost
+        self.num_drafting += other.num_drafting
+        self.num_drafted += other.num_drafted
+        self.num_accepted += other.num_accepted
+        self.widths.update(other.widths)
+        while len(self.by_position) < len(other.by_position):
+            self.by_position.append([0, 0])
+        for mine, theirs in zip(self.by_position, other.by_position, strict=False):
+            mine[0] += theirs[0]
+            mine[1] += theirs[1]
 
-    compared: dict[int, int] = field(default_factory=dict)
-    right: dict[int, int] = field(default_factory=dict)
-
-    def add(self, bucket: int, offered: int, accepted: int) -> None:
-        """Count the tokens up to the first wrong one."""
-        self.compared[bucket] = self.compared.get(bucket, 0) + min(accepted + 1, offered)
-        self.right[bucket] = self.right.get(bucket, 0) + accepted
+    def cost_on(self, costs: Costs) -> float:
+        """What the same forwards cost elsewhere."""
+        return sum(count * costs.cost(width) for width, count in self.widths.items())
 
 
 class Chooser(Protocol):
-    """Decides how many tokens of a draft to have verified, and learns from what came."""
+    """Decides how many tokens of a draft to have verified, and learns from what came.
+
+    limit: tokens of the longest draft that it wants.
+    """
+
+    limit: int
 
     def begin(self) -> None:
         """A request begins."""
@@ -126,58 +126,17 @@ class Hindsight(Always):
         return max(range(right + 1), key=lambda k: (k + 1) / cost(k + 1))
 
 
-class Gate(Always):
-    """The server's gate and ledger: engine/gate.py and engine/ledger.py.
-
-    line_ends: tokens that end a line.
-    """
-
-    def __init__(self, line_ends: Collection[int] = ()) -> None:
-        super().__init__(LIMIT)
-        self.line_ends = line_ends
-        self.everyone = Tally(GLOBAL_DECAY)
-        self.begin()
-
-    def begin(self) -> None:
-        """A new ledger; what all requests taught stays."""
-        self.acceptance = Acceptance(self.everyone, line_ends=self.line_ends)
-        self.ledger = Ledger(OVERHEAD)
-
-    def choose(self, draft: Draft, cost: Callable[[int], float], follows: Sequence[int]) -> int:  # noqa: ARG002
-        """The width that promises most tokens per cost, if the ledger allows it."""
-        if not draft.tokens:
-            return 0
-        offer = self.acceptance.offer(draft, self.acceptance.rate(draft))
-        widest = len(draft.tokens) + 1
-        widths = sorted(
-            {w for w in (*WIDTHS, *(1 + stop for stop in offer.stops)) if 1 < w <= widest} | {widest}
-        )
-        plain = cost(1)
-        return (
-            choose_width([offer], widths, cost, lambda w: self.ledger.allows(cost(w), plain, has_draft=True))
-            - 1
-        )
-
-    def learn(self, draft: Draft, offered: int, said: Sequence[int], cost: Callable[[int], float]) -> None:
-        """Learn from what was verified, or from one token in shadow where nothing was offered."""
-        if draft.tokens:
-            compared = draft.tokens[: max(offered, 1)]
-            self.acceptance.learn(draft, len(compared), count_accepted(compared, said))
-        self.acceptance.pass_over(said)
-        self.ledger.charge(cost(1 + offered), cost(1), len(said))
-
-
 def replay(
     drafters: Sequence[Drafter],
     chooser: Chooser,
     curve: Costs,
     opening: Opening,
     answer: Sequence[int],
-    calibration: Calibration | None = None,
 ) -> Outcome:
     """Say a known answer step by step, as the engine would: propose, verify, observe, settle."""
     outcome = Outcome()
-    costs = [curve.cost(width) for width in range(LIMIT + 2)]
+    limit = max(1, chooser.limit)
+    costs = [curve.cost(width) for width in range(limit + 2)]
     chooser.begin()
     for drafter in drafters:
         drafter.open(opening)
@@ -185,18 +144,14 @@ def replay(
     while at < len(answer):
         draft = Draft()
         for drafter in drafters:
-            draft = drafter.propose(Ask(opening.seq, LIMIT))
+            draft = drafter.propose(Ask(opening.seq, limit))
             if draft.tokens:
                 break
-        follows = answer[at : at + LIMIT]
+        follows = answer[at : at + limit]
         offered = chooser.choose(draft, costs.__getitem__, follows)
         accepted = count_accepted(draft.tokens[: max(offered, 1)], follows)
         said = answer[at : at + (accepted + 1 if offered else 1)]
-        if calibration and draft.tokens:
-            calibration.add(draft.bucket, len(draft.tokens), count_accepted(draft.tokens, follows))
-        outcome.cost += costs[1 + offered]
-        outcome.num_forwards += 1
-        outcome.num_tokens += len(said)
+        outcome.add_step(offered, accepted, len(said), costs[1 + offered])
         at += len(said)
         for drafter in drafters:
             drafter.observe(opening.seq, said)
@@ -206,45 +161,3 @@ def replay(
     for drafter in drafters:
         drafter.close(opening.seq)
     return outcome
-
-
-class FixedLookup:
-    """The common prompt lookup: the newest earlier match of n tokens, n from longest to shortest."""
-
-    name = "fixed"
-
-    def __init__(self, longest: int, shortest: int) -> None:
-        self.sizes = range(longest, shortest - 1, -1)
-        self.texts: dict[int, list[int]] = {}
-        self.places: dict[int, dict[tuple[int, ...], int]] = {}
-
-    def open(self, opening: Opening) -> None:
-        """Index the prompt."""
-        self.texts[opening.seq] = []
-        self.places[opening.seq] = {}
-        self.observe(opening.seq, opening.prompt)
-
-    def propose(self, ask: Ask) -> Draft:
-        """What followed the match. Its bucket is n."""
-        text, places = self.texts[ask.seq], self.places[ask.seq]
-        for size in self.sizes:
-            place = places.get(tuple(text[-size:]))
-            if place is not None and len(text) >= size:
-                return Draft(text[place : place + ask.limit], self.name, size, 0.5)
-        return Draft()
-
-    def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Index the ends before these tokens: never the very last, lest it matches itself."""
-        text, places = self.texts[seq], self.places[seq]
-        for token in tokens:
-            for size in self.sizes:
-                if len(text) >= size:
-                    places[tuple(text[-size:])] = len(text)
-            text.append(token)
-
-    def settle(self, seq: int, offered: int, accepted: int) -> None:
-        """Nothing to learn."""
-
-    def close(self, seq: int) -> None:
-        """Forget the sequence."""
-        del self.texts[seq], self.places[seq]

@@ -1,32 +1,58 @@
-"""The replay: known answers, real drafters, the server's gate."""
+"""The replay: known answers, real drafters, the server's gate, on costs of steps that are given."""
 
 import ast
+import csv
+import json
 import random
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from zlib import crc32
 
 import pytest
 
-from bench.edits import KINDS, Case, edit, edit_cases, trap_cases
-from bench.policies import CPU_BF16, M4_PRO, Always, FixedLookup, Gate, Hindsight
-from bench.replay import Policy, run
-from drafters.suffix import SuffixDrafter
+from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve
+from bench.edits import KINDS, edit, edit_cases, trap_cases
+from bench.pairs import Pair, TokenPair, write_pairs
+from bench.policies import Always, Hindsight, Outcome, replay
+from bench.replay.calibration import calibrate
+from bench.replay.command import main
+from bench.replay.players import ServerPlayer
+from bench.replay.report import rows_of
+from bench.replay.rules import COMPARED, RULES, Setup
+from bench.replay.shards import Group, Job, run_job, run_task, tasks_of
+from config.settings import Settings
+from drafters.base import NO_DRAFT, Opening
+from drafters.repetition import repetition_score
+from engine.costs import StepCosts
+from engine.drafting import Drafting, DraftSources
+from engine.planning import Planner
+from engine.request import GenerationRequest, Sampling
+from tests.drafters.fakes import Coin, Oracle
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = [ROOT / "drafters"]
-
-SUFFIX_GATE = Policy("suffix", SuffixDrafter, Gate)
+SETUP = Setup(Settings(num_draft_tokens=31))
 
 
 def encode(text: str) -> list[int]:
     """Words and what is between them, as ids."""
-    ids: dict[str, int] = {}
     pieces = text.replace("\n", " \n ").replace("(", " ( ").replace(".", " . ").split(" ")
-    return [ids.setdefault(piece, hash(piece) % 2**20) for piece in pieces]
+    return [crc32(piece.encode()) % 2**20 for piece in pieces]
 
 
 @pytest.fixture(scope="module")
-def edits() -> list[Case]:
-    return edit_cases(FILES, encode, 6, seed=3)
+def edits() -> list[TokenPair]:
+    return edit_cases(FILES, encode, 2, seed=3)
+
+
+def job(pairs, rules, curves=(FLAT,)) -> Job:
+    return Job(pairs, tuple(rules), tuple(curves), SETUP)
+
+
+def outcomes_of(rule: str, pairs, curve: Curve = FLAT) -> list[Outcome]:
+    player = RULES[rule].player(SETUP, curve)
+    return [player.play(pair) for pair in pairs]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,25 +65,239 @@ def test_an_edit_changes_a_file_and_is_the_same_for_the_same_seed(kind: str) -> 
 
 def test_renaming_keeps_a_file_python() -> None:
     text = (ROOT / "drafters" / "history.py").read_text()
-    for seed in range(20):
+    for seed in range(6):
         ast.parse(edit(text, "rename", random.Random(seed))[0])
 
 
-def test_a_replay_says_the_whole_answer_whatever_the_policy(edits: list[Case]) -> None:
-    policies = [SUFFIX_GATE, Policy("fixed", lambda: FixedLookup(4, 2), lambda _: Always(4))]
-    for policy in policies:
-        outcomes = run(policy, edits, M4_PRO)
-        assert [outcome.num_tokens for outcome in outcomes] == [len(case.answer) for case in edits]
-        assert all(outcome.num_forwards <= outcome.num_tokens for outcome in outcomes)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_replay_says_the_whole_answer_whatever_the_rule(rule: str, edits: list[TokenPair]) -> None:
+    for pair, outcome in zip(edits, outcomes_of(rule, edits, M4_PRO), strict=True):
+        assert outcome.num_tokens == len(pair.answer)
+        # Every forward brings one token beside the accepted ones, but for a last one that the answer ends in.
+        assert outcome.num_forwards + outcome.num_accepted - outcome.num_tokens in (0, 1)
+        assert sum(outcome.widths.values()) == outcome.num_forwards
+        assert outcome.cost_on(M4_PRO) == pytest.approx(outcome.cost)
 
 
-def test_the_gate_gets_nearly_what_hindsight_gets(edits: list[Case]) -> None:
-    gated = sum(outcome.cost for outcome in run(SUFFIX_GATE, edits, M4_PRO))
-    best = sum(o.cost for o in run(Policy("best", SuffixDrafter, lambda _: Hindsight(31)), edits, M4_PRO))
+def test_counts_are_those_of_a_drafter_whose_mistakes_are_known() -> None:
+    answer = tuple(range(100, 140))
+    wrong_at_every_third = SimpleNamespace(name="made", settle=lambda *_: None, close=lambda *_: None)
+    said = []
+    wrong_at_every_third.open = lambda _: None
+    wrong_at_every_third.observe = lambda _, tokens: said.extend(tokens)
+    wrong_at_every_third.propose = lambda ask: replace(
+        NO_DRAFT,
+        tokens=[
+            token if at % 3 < 2 else 7 for at, token in enumerate(answer[len(said) : len(said) + ask.limit])
+        ],
+        source="made",
+    )
+    outcome = replay([wrong_at_every_third], Always(5), FLAT, Opening(0, (1,)), answer)
+    # Thirteen times two right ones, a wrong one in their way, and the model's own; then one is left.
+    assert outcome.num_forwards == 14
+    assert outcome.num_accepted == 27
+    assert outcome.by_position[:3] == [[14, 14], [13, 13], [13, 0]]
+
+
+def test_an_oracle_is_checked_as_widely_as_pays() -> None:
+    pair = TokenPair((1, 2, 3), tuple(range(10, 110)))
+    answers = {pair.prompt: pair.answer}
+    step = Curve("step", ((1, 1.0), (4, 1.0), (5, 9.0), (32, 90.0)))
+    outcome = replay([Oracle(answers)], Hindsight(31), step, Opening(0, pair.prompt), pair.answer)
+    assert outcome.widths == {4: 25}
+    assert outcome.cost == 25
+
+
+@pytest.mark.parametrize("curve", [M4_PRO, CPU_BF16], ids=lambda curve: curve.name)
+@pytest.mark.parametrize("chance", [0.3, 0.8, 0.97])
+def test_the_player_takes_the_widths_that_the_engine_plans(curve: Curve, chance: float) -> None:
+    rng = random.Random(1)
+    pair = TokenPair(tuple(rng.choices(range(40), k=60)), tuple(rng.choices(range(40), k=300)))
+    answers, line_ends = {pair.prompt: pair.answer}, frozenset({3, 4})
+
+    def coin() -> Coin:
+        return Coin(answers, chance, num_ids=40, name="suffix")
+
+    settings = Settings(num_draft_tokens=31, draft_type="suffix")
+    player = ServerPlayer([coin()], settings, curve, line_ends)
+    played = player.play(pair)
+
+    grid = {(1, width): curve.cost(width) for width in (1, *player.widths)}
+    planner = Planner(StepCosts(grid), batched=True)
+    drafting = Drafting(DraftSources({"suffix": coin()}, repetition_score), settings, line_ends=line_ends)
+    request = GenerationRequest("plan", pair.prompt, len(pair.answer) + 32, Sampling(0))
+    row = SimpleNamespace(
+        tokens=list(pair.prompt), num_answered=0, request=request, drafts=drafting.begin(request)
+    )
+    planned = Outcome()
+    while row.num_answered < len(pair.answer):
+        feeds = planner.plan([row], [len(row.tokens) - 1])
+        draft = list(feeds[0].draft) if feeds else []
+        follows = pair.answer[row.num_answered : row.num_answered + len(draft) + 1]
+        right = 0
+        while right < min(len(draft), len(follows)) and draft[right] == follows[right]:
+            right += 1
+        said = follows[: right + 1]
+        cost = curve.cost(1 + len(draft))
+        planned.add_step(len(draft), right, len(said), cost)
+        row.drafts.ledger.charge(cost, 1.0, len(said))
+        row.drafts.observe(said, feeds[0].source if draft else NO_DRAFT, len(draft))
+        row.tokens += said
+        row.num_answered += len(said)
+    assert played == planned
+
+
+def test_the_gate_gets_nearly_what_hindsight_gets(edits: list[TokenPair]) -> None:
+    gated = sum(outcome.cost for outcome in outcomes_of("suffix", edits, M4_PRO))
+    best = sum(outcome.cost for outcome in outcomes_of("hindsight", edits, M4_PRO))
     assert best <= gated < best / 0.8
 
 
 @pytest.mark.parametrize("curve", [M4_PRO, CPU_BF16], ids=lambda curve: curve.name)
-def test_no_trap_makes_an_answer_slower_than_the_ledger_allows(curve) -> None:
-    for outcome in run(SUFFIX_GATE, trap_cases(4, seed=2), curve):
+def test_no_trap_makes_an_answer_slower_than_the_ledger_allows(curve: Curve) -> None:
+    for outcome in outcomes_of("auto", trap_cases(4, seed=2), curve):
         assert outcome.num_tokens / outcome.cost >= 0.97
+
+
+def text_of(seed: int, length: int = 80) -> tuple[int, ...]:
+    return tuple(random.Random(seed).choices(range(5000), k=length))
+
+
+@pytest.mark.parametrize("rule", ["auto", "ngram-mod", "ngram-mod-24"])
+def test_what_is_remembered_is_forgotten_between_chats_unless_it_is_to_stay(rule: str) -> None:
+    answer = text_of(1)
+    turns = [TokenPair(text_of(2), answer, "w", "one", 1), TokenPair(text_of(3), answer, "w", "one", 2)]
+    apart = [replace(turns[0], chat=""), replace(turns[1], chat="")]
+
+    def copied(name: str, pairs) -> int:
+        return run_job(job(pairs, [name]), 1, lambda _: None)[name, "w", "flat"].outcome.num_accepted
+
+    assert copied(rule, turns) > 30
+    assert copied(rule, apart) == 0
+    assert copied(f"{rule}-warm", apart) > 30
+
+
+def test_a_pair_that_is_not_measured_teaches_and_does_not_count() -> None:
+    answer = text_of(1)
+    pairs = [
+        TokenPair(text_of(2), answer, "w", "one", 1, is_measured=False),
+        TokenPair(text_of(3), answer, "w", "one", 2),
+    ]
+    group = run_job(job(pairs, ["auto"]), 1, lambda _: None)["auto", "w", "flat"]
+    assert group.num_pairs == 1
+    assert group.outcome.num_accepted > 30
+
+
+def test_parts_of_a_job_give_together_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(4)
+    pairs = []
+    for number in range(12):
+        prompt = text_of(number, 200)
+        pairs.append(TokenPair(prompt, prompt[rng.randrange(90) :], "w", str(number // 3)))
+    whole = job(pairs, ["newest-2", "ngram-mod-24", "hindsight", "auto"], (M4_PRO, CPU_BF16))
+    at_once = run_job(whole, 1, lambda _: None)
+    monkeypatch.setattr("bench.replay.shards.CHUNK_TOKENS", 300)
+    tasks = tasks_of(whole)
+    assert len(tasks) > 8
+    parts: dict = {}
+    for task in tasks:
+        # A chat is never torn apart, since its turns remember each other.
+        assert task.stop == len(pairs) or pairs[task.stop - 1].chat != pairs[task.stop].chat
+        for key, group in run_task(whole, task, lambda _: None).items():
+            parts.setdefault(key, Group()).add(group)
+    for key, group in at_once.items():
+        assert parts[key].outcome.widths == group.outcome.widths
+        assert parts[key].slowest == group.slowest
+        assert parts[key].cost == pytest.approx(group.cost)
+
+
+def test_other_processes_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [TokenPair(text_of(seed), text_of(seed), "w") for seed in range(4)]
+    whole = job(pairs, ["newest-2", "newest-3"])
+    alone = run_job(whole, 1, lambda _: None)
+    shares: list[float] = []
+    monkeypatch.setattr("bench.replay.shards.WORTH_TOKENS", 0)
+    together = run_job(whole, 2, shares.append)
+    assert {key: group.outcome for key, group in alone.items()} == {
+        key: group.outcome for key, group in together.items()
+    }
+    assert shares == sorted(shares)
+    assert shares[-1] <= 1
+
+
+def test_rows_say_what_the_counts_say() -> None:
+    outcome = Outcome()
+    outcome.add_step(3, 2, 3, 1.5)
+    outcome.add_step(0, 0, 1, 1.0)
+    found = {("auto", name, "flat"): Group(1, 8, outcome, 2.5, 1.6, 8000, 16000) for name in ("a", "b")}
+    one, other, both = rows_of(found, ["auto"], [FLAT])
+    assert (one["workload"], other["workload"], both["workload"]) == ("a", "b", "all")
+    assert one["tokens_per_forward"] == 2
+    assert one["speedup"] == {"flat": 1.6}
+    assert one["acceptance_by_position"] == [1, 1, 0]
+    assert one["coverage"] == 0.5
+    assert one["coverage_of_steps"] == 0.5
+    assert one["drafter_us_per_token"] == 2
+    assert one["open_us_per_prompt_token"] == 2
+    assert both["tokens"] == 8
+    assert both["speedup"] == {"flat": 1.6}
+
+
+def test_calibration_counts_the_tokens_up_to_the_first_wrong_one() -> None:
+    prompt = text_of(1, 120)
+    answer = (*prompt[:60], *text_of(2, 40))
+    counts = calibrate([TokenPair(prompt, answer)], SETUP, M4_PRO)
+    assert counts.right.total() > 30
+    assert all(counts.right[bucket] <= compared for bucket, compared in counts.compared.items())
+    assert calibrate([TokenPair(text_of(3), text_of(4))], SETUP, M4_PRO).compared == {}
+
+
+def test_the_command_replays_a_file_and_writes_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, curve = tmp_path / "pairs.jsonl", tmp_path / "curve.json"
+    text = "The quick brown fox jumps over the lazy dog, and the dog does not mind it.\n"
+    pairs = [Pair(f"Repeat the text.\n{text}", text, "copies"), Pair("Say nothing.", "")]
+    write_pairs(file, pairs)
+    points = {"name": "mine", "kind": "measured", "source": "a test", "points": [[1, 2.0], [32, 2.0]]}
+    curve.write_text(json.dumps(points))
+    asked = ["--pairs", file, "--cost-curve", curve, "--drafters", "auto,newest-2"]
+    status = main([*map(str, asked), "--json", f"{tmp_path}/r.json", "--csv", f"{tmp_path}/r.csv"])
+    assert status == 0
+    printed = capsys.readouterr().out
+    assert "1 pairs, 1 left out for having no answer" in printed
+    assert "copies: 1 pairs" in printed
+    said = json.loads((tmp_path / "r.json").read_text())["replay"]
+    assert [row["drafter"] for row in said["rows"]] == ["auto", "newest-2"]
+    for row in said["rows"]:
+        # Width costs nothing there.
+        assert row["speedup"]["mine"] == row["tokens_per_forward"] > 2
+    assert said["curves"][0]["kind"] == "measured"
+    with (tmp_path / "r.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert [(row["drafter"], row["curve"]) for row in rows] == [("auto", "mine"), ("newest-2", "mine")]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (["--drafters", "guess"], "guess: no such rule"),
+        (["--pairs", "/nowhere.jsonl"], "/nowhere.jsonl cannot be read"),
+        (["--cost-curve", "/nowhere.json"], "/nowhere.json cannot be read"),
+        (["--tokenizer", "/nowhere"], "/nowhere is no tokenizer"),
+        (["--workloads", "guess"], "guess is none of the workloads"),
+        (["--edits", "0", "--prose", "0", "--traps", "0"], "there is no pair to replay"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    given: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(given) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("reprise bench replay: ")
+    assert reason in said
+    assert said.count("\n") == 1
+
+
+def test_what_is_compared_unless_asked_otherwise_are_rules() -> None:
+    assert set(COMPARED) <= set(RULES)

@@ -1,0 +1,276 @@
+"""Pairs from a git history: the commit message and a file before it in, the file after it out.
+
+    python -m bench.pairs_from_git REPO -o pairs.jsonl
+    python -m bench.pairs_from_git REPO -o pairs.jsonl --suffix .py --suffix .md --count 500
+
+The newest pairs are taken, and written in the order in which they were committed. Only text files that a
+commit changed count; merges are left out. The repository is only read, and only by git's plumbing, which
+runs none of its hooks, filters or pagers; objects that it lacks are not fetched.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from bench import argument_types
+from bench.errors import ArgumentsError, BenchError
+from bench.pairs import Pair, write_pairs
+
+MAX_MESSAGE_BYTES = 16_384
+REGULAR = ("100644", "100755")
+"""Modes of files; links and submodules are none."""
+
+_OPTIONS = (
+    "--no-pager",
+    "--no-replace-objects",
+    *("-c", "core.fsmonitor=false"),
+    *("-c", f"core.hooksPath={os.devnull}"),
+    *("-c", f"core.attributesFile={os.devnull}"),
+    *("-c", "protocol.allow=never"),
+)
+_VARIABLES = ("PATH", "HOME", "XDG_CONFIG_HOME", "SYSTEMROOT", "TMPDIR")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A file that a commit changed. before, after: names of its contents."""
+
+    commit: str
+    path: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is taken. suffixes: of paths; all if there are none. per_commit: files of one commit at most."""
+
+    count: int = 200
+    per_commit: int = 4
+    min_bytes: int = 400
+    max_bytes: int = 32_000
+    suffixes: tuple[str, ...] = ()
+
+
+class GitError(BenchError):
+    """The history cannot be read; the message says what git said."""
+
+
+class Repository:
+    """Reads objects of a repository on this machine. Used as a context: it holds processes.
+
+    Raises GitError for a folder that is no repository, or one that git refuses.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise ArgumentsError(f"{folder} is no folder; only repositories on this machine are read")
+        self.folder = folder.resolve()
+        self._sizes: _Objects | None = None
+        self._contents: _Objects | None = None
+
+    def __enter__(self) -> "Repository":
+        self.ask("rev-parse", "--git-dir")
+        self._sizes = _Objects(self.start("cat-file", "--batch-check"))
+        self._contents = _Objects(self.start("cat-file", "--batch"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for objects in (self._sizes, self._contents):
+            if objects:
+                objects.close()
+
+    def ask(self, *words: str) -> bytes:
+        """What a git command prints. Raises GitError."""
+        try:
+            done = subprocess.run(
+                self._command(words),
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+            )
+        except OSError as fault:
+            raise GitError(f"git cannot be run: {fault.strerror}") from None
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it failed"]
+            raise GitError(f"git cannot read {self.folder}: {lines[0]}")
+        return done.stdout
+
+    def start(self, *words: str) -> "subprocess.Popen[bytes]":
+        """A git command that is fed and read. Raises GitError."""
+        try:
+            return subprocess.Popen(
+                self._command(words),
+                env=_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError as fault:
+            raise GitError(f"git cannot be run: {fault.strerror}") from None
+
+    def commits(self) -> list[str]:
+        """All commits that HEAD descends from, the newest first, without merges and first ones."""
+        return self.ask("rev-list", "--no-merges", "--min-parents=1", "HEAD", "--").decode().split()
+
+    def changes(self, commit: str) -> list[Change]:
+        """Regular files that a commit changed, and neither added, deleted nor renamed."""
+        told = self.ask(
+            *("diff-tree", "-r", "-z", "--raw", "--no-renames", "--diff-filter=M", "--no-commit-id"),
+            *("--no-ext-diff", "--no-textconv", "--full-index", commit, "--"),
+        )
+        parts = told.split(b"\0")[:-1]
+        found = []
+        for facts, path in zip(parts[::2], parts[1::2], strict=True):
+            old_mode, new_mode, before, after, _ = facts.decode().lstrip(":").split(" ")
+            if old_mode in REGULAR and new_mode in REGULAR and before != after:
+                found.append(Change(commit, path.decode(errors="replace"), before, after))
+        return found
+
+    def text(self, name: str, min_bytes: int, max_bytes: int) -> str | None:
+        """An object as text; None where it is missing, of another size, or no text."""
+        assert self._sizes is not None
+        assert self._contents is not None
+        size = self._sizes.size(name)
+        if size is None or not min_bytes <= size <= max_bytes:
+            return None
+        content = self._contents.content(name)
+        if content is None or b"\0" in content:
+            return None
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return None
+
+    def message(self, commit: str) -> str | None:
+        """A commit's message; None where it is no text, or too long."""
+        text = self.text(commit, 0, MAX_MESSAGE_BYTES)
+        return None if text is None else text.partition("\n\n")[2].strip()
+
+    def _command(self, words: Sequence[str]) -> list[str]:
+        return ["git", *_OPTIONS, "-C", str(self.folder), *words]
+
+
+class _Objects:
+    """A running `git cat-file --batch` or `--batch-check`."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.process = process
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object; None where it is missing."""
+        output = self._ask(name)
+        words = output.readline().split()
+        return int(words[2]) if len(words) == 3 else None
+
+    def content(self, name: str) -> bytes | None:
+        """An object's bytes; None where it is missing."""
+        size = self.size(name)
+        if size is None:
+            return None
+        assert self.process.stdout is not None
+        return self.process.stdout.read(size + 1)[:-1]
+
+    def close(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.communicate()
+
+    def _ask(self, name: str) -> IO[bytes]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(name.encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError:
+            raise GitError("git ended while it was being read") from None
+        return self.process.stdout
+
+
+def pairs_of(repository: Repository, limits: Limits) -> list[Pair]:
+    """The newest pairs of a history, in the order in which they were committed."""
+    found: list[Pair] = []
+    for commit in repository.commits():
+        of_commit = list(_pairs_of_commit(repository, commit, limits))
+        # Within a commit the paths' order stays when all is turned round.
+        found += reversed(of_commit[: limits.count - len(found)])
+        if len(found) == limits.count:
+            break
+    return found[::-1]
+
+
+def _pairs_of_commit(repository: Repository, commit: str, limits: Limits) -> Iterator[Pair]:
+    message = repository.message(commit)
+    if not message:
+        return
+    count = 0
+    for change in repository.changes(commit):
+        if count == limits.per_commit:
+            return
+        if limits.suffixes and not change.path.endswith(limits.suffixes):
+            continue
+        before, after = (
+            repository.text(name, limits.min_bytes, limits.max_bytes)
+            for name in (change.before, change.after)
+        )
+        if before is not None and after is not None:
+            count += 1
+            yield pair_of(message, change, before, after)
+
+
+def pair_of(message: str, change: Change, before: str, after: str) -> Pair:
+    """What would be asked for, and what came of it."""
+    prompt = f"{message}\n\nAnswer with the whole file {change.path}.\n\n```\n{before}```\n"
+    return Pair(prompt, f"```\n{after}```\n", "commits", id=f"{change.commit[:12]}:{change.path}")
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Read a history, write pairs, and return the exit status."""
+    own = Limits()
+    summary, _, more = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.pairs_from_git",
+        description=summary,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("repository", type=Path, metavar="REPO", help="A folder of this machine.")
+    add("-o", "--output", type=argument_types.output_file, required=True, metavar="FILE")
+    add("--count", type=argument_types.count, default=own.count, help=f"Pairs at most ({own.count}).")
+    add("--per-commit", type=argument_types.count, default=own.per_commit, help=f"({own.per_commit})")
+    add("--min-bytes", type=argument_types.count, default=own.min_bytes, help=f"Of a file ({own.min_bytes}).")
+    add("--max-bytes", type=argument_types.count, default=own.max_bytes, help=f"Of a file ({own.max_bytes}).")
+    add("--suffix", action="append", default=[], help="Only paths that end so; may be repeated.")
+    asked = parser.parse_args(given)
+    limits = Limits(asked.count, asked.per_commit, asked.min_bytes, asked.max_bytes, tuple(asked.suffix))
+    try:
+        with Repository(asked.repository) as repository:
+            pairs = pairs_of(repository, limits)
+        if not pairs:
+            raise ArgumentsError(f"{asked.repository}: no commit changed a text file of that kind and size")
+        write_pairs(asked.output, pairs)
+    except BenchError as fault:
+        print(f"python -m bench.pairs_from_git: {fault}", file=sys.stderr)
+        return 2
+    print(f"{len(pairs)} pairs in {asked.output}")
+    return 0
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
+    return kept | quiet
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""What a replay found, as rows for files and as tables for people."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.cost_curves import Curve
+from bench.replay.rules import RULES
+from bench.replay.shards import Group, Key
+
+Row = dict[str, Any]
+
+POSITIONS = (1, 2, 3, 4, 8, 12, 16, 24, 31, 48, 64)
+"""Places in a draft that the table shows, the first being 1."""
+
+NOTES = """\
+TPF: tokens per forward. Speed: plain cost over cost; least: of the pair that gained least.
+Accepted: of drafted tokens. Copied: tokens that a draft brought. Steps: forwards that checked one.
+us/token: processor time of the drafter for each token of the answer, which is not in the speed.
+Open: the same for each token of the prompt."""
+
+
+def rows_of(found: Mapping[Key, Group], rules: Sequence[str], curves: Sequence[Curve]) -> list[Row]:
+    """One row for each rule and workload, and one for all of them together where there are several.
+
+    What differs by curve stands under "by_curve"; the fields beside it are those of the first curve.
+    """
+    workloads = list(dict.fromkeys(workload for _, workload, _ in found))
+    groups: list[tuple[str, Sequence[str]]] = [(name, [name]) for name in workloads]
+    if len(workloads) > 1:
+        groups.append(("all", workloads))
+    rows = []
+    for workload, parts in groups:
+        for rule in rules:
+            of_curves = {c.name: _together(found[rule, part, c.name] for part in parts) for c in curves}
+            rows.append(_row(rule, workload, of_curves))
+    return rows
+
+
+def flat(rows: Iterable[Row]) -> list[Row]:
+    """The rows for CSV: one for each rule, workload and curve."""
+    found = []
+    for row in rows:
+        for curve, figures in row["by_curve"].items():
+            shared = {key: row[key] for key in ("workload", "drafter", "rule", "used_by", "pairs", "tokens")}
+            found.append({**shared, "curve": curve, **figures})
+    return found
+
+
+def print_report(console: Console, rows: Sequence[Row], curves: Sequence[Curve]) -> None:
+    """A table for each workload, acceptance by position, and what the names mean."""
+    for workload in dict.fromkeys(row["workload"] for row in rows):
+        own = [row for row in rows if row["workload"] == workload]
+        console.print(_table(workload, own, curves))
+    last = [row for row in rows if row["workload"] == rows[-1]["workload"]]
+    console.print(_positions(last, curves[0]))
+    for name in dict.fromkeys(row["drafter"] for row in rows):
+        rule = RULES[name]
+        used = f" ({rule.used_by})" if rule.used_by else ""
+        console.print(f"{name}: {rule.title}{used}", highlight=False, style="dim")
+    for curve in curves:
+        told = f"{curve.name}: {curve.kind}; {curve.machine}; {curve.source}"
+        console.print(f"{told}; wider than {curve.widest} is a guess", highlight=False, style="dim")
+    console.print(NOTES, style="dim", highlight=False)
+
+
+def _together(groups: Iterable[Group]) -> Group:
+    whole = Group()
+    for group in groups:
+        whole.add(group)
+    return whole
+
+
+def _row(name: str, workload: str, of_curves: Mapping[str, Group]) -> Row:
+    rule, first = RULES[name], next(iter(of_curves.values()))
+    by_curve = {curve: _figures(group) for curve, group in of_curves.items()}
+    return {
+        "drafter": name,
+        "rule": rule.title,
+        "used_by": rule.used_by,
+        "memory": "warm" if rule.is_warm else "cold",
+        "workload": workload,
+        "pairs": first.num_pairs,
+        "tokens": first.outcome.num_tokens,
+        "prompt_tokens": first.num_prompt_tokens,
+        **next(iter(by_curve.values())),
+        "speedup": {curve: figures["speedup"] for curve, figures in by_curve.items()},
+        "slowest": {curve: figures["slowest"] for curve, figures in by_curve.items()},
+        "by_curve": by_curve,
+    }
+
+
+def _figures(group: Group) -> dict[str, Any]:
+    outcome = group.outcome
+    return {
+        "speedup": outcome.num_tokens / group.cost,
+        "slowest": group.slowest,
+        "tokens_per_forward": outcome.num_tokens / outcome.num_forwards,
+        "acceptance": outcome.num_accepted / outcome.num_drafted if outcome.num_drafted else None,
+        "acceptance_by_position": [
+            right / drafted if drafted else None for drafted, right in outcome.by_position
+        ],
+        "coverage": outcome.num_accepted / outcome.num_tokens,
+        "coverage_of_steps": outcome.num_drafting / outcome.num_forwards,
+        "drafter_us_per_token": group.drafter_ns / outcome.num_tokens / 1e3,
+        "open_us_per_prompt_token": group.open_ns / group.num_prompt_tokens / 1e3,
+    }
+
+
+def _table(workload: str, rows: Sequence[Row], curves: Sequence[Curve]) -> Table:
+    first = rows[0]
+    pairs = first["pairs"]
+    sizes = f"{first['prompt_tokens'] // pairs:,} tokens in and {first['tokens'] // pairs:,} out on average"
+    table = Table("drafter", title=f"{workload or 'pairs'}: {pairs:,} pairs, {sizes}", title_justify="left")
+    for curve in curves:
+        table.add_column(f"{curve.name}\nTPF", justify="right")
+        table.add_column("\nspeed", justify="right", style="bold")
+        table.add_column("\nleast", justify="right")
+    for column in ("accepted", "copied", "steps", "us/token", "open"):
+        table.add_column(f"\n{column}", justify="right")
+    for row in rows:
+        cells = [row["drafter"]]
+        for figures in row["by_curve"].values():
+            cells += [f"{figures[key]:.2f}" for key in ("tokens_per_forward", "speedup", "slowest")]
+        cells += [_share(row[key]) for key in ("acceptance", "coverage", "coverage_of_steps")]
+        cells += [f"{row[key]:.1f}" for key in ("drafter_us_per_token", "open_us_per_prompt_token")]
+        table.add_row(*cells)
+    return table
+
+
+def _positions(rows: Sequence[Row], curve: Curve) -> Table:
+    longest = max(len(row["acceptance_by_position"]) for row in rows)
+    shown = [at for at in POSITIONS if at <= longest]
+    table = Table("drafter", title=f"Accepted by place in the draft, {curve.name}", title_justify="left")
+    for at in shown:
+        table.add_column(str(at), justify="right")
+    for row in rows:
+        shares = row["acceptance_by_position"]
+        table.add_row(
+            row["drafter"], *(_share(shares[at - 1] if at <= len(shares) else None) for at in shown)
+        )
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"

@@ -1,0 +1,192 @@
+"""The rules that can be replayed, by name: Reprise's drafters with the server's gate, and what others do."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from bench.cost_curves import FLAT, Curve
+from bench.lookups import FixedLookup, LongCopyLookup, WipedTableLookup
+from bench.policies import LIMIT, Always, Chooser, Hindsight, TwoWidths
+from bench.replay.players import FixedPlayer, Player, ServerPlayer
+from config.settings import Settings
+from drafters.assembly import make_drafters
+from drafters.base import Drafter
+from drafters.suffix import SuffixDrafter
+from engine.drafting import LOOKUPS
+
+WARM = "-warm"
+"""Behind a rule's name: what drafters remember is kept over the whole file, in its order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the rules of one run share. line_ends: tokens that end a line."""
+
+    settings: Settings
+    line_ends: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A way to draft.
+
+    title: the rule in words. used_by: where it is in use, as far as known; "" if nowhere.
+    weighs: whether costs of steps decide how much is drafted; otherwise one replay does for all curves.
+    is_ordered: whether a pair's outcome depends on the pairs before it.
+    is_warm: whether it remembers from one chat to the next.
+    """
+
+    name: str
+    title: str
+    used_by: str
+    make: Callable[[Setup, Curve], Player]
+    weighs: bool = False
+    is_ordered: bool = False
+    is_warm: bool = False
+
+    def player(self, setup: Setup, curve: Curve | None) -> Player:
+        """A player that knows nothing yet. curve: None for a rule that weighs nothing."""
+        return self.make(setup, curve or FLAT)
+
+
+def _served(name: str, title: str, used_by: str, only: Callable[[], Drafter] | None = None) -> Rule:
+    """A draft type of the server with its gate. only: the drafter to have, instead of the server's own."""
+    draft_type: Literal["auto", "suffix", "ngram-simple", "ngram-mod"]
+    draft_type = name if name in ("auto", "ngram-simple", "ngram-mod") else "suffix"  # type: ignore[assignment]
+
+    def make(setup: Setup, curve: Curve) -> Player:
+        settings = replace(setup.settings, draft_type=draft_type)
+        drafters = [only()] if only else _asked(draft_type, make_drafters(settings, "replay"))
+        return ServerPlayer(drafters, settings, curve, setup.line_ends)
+
+    return Rule(name, title, used_by, make, weighs=True, is_ordered=True)
+
+
+def _asked(draft_type: str, drafters: dict[str, Drafter]) -> list[Drafter]:
+    """Those that the type asks, and that are therefore to be paid for."""
+    return [drafters[name] for name in LOOKUPS[draft_type]]
+
+
+def _fixed(
+    name: str, title: str, used_by: str, drafter: Callable[[], Drafter], chooser: Callable[[], Chooser]
+) -> Rule:
+    """A rule that does without a gate."""
+
+    def make(_setup: Setup, curve: Curve) -> Player:
+        return FixedPlayer(drafter(), chooser(), curve)
+
+    return Rule(name, title, used_by, make, weighs=isinstance(chooser(), Hindsight))
+
+
+_ALL = (
+    _served("auto", "suffix, then ngram-mod; gate", "reprise serve, the default"),
+    _served("suffix", "longest match, cursor, changes; gate", "reprise serve --draft-type suffix"),
+    _served(
+        "ngram-simple", "longest match of 16..2, newest; gate", "reprise serve --draft-type ngram-simple"
+    ),
+    _served("ngram-mod", "shared table, n = 16; gate", "reprise serve --draft-type ngram-mod"),
+    _fixed(
+        "two-widths",
+        "longest match of 16..2; 31 tokens from 12 matched ones on, else 2",
+        "",
+        lambda: FixedLookup(16, 2),
+        lambda: TwoWidths(LIMIT),
+    ),
+    _fixed(
+        "newest-2",
+        "newest match of 2, 10 tokens",
+        "prompt lookup in several servers",
+        lambda: FixedLookup(2, 2),
+        lambda: Always(10),
+    ),
+    _fixed(
+        "newest-3",
+        "newest match of 3, 10 tokens",
+        "prompt lookup in several servers",
+        lambda: FixedLookup(3, 3),
+        lambda: Always(10),
+    ),
+    _fixed(
+        "earliest-2",
+        "earliest match of 2, else 1; 10 tokens",
+        "transformers, prompt_lookup_num_tokens=10",
+        lambda: FixedLookup(2, 1, newest=False),
+        lambda: Always(10),
+    ),
+    _fixed(
+        "longest-5",
+        "longest match of 5..2, earliest place, 5 tokens",
+        "vLLM's ngram with prompt_lookup_max=5, prompt_lookup_min=2, num_speculative_tokens=5",
+        lambda: FixedLookup(5, 2, newest=False),
+        lambda: Always(5),
+    ),
+    _fixed(
+        "ngram-12",
+        "newest match of 12, 12 to 48 tokens",
+        "llama.cpp's ngram-simple by default",
+        LongCopyLookup,
+        lambda: Always(48),
+    ),
+    _fixed(
+        "ngram-mod-24",
+        "shared table, n = 24, 48 to 64 tokens",
+        "llama.cpp's ngram-mod as its documentation starts it",
+        WipedTableLookup,
+        lambda: Always(64),
+    ),
+    _fixed(
+        "hindsight",
+        "suffix with the best width of every draft, known afterwards",
+        "",
+        SuffixDrafter,
+        lambda: Hindsight(LIMIT),
+    ),
+    _fixed(
+        "hindsight-longest",
+        "longest match of 16..2 with the best width of every draft, known afterwards",
+        "",
+        lambda: FixedLookup(16, 2),
+        lambda: Hindsight(LIMIT),
+    ),
+    _served("suffix-matches", "suffix without its cursor; gate", "", lambda: SuffixDrafter(0, follows=False)),
+    _served(
+        "suffix-cursor",
+        "suffix with its cursor, without changes; gate",
+        "",
+        lambda: SuffixDrafter(0, learns=False),
+    ),
+    _served(
+        "suffix-changes", "suffix with cursor and changes, no history; gate", "", lambda: SuffixDrafter(0)
+    ),
+    _fixed("newest-4-2", "newest match of 4..2, 4 tokens", "", lambda: FixedLookup(4, 2), lambda: Always(4)),
+)
+
+_REMEMBERING = ("auto", "suffix", "ngram-mod", "ngram-mod-24", "hindsight")
+
+RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL} | {
+    f"{rule.name}{WARM}": replace(
+        rule, name=f"{rule.name}{WARM}", title=f"{rule.title}; remembers", is_ordered=True, is_warm=True
+    )
+    for rule in _ALL
+    if rule.name in _REMEMBERING
+}
+"""Name -> rule."""
+
+COMPARED = (
+    "auto",
+    "auto-warm",
+    "suffix",
+    "ngram-simple",
+    "ngram-mod",
+    "two-widths",
+    "newest-2",
+    "newest-3",
+    "earliest-2",
+    "longest-5",
+    "ngram-12",
+    "ngram-mod-24",
+    "ngram-mod-24-warm",
+    "hindsight",
+    "hindsight-longest",
+)
+"""What is replayed unless something else is asked for."""

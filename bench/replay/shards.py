@@ -1,0 +1,192 @@
+"""Replaying many pairs through many rules, on several processors where the order of pairs allows it."""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.cost_curves import Curve
+from bench.errors import BenchError
+from bench.pairs import TokenPair
+from bench.policies import Outcome
+from bench.replay.rules import RULES, Setup
+
+CHUNK_TOKENS = 100_000
+"""Answer tokens that one task replays, where pairs may be shared out."""
+
+WORTH_TOKENS = 400_000
+"""Replayed tokens from which on further processes are worth their start."""
+
+LOOK_S = 0.2
+
+Key = tuple[str, str, str]
+"""Names of a rule, a workload and a curve."""
+
+
+@dataclass
+class Group:
+    """What a rule made of some pairs on one cost curve.
+
+    cost: in plain steps. slowest: speed-up of the pair that gained least. drafter_ns, open_ns: processor time
+    of the drafters, for answers and for prompts.
+    """
+
+    num_pairs: int = 0
+    num_prompt_tokens: int = 0
+    outcome: Outcome = field(default_factory=Outcome)
+    cost: float = 0.0
+    slowest: float = float("inf")
+    drafter_ns: int = 0
+    open_ns: int = 0
+
+    def add(self, other: "Group") -> None:
+        """Count other pairs in."""
+        self.num_pairs += other.num_pairs
+        self.num_prompt_tokens += other.num_prompt_tokens
+        self.outcome.add(other.outcome)
+        self.cost += other.cost
+        self.slowest = min(self.slowest, other.slowest)
+        self.drafter_ns += other.drafter_ns
+        self.open_ns += other.open_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything that is replayed. rules: their names."""
+
+    pairs: Sequence[TokenPair]
+    rules: tuple[str, ...]
+    curves: tuple[Curve, ...]
+    setup: Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A rule over the pairs from start to stop. curve: its number, or None where one replay does for all."""
+
+    rule: str
+    curve: int | None
+    start: int
+    stop: int
+
+
+def tasks_of(job: Job) -> list[Task]:
+    """The job in parts, none of which needs what another remembers. The longest come first."""
+    everything = [(0, len(job.pairs))]
+    chunks = _chunks(job.pairs)
+    tasks = []
+    for name in job.rules:
+        rule = RULES[name]
+        curves: Iterable[int | None] = range(len(job.curves)) if rule.weighs else (None,)
+        ranges = everything if rule.is_ordered else chunks
+        tasks += [Task(name, curve, start, stop) for curve in curves for start, stop in ranges]
+    return sorted(tasks, key=lambda task: task.start - task.stop)
+
+
+def run_task(job: Job, task: Task, note: Callable[[int], None]) -> dict[Key, Group]:
+    """Replay one part. note: told of the tokens of each answer that was replayed."""
+    rule, curves = RULES[task.rule], job.curves if task.curve is None else (job.curves[task.curve],)
+    player = rule.player(job.setup, None if task.curve is None else curves[0])
+    found: dict[Key, Group] = {}
+    chat = ""
+    for pair in job.pairs[task.start : task.stop]:
+        if not rule.is_warm and (not pair.chat or pair.chat != chat):
+            player.forget()
+        chat = pair.chat
+        drafter_ns, open_ns = player.drafter_ns, player.open_ns
+        outcome = player.play(pair)
+        drafter_ns, open_ns = player.drafter_ns - drafter_ns, player.open_ns - open_ns
+        note(len(pair.answer))
+        for curve in curves if pair.is_measured else ():
+            cost = outcome.cost_on(curve)
+            group = found.setdefault((rule.name, pair.workload, curve.name), Group())
+            speed = outcome.num_tokens / cost
+            group.add(Group(1, len(pair.prompt), outcome, cost, speed, drafter_ns, open_ns))
+    return found
+
+
+def run_job(job: Job, num_processes: int, progress: Callable[[float], None]) -> dict[Key, Group]:
+    """Replay all of it. num_processes: at most so many, the smaller job has but this one.
+
+    progress: told the share that is done, in [0, 1]. Raises BenchError where a process is lost.
+    """
+    tasks = tasks_of(job)
+    total = max(1, sum(len(pair.answer) for task in tasks for pair in job.pairs[task.start : task.stop]))
+    found: dict[Key, Group] = {}
+    if min(num_processes, len(tasks)) == 1 or total < WORTH_TOKENS:
+        done = 0
+
+        def note(num_tokens: int) -> None:
+            nonlocal done
+            done += num_tokens
+            progress(done / total)
+
+        for task in tasks:
+            _add(found, run_task(job, task, note))
+        return found
+    for part in _in_processes(job, tasks, num_processes, lambda tokens: progress(tokens / total)):
+        _add(found, part)
+    return found
+
+
+def _in_processes(
+    job: Job, tasks: Sequence[Task], num_processes: int, progress: Callable[[int], None]
+) -> Iterator[dict[Key, Group]]:
+    context = multiprocessing.get_context("spawn")
+    counter = context.Value("q", 0)
+    pool = ProcessPoolExecutor(min(num_processes, len(tasks)), context, _begin_worker, (job, counter))
+    try:
+        waiting: set[Future[dict[Key, Group]]] = {pool.submit(_run_in_worker, task) for task in tasks}
+        while waiting:
+            done, waiting = wait(waiting, LOOK_S)
+            progress(counter.value)
+            for future in done:
+                yield future.result()
+    except BrokenProcessPool:
+        raise BenchError(
+            "a process that replayed was ended from outside, perhaps for lack of memory; "
+            "--processes 1 takes the least"
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+_job: Job | None = None
+_counter: Any = None
+
+
+def _begin_worker(job: Job, counter: Any) -> None:
+    global _job, _counter
+    _job, _counter = job, counter
+    # Ctrl-C reaches all processes; the first one has the word.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _run_in_worker(task: Task) -> dict[Key, Group]:
+    assert _job is not None
+
+    def note(num_tokens: int) -> None:
+        with _counter.get_lock():
+            _counter.value += num_tokens
+
+    return run_task(_job, task, note)
+
+
+def _add(found: dict[Key, Group], part: dict[Key, Group]) -> None:
+    for key, group in part.items():
+        found.setdefault(key, Group()).add(group)
+
+
+def _chunks(pairs: Sequence[TokenPair]) -> list[tuple[int, int]]:
+    """Ranges of pairs, cut between chats."""
+    chunks, start, tokens = [], 0, 0
+    for at, pair in enumerate(pairs):
+        begins = not pair.chat or at == 0 or pairs[at - 1].chat != pair.chat
+        if tokens >= CHUNK_TOKENS and begins:
+            chunks.append((start, at))
+            start, tokens = at, 0
+        tokens += len(pair.answer)
+    return [*chunks, (start, len(pairs))]

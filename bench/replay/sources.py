@@ -1,0 +1,126 @@
+"""Where pairs come from: files, the workloads, and what is generated over the packages installed here."""
+
+import argparse
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.edits import edit_cases, prose_cases, trap_cases
+from bench.errors import ArgumentsError
+from bench.pairs import TokenPair, read_pairs, tokenised
+from bench.workloads import WORKLOADS, Turn, lengths_of, make_chats
+from config.settings import BUNDLED_MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where pairs came from, in words, and how many were left out for want of a token."""
+
+    name: str
+    num_pairs: int
+    num_empty: int = 0
+
+
+class Vocabulary:
+    """A tokenizer of a model folder, read without the libraries that run models.
+
+    Raises ArgumentsError for a folder without one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self.folder = folder
+        file = folder / "tokenizer.json" if folder.is_dir() else folder
+        try:
+            self.tokenizer = Tokenizer.from_file(str(file))
+        # It raises plain Exception.
+        except Exception as fault:  # noqa: BLE001
+            raise ArgumentsError(f"{file} is no tokenizer that can be read: {fault}") from None
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids, without what only a prompt begins or ends with."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @property
+    def line_ends(self) -> frozenset[int]:
+        """Tokens whose text has a line break in it."""
+        texts = self.tokenizer.decode_batch([[token] for token in range(self.tokenizer.get_vocab_size())])
+        return frozenset(token for token, text in enumerate(texts) if "\n" in text)
+
+
+def collect(arguments: argparse.Namespace, vocabulary: Vocabulary) -> tuple[list[TokenPair], list[Source]]:
+    """All pairs that the command line asks for, and where they came from.
+
+    Raises PairsError and ArgumentsError, also where there are none.
+    """
+    pairs: list[TokenPair] = []
+    sources: list[Source] = []
+
+    def add(name: str, found: Sequence[TokenPair], num_empty: int = 0) -> None:
+        pairs.extend(found)
+        sources.append(Source(name, len(found), num_empty))
+
+    for path in arguments.pairs or ():
+        read = read_pairs(path)
+        found = tokenised(read, vocabulary.encode)
+        add(str(path), found, len(read) - len(found))
+    for name in arguments.workloads:
+        add(f"workload {name}", _of_workload(name, arguments, vocabulary))
+    if not sources:
+        packages = [Path(sysconfig.get_path("purelib"))]
+        if arguments.edits:
+            edits = edit_cases(packages, vocabulary.encode, arguments.edits, arguments.seed)
+            kept = [pair for pair in edits if arguments.kind in ("", pair.id)]
+            add("generated edits", kept)
+        if arguments.prose and not arguments.kind:
+            add("documents", prose_cases(packages, vocabulary.encode, arguments.prose, arguments.seed))
+        if arguments.traps and not arguments.kind:
+            add("traps", trap_cases(arguments.traps, arguments.seed))
+    if not pairs:
+        raise ArgumentsError("there is no pair to replay")
+    return pairs, sources
+
+
+def _of_workload(name: str, arguments: argparse.Namespace, vocabulary: Vocabulary) -> list[TokenPair]:
+    """References of a workload's measured turns, after all that the chat holds before them."""
+    if name not in WORKLOADS:
+        raise ArgumentsError(f"{name} is none of the workloads {', '.join(WORKLOADS)}")
+    folder = vocabulary.folder if vocabulary.folder.is_dir() else BUNDLED_MODEL
+    # Chat templates need mlx-lm, which takes a while to load.
+    from engine.bare_loop import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+
+    def count(text: str) -> int:
+        if not tokenizer.has_chat_template:
+            return len(tokenizer.encode(text))
+        return len(tokenizer.render_chat([{"role": "user", "content": text}]))
+
+    def prompt_of(turn: Turn) -> list[int]:
+        if turn.text is not None:
+            return tokenizer.encode(turn.text)
+        if tokenizer.has_chat_template:
+            return tokenizer.render_chat(list(turn.messages), list(turn.tools) or None)
+        return tokenizer.encode("\n\n".join(str(message.get("content")) for message in turn.messages))
+
+    chats = [
+        chat
+        for length in lengths_of(name, arguments.prompt_tokens)
+        for chat in make_chats(name, arguments.chats, arguments.seed, count, length)
+    ]
+    return [
+        TokenPair(
+            tuple(prompt_of(turn)),
+            tuple(tokenizer.encode_answer(turn.reference)),
+            name,
+            f"{name} {number}",
+            at,
+            is_measured=turn.is_measured,
+        )
+        for number, chat in enumerate(chats, 1)
+        for at, turn in enumerate(chat.turns, 1)
+        if turn.reference
+    ]

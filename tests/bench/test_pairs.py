@@ -1,0 +1,103 @@
+"""Files of pairs: what is written is read again, and what is no pair is named by file and line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.pairs import Pair, PairsError, as_json, read_pairs, tokenised, write_pairs
+
+IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1).map(tuple)
+TEXTS = st.text(min_size=1) | IDS
+PAIRS = st.builds(
+    Pair,
+    prompt=TEXTS,
+    output=st.text() | IDS,
+    workload=st.text(),
+    chat=st.text(),
+    turn=st.none() | st.integers(0, 9),
+    id=st.text(),
+)
+
+
+@given(pairs=st.lists(PAIRS, max_size=3))
+@settings(max_examples=30, deadline=None)
+def test_what_is_written_is_read_again(pairs: list[Pair], tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    assert write_pairs(file, pairs) == len(pairs)
+    assert read_pairs(file) == pairs
+    assert len(file.read_bytes().splitlines()) == len(pairs)
+
+
+def test_a_line_says_only_what_is_known() -> None:
+    assert as_json(Pair("a", (1, 2))) == {"prompt": "a", "output": (1, 2)}
+    assert as_json(Pair("a", "b", "w", "c", 1, "i")) == {
+        "prompt": "a",
+        "output": "b",
+        "workload": "w",
+        "chat": "c",
+        "turn": 1,
+        "id": "i",
+    }
+
+
+def test_empty_lines_and_what_others_write_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('\n{"prompt": [1], "output": "b", "messages": [{}], "chat": 7}\r\n\n')
+    assert read_pairs(file) == [Pair((1,), "b", chat="7")]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{", "is no JSON"),
+        (b"[" * 100_000, "is no JSON: nested too deep"),
+        (b'{"prompt": "\xff", "output": ""}', "is not UTF-8"),
+        (b'["prompt", "output"]', "is no object with prompt and output"),
+        (b'{"output": "b"}', "prompt is missing"),
+        (b'{"prompt": "a"}', "output is missing"),
+        (b'{"prompt": "", "output": "b"}', "prompt is empty"),
+        (b'{"prompt": [], "output": "b"}', "prompt is empty"),
+        (b'{"prompt": {"role": "user"}, "output": "b"}', "prompt must be text or a list of token ids"),
+        (b'{"prompt": "a", "output": null}', "output must be text or a list of token ids, not null"),
+        (b'{"prompt": [1, -1], "output": "b"}', "prompt[1] is no token id: -1"),
+        (b'{"prompt": [1, true], "output": "b"}', "prompt[1] is no token id: true"),
+        (b'{"prompt": [1, 2.0], "output": "b"}', "prompt[1] is no token id: 2.0"),
+        (b'{"prompt": [4294967296], "output": "b"}', "prompt[0] is no token id: 4294967296"),
+        (b'{"prompt": [["' + b"x" * 100 + b'"]], "output": "b"}', 'no token id: ["' + "x" * 38 + "..."),
+        (b'{"prompt": "\\ud800", "output": "b"}', "prompt has half of a surrogate pair"),
+        (b'{"prompt": "a", "output": "b", "turn": "1"}', "turn must be a whole number"),
+        (b'{"prompt": "a", "output": "b", "workload": []}', "workload must be text"),
+    ],
+)
+def test_a_line_that_is_no_pair_is_named(line: bytes, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_bytes(b'{"prompt": "a", "output": "b"}\n' + line + b"\n")
+    with pytest.raises(PairsError) as raised:
+        read_pairs(file)
+    said = str(raised.value)
+    assert said.startswith(f"{file} line 2")
+    assert reason in said
+    assert "\n" not in said
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PairsError, match=r"nowhere\.jsonl cannot be read: No such file"):
+        read_pairs(tmp_path / "nowhere.jsonl")
+    with pytest.raises(PairsError, match="cannot be written: No such file"):
+        write_pairs(tmp_path / "nowhere" / "pairs.jsonl", [])
+
+
+def test_text_is_encoded_and_ids_stay_and_pairs_without_tokens_go() -> None:
+    pairs = [Pair("ab", (7,), "w", "c", 2, "i"), Pair("ab", ""), Pair((1,), "c")]
+    found = tokenised(pairs, lambda text: [ord(char) for char in text])
+    assert [(pair.prompt, pair.answer) for pair in found] == [((97, 98), (7,)), ((1,), (99,))]
+    assert (found[0].workload, found[0].chat, found[0].turn, found[0].id) == ("w", "c", 2, "i")
+
+
+def test_lines_are_json_that_others_can_read(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "pairs.jsonl", [Pair("a\u2028b\n", "c")])
+    lines = (tmp_path / "pairs.jsonl").read_text().splitlines()
+    assert [json.loads(line)["prompt"] for line in lines] == ["a\u2028b\n"]
