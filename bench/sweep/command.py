@@ -152,7 +152,8 @@ def _curve(text: str) -> Curve:
     try:
         return built_in().get(text) or read_curve(Path(text))
     except CurveError as fault:
-        raise argparse.ArgumentTypeError(str(fault)) from None
+        known = ", ".join(built_in())
+        raise argparse.ArgumentTypeError(f"{fault}; curves that are built in: {known}") from None
 
 
 def _shown(numbers: Sequence[float]) -> str:

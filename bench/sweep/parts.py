@@ -74,7 +74,7 @@ def sweep(arguments: argparse.Namespace, bars: Bars) -> document.Document:
             advance = bars.start("thresholds of the gate", len(arguments.thresholds) * len(gate.MODES))
             section["gate"] = list(gate.sweep(setup, arguments.thresholds, warm.pairs_of(told), advance))
         if "tables" in parts:
-            section["table_sizes"] = list(_tables(arguments, local, setup, bars))
+            section["table_sizes"], section["ngram_sizes"] = _tables(arguments, local, setup, bars)
         return document.new_document(
             document.typed(arguments), local.engine.info, local.engine.costs, sweep=section
         )
@@ -143,7 +143,9 @@ def _first_of_each(told: Sequence[ToldChat]) -> list[ToldChat]:
     return [one for own in found.values() for one in own]
 
 
-def _tables(arguments: argparse.Namespace, local: LocalEngine, setup: Setup, bars: Bars) -> Iterator[Row]:
+def _tables(
+    arguments: argparse.Namespace, local: LocalEngine, setup: Setup, bars: Bars
+) -> tuple[list[Row], list[Row]]:
     tokenizer = local.engine.tokenizer
     paths = source_files([Path(sysconfig.get_path("purelib"))], arguments.seed)
     if not paths:
@@ -154,10 +156,13 @@ def _tables(arguments: argparse.Namespace, local: LocalEngine, setup: Setup, bar
     for asked in make_traffic(paths, tokenizer.encode_answer, longest, arguments.seed):
         traffic.append(asked)
         advance()
-    entries = arguments.table_entries
+    entries, ngram_sizes, most = arguments.table_entries, arguments.ngram_sizes, arguments.measured_requests
+    rows: list[Row] = []
     for requests in sorted(arguments.requests):
         advance = bars.start(f"{len(entries)} table sizes, {requests:,} requests", len(entries))
-        yield from tables.sweep(setup, entries, traffic[:requests], arguments.measured_requests, advance)
+        rows += tables.sweep(setup, entries, traffic[:requests], most, advance)
+    advance = bars.start(f"{len(ngram_sizes)} n-gram sizes, {longest:,} requests", len(ngram_sizes))
+    return rows, list(tables.sweep_ngram_sizes(setup, ngram_sizes, traffic, most, advance))
 
 
 def _warm(

@@ -18,7 +18,7 @@ def print_report(console: Console, section: Mapping[str, Any], settings: Setting
     if "warm" in section:
         print_warm(console, section["warm"])
     if "table_sizes" in section:
-        print_tables(console, section["table_sizes"], settings)
+        print_tables(console, section["table_sizes"], section["ngram_sizes"], settings)
     if "gate" in section:
         print_gate(console, section["gate"], settings)
     if "grid" in section:
@@ -69,8 +69,8 @@ def print_measured(console: Console, measured: Rows, replayed: Rows) -> None:
         console.print("NO: some answer was not, token by token, what plain decoding said; see bench decode.")
 
 
-def print_tables(console: Console, rows: Rows, settings: Settings) -> None:
-    """A table for each size of traffic."""
+def print_tables(console: Console, rows: Rows, of_ngram_sizes: Rows, settings: Settings) -> None:
+    """A table for each size of traffic, and one of the n-gram sizes."""
     for requests in dict.fromkeys(row["requests"] for row in rows):
         own = [row for row in rows if row["requests"] == requests]
         enough = tables.smallest_without_loss(own)
@@ -82,26 +82,34 @@ def print_tables(console: Console, rows: Rows, settings: Settings) -> None:
         )
         told = f"{requests:,} requests, {own[0]['traffic_tokens'] / 1e6:.1f} million tokens: {verdict}"
         console.print(f"\n{told}; the default is {settings.ngram_table_entries:,}.", highlight=False)
-        table = _table(
-            "entries", "memory", "occupied", "overwritten by others", "drafts of others", "known",
-            "known of what came before", "accepted", "tokens/forward", "speed-up",
-        )  # fmt: skip
-        for row in own:
-            table.add_row(
-                f"{row['entries']:,}",
-                f"{4 * row['entries'] / 2**20:.2f} MiB",
-                *(_share(row[name]) for name in ("occupancy", "overwritten", "foreign_drafts", "known")),
-                _share(row["known_again"]),
-                _share(row["acceptance"]),
-                f"{row['tokens_per_forward']:.2f}",
-                f"{row['speedup']:.2f}",
-            )
-        console.print(table)
+        _print_held(console, "entries", own, "entries")
+    if of_ngram_sizes:
+        best = max(of_ngram_sizes, key=lambda row: round(row["speedup"], 3))
+        whole = best["requests"], best["entries"], best["ngram_size"], settings.ngram_mod_size
+        console.print(
+            "\nThe same {:,} requests with {:,} entries: n-grams of {} are best; the default is {}.".format(
+                *whole
+            ),
+            highlight=False,
+        )
+        _print_held(console, "n-gram size", of_ngram_sizes, "ngram_size")
     console.print(
         "ngram-mod alone, by replay. Known: tokens of answers that the table held before they were said.",
         style="dim",
         highlight=False,
     )
+
+
+def _print_held(console: Console, first: str, rows: Rows, name: str) -> None:
+    table = _table(
+        first, "occupied", "overwritten by others", "drafts of others", "known", "known of what came before",
+        "accepted", "tokens/forward", "speed-up",
+    )  # fmt: skip
+    shares = "occupancy", "overwritten", "foreign_drafts", "known", "known_again", "acceptance"
+    for row in rows:
+        figures = f"{row['tokens_per_forward']:.2f}", f"{row['speedup']:.2f}"
+        table.add_row(f"{row[name]:,}", *(_share(row[share]) for share in shares), *figures)
+    console.print(table)
 
 
 def print_gate(console: Console, rows: Rows, settings: Settings) -> None:

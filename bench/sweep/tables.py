@@ -53,6 +53,21 @@ def sweep(
         advance()
 
 
+def sweep_ngram_sizes(
+    setup: Setup,
+    ngram_sizes: Sequence[int],
+    traffic: Sequence[Asked],
+    most_measured: int,
+    advance: Advance,
+) -> Iterator[dict[str, Any]]:
+    """Likewise a row for each n, with as many entries as a server has by default."""
+    measured = set(measured_numbers(len(traffic), most_measured))
+    for n in sorted(ngram_sizes):
+        settings = replace(setup.settings, ngram_mod_size=n)
+        yield _row(replace(setup, settings=settings), settings.ngram_table_entries, traffic, measured)
+        advance()
+
+
 def _row(setup: Setup, size: int, traffic: Sequence[Asked], measured: set[int]) -> dict[str, Any]:
     memory = WatchedMemory(setup.vocabulary, setup.settings.ngram_mod_size, size)
     table = memory.watched
@@ -75,6 +90,7 @@ def _row(setup: Setup, size: int, traffic: Sequence[Asked], measured: set[int]) 
     return {
         "workload": f"{len(traffic):,} requests",
         "entries": size,
+        "ngram_size": table.n,
         "bytes": table.num_bytes,
         "requests": len(traffic),
         "traffic_tokens": sum(len(asked.prompt) + len(asked.answer) for asked in traffic),

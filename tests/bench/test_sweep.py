@@ -214,6 +214,7 @@ def test_the_command_finds_all_parts_and_writes_them(
     assert {row["draft_type"] for row in section["grid"]} == set(grid.DRAFT_TYPES)
     assert {row["parity"] for row in section["measured"]} == {"PASS"}
     assert [row["entries"] for row in section["table_sizes"]] == [4096, 65536]
+    assert [row["ngram_size"] for row in section["ngram_sizes"]] == [4]
     assert {row["gate"] for row in section["gate"]} == {"auto", "on"}
     assert {row["pair"] for row in section["warm"]} == {"same model", "other model"}
     assert all(row["speedup"] > 0 for part in ("grid", "gate", "warm") for row in section[part])
