@@ -24,16 +24,19 @@ class MeasuredCurve:
         return self.costs.seconds(1, max(1, width)) / self.costs.seconds(1, 1)
 
 
-def best_speedup(costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int]) -> float:
+def best_speedup(
+    costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], widest: int = LIMIT + 1
+) -> float:
     """Plain cost over cost of an answer whose every step had the best width for what was drafted."""
-    return _speedup(costs, draft_type, prompt, answer, Hindsight(LIMIT))
+    return _speedup(costs, draft_type, prompt, answer, Hindsight(widest - 1))
 
 
 def best_width_speedup(
-    costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int]
+    costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], widest: int = LIMIT + 1
 ) -> float:
     """The same where all drafts of the answer had one width: the best one for it, of those measured."""
-    limits = [Always(width - 1) for width in costs.widths]
+    widths = sorted({width for width in costs.widths if width < widest} | {widest})
+    limits = [Always(width - 1) for width in widths]
     return max(_speedup(costs, draft_type, prompt, answer, limit) for limit in limits)
 
 

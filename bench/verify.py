@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rich.table import Table
 from bench import argument_types
 from bench.local_engine import LocalEngine
 from bench.machine import describe_machine
+from bench.parity import Divergence, Parity
 from bench.workloads import Chat, make_chats, read_prompts
 from config.settings import Settings
 from engine.calibration import WIDTHS
@@ -35,15 +37,12 @@ _WIDTH = 120
 class Verdict:
     """One draft type at one prompt length.
 
-    first: of the first pair that differs, the index of the first differing token and the margin there.
     by_position: (drafted, accepted) for each position in a draft.
     """
 
     draft_type: str
     num_prompt_tokens: int
-    num_pairs: int = 0
-    num_differing: int = 0
-    first: tuple[int, float] | None = None
+    parity: Parity = field(default_factory=Parity)
     num_drafted: int = 0
     by_position: list[list[int]] = field(default_factory=list)
 
@@ -101,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         groups = _group(local, chats, arguments)
         verdicts = verify(local, groups, arguments, console)
         _print(console, verdicts, local, arguments.exact)
-    differing = any(verdict.num_differing for verdict in verdicts)
+    differing = any(verdict.parity.num_differing for verdict in verdicts)
     return int(differing and arguments.exact)
 
 
@@ -127,8 +126,8 @@ def verify(
                 for _ in range(RUNS):
                     local.engine.memory_reset()
                     drafted.append(_answer(local, prompt, name, temperature, arguments, verdict))
-                for one, other in product(plain, drafted):
-                    _compare(verdict, local, prompt, one, other)
+                margin = partial(_margin, local, prompt)
+                verdict.parity.compare(plain, drafted, margin)
             progress.advance(task)
     return list(verdicts.values())
 
@@ -158,18 +157,8 @@ def _answer(
     return end.tokens
 
 
-def _compare(
-    verdict: Verdict, local: LocalEngine, prompt: tuple[int, ...], one: Sequence[int], other: Sequence[int]
-) -> None:
-    verdict.num_pairs += 1
-    if one == other:
-        return
-    verdict.num_differing += 1
-    if verdict.first is None:
-        at = next(
-            (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-        )
-        verdict.first = at, local.engine.margin((*prompt, *one[:at]))
+def _margin(local: LocalEngine, prompt: tuple[int, ...], before: tuple[int, ...]) -> float:
+    return local.engine.margin((*prompt, *before))
 
 
 def _group(
@@ -206,11 +195,16 @@ def _print(console: Console, verdicts: Sequence[Verdict], local: LocalEngine, ex
             for at in (1, 2, 4, 8, 16)
             if at <= len(v.by_position)
         ]
-        first = "-" if v.first is None else f"token {v.first[0]}, margin {v.first[1]:.2g}"
-        equal = "PASS" if not v.num_differing else f"FAIL ({v.num_differing} differ)"
+        first = "-" if v.parity.first is None else _place(v.parity.first)
+        differing = f" ({v.parity.num_differing} differ)" if v.parity.num_differing else ""
         table.add_row(
-            v.draft_type, str(v.num_prompt_tokens), str(v.num_pairs), equal, str(v.num_drafted),
+            v.draft_type, str(v.num_prompt_tokens), str(v.parity.num_pairs),
+            f"{v.parity.verdict}{differing}", str(v.num_drafted),
             ", ".join(shares) or "-", first,
         )  # fmt: skip
     console.print(table)
     console.print(", ".join(f"{key} {value}" for key, value in describe_machine().items()))
+
+
+def _place(first: Divergence) -> str:
+    return f"token {first.token}, margin {first.margin:.2g}"

@@ -1,0 +1,154 @@
+"""Chats answered once in one way, and what that took."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Protocol
+
+from bench.local_engine import LocalEngine
+from bench.turn_requests import request_of
+from bench.workloads import Chat, Turn
+from engine.request import DraftChoice, DraftingReport, DraftType, Finished, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A way to answer. is_free: schemas are left out."""
+
+    draft_type: DraftType
+    num_draft_tokens: int = 0
+    is_free: bool = False
+
+
+PLAIN = Configuration("none")
+FREE = Configuration("none", is_free=True)
+
+
+class Meter(Protocol):
+    """Says how many joules the machine has taken since some start, or None where that is not measured."""
+
+    def read(self) -> float | None:
+        """Read it."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What drafting did, over any number of answers; see engine.request.DraftingReport."""
+
+    num_forwards: int = 0
+    by_source: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    by_position: list[list[int]] = field(default_factory=list)
+    drafter_s: float = 0.0
+    open_s: float = 0.0
+
+    def add(self, report: DraftingReport) -> None:
+        """Count an answer in."""
+        self.num_forwards += report.num_forwards
+        for name, drafted, accepted in report.by_source:
+            self.by_source[name, False] += drafted
+            self.by_source[name, True] += accepted
+        self._add_positions(report.by_position)
+        self.drafter_s += report.drafter_s
+        self.open_s += report.drafter_open_s
+
+    def merge(self, other: "Counts") -> None:
+        """Count all that others counted in."""
+        self.num_forwards += other.num_forwards
+        self.by_source.update(other.by_source)
+        self._add_positions(other.by_position)
+        self.drafter_s += other.drafter_s
+        self.open_s += other.open_s
+
+    def _add_positions(self, pairs: Sequence[Sequence[int]]) -> None:
+        while len(self.by_position) < len(pairs):
+            self.by_position.append([0, 0])
+        for mine, (drafted, accepted) in zip(self.by_position, pairs, strict=False):
+            mine[0] += drafted
+            mine[1] += accepted
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRun:
+    """One turn, answered once by all streams together.
+
+    turn: its place in the chat, from 1. tokens, origins: of each stream.
+    decode_s: from the end of the prompt to the last token; of several streams from asking to the last one's.
+    prefill_s: from admission to the end of the last prompt. first_token_s: the mean over streams.
+    """
+
+    turn: int
+    tokens: tuple[tuple[int, ...], ...]
+    origins: tuple[tuple[tuple[str, int], ...], ...]
+    num_prefilled: int
+    prefill_s: float
+    first_token_s: float
+    decode_s: float
+    counts: Counts
+    energy_j: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all streams."""
+        return sum(map(len, self.tokens))
+
+
+class Runner:
+    """Asks an engine. skipped: (workload, turn) of those that left no room for an answer, with how often."""
+
+    def __init__(self, local: LocalEngine, max_tokens: int, seed: int, meter: Meter) -> None:
+        self.local = local
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.meter = meter
+        self.skipped: dict[tuple[str, int], set[int]] = {}
+
+    def run(self, chats: Sequence[Chat], how: Configuration) -> list[TurnRun]:
+        """The measured turns of chats that are asked side by side; before them everything is forgotten."""
+        self.local.engine.memory_reset()
+        runs = []
+        for number, turns in enumerate(zip_longest(*(chat.turns for chat in chats)), 1):
+            asked = self.requests([turn for turn in turns if turn], how)
+            if not asked:
+                self.skipped.setdefault((chats[0].workload, number), set()).add(id(chats[0]))
+                continue
+            before = self.meter.read()
+            ends = self.local.answer(asked)
+            after = self.meter.read()
+            if any(turn and turn.is_measured for turn in turns):
+                runs.append(
+                    turn_run(number, ends, None if before is None or after is None else after - before)
+                )
+        return runs
+
+    def requests(self, turns: Sequence[Turn], how: Configuration) -> list[GenerationRequest]:
+        """What is asked at once; nothing if one of them has no room for an answer."""
+        choice = DraftChoice(how.draft_type, how.num_draft_tokens or None)
+        asked = []
+        for at, turn in enumerate(turns):
+            said = replace(turn, schema=None) if how.is_free else turn
+            request = request_of(self.local, said, self.max_tokens, self.seed + at, choice)
+            if request is None:
+                return []
+            asked.append(replace(request, id=f"bench-{at}"))
+        return asked
+
+
+def turn_run(turn: int, ends: Sequence[Finished], energy_j: float | None = None) -> TurnRun:
+    """What the answers of all streams to one turn took."""
+    usages = [end.usage for end in ends]
+    counts = Counts()
+    for usage in usages:
+        counts.add(usage.drafting)
+    begun_s = usages[0].prefill_s if len(usages) == 1 else 0.0
+    return TurnRun(
+        turn=turn,
+        tokens=tuple(end.tokens for end in ends),
+        origins=tuple(usage.drafting.origins for usage in usages),
+        num_prefilled=sum(usage.num_prompt_tokens - usage.num_cached_tokens for usage in usages),
+        prefill_s=max(usage.prefill_s for usage in usages) - min(usage.queue_s for usage in usages),
+        first_token_s=sum(usage.first_token_s for usage in usages) / len(usages),
+        decode_s=max(usage.total_s for usage in usages) - begun_s,
+        counts=counts,
+        energy_j=energy_j,
+    )

@@ -1,0 +1,166 @@
+"""Rows as a table for a terminal, and as flat rows for spreadsheets."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """heading: may have two lines. is_shown: unless other columns are asked for.
+
+    is_dull: of a value, that it says nothing; the column is left out where it is so in all rows.
+    """
+
+    heading: str
+    text: Callable[[Any], str]
+    is_shown: bool = True
+    is_dull: Callable[[Any], bool] = lambda value: value is None
+
+
+def _number(digits: int) -> Callable[[Any], str]:
+    return lambda value: "-" if value is None else f"{value:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}"
+
+
+def _word(value: Any) -> str:
+    return "-" if value is None else escape(str(value))
+
+
+def _turn(value: int | None) -> str:
+    return "all" if value is None else str(value)
+
+
+def _verdict(value: str) -> str:
+    return f"[green]{value}[/]" if value == "PASS" else f"[bold red]{value}[/]"
+
+
+def _positions(value: Sequence[float]) -> str:
+    return " ".join(f"{100 * value[at - 1]:.0f}" for at in (1, 2, 4, 8, 16, 31) if at <= len(value)) or "-"
+
+
+def _sources(value: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{name} {accepted}/{drafted}" for name, (drafted, accepted) in value.items()) or "-"
+
+
+COLUMNS: dict[str, Column] = {
+    "workload": Column("workload", _word),
+    "prompt_tokens": Column("prompt", _word),
+    "turn": Column("turn", _turn),
+    "streams": Column("streams", _word, is_dull=lambda value: value == 1),
+    "draft_type": Column("drafts", _word),
+    "num_draft_tokens": Column("most", _word, is_dull=lambda value: value == 31),
+    "answers": Column("answers", _word, is_shown=False),
+    "tokens": Column("tokens", _word, is_shown=False),
+    "plain_tps": Column("plain\ntok/s", _number(0)),
+    "decode_tps": Column("tok/s", _number(0)),
+    "speedup": Column("speed\nup", _number(2)),
+    "speedup_low": Column("lowest", _number(2), is_shown=False),
+    "speedup_high": Column("highest", _number(2), is_shown=False),
+    "of_best_width": Column("% of\nbest", _percent),
+    "best_width_speedup": Column("best\nwidth", _number(2), is_shown=False),
+    "hindsight_speedup": Column("hind-\nsight", _number(2), is_shown=False),
+    "of_hindsight": Column("% of\nhindsight", _percent, is_shown=False),
+    "constrained_plain_tps": Column("by schema\ntok/s", _number(0), is_shown=False),
+    "acceptance": Column("% ac-\ncepted", _percent),
+    "acceptance_by_position": Column("% accepted at\n1 2 4 8 16 31", _positions, is_shown=False),
+    "drafted_share": Column("% of\ntoks", _percent),
+    "tokens_per_forward": Column("tok/\nfwd", _number(2)),
+    "by_source": Column("accepted/drafted by", _sources, is_shown=False),
+    "drafter_us_per_token": Column("us/\ntoken", _number(0)),
+    "drafter_open_ms": Column("open\nms", _number(2), is_shown=False),
+    "ttft_ms": Column("first\nms", _number(0)),
+    "plain_ttft_ms": Column("plain\nfirst ms", _number(0), is_shown=False),
+    "prefill_tps": Column("pre-\nfill", _number(0)),
+    "plain_prefill_tps": Column("plain\nprefill", _number(0), is_shown=False),
+    "energy_j_per_token": Column("J/\ntoken", _number(2)),
+    "plain_energy_j_per_token": Column("plain\nJ/token", _number(2), is_shown=False),
+    "parity": Column("parity", _verdict),
+    "parity_pairs": Column("pairs", _word, is_shown=False),
+    "parity_differing": Column("pairs that\ndiffer", _word, is_shown=False),
+}
+"""What a table can show, by the names in rows and in the order in which it does."""
+
+_ENDLESS = 10_000
+_WORDS = ("workload", "draft_type", "acceptance_by_position", "by_source")
+
+HOW = (
+    "Speeds are of decoding, from the end of the prompt on, each turn's best run; counts are of all runs.",
+    "% of best: the speed-up, of what the one width that suits each answer best would bring, were it known.",
+    "% of toks: of the answer's tokens, those that were drafted. us/token: the drafters' own time.",
+    "first ms: to the first token, in an empty cache. pre-fill: tokens/s of the prompt.",
+    "parity: every plain run against every drafted one, by token ids.",
+)
+
+
+def print_rows(console: Console, rows: Sequence[Row], columns: Sequence[str] | None, title: str) -> None:
+    """Print the table, what its words mean, and where answers part. columns: those shown if None."""
+    names = columns or [
+        name
+        for name, column in COLUMNS.items()
+        if column.is_shown and not all(column.is_dull(row[name]) for row in rows)
+    ]
+    table = _table(rows, names, title, gap=1)
+    endless = console.options.update(max_width=_ENDLESS)
+    if Measurement.get(console, endless, table).maximum > console.width:
+        table = _table(rows, names, title, gap=0)
+    console.print(table)
+    for sentence in HOW:
+        console.print(sentence, style="dim", highlight=False)
+    for row in rows:
+        if row["first_divergence"]:
+            console.print(divergence_text(row), style="red", highlight=False, markup=False)
+
+
+def _table(rows: Sequence[Row], names: Sequence[str], title: str, gap: int) -> Table:
+    """gap: spaces between columns beside the one that there always is."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False)
+    for name in names:
+        table.add_column(
+            COLUMNS[name].heading,
+            justify="left" if name in _WORDS else "right",
+            overflow="fold",
+            vertical="bottom",
+        )
+    for at, row in enumerate(rows):
+        ends = at + 1 == len(rows) or rows[at + 1]["workload"] != row["workload"]
+        table.add_row(*(COLUMNS[name].text(row[name]) for name in names), end_section=ends)
+    return table
+
+
+def divergence_text(row: Row) -> str:
+    """Where the answers of a row part, in a sentence."""
+    which = [row["workload"]]
+    if row["prompt_tokens"] is not None:
+        which.append(f"{row['prompt_tokens']} tokens")
+    if row["turn"] is not None:
+        which.append(f"turn {row['turn']}")
+    first = row["first_divergence"]
+    return (
+        f"FAIL: {', '.join(which)}, {row['draft_type']} with up to {row['num_draft_tokens']}: "
+        f"{row['parity_differing']} of {row['parity_pairs']} pairs of runs differ; the first at token "
+        f"{first['token']}, where the likeliest token leads the second by {first['margin']:.2g}"
+    )
+
+
+def flat(row: Row) -> dict[str, Any]:
+    """A row for a spreadsheet: what has parts is split, or written as JSON."""
+    found = dict(row)
+    first = found.pop("first_divergence") or {}
+    return found | {
+        "first_divergence_token": first.get("token"),
+        "first_divergence_margin": first.get("margin"),
+        "by_source": json.dumps(row["by_source"]),
+    }
