@@ -63,7 +63,7 @@ function byPosition(rows) {
       series: of.filter((row) => isShown(row.series)).map((row) => ({
         name: row.series,
         points: positions(row).map((y, at) => ({
-          x: at + 1, y, tip: [`${name}, ${row.series}`, `position ${at + 1}: ${share(y)} accepted`, `all positions: ${share(row.acceptance)}`],
+          x: at + 1, y, tip: [`${name}, ${row.series}`, `position ${at + 1}: ${share(y)} accepted`, ...(isNumber(row.drafted_by_position?.[at]) ? [`of ${whole(row.drafted_by_position[at])} offered there`] : []), `all positions: ${share(row.acceptance)}`],
         })),
       })),
     })])),

@@ -27,18 +27,22 @@ function build(own) {
       ? [choice("Drafts", of.map((sample) => [sample, String(sample.draft_type)]), of[0], showType)] : []));
     showType(of[0]);
   };
-  showWorkload(workloads[0]);
+  const first = String(mostDrafted(samples).workload);
+  showWorkload(first);
   return {
     lead: lead(samples),
-    parts: [h("div", { class: "controls" }, workloads.length > 1 && choice("Workload", workloads.map((name) => [name, name]), workloads[0], showWorkload), types), view],
+    parts: [h("div", { class: "controls" }, workloads.length > 1 && choice("Workload", workloads.map((name) => [name, name]), first, showWorkload), types), view],
   };
 }
 
 function lead(samples) {
-  const sorted = samples.map((sample) => ({ sample, part: draftedShare(sample.tokens) })).sort((a, b) => b.part - a.part);
-  const most = sorted[0];
+  const most = mostDrafted(samples);
   return `One answer of each workload. Plain text is what the model said by itself; tinted text was drafted, and the model `
-    + `agreed. The most was drafted in ${most.sample.workload}: ${share(most.part)} of ${whole(most.sample.tokens.length)} tokens.`;
+    + `agreed. The most was drafted in ${most.workload}: ${share(draftedShare(most.tokens))} of ${whole(most.tokens.length)} tokens.`;
+}
+
+function mostDrafted(samples) {
+  return samples.toSorted((a, b) => draftedShare(b.tokens) - draftedShare(a.tokens))[0];
 }
 
 function draftedShare(tokens) {

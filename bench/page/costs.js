@@ -1,5 +1,5 @@
 // c(w): what a forward of w tokens costs, in forwards of one.
-import { distinct, h, isNumber, list } from "./dom.js";
+import { distinct, grouped, h, isNumber, list } from "./dom.js";
 import { measured, namesOf } from "./documents.js";
 import { figure } from "./figure.js";
 import { fixed2, milliseconds, number, times, whole } from "./format.js";
@@ -13,10 +13,11 @@ function pointsOf(curve) {
 export function costsSection(documents) {
   const having = documents.filter((own) => pointsOf(own.cost_curve).length > 1 && pointsOf(own.cost_curve)[0].width === 1);
   if (!having.length) return null;
-  const names = namesOf(having);
-  const curves = withoutTwins(having).map((own) => {
+  const apart = withoutTwins(having);
+  const names = namesOf(apart);
+  const curves = apart.map((own) => {
     const points = pointsOf(own.cost_curve);
-    return { name: having.length > 1 ? names.get(own) : "c(w)", of: own, points: points.map((one) => ({ width: one.width, seconds: one.seconds, ratio: one.seconds / points[0].seconds })) };
+    return { name: apart.length > 1 ? names.get(own) : "c(w)", of: own, points: points.map((one) => ({ width: one.width, seconds: one.seconds, ratio: one.seconds / points[0].seconds })) };
   });
   return h("section", { id: "costs", "aria-labelledby": "costs-title" },
     h("h2", { id: "costs-title" }, "Cost curve"),
@@ -25,10 +26,10 @@ export function costsSection(documents) {
     plotOf(curves));
 }
 
-// Documents of one session carry the same curve.
+// Of one model on one machine the curve that knows most widths; documents of one session carry much the same.
 function withoutTwins(documents) {
-  const seen = new Map(documents.map((own) => [JSON.stringify(own.cost_curve), own]));
-  return [...seen.values()];
+  const groups = grouped(documents, (own) => JSON.stringify([own.machine?.cpu, own.model?.name]));
+  return [...groups.values()].map((of) => of.toSorted((a, b) => pointsOf(b.cost_curve).length - pointsOf(a.cost_curve).length)[0]);
 }
 
 function lead({ points }) {

@@ -8,10 +8,15 @@ function shortName(own, all) {
     [own.machine?.cpu ?? "a machine not named", (one) => one.machine?.cpu],
     [own.model?.name, (one) => one.model?.name],
     [day(own.date), (one) => day(one.date)],
-    [own.command, (one) => one.command],
+    [commandOf(own), commandOf],
   ];
   const telling = parts.filter(([text, of]) => text && distinct(all.map(of)).length > 1).map(([text]) => text);
   return telling.length ? telling.join(", ") : `document ${all.indexOf(own) + 1}`;
+}
+
+/** "decode" of "reprise bench decode --json ...". */
+function commandOf(own) {
+  return String(own.command ?? "").split(" ").slice(2, 3).join("") || null;
 }
 
 /** A name for each document, by the document; no two are alike. */

@@ -1,6 +1,6 @@
 // A dot plot after Cleveland: one band for each row, one lane in it for each series, values in a column.
 import { isNumber, svg } from "./dom.js";
-import { short } from "./format.js";
+import { cut, short } from "./format.js";
 import { extent, linear } from "./scale.js";
 import { shape, slotOf } from "./series.js";
 import { tip } from "./tooltip.js";
@@ -12,9 +12,9 @@ const LETTER = 6.7;
 
 /**
  * rows: {label, sub, points: [{series, value, low, high, best, tip}]}; low and high give a whisker, best a
- * small upright line: what was possible. axis: its name; reference: where plain decoding stands, and said.
+ * small upright line: what was possible. hasStems: whether lines run to the dots. axis: its name; reference: where plain decoding stands, and said.
  */
-export function dotPlot(width, { rows, axis, format, reference, referenceLabel = "plain", domain, label }) {
+export function dotPlot(width, { rows, axis, format, reference, referenceLabel = "plain", domain, label, hasStems = true }) {
   const numbers = rows.flatMap((row) => row.points.flatMap((point) => [point.value, point.low, point.high, point.best])).filter(isNumber);
   const longest = Math.max(...rows.map((row) => Math.max(row.label.length, (row.sub ?? "").length * 0.9)));
   const isNarrow = width < 520;
@@ -22,14 +22,15 @@ export function dotPlot(width, { rows, axis, format, reference, referenceLabel =
   const right = width - 74;
   const x = linear(domain ?? extent(numbers, 0.04, isNumber(reference) ? [reference] : []), [left, right]);
   const head = isNarrow ? 18 : 0;
-  const heightOf = (row) => head + Math.max(1, row.points.length) * LANE + BETWEEN;
+  const lanes = (row) => Math.max(row.sub && !isNarrow ? 2 : 1, row.points.length);
+  const heightOf = (row) => head + lanes(row) * LANE + BETWEEN;
   const height = TOP + rows.reduce((sum, row) => sum + heightOf(row), 0) + 6;
   const plot = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": label ?? axis });
   drawAxis(plot, x, { left, right, height, axis, format, reference, referenceLabel });
   let y = TOP;
   for (const row of rows) {
     const own = heightOf(row);
-    drawRow(plot, row, { x, y, own, head, left, width, reference, format, isNarrow });
+    drawRow(plot, row, { x, y, own, head, left, width, reference, format, isNarrow, hasStems });
     y += own;
   }
   return plot;
@@ -48,7 +49,7 @@ function drawAxis(plot, x, { left, right, height, axis, format, reference, refer
     svg("text", { class: "reference-name", x: at, y: TOP - 11, "text-anchor": at - left < 20 ? "start" : "middle" }, `${referenceLabel} ${short(format(reference))}`));
 }
 
-function drawRow(plot, row, { x, y, own, head, left, width, reference, format, isNarrow }) {
+function drawRow(plot, row, { x, y, own, head, left, width, reference, format, isNarrow, hasStems }) {
   const middle = y + head + (own - head - BETWEEN) / 2;
   plot.append(svg("line", { class: "row-line", x1: 0, x2: width, y1: y + own - BETWEEN / 2, y2: y + own - BETWEEN / 2 }));
   plot.append(isNarrow
@@ -59,12 +60,12 @@ function drawRow(plot, row, { x, y, own, head, left, width, reference, format, i
   const most = Math.max(...row.points.map((point) => point.value ?? -Infinity));
   row.points.forEach((point, lane) => {
     if (!isNumber(point.value)) return;
-    const at = y + head + (lane + 0.5) * LANE;
+    const at = middle + (lane + 0.5 - row.points.length / 2) * LANE;
     const slot = slotOf(point.series);
     const group = svg("g", { "data-series": point.series });
     const from = isNumber(reference) ? x(reference) : x.domain[0] === 0 ? left : null;
     const hasWhisker = isNumber(point.low) && isNumber(point.high);
-    if (from !== null && !hasWhisker) group.append(svg("line", { class: `stem slot-${slot}`, x1: from, x2: x(point.value), y1: at, y2: at }));
+    if (from !== null && hasStems) group.append(svg("line", { class: `stem slot-${slot}`, x1: from, x2: x(point.value), y1: at, y2: at }));
     if (hasWhisker) group.append(svg("line", { class: `whisker slot-${slot}`, x1: x(point.low), x2: x(point.high), y1: at, y2: at }));
     if (isNumber(point.best)) group.append(svg("line", { class: "best", x1: x(point.best), x2: x(point.best), y1: at - 5, y2: at + 5 }));
     const mark = svg("g", {}, svg("rect", { class: "target", x: x(point.value) - 12, y: at - LANE / 2, width: 24, height: LANE }), shape(slot, x(point.value), at, 0.95));
@@ -72,8 +73,4 @@ function drawRow(plot, row, { x, y, own, head, left, width, reference, format, i
     group.append(tip(mark, point.tip), value);
     plot.append(group);
   });
-}
-
-function cut(text, letters) {
-  return text.length > letters ? `${text.slice(0, Math.max(1, Math.floor(letters) - 1))}…` : text;
 }

@@ -141,7 +141,7 @@ function betaFigure(fits, beta) {
   return figure({
     title: "Break-even by draft length",
     note: hasLine
-      ? `The fit is α = ${fixed3(beta.r)} + ${fixed3(beta.beta)} k${interval}: each further drafted token asks for that much more acceptance. Upright lines are 95 % intervals.`
+      ? `The fit is α = ${fixed3(beta.r)} ${beta.beta < 0 ? "−" : "+"} ${fixed3(Math.abs(beta.beta))} k${interval}: each further drafted token asks for that much ${beta.beta < 0 ? "less" : "more"} acceptance. Upright lines are 95 % intervals.`
       : "Upright lines are 95 % intervals.",
     draw: (width) => xyPlot(Math.min(width, 620), {
       height: 250,
@@ -179,6 +179,7 @@ function bucketsFigure(buckets) {
       axis: "times as fast as plain decoding",
       format: times,
       reference: 1,
+      hasStems: false,
       rows: all.map((label) => ({
         label,
         points: buckets.filter((bucket) => bucketName(bucket) === label && isShown(series(bucket))).map((bucket) => ({
@@ -193,7 +194,7 @@ function bucketsFigure(buckets) {
 function predictedFigure(rows) {
   const values = rows.flatMap((row) => [row.predicted, row.measured]);
   const [low, high] = [Math.min(...values), Math.max(...values)];
-  const domain = [low - 0.05 * (high - low || 1), high + 0.05 * (high - low || 1)];
+  const domain = [Math.max(0, low - 0.05 * (high - low || 1)), high + 0.05 * (high - low || 1)];
   const series = (row) => String(row.draft_type ?? "controlled");
   const names = distinct(rows.map(series));
   return figure({

@@ -64,6 +64,11 @@ export function short(text) {
   return text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
 }
 
+/** A text that has so many letters at most. */
+export function cut(text, letters) {
+  return text.length > letters ? `${text.slice(0, Math.max(1, Math.floor(letters) - 1))}…` : text;
+}
+
 /** Any value of a document as text. */
 export function anything(value) {
   if (value === null || value === undefined) return MISSING;

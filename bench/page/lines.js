@@ -1,6 +1,6 @@
 // Points and lines over two axes, with rules across, bands, intervals, and names at the lines' ends.
 import { isNumber, svg } from "./dom.js";
-import { short } from "./format.js";
+import { cut, short } from "./format.js";
 import { binaryLog, extent, linear } from "./scale.js";
 import { shape, slotOf } from "./series.js";
 import { tip } from "./tooltip.js";
@@ -119,6 +119,6 @@ function nameEnds(plot, box, x, y, series) {
   const over = (names.at(-1)?.y ?? 0) - (box.bottom + 8);
   if (over > 0) for (const name of names) name.y -= over;
   for (const { one, y: at, x: end } of names) {
-    plot.append(svg("text", { class: `end-name slot-${slotOf(one.name)}`, "data-series": one.name, x: Math.min(end, box.right) + 10, y: at + 4 }, one.label ?? one.name));
+    plot.append(svg("text", { class: `end-name slot-${slotOf(one.name)}`, "data-series": one.name, x: Math.min(end, box.right) + 10, y: at + 4 }, cut(one.label ?? one.name, (box.width - box.right) / LETTER)));
   }
 }

@@ -46,12 +46,12 @@ function lead(rows) {
 
 function cellOf(name, series, rows) {
   const failed = rows.find((row) => row.parity !== "PASS");
-  if (!failed) return { kind: "good", text: "✓ same", tip: [`${name}, ${series}`, "every drafted run gave the tokens of every plain run"] };
+  if (!failed) return { kind: "good", text: "✓ same", tip: [`${name}, ${series}`, isNumber(rows[0].parity_pairs) ? `same tokens in all ${whole(rows[0].parity_pairs)} pairs of a drafted and a plain run` : "every drafted run gave the tokens of every plain run"] };
   const { token, margin } = failed.first_divergence ?? {};
   const at = isNumber(token) ? `token ${whole(token)}` : "differs";
   return {
     kind: "bad",
     text: `✗ ${at}`,
-    tip: [`${name}, ${series}`, isNumber(token) ? `first differs at token ${whole(token)}` : "differs", ...(isNumber(margin) ? [`margin between the two tokens: ${number(margin)}`] : [])],
+    tip: [`${name}, ${series}`, isNumber(token) ? `first differs at token ${whole(token)}` : "differs", ...(isNumber(failed.parity_pairs) ? [`in ${whole(failed.parity_differing)} of ${whole(failed.parity_pairs)} pairs of runs`] : []), ...(isNumber(margin) ? [`margin between the two tokens: ${number(margin)}`] : [])],
   };
 }

@@ -16,9 +16,12 @@ export function slotOf(name) {
 /** Give names that are shown together slots that differ, as far as there are slots; who has one keeps it. */
 export function assignSlots(names) {
   const taken = names.filter((name) => slots.has(name)).map((name) => slots.get(name));
+  // Beside draft types, a name should not look like one of them, shown or not.
+  const all = [...Array(NUM_SLOTS).keys()];
+  const order = names.some((name) => KNOWN.includes(name)) ? [...all.slice(KNOWN.length), ...all.slice(0, KNOWN.length)] : all;
   for (const name of names) {
     if (slots.has(name) || isModel(name)) continue;
-    const free = [...Array(NUM_SLOTS).keys()].find((slot) => !taken.includes(slot)) ?? taken.length % NUM_SLOTS;
+    const free = order.find((slot) => !taken.includes(slot)) ?? taken.length % NUM_SLOTS;
     slots.set(name, free);
     taken.push(free);
   }

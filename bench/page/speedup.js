@@ -81,9 +81,11 @@ function plotOf(rows) {
   const order = orderOf(rows);
   const own = figure({
     title: "Workloads by what they gain",
-    note: rows.some((row) => isNumber(row.best_width_speedup))
-      ? "A line runs from plain decoding to each dot. The small upright mark is what the best fixed draft length would have given, known only afterwards."
-      : "A line runs from plain decoding to each dot.",
+    note: [
+      "A line runs from plain decoding to each dot.",
+      rows.some((row) => isNumber(row.speedup_low)) && "Its broad part spans the repeated runs.",
+      rows.some((row) => isNumber(row.best_width_speedup)) && "The small upright mark is what the best fixed draft length would have given, known only afterwards.",
+    ].filter(Boolean).join(" "),
     series: distinct(rows.map((row) => row.series)),
     controls: names.length > 1 ? [choice("Show", names.map((name) => [name, MEASURES[name].label]), names.includes(measure) ? measure : names[0], (name) => {
       measure = name;
@@ -99,6 +101,8 @@ function plotOf(rows) {
           series: row.series,
           value: row[measure],
           best: measure === "speedup" ? row.best_width_speedup : null,
+          low: measure === "speedup" ? row.speedup_low : null,
+          high: measure === "speedup" ? row.speedup_high : null,
           tip: tipOf(row, sub),
         })),
       })),
@@ -119,6 +123,7 @@ function orderOf(rows) {
 function tipOf(row, sub) {
   const lines = [`${row.workload}${sub ? ` (${sub})` : ""}, ${row.series}`];
   lines.push(`${times(row.speedup)} as fast: ${perSecond(row.decode_tps)} against ${perSecond(row.plain_tps)}`);
+  if (isNumber(row.speedup_low) && isNumber(row.speedup_high)) lines.push(`${times(row.speedup_low)} to ${times(row.speedup_high)} over its runs`);
   if (isNumber(row.best_width_speedup)) lines.push(`best width, known afterwards: ${times(row.best_width_speedup)}`);
   lines.push(`${share(row.acceptance)} of drafts accepted, ${fixed2(row.tokens_per_forward)} tokens per forward`);
   if (isNumber(row.drafter_us_per_token)) lines.push(`drafter: ${microseconds(row.drafter_us_per_token)} per token`);
