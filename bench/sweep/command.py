@@ -18,14 +18,14 @@ from bench.sweep.parts import PARTS, Bars, Row, sweep
 from bench.sweep.report import print_report
 from bench.workloads import WORKLOADS
 from config.setting import SettingsError
-from config.settings import BUNDLED_MODEL, SETTINGS, Settings
+from config.settings import SETTINGS, Settings
 from drafters.base import MemoryFileError
+from engine.loading import ModelError
 
 _WIDTH = 140
 
 SUMMARY = "Try draft types, lengths, n-gram and table sizes, and gate thresholds, and tell which are best."
 DEFAULT_WORKLOADS = "records,json_rag,quotes,passage,code,edits_short,edits_long,agent,free,trap"
-OTHER_MODEL = BUNDLED_MODEL / "draft"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--other-model",
         type=argument_types.model_folder,
-        default=OTHER_MODEL if (OTHER_MODEL / "config.json").is_file() else None,
         metavar="FOLDER",
-        help="Also uses the warm table, though another model filled it. Default: the bundled draft model.",
+        help="A model of the same vocabulary, to use the table that the first one filled. Default: for the "
+        "bundled model its draft model.",
     )
     add("--parts", type=_names, default=PARTS, metavar="NAMES", help=f"Default: {','.join(PARTS)}")
     add("--workloads", type=_names, default=_names(DEFAULT_WORKLOADS), metavar="NAMES")
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         with Progress(*columns, console=console, transient=True) as progress:
             found = sweep(arguments, Bars(progress, console))
-    except (BenchError, MemoryFileError) as fault:
+    except (BenchError, MemoryFileError, ModelError) as fault:
         print(f"reprise bench sweep: {fault}", file=sys.stderr)
         return 2
     print_report(console, found["sweep"], Settings())

@@ -21,8 +21,10 @@ from bench.sweep.replaying import Setup
 from bench.sweep.traffic import Asked, make_traffic, source_files
 from bench.sweep.warm import Side
 from bench.workloads import VERSION, Chat, lengths_of, make_chats, read_prompts
-from config.settings import Settings
+from config.settings import BUNDLED_MODEL, Settings
+from engine.bare_loop import load_tokenizer
 
+OTHER_MODEL = BUNDLED_MODEL / "draft"
 PARTS = ("grid", "tables", "gate", "warm")
 MOST_MEASURED_CHATS = 1
 """Of each workload, on the engine: what it gives is shown beside the replay, not searched by it."""
@@ -53,7 +55,7 @@ def sweep(arguments: argparse.Namespace, bars: Bars) -> document.Document:
         num_draft_tokens=max(*arguments.num_draft_tokens, Settings().num_draft_tokens),
         prefix_cache_bytes=0,
     )
-    own_chats = _read_chats(arguments)
+    own_chats, other_model = _read_chats(arguments), _other_model(arguments, settings)
     section: dict[str, Any] = {"workloads_version": VERSION}
     loading = bars.start("loading the model", 1)
     with LocalEngine(settings) as local:
@@ -67,7 +69,7 @@ def sweep(arguments: argparse.Namespace, bars: Bars) -> document.Document:
                 local, chats, arguments.max_tokens, arguments.seed, bars.start("plain answers", len(chats))
             )
         if "warm" in parts:
-            section["warm"] = list(_warm(arguments, local, setup, told, bars))
+            section["warm"] = list(_warm(arguments, local, other_model, setup, told, bars))
         if "grid" in parts:
             section["grid"], section["measured"] = _grid(arguments, local, setup, told, bars)
         if "gate" in parts:
@@ -78,6 +80,22 @@ def sweep(arguments: argparse.Namespace, bars: Bars) -> document.Document:
         return document.new_document(
             document.typed(arguments), local.engine.info, local.engine.costs, sweep=section
         )
+
+
+def _other_model(arguments: argparse.Namespace, settings: Settings) -> Path | None:
+    """The second model of the warm part. Raises ArgumentsError if it cannot use the first one's table."""
+    other: Path | None = arguments.other_model
+    if other is None and arguments.model is None and (OTHER_MODEL / "config.json").is_file():
+        other = OTHER_MODEL
+    if other is None or "warm" not in arguments.parts:
+        return None
+    first = Path(settings.model_source)
+    if load_tokenizer(first).fingerprint != load_tokenizer(other).fingerprint:
+        raise ArgumentsError(
+            f"--other-model: {other.name} has another vocabulary than {first.name}, and a table "
+            "holds tokens; name a model with the same one, or leave warm out of --parts"
+        )
+    return other
 
 
 def _read_chats(arguments: argparse.Namespace) -> list[Chat] | None:
@@ -166,25 +184,24 @@ def _tables(
 
 
 def _warm(
-    arguments: argparse.Namespace, local: LocalEngine, setup: Setup, told: Sequence[ToldChat], bars: Bars
+    arguments: argparse.Namespace,
+    local: LocalEngine,
+    other_model: Path | None,
+    setup: Setup,
+    told: Sequence[ToldChat],
+    bars: Bars,
 ) -> Iterator[Row]:
     several = [one for one in told if len(one.pairs) > 1] or [one for one in told if one.pairs]
     first = Side(warm.SAME, setup, several)
     with tempfile.TemporaryDirectory() as folder:
         yield from _warm_side(arguments, local, first, first, Path(folder), bars)
-        if arguments.other_model is None:
+        if other_model is None:
             return
-        settings = Settings(model=str(arguments.other_model), prefix_cache_bytes=0)
+        settings = Settings(model=str(other_model), prefix_cache_bytes=0)
         loading = bars.start("loading the other model", 1)
         with LocalEngine(settings) as other:
             loading()
             its = _setup(other, settings, arguments.cost_curve)
-            if its.vocabulary != setup.vocabulary:
-                names = other.engine.info.name, local.engine.info.name
-                raise ArgumentsError(
-                    f"--other-model: {names[0]} has another vocabulary than {names[1]}, and a table holds "
-                    "tokens; name a model with the same one, or leave out warm from --parts"
-                )
             chats = [one.chat for one in several]
             advance = bars.start("the other model's plain answers", len(chats))
             its_told = tell(other, chats, arguments.max_tokens, arguments.seed, advance)

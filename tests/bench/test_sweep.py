@@ -224,6 +224,13 @@ def test_the_command_finds_all_parts_and_writes_them(
     assert "2 requests" in printed
 
 
+def test_a_model_of_another_vocabulary_is_refused_before_anything_is_asked(
+    model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "sweep", "--other-model", str(model_folder)]) == 2
+    assert "has another vocabulary than demo_model" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
