@@ -11,6 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from bench import decode, turns
     from bench.economics import command as economics
     from bench.page import command as report
+    from bench.replay import command as replay
     from bench.serve import add_arguments as add_serve_arguments
     from bench.serve import run as run_serve
     from bench.sweep import command as sweep
@@ -39,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own = benchmarks.add_parser("sweep", help=sweep.SUMMARY, allow_abbrev=False)
     sweep.add_arguments(own)
     own.set_defaults(run=sweep.run)
+    own = benchmarks.add_parser("replay", help=replay.SUMMARY, allow_abbrev=False)
+    replay.add_arguments(own)
+    own.set_defaults(run=replay.run)
     own = benchmarks.add_parser(
         "report", help="Draw what benchmarks wrote with --json as one HTML page.", allow_abbrev=False
     )
