@@ -28,6 +28,8 @@ from bench.replay.shards import Job, run_job
 from bench.replay.sources import Source, Vocabulary, collect
 from config.settings import BUNDLED_MODEL, Settings
 
+SUMMARY = "Draft for known answers by any rule, without a model, on given costs of steps."
+
 _WIDTH = 140
 
 
