@@ -301,3 +301,14 @@ def test_bad_input_is_one_line_and_status_2(
 
 def test_what_is_compared_unless_asked_otherwise_are_rules() -> None:
     assert set(COMPARED) <= set(RULES)
+
+
+def test_right_answers_of_workloads_are_replayed_turn_after_turn(tmp_path: Path) -> None:
+    asked = ["--workloads", "edits_short", "--chats", "1", "--drafters", "auto,newest-2"]
+    assert main([*asked, "--json", str(tmp_path / "r.json")]) == 0
+    rows = json.loads((tmp_path / "r.json").read_text())["replay"]["rows"]
+    assert {row["workload"] for row in rows} == {"edits_short"}
+    auto, newest = rows
+    assert auto["pairs"] == newest["pairs"] > 1
+    for curve, speedup in auto["speedup"].items():
+        assert speedup > newest["speedup"][curve]
