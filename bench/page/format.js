@@ -59,6 +59,24 @@ export function words(name) {
   return String(name).replaceAll("_", " ");
 }
 
+/** What is measured: how it is called, written, and where plain decoding stands on its axis. */
+export const MEASURES = {
+  speedup: { label: "speed-up", axis: "times as fast as plain decoding", format: times, reference: 1 },
+  decode_tps: { label: "tokens per second", axis: "tokens per second while decoding", format: number },
+  tokens_per_forward: { label: "tokens per forward", axis: "tokens per forward pass", format: fixed2, reference: 1 },
+  acceptance: { label: "acceptance", axis: "share of drafted tokens accepted", format: share, domain: [0, 1] },
+  drafted_share: { label: "drafted share", axis: "share of the answer that was drafted", format: share, domain: [0, 1] },
+  ttft_ms: { label: "time to first token", axis: "milliseconds to the first token", format: number },
+  drafter_us_per_token: { label: "drafter time", axis: "microseconds of drafting per token", format: number },
+};
+
+/** How fields are written that are not in MEASURES; those too. */
+export const FORMATS = {
+  ...Object.fromEntries(Object.entries(MEASURES).map(([name, own]) => [name, own.format])),
+  entries: whole, bytes, occupancy: share, collisions: whole, overwritten: share, foreign_drafts: share, known: share,
+  known_again: share, threshold: number, repetitive: share, measured_speedup: times, same_answer: share,
+};
+
 /** What a format gives, without zeros at the end of a fraction: for ticks. */
 export function short(text) {
   return text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
@@ -78,14 +96,3 @@ export function anything(value) {
   if (typeof value === "object") return Object.entries(value).map(([name, one]) => `${name} ${anything(one)}`).join(", ");
   return String(value);
 }
-
-/** What is measured: how it is called, written, and where plain decoding stands on its axis. */
-export const MEASURES = {
-  speedup: { label: "speed-up", axis: "times as fast as plain decoding", format: times, reference: 1 },
-  decode_tps: { label: "tokens per second", axis: "tokens per second while decoding", format: number },
-  tokens_per_forward: { label: "tokens per forward", axis: "tokens per forward pass", format: fixed2, reference: 1 },
-  acceptance: { label: "acceptance", axis: "share of drafted tokens accepted", format: share, domain: [0, 1] },
-  drafted_share: { label: "drafted share", axis: "share of the answer that was drafted", format: share, domain: [0, 1] },
-  ttft_ms: { label: "time to first token", axis: "milliseconds to the first token", format: number },
-  drafter_us_per_token: { label: "drafter time", axis: "microseconds of drafting per token", format: number },
-};

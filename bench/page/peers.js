@@ -7,6 +7,7 @@ import { anything, MEASURES, number, words } from "./format.js";
 import { table } from "./table.js";
 
 const NAMES = ["server", "peer", "name", "side", "system"];
+const TOLD = ["tokens_per_s", "decode_tps", "ttft_ms", "inter_token_ms", "speedup", "requests", "failed"];
 const SPEEDS = ["tokens_per_s", "decode_tps", "tps", "speedup", "ttft_ms"];
 
 function rowsOf(own) {
@@ -39,19 +40,22 @@ function lead(rows, field, measure) {
 
 function plotOf(rows, field, measures) {
   let measure = measures[0];
-  const titles = { tokens_per_s: "tokens per second", decode_tps: "tokens per second while decoding", tps: "tokens per second" };
+  const titles = { ttft_ms: "milliseconds to the first token", inter_token_ms: "milliseconds between tokens", speedup: "speed-up", tokens_per_s: "tokens per second", decode_tps: "tokens per second while decoding", tps: "tokens per second" };
   const groups = [...grouped(rows, (row) => row.workload ?? "all prompts")];
+  // The others are compared with the first.
+  const first = String(rows[0][field]);
   const result = figure({
     title: "The same prompts, asked in turns",
     series: distinct(rows.map((row) => String(row[field]))),
-    controls: measures.length > 1 ? [choice("Show", measures.map((name) => [name, titles[name] ?? MEASURES[name]?.label ?? words(name)]), measure, (name) => {
+    controls: measures.length > 1 ? [choice("Show", measures.map((name) => [name, MEASURES[name]?.label ?? titles[name] ?? words(name)]), measure, (name) => {
       measure = name;
       result.redraw();
     })] : [],
     draw: (width, isShown) => dotPlot(width, {
-      axis: titles[measure] ?? MEASURES[measure]?.axis ?? words(measure),
+      axis: measure === "speedup" ? `times as fast as ${first}` : titles[measure] ?? MEASURES[measure]?.axis ?? words(measure),
       format: MEASURES[measure]?.format ?? number,
       reference: MEASURES[measure]?.reference,
+      referenceLabel: first,
       domain: measure === "speedup" ? undefined : [0, 1.02 * Math.max(...rows.map((row) => row[measure] ?? 0))],
       rows: groups.map(([label, of]) => ({
         label: String(label),
@@ -60,7 +64,7 @@ function plotOf(rows, field, measures) {
           value: row[measure],
           low: row[`${measure}_low`] ?? (measure === measures[0] ? row.low : null),
           high: row[`${measure}_high`] ?? (measure === measures[0] ? row.high : null),
-          tip: [`${label}, ${row[field]}`, ...Object.entries(row).filter(([name, value]) => isNumber(value) && name !== field).map(([name, value]) => `${words(name)}: ${number(value)}`).slice(0, 8)],
+          tip: [`${label}, ${row[field]}`, ...TOLD.filter((name) => isNumber(row[name])).map((name) => `${titles[name] ?? words(name)}: ${number(row[name])}`), ...(row.parity ? [`parity: ${row.parity}`] : []), ...(row.error ? [String(row.error)] : [])],
         })),
       })),
     }),

@@ -1,23 +1,16 @@
 // What settings do: draft length by n-gram size, sizes of the table, the gate's threshold, a warm table.
 import { choice, distinct, grouped, h, isNumber, list } from "./dom.js";
 import { section } from "./documents.js";
+import { dotPlot } from "./dots.js";
 import { figure, panels } from "./figure.js";
-import { anything, binary, bytes, fixed2, MEASURES, number, share, times, whole, words } from "./format.js";
+import { anything, fixed2, FORMATS, MEASURES, number, share, times, whole, words } from "./format.js";
 import { xyPlot } from "./lines.js";
 import { matrix } from "./matrix.js";
+import { extent } from "./scale.js";
+import { enoughEntries, ngramsFigure, sizesFigure } from "./sizes.js";
 import { table } from "./table.js";
 
-const PARTS = ["grid", "table_sizes", "gate", "warm"];
-const FORMATS = {
-  ...Object.fromEntries(Object.entries(MEASURES).map(([name, own]) => [name, own.format])),
-  entries: whole, bytes, occupancy: share, collisions: whole, overwritten: share, foreign_drafts: share, known: share,
-  known_again: share, threshold: number, repetitive: share,
-};
-const SIZES = {
-  tokens_per_forward: "Tokens per forward", acceptance: "Acceptance", occupancy: "Occupancy of the table",
-  known: "Share of lookups it knew", overwritten: "Share of writes over another's entry", collisions: "Collisions",
-};
-
+const PARTS = ["grid", "measured", "table_sizes", "ngram_sizes", "gate", "warm"];
 function rowsOf(own, part) {
   return list(own.sweep?.[part]).filter((row) => row && typeof row === "object");
 }
@@ -29,14 +22,15 @@ export function sweepSection(documents) {
 }
 
 function build(own) {
-  const [grid, sizes, gate, warm] = PARTS.map((part) => rowsOf(own, part));
+  const [grid, measured, sizes, ngrams, gate, warm] = PARTS.map((part) => rowsOf(own, part));
+  const folds = [["The grid", grid], ["Measured on the engine", measured], ["Table sizes", sizes], ["N-gram sizes", ngrams], ["Gate thresholds", gate], ["Cold and warm", warm]]
+    .filter(([, rows]) => rows.length).map(([name, rows]) => fold(`${name}, as a table`, rows));
   return {
     lead: lead(grid, sizes, warm),
     parts: [
-      grid.length && gridFigure(grid), grid.length && fold("The grid as a table", grid),
-      sizes.length && sizesFigure(sizes), sizes.length && fold("Table sizes as a table", sizes),
-      gate.length && gateFigure(gate), gate.length && fold("Gate thresholds as a table", gate),
-      warm.length && warmFigure(warm), warm.length && fold("Cold and warm as a table", warm),
+      grid.length && gridFigure(grid), measured.length && measuredFigure(measured, grid),
+      sizes.length && sizesFigure(sizes), ngrams.length && ngramsFigure(ngrams),
+      gate.length && gateFigure(gate), ...warmFigures(warm), ...folds,
     ],
   };
 }
@@ -80,7 +74,7 @@ function gridFigure(rows) {
   };
   const result = figure({
     title: "Draft type by draft length and n-gram size",
-    note: "Speed-up over plain decoding. Blue cells gain, orange cells lose; the deeper, the more.",
+    note: "Speed-up over plain decoding, as a replay of known answers has it. Blue cells gain, orange cells lose; the deeper, the more.",
     controls: workloads.length > 1 ? [choice("Workload", [[null, "mean of all"], ...workloads.map((name) => [name, name])], null, (name) => {
       workload = name;
       result.redraw();
@@ -95,48 +89,6 @@ function gridFigure(rows) {
     }))),
   });
   return sizes.length || lengths.length ? result : null;
-}
-
-function groupName(row) {
-  return String(row.workload ?? (isNumber(row.requests) ? `${whole(row.requests)} requests` : "ngram-mod"));
-}
-
-function enoughEntries(sizes) {
-  if (sizes.length < 2) return null;
-  const groups = [...grouped(sizes, groupName).values()];
-  const best = groups.map((own) => Math.max(...own.map((row) => row.tokens_per_forward ?? 0)));
-  const entries = distinct(sizes.map((row) => row.entries)).sort((a, b) => a - b);
-  return entries.find((size) => groups.every((own, at) => {
-    const row = own.find((one) => one.entries === size);
-    return row && isNumber(row.tokens_per_forward) && row.tokens_per_forward >= best[at] * 0.995;
-  })) ?? null;
-}
-
-function sizesFigure(rows) {
-  const shownNames = Object.keys(SIZES).filter((name) => rows.some((row) => isNumber(row[name])));
-  const entries = rows.map((row) => row.entries).filter(isNumber);
-  const domain = [Math.min(...entries), Math.max(...entries)];
-  const enough = enoughEntries(rows);
-  return figure({
-    title: "Size of ngram-mod's table",
-    note: "The same conversations with tables of each size; entries grow by powers of two."
-      + (enough ? " The upright line is the smallest table that stays within half a percent of the best." : ""),
-    series: distinct(rows.map(groupName)),
-    draw: (width, isShown) => panels(width, shownNames.map((name) => [SIZES[name], (own) => xyPlot(own, {
-      height: 200,
-      label: `${words(name)} by entries`,
-      x: { name: "entries", format: binary, domain, isLog: true },
-      y: { name: words(name), format: FORMATS[name], domain: FORMATS[name] === share ? [0, Math.max(0.02, ...rows.map((row) => row[name] ?? 0)) * 1.05] : undefined },
-      rules: enough ? [{ x: enough, label: binary(enough) }] : [],
-      series: [...grouped(rows.filter((row) => isShown(groupName(row))), groupName)].map(([series, some]) => ({
-        name: series,
-        points: some.toSorted((a, b) => a.entries - b.entries).map((row) => ({
-          x: row.entries, y: row[name],
-          tip: [`${series}: ${whole(row.entries)} entries`, ...Object.keys(SIZES).filter((one) => isNumber(row[one])).map((one) => `${SIZES[one].toLowerCase()}: ${FORMATS[one](row[one])}`)],
-        })),
-      })),
-    })]), 300),
-  });
 }
 
 function gateFigure(rows) {
@@ -168,41 +120,116 @@ function gateFigure(rows) {
   });
 }
 
-function warmFigure(all) {
-  // Rows of all turns together have no turn.
-  const rows = all.filter((row) => isNumber(row.turn));
-  let measure = ["speedup", "tokens_per_forward", "acceptance"].find((name) => rows.some((row) => isNumber(row[name])));
-  const pairs = [...grouped(rows, (row) => [row.pair, row.workload, row.draft_type].filter(Boolean).join(", "))];
-  const turns = distinct(rows.map((row) => row.turn)).filter(isNumber).sort((a, b) => a - b);
+const TYPE = (row) => String(row.draft_type ?? "ngram-mod");
+const memoryOf = (row) => String(row.memory);
+
+function typeChoice(types, chosen, redraw) {
+  return types.length > 1 ? [choice("Drafts", types.map((name) => [name, name]), chosen.type, (name) => {
+    chosen.type = name;
+    redraw();
+  })] : [];
+}
+
+function measureChoice(rows, chosen, redraw) {
   const names = ["speedup", "tokens_per_forward", "acceptance"].filter((name) => rows.some((row) => isNumber(row[name])));
+  chosen.measure = names[0];
+  return names.length > 1 ? [choice("Show", names.map((name) => [name, MEASURES[name].label]), names[0], (name) => {
+    chosen.measure = name;
+    redraw();
+  })] : [];
+}
+
+function warmTip(row) {
+  return [
+    [row.pair, row.workload, `${row.memory} table`, isNumber(row.turn) && `turn ${row.turn}`].filter(Boolean).join(", "),
+    `${times(row.speedup)} as fast as plain`,
+    ...(isNumber(row.measured_speedup) ? [`on the engine: ${times(row.measured_speedup)}`] : []),
+    `${fixed2(row.tokens_per_forward)} tokens per forward`, `${share(row.acceptance)} accepted`,
+  ];
+}
+
+// Chats as wholes.
+function warmWholeFigure(rows) {
+  const types = distinct(rows.map(TYPE));
+  const chosen = { type: types[0], measure: null };
+  const redraw = () => result.redraw();
   const result = figure({
     title: "Cold and warm table",
-    note: "Warm: the table has seen the same conversations before, told by the same model or by another one of the same vocabulary.",
-    series: distinct(rows.map((row) => String(row.memory))),
-    controls: names.length > 1 ? [choice("Show", names.map((name) => [name, MEASURES[name].label]), measure, (name) => {
-      measure = name;
-      result.redraw();
-    })] : [],
+    note: "Warm: the table was filled before, by the same model or by another one of the same vocabulary.",
+    series: distinct(rows.map(memoryOf)),
+    controls: [...typeChoice(types, chosen, redraw), ...measureChoice(rows, chosen, redraw)],
+    draw: (width, isShown) => dotPlot(width, {
+      ...MEASURES[chosen.measure],
+      rows: [...grouped(rows.filter((row) => TYPE(row) === chosen.type), (row) => JSON.stringify([row.workload, row.pair])).values()].map((of) => ({
+        label: String(of[0].workload ?? of[0].pair),
+        sub: of[0].workload ? String(of[0].pair) : null,
+        points: of.filter((row) => isShown(memoryOf(row))).map((row) => ({ series: memoryOf(row), value: row[chosen.measure], tip: warmTip(row) })),
+      })),
+    }),
+  });
+  return result;
+}
+
+// Turn by turn, where there is more than one.
+function warmTurnsFigure(rows) {
+  const types = distinct(rows.map(TYPE));
+  const chosen = { type: types[0], measure: null };
+  const redraw = () => result.redraw();
+  const turns = distinct(rows.map((row) => row.turn)).sort((a, b) => a - b);
+  const result = figure({
+    title: "Cold and warm table, turn by turn",
+    series: distinct(rows.map(memoryOf)),
+    controls: [...typeChoice(types, chosen, redraw), ...measureChoice(rows, chosen, redraw)],
     draw: (width, isShown) => {
-      const { axis, format, reference, domain } = MEASURES[measure];
-      const values = rows.map((row) => row[measure]).filter(isNumber);
-      const low = Math.min(...values, reference ?? Infinity);
-      const high = Math.max(...values, reference ?? 0);
-      return panels(width, pairs.map(([name, of]) => [name, (own) => xyPlot(own, {
+      const { axis, format, reference, domain } = MEASURES[chosen.measure];
+      const shown = rows.filter((row) => TYPE(row) === chosen.type);
+      const [low, high] = extent(shown.map((row) => row[chosen.measure]).filter(isNumber), 0.06, isNumber(reference) ? [reference] : []);
+      const groups = [...grouped(shown, (row) => [row.workload, row.pair].filter(Boolean).join(", "))];
+      return panels(width, groups.map(([name, of]) => [name, (own) => xyPlot(own, {
         height: 210,
-        label: `${name}: ${MEASURES[measure].label} by turn`,
-        x: { name: "turn", format: whole, domain: turns.length ? [turns[0], Math.max(turns.at(-1), turns[0] + 1)] : [0, 1], ticks: turns },
-        y: { name: axis, format, domain: domain ?? [low - 0.06 * (high - low), high + 0.06 * (high - low)] },
+        label: `${name}: ${MEASURES[chosen.measure].label} by turn`,
+        x: { name: "turn", format: whole, domain: [turns[0], Math.max(turns.at(-1), turns[0] + 1)], ticks: turns },
+        y: { name: axis, format, domain: domain ?? [low, high] },
         rules: isNumber(reference) ? [{ y: reference, label: "plain" }] : [],
-        series: [...grouped(of.filter((row) => isShown(String(row.memory))), (row) => String(row.memory))].map(([series, some]) => ({
+        series: [...grouped(of.filter((row) => isShown(memoryOf(row))), memoryOf)].map(([series, some]) => ({
           name: series,
           isDashed: series === "cold",
-          points: some.toSorted((a, b) => a.turn - b.turn).map((row) => ({
-            x: row.turn, y: row[measure], tip: [`${name}, ${series} table, turn ${row.turn}`, `${times(row.speedup)} as fast as plain`, `${fixed2(row.tokens_per_forward)} tokens per forward`, `${share(row.acceptance)} accepted`],
-          })),
+          points: some.toSorted((a, b) => a.turn - b.turn).map((row) => ({ x: row.turn, y: row[chosen.measure], tip: warmTip(row) })),
         })),
       })]), 300);
     },
   });
   return result;
+}
+
+function warmFigures(rows) {
+  const wholes = rows.filter((row) => !isNumber(row.turn));
+  const turns = rows.filter((row) => isNumber(row.turn));
+  const long = new Set(turns.filter((row) => row.turn > 1).map((row) => row.workload));
+  const several = turns.filter((row) => long.has(row.workload));
+  return [wholes.length && warmWholeFigure(wholes), several.length && warmTurnsFigure(several)];
+}
+
+// What the replay said of some configurations, beside what the engine did.
+function measuredFigure(rows, grid) {
+  const nameOf = (row) => `${row.draft_type}, ${row.num_draft_tokens} drafts${isNumber(row.ngram_size) ? `, n = ${row.ngram_size}` : ""}`;
+  const replayed = new Map(grid.map((row) => [JSON.stringify([nameOf(row), row.workload]), row.speedup]));
+  return figure({
+    title: "On the engine",
+    note: "The default and the best of each type, measured; the small upright mark is what the replay said.",
+    series: distinct(rows.map(nameOf)),
+    draw: (width, isShown) => dotPlot(width, {
+      ...MEASURES.speedup,
+      rows: [...grouped(rows, (row) => String(row.workload))].map(([label, of]) => ({
+        label,
+        points: of.filter((row) => isShown(nameOf(row))).map((row) => {
+          const said = replayed.get(JSON.stringify([nameOf(row), row.workload]));
+          return {
+            series: nameOf(row), value: row.speedup, best: said,
+            tip: [`${label}, ${nameOf(row)}`, `measured: ${times(row.speedup)} as fast as plain`, `replayed: ${times(said)}`, ...(row.parity ? [`parity: ${row.parity}`] : [])],
+          };
+        }),
+      })),
+    }),
+  });
 }

@@ -44,7 +44,7 @@ def files(tmp_path_factory):
         }
     ]
     hostile["economics"]["advice"] = [HOSTILE]
-    hostile["peers"]["rows"][0]["server"] = hostile["replay"]["rows"][0]["drafter"] = HOSTILE
+    hostile["peers"]["rows"][0]["name"] = hostile["replay"]["rows"][0]["drafter"] = HOSTILE
     whole = made_up()
     documents = {
         "whole": [whole],

@@ -53,6 +53,8 @@ def _row(rng: random.Random, workload: str, kind: str, turn: int | None, lift: f
         "acceptance_by_position": [likeness ** (1 + 0.12 * at) for at in range(12)],
         "tokens_per_forward": 1 + 3.4 * likeness**2, "drafted_share": 0.9 * likeness,
         "drafter_us_per_token": 4 + 5 * rng.random(), "parity": "PASS", "first_divergence": None,
+        "speedup_low": 0.97 * speedup, "speedup_high": 1.02 * speedup,
+        "parity_pairs": 9, "parity_differing": 0,
         "best_width_speedup": speedup * 1.08, "of_best_width": 1 / 1.08,
         "by_source": {kind if kind != "auto" else "suffix": [drafted, round(drafted * likeness)]},
         "energy_j_per_token": None,
@@ -129,15 +131,23 @@ def _sweep() -> dict[str, Any]:
     ]  # fmt: skip
     warm = [
         {
-            "pair": pair, "memory": memory, "turn": turn, "acceptance": 0.5 + 0.05 * turn,
-            "speedup": 1.3 + 0.12 * turn + lift * (memory == "warm"),
-            "tokens_per_forward": 1.5 + 0.2 * turn + lift * (memory == "warm"),
+            "pair": pair, "memory": memory, "turn": turn, "workload": "edits_long", "draft_type": kind,
+            "speedup": 1.3 + 0.12 * (turn or 3) + lift * (memory == "warm"), "acceptance": 0.6,
+            "tokens_per_forward": 1.5 + 0.2 * (turn or 3) + lift * (memory == "warm"),
         }
         for pair, lift in (("same model", 0.32), ("other model", 0.14))
         for memory in ("cold", "warm")
-        for turn in (1, 2, 3, 4, 5)
+        for turn in (None, 1, 2, 3, 4, 5)
+        for kind in ("ngram-mod", "auto")
     ]  # fmt: skip
-    return {"grid": grid, "table_sizes": sizes, "gate": gate, "warm": warm}
+    return {
+        "grid": grid,
+        "measured": [row | {"speedup": row["speedup"] * 0.95, "parity": "PASS"} for row in grid[:6]],
+        "table_sizes": sizes,
+        "ngram_sizes": [row | {"ngram_size": 4 + 2 * at} for at, row in enumerate(sizes[:6])],
+        "gate": gate,
+        "warm": warm,
+    }
 
 
 def _economics(rng: random.Random) -> dict[str, Any]:
@@ -200,7 +210,8 @@ def _peers(rng: random.Random) -> list[dict[str, Any]]:
     servers = {"Reprise": 1.9, "Reprise, plain": 1.0, "mlx_lm generate": 0.97, "mlx_lm speculative": 1.2}
     return [
         {
-            "server": server, "workload": workload, "ttft_ms": 280.0,
+            "name": server, "workload": workload, "ttft_ms": 280.0, "parity": None, "error": None,
+            "speedup": (1 + (rate - 1) * likeness) / (1 + 0.9 * likeness),
             "tokens_per_s": 118 * (1 + (rate - 1) * likeness) * rng.uniform(0.98, 1.02),
         }
         for workload, likeness in WORKLOADS.items()
