@@ -49,13 +49,17 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is taken. suffixes: of paths; all if there are none. per_commit: files of one commit at most."""
+    """What is taken. suffixes: of paths; all if there are none. per_commit: files of one commit at most.
+
+    revision: the newest commit.
+    """
 
     count: int = 200
     per_commit: int = 4
     min_bytes: int = 400
     max_bytes: int = 32_000
     suffixes: tuple[str, ...] = ()
+    revision: str = "HEAD"
 
 
 class GitError(BenchError):
@@ -118,9 +122,14 @@ class Repository:
         except OSError as fault:
             raise GitError(f"git cannot be run: {fault.strerror}") from None
 
-    def commits(self) -> list[str]:
-        """All commits that HEAD descends from, the newest first, without merges and first ones."""
-        return self.ask("rev-list", "--no-merges", "--min-parents=1", "HEAD", "--").decode().split()
+    def commits(self, revision: str = "HEAD") -> list[str]:
+        """A commit and all that it descends from, the newest first, without merges and first ones."""
+        last = (
+            self.ask("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+            .decode()
+            .split()[-1]
+        )
+        return self.ask("rev-list", "--no-merges", "--min-parents=1", last, "--").decode().split()
 
     def changes(self, commit: str) -> list[Change]:
         """Regular files that a commit changed, and neither added, deleted nor renamed."""
@@ -199,7 +208,7 @@ class _Objects:
 def pairs_of(repository: Repository, limits: Limits) -> list[Pair]:
     """The newest pairs of a history, in the order in which they were committed."""
     found: list[Pair] = []
-    for commit in repository.commits():
+    for commit in repository.commits(limits.revision):
         of_commit = list(_pairs_of_commit(repository, commit, limits))
         # Within a commit the paths' order stays when all is turned round.
         found += reversed(of_commit[: limits.count - len(found)])
@@ -250,9 +259,11 @@ def main(given: Sequence[str] | None = None) -> int:
     add("--per-commit", type=argument_types.count, default=own.per_commit, help=f"({own.per_commit})")
     add("--min-bytes", type=argument_types.count, default=own.min_bytes, help=f"Of a file ({own.min_bytes}).")
     add("--max-bytes", type=argument_types.count, default=own.max_bytes, help=f"Of a file ({own.max_bytes}).")
+    add("--revision", default=own.revision, metavar="REV", help=f"The newest commit ({own.revision}).")
     add("--suffix", action="append", default=[], help="Only paths that end so; may be repeated.")
     asked = parser.parse_args(given)
-    limits = Limits(asked.count, asked.per_commit, asked.min_bytes, asked.max_bytes, tuple(asked.suffix))
+    sizes = asked.count, asked.per_commit, asked.min_bytes, asked.max_bytes
+    limits = Limits(*sizes, tuple(asked.suffix), asked.revision)
     try:
         with Repository(asked.repository) as repository:
             pairs = pairs_of(repository, limits)

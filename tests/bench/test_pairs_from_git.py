@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.pairs import Pair, read_pairs
-from bench.pairs_from_git import Limits, Repository, main, pairs_of
+from bench.pairs_from_git import GitError, Limits, Repository, main, pairs_of
 
 WHO = {
     f"GIT_{role}_{what}": "t@example.com" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
@@ -94,6 +94,16 @@ def test_the_newest_come_in_the_order_of_their_commits_and_merges_are_left_out(h
     assert history.pairs(Limits(count=1, min_bytes=1)) == pairs[-1:]
     assert "a.py" in changed(history.pairs(Limits(per_commit=1, min_bytes=1)))
     assert "sub/c.py" not in changed(history.pairs(Limits(per_commit=1, min_bytes=1)))
+
+
+def test_the_newest_commit_can_be_chosen(history: History) -> None:
+    history.commit("two", a_py="two\n")
+    history.commit("three", a_py="three\n")
+    (older,) = history.pairs(Limits(min_bytes=1, revision="HEAD~1"))
+    assert older.output == "```\ntwo\n```\n"
+    for wrong in ("nowhere", "--output=/tmp/x", "HEAD:a.py"):
+        with pytest.raises(GitError, match="git cannot read"):
+            history.pairs(Limits(min_bytes=1, revision=wrong))
 
 
 def test_sizes_and_paths_are_bounded(history: History) -> None:
