@@ -77,12 +77,16 @@ def _take(answer: Answer, payload: bytes, at: float) -> None:
     if chunk.get("error"):
         answer.error = answer.error or f"error in the stream: {_message(payload)}"
         return
-    answer.usage = chunk.get("usage") or answer.usage
-    for choice in chunk.get("choices") or ():
-        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-        text = _text(choice.get("delta") or {})
-        if text:
-            answer.chunks.append((at, text))
+    usage = chunk.get("usage")
+    answer.usage = usage if isinstance(usage, dict) else answer.usage
+    try:
+        for choice in chunk.get("choices") or ():
+            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+            text = _text(choice.get("delta") or {})
+            if text:
+                answer.chunks.append((at, text))
+    except (AttributeError, TypeError):
+        answer.error = answer.error or f"a chunk is none of a chat completion: {payload[:80]!r}"
 
 
 def _text(delta: dict[str, Any]) -> str:

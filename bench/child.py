@@ -120,15 +120,19 @@ class OwnServer:
 class BareLoop:
     """`python -m engine.bare_loop` in a process of its own, for as long as the context lasts.
 
+    arguments: flags beyond that of the model.
     Raises BenchError when the process ends before it was told to.
     """
 
     name = "bare loop"
 
     def __init__(
-        self, model: str, command: Sequence[str] = (sys.executable, "-m", "engine.bare_loop")
+        self,
+        model: str,
+        command: Sequence[str] = (sys.executable, "-m", "engine.bare_loop"),
+        arguments: Sequence[str] = (),
     ) -> None:
-        self._command = [*command, "--model", model]
+        self._command = [*command, "--model", model, *arguments]
 
     def __enter__(self) -> Self:
         self._log = Log()
@@ -155,7 +159,7 @@ class BareLoop:
         measurements = []
         for request, prompt in enumerate(prompts):
             started_s = time.perf_counter() - began
-            result = self._ask({"prompt": prompt.ids, "max_tokens": max_tokens})
+            result = self.ask(prompt.ids, max_tokens)
             arrived_s = [float(at_s) for at_s in result["arrived_s"]]
             measurements.append(
                 Measurement(
@@ -173,7 +177,9 @@ class BareLoop:
             )
         return Round(self.name, 1, number, time.perf_counter() - began, tuple(measurements))
 
-    def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
+        """Have one prompt answered; returns engine.bare_loop.Result by name."""
+        job = {"prompt": list(prompt), "max_tokens": max_tokens}
         jobs = _pipe(self._process.stdin)
         try:
             jobs.write(json.dumps(job) + "\n")

@@ -11,10 +11,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from bench import decode, turns
     from bench.economics import command as economics
     from bench.page import command as report
+    from bench.peers import command as peers
     from bench.replay import command as replay
     from bench.serve import add_arguments as add_serve_arguments
     from bench.serve import run as run_serve
     from bench.sweep import command as sweep
+    from bench.workloads import command as workloads
 
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     own = benchmarks.add_parser(
@@ -24,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.set_defaults(run=run_serve)
     own = benchmarks.add_parser(
         "decode",
-        help="Decode chats plainly and with drafts, and compare tokens and times.",
+        help=decode.SUMMARY,
         allow_abbrev=False,
     )
     decode.add_arguments(own)
@@ -37,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own = benchmarks.add_parser("economics", help=economics.SUMMARY, allow_abbrev=False)
     economics.add_arguments(own)
     own.set_defaults(run=economics.run)
+    own = benchmarks.add_parser("peers", help=peers.SUMMARY, allow_abbrev=False)
+    peers.add_arguments(own)
+    own.set_defaults(run=peers.run)
     own = benchmarks.add_parser("sweep", help=sweep.SUMMARY, allow_abbrev=False)
     sweep.add_arguments(own)
     own.set_defaults(run=sweep.run)
@@ -48,3 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     report.add_arguments(own)
     own.set_defaults(run=report.run)
+    own = benchmarks.add_parser("workloads", help=workloads.SUMMARY, allow_abbrev=False)
+    workloads.add_arguments(own)
+    own.set_defaults(run=workloads.run)

@@ -1,0 +1,58 @@
+"""`reprise bench peers` from the command line."""
+
+import csv
+import json
+
+import pytest
+
+from cli.main import main
+
+
+def test_servers_and_mlx_lms_own_loops_are_compared_in_one_run(
+    model_folder, server, full_answer, tmp_path, capsys
+):
+    """The draft model is the model itself: its speculative answers must be the plain ones."""
+    server.play(*full_answer)
+    files = {name: tmp_path / f"peers.{name}" for name in ("json", "csv", "html")}
+    given = ["--model", str(model_folder), "--draft-model", str(model_folder), "--workloads", "quotes"]
+    given += ["--chats", "1", "--rounds", "1", "--max-tokens", "6"]
+    given += ["--server", f"there={server.url}", "--server", "gone=http://127.0.0.1:1=m"]
+    for name, file in files.items():
+        given += [f"--{name}", str(file)]
+    assert main(["bench", "peers", *given]) == 1
+    rows = {row["name"]: row for row in json.loads(files["json"].read_text())["peers"]["rows"]}
+    assert list(rows) == ["mlx_lm generate", "mlx_lm speculative", "there", "gone"]
+    assert rows["mlx_lm generate"]["tokens"] == rows["mlx_lm speculative"]["tokens"] == 6
+    assert rows["mlx_lm speculative"]["parity"] == "PASS"
+    assert (rows["there"]["tokens"], rows["there"]["parity"], rows["there"]["failed"]) == (4, "FAIL", 0)
+    assert rows["gone"]["error"].startswith("cannot connect")
+    with files["csv"].open() as file:
+        assert [row["name"] for row in csv.DictReader(file)] == list(rows)
+    assert "Beside others" in files["html"].read_text()
+    assert "gone: cannot connect" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ["--server", "a=http://127.0.0.1:1", "--server", "a=http://127.0.0.1:2"],
+            "a is the name of another",
+        ),
+        (["--server", "a=http://127.0.0.1:1", "--server-key", "b=k"], "no --server is named b"),
+        (["--workloads", "edit"], "--workloads: edit is none of"),
+        (["--workloads", "free"], "free is not asked greedily as a chat; leave it out"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(given, message, capsys):
+    assert main(["bench", "peers", *given]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["http://127.0.0.1:1", "a=", "a=ftp://host"])
+def test_a_server_is_a_name_and_an_address(text, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "peers", "--server", text])
+    assert "is not" in capsys.readouterr().err

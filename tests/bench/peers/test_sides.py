@@ -1,0 +1,100 @@
+"""Whatever is wrong with a server or a loop comes back as a reply with an error."""
+
+import sys
+
+import pytest
+
+from bench.child import BareLoop
+from bench.peers.sides import LoopPeer, Question, ServerPeer
+from bench.workloads import Turn
+
+QUESTION = Question("edits", Turn(({"role": "user", "content": "hello"},), None), (5, 9, 31))
+
+
+@pytest.fixture
+def peer(server):
+    return ServerPeer("s", server.url, None, lambda text: len(text.split()), idle_limit_s=5.0)
+
+
+def test_a_chat_is_streamed_greedily_from_the_first_model_listed(peer, server, full_answer):
+    server.play(*full_answer)
+    reply = peer.ask(QUESTION, 16)
+    assert (reply.text, reply.num_tokens, reply.error) == ("one two three four", 4, None)
+    assert sum(tokens for _, tokens in reply.arrivals) == 4
+    (body,) = server.bodies
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("tiny", 0, 16)
+    assert "tools" not in body
+
+
+def test_tools_are_sent_along(peer, server, full_answer):
+    server.play(*full_answer)
+    tool = {"type": "function", "function": {"name": "f"}}
+    peer.ask(Question("agent", Turn(QUESTION.turn.messages, None, tools=(tool,)), (1,)), 16)
+    assert server.bodies[0]["tools"] == [tool]
+
+
+def test_tokens_are_counted_by_text_where_the_server_does_not_tell(peer, server, events):
+    server.play(events.frame("one two three"), events.frame(" four"), events.done)
+    assert peer.ask(QUESTION, 16).num_tokens == 4
+
+
+def test_a_server_that_is_gone_says_so():
+    gone = ServerPeer("s", "http://127.0.0.1:1", None, len, idle_limit_s=5.0)
+    assert gone.ask(QUESTION, 16).error == "nothing listens at http://127.0.0.1:1"
+    named = ServerPeer("s", "http://127.0.0.1:1", "m", len, idle_limit_s=5.0)
+    assert named.ask(QUESTION, 16).error.startswith("cannot connect")
+
+
+def test_a_silent_server_is_given_up(server):
+    server.silent = True
+    silent = ServerPeer("s", server.url, "tiny", len, idle_limit_s=0.1)
+    assert silent.ask(QUESTION, 16).error == "nothing came for 0.1 s"
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"data: [1, 2]\n\n",
+        b'data: {"choices": [7]}\n\n',
+        b'data: {"choices": 7}\n\n',
+        b'data: {"choices": [{"delta": "text"}]}\n\n',
+        b'data: {"choices": [{"delta": {"content": 7}}]}\n\n',
+        b"data: \xff\xfe\n\n",
+    ],
+)
+def test_nonsense_is_an_error(peer, server, events, nonsense):
+    server.play(nonsense, events.done)
+    reply = peer.ask(QUESTION, 16)
+    assert reply.error.startswith("a chunk is")
+    assert reply.num_tokens == 0
+
+
+def test_usage_that_is_nonsense_is_not_believed(peer, server, events):
+    server.play(events.frame("one two"), b'data: {"usage": [3]}\n\n', events.done)
+    assert peer.ask(QUESTION, 16).num_tokens == 2
+
+
+def test_a_refusal_is_told_in_the_servers_words(peer, server):
+    server.play(b'{"error": {"message": "too long"}}', status=400)
+    assert peer.ask(QUESTION, 16).error == "status 400: too long"
+
+
+STUB = """
+import json
+print("{}", flush=True)
+for _ in range(2):
+    job = json.loads(input())
+    print(json.dumps({"token_ids": [7, 8, 1], "arrived_s": [0.1, 0.2, 0.2]}), flush=True)
+raise SystemExit("out of memory")
+"""
+
+
+def test_a_loop_answers_until_it_dies_and_then_fails_every_question():
+    with BareLoop("any", (sys.executable, "-c", STUB)) as loop:
+        side = LoopPeer("loop", loop, lambda ids: " ".join(map(str, ids)), frozenset({1}))
+        reply = side.ask(QUESTION, 16)
+        assert (reply.text, reply.num_tokens, reply.duration_s) == ("7 8", 3, 0.2)
+        assert reply.arrivals == ((0.1, 1.0), (0.2, 2.0))
+        side.ask(QUESTION, 16)
+        assert "out of memory" in side.ask(QUESTION, 16).error
+        assert "out of memory" in side.ask(QUESTION, 16).error
