@@ -17,7 +17,7 @@ from array import array
 from drafters.changes import Change, Changes
 from drafters.occurrences import Ids
 
-# All of these by bench/replay.py.
+# All of these by `python -m bench.replay`.
 _SETTLED = 4  # tokens in a row that make sure of a place near the one where the cursor was lost
 _SETTLED_FAR = 8  # ... of a place that was found otherwise
 _SURE = 12  # tokens in a row before the cursor was lost, for the change to be worth learning

@@ -28,7 +28,8 @@ PRIORS = (
     (0.25, 0.30, 0.40, 0.45, 0.50, 0.60, 0.70),
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
 )
-"""Chance that a drafted token is right, by kind and class; from bench/replay.py, rounded down."""
+"""Chance that a drafted token is right, by kind and class; rounded down from what
+`python -m bench.replay --calibrate` says."""
 
 _CLASSES = tuple(bisect_right(CLASS_STARTS, length) for length in range(CLASS_STARTS[-1] + 1))
 _LAST = CLASS_STARTS[-1]
