@@ -65,9 +65,17 @@ class Measured:
 
 
 def tell(
-    local: LocalEngine, chats: Sequence[Chat], max_tokens: int, seed: int, advance: Advance
+    local: LocalEngine,
+    chats: Sequence[Chat],
+    max_tokens: int,
+    seed: int,
+    advance: Advance,
+    has_references: bool = False,
 ) -> list[ToldChat]:
-    """Have every turn answered plainly. Turns from one on that does not fit into the context are left out."""
+    """Have every turn answered plainly. Turns from one on that does not fit into the context are left out.
+
+    has_references: where there is a right answer, take that instead of asking for one.
+    """
     told = []
     for number, chat in enumerate(chats):
         pairs: list[TokenPair] = []
@@ -75,12 +83,13 @@ def tell(
             request = request_of(local, turn, max_tokens, seed, PLAIN)
             if request is None:
                 break
-            (end,) = local.answer([request])
+            if has_references and turn.reference:
+                answer = tuple(local.engine.tokenizer.encode_answer(turn.reference))[: request.max_tokens]
+            else:
+                answer = local.answer([request])[0].tokens
             name, place = f"{chat.workload} {number}", len(pairs) + 1
             pairs.append(
-                TokenPair(
-                    request.prompt, end.tokens, chat.workload, name, place, is_measured=turn.is_measured
-                )
+                TokenPair(request.prompt, answer, chat.workload, name, place, is_measured=turn.is_measured)
             )
         told.append(ToldChat(chat, tuple(pairs)))
         advance()

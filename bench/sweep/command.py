@@ -58,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="Runs on the engine of what is measured there; 0 leaves it at the replays. Default: 2",
     )
+    add(
+        "--references",
+        action="store_true",
+        help="Replay right answers where there are any, instead of what the model says: the same for all "
+        "models of a vocabulary.",
+    )
     add("--draft-types", type=_names, default=grid.DRAFT_TYPES, metavar="NAMES", help="Of the grid.")
     add("--num-draft-tokens", type=numbers, default=grid.LENGTHS, metavar="K,L", help=_shown(grid.LENGTHS))
     add("--ngram-sizes", type=numbers, default=grid.NGRAM_SIZES, metavar="N,M", help=_shown(grid.NGRAM_SIZES))
@@ -111,6 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raise ArgumentsError for names that are unknown, and numbers that no server takes."""
+    if arguments.references and (arguments.repeats or "warm" in arguments.parts):
+        raise ArgumentsError("--references is for replays alone: add --repeats 0, leave warm out of --parts")
     known = {"parts": PARTS, "workloads": tuple(WORKLOADS), "draft_types": grid.DRAFT_TYPES}
     for name, names in known.items():
         for one in getattr(arguments, name):

@@ -65,9 +65,8 @@ def sweep(arguments: argparse.Namespace, bars: Bars) -> document.Document:
         told: list[ToldChat] = []
         if parts & {"grid", "gate", "warm"}:
             chats = own_chats or _make_chats(local, arguments)
-            told = tell(
-                local, chats, arguments.max_tokens, arguments.seed, bars.start("plain answers", len(chats))
-            )
+            advance = bars.start("plain answers", len(chats))
+            told = tell(local, chats, arguments.max_tokens, arguments.seed, advance, arguments.references)
         if "warm" in parts:
             section["warm"] = list(_warm(arguments, local, other_model, setup, told, bars))
         if "grid" in parts:

@@ -235,6 +235,7 @@ def test_a_model_of_another_vocabulary_is_refused_before_anything_is_asked(
     ("given", "said"),
     [
         (["--parts", "grid,speed"], "speed is none of grid, tables, gate, warm"),
+        (["--references"], "--references is for replays alone: add --repeats 0"),
         (["--draft-types", "draft-model"], "draft-model is none of auto"),
         (
             ["--num-draft-tokens", "1000"],
