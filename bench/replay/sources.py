@@ -9,8 +9,8 @@ from pathlib import Path
 from bench.edits import edit_cases, prose_cases, trap_cases
 from bench.errors import ArgumentsError
 from bench.pairs import TokenPair, read_pairs, tokenised
-from bench.workloads import WORKLOADS, Turn, lengths_of, make_chats
-from config.settings import BUNDLED_MODEL
+from bench.rendering import render, render_turn
+from bench.workloads import WORKLOADS, lengths_of, make_chats
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +88,17 @@ def _of_workload(name: str, arguments: argparse.Namespace, vocabulary: Vocabular
     """References of a workload's measured turns, after all that the chat holds before them."""
     if name not in WORKLOADS:
         raise ArgumentsError(f"{name} is none of the workloads {', '.join(WORKLOADS)}")
-    folder = vocabulary.folder if vocabulary.folder.is_dir() else BUNDLED_MODEL
+    if not (vocabulary.folder / "config.json").is_file():
+        raise ArgumentsError(
+            f"{vocabulary.folder} is no model folder, which workloads need for its chat template"
+        )
     # Chat templates need mlx-lm, which takes a while to load.
     from engine.bare_loop import load_tokenizer
 
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(vocabulary.folder)
 
     def count(text: str) -> int:
-        if not tokenizer.has_chat_template:
-            return len(tokenizer.encode(text))
-        return len(tokenizer.render_chat([{"role": "user", "content": text}]))
-
-    def prompt_of(turn: Turn) -> list[int]:
-        if turn.text is not None:
-            return tokenizer.encode(turn.text)
-        if tokenizer.has_chat_template:
-            return tokenizer.render_chat(list(turn.messages), list(turn.tools) or None)
-        return tokenizer.encode("\n\n".join(str(message.get("content")) for message in turn.messages))
+        return len(render(tokenizer, text))
 
     chats = [
         chat
@@ -113,7 +107,7 @@ def _of_workload(name: str, arguments: argparse.Namespace, vocabulary: Vocabular
     ]
     return [
         TokenPair(
-            tuple(prompt_of(turn)),
+            render_turn(tokenizer, turn),
             tuple(tokenizer.encode_answer(turn.reference)),
             name,
             f"{name} {number}",

@@ -32,6 +32,7 @@ from tests.drafters.fakes import Coin, Oracle
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = [ROOT / "drafters"]
+TOKENIZER = ROOT / "demo_model" / "tokenizer.json"
 SETUP = Setup(Settings(num_draft_tokens=31, ngram_table_entries=65_536))
 
 
@@ -287,6 +288,7 @@ def test_the_command_replays_a_file_and_writes_what_it_found(
         (["--cost-curve", "/nowhere.json"], "/nowhere.json cannot be read"),
         (["--tokenizer", "/nowhere"], "/nowhere is no tokenizer"),
         (["--workloads", "guess"], "guess is none of the workloads"),
+        (["--workloads", "edits", "--tokenizer", str(TOKENIZER)], "is no model folder"),
         (["--edits", "0", "--prose", "0", "--traps", "0"], "there is no pair to replay"),
     ],
 )
