@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from bench.rendering import render, render_turn
 from bench.workloads import Turn
 from config.settings import Settings
 from drafters.assembly import make_drafters
@@ -44,21 +45,11 @@ class LocalEngine:
         self, messages: str | Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
     ) -> tuple[int, ...]:
         """Token ids of one user message or a whole chat; of its texts where there is no chat template."""
-        tokenizer = self.engine.tokenizer
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        if not tokenizer.has_chat_template:
-            return tuple(tokenizer.encode("\n\n".join(one.get("content") or "" for one in messages)))
-        return tuple(tokenizer.render_chat(list(messages), list(tools) or None))
+        return render(self.engine.tokenizer, messages, tools)
 
     def prompt_of(self, turn: Turn) -> tuple[int, ...]:
         """Token ids of what a turn asks."""
-        if turn.text is not None:
-            tokenizer = self.engine.tokenizer
-            whole, bare = tokenizer.encode(turn.text), tokenizer.encode_answer(turn.text)
-            # A prompt that was recorded has what prompts begin with in its text.
-            return tuple(bare if whole[1:] == bare and whole[:1] == bare[:1] else whole)
-        return self.prompt(turn.for_template(), turn.tools)
+        return render_turn(self.engine.tokenizer, turn)
 
     def count_tokens(self, text: str) -> int:
         """How many tokens a prompt has that is one message of the user."""

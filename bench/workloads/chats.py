@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.messages import Message as ReadMessage
+from server.tool_fields import Tool
 
 Message = dict[str, Any]
 """One message in OpenAI's form: role, content, and what else belongs to it."""
@@ -47,6 +48,10 @@ class Turn:
     def for_template(self) -> list[Message]:
         """The messages as chat templates expect them; in OpenAI's form arguments of calls are text."""
         return [read.for_template() for read in map(ReadMessage.model_validate, self.messages)]
+
+    def tools_for_template(self) -> list[dict[str, Any]]:
+        """The tools as chat templates expect them."""
+        return [tool.for_template() for tool in map(Tool.model_validate, self.tools)]
 
 
 @dataclass(frozen=True, slots=True)

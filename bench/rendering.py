@@ -1,0 +1,52 @@
+"""Token ids of what a turn asks, as the server would make them of the same request."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from bench.workloads import Turn
+
+
+class Renderer(Protocol):
+    """What is needed of engine.tokenizer.Tokenizer."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chat messages can be rendered at all."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt."""
+        ...
+
+    def encode_answer(self, text: str) -> list[int]:
+        """Token ids of text without what only a prompt begins or ends with."""
+        ...
+
+    def render_chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """Token ids of a chat up to where the answer begins."""
+        ...
+
+
+def render(
+    tokenizer: Renderer, messages: str | Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+) -> tuple[int, ...]:
+    """Token ids of one user message or a whole chat; of its texts alone where there is no chat template.
+
+    messages, tools: as chat templates take them, see Turn.for_template().
+    """
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if not tokenizer.has_chat_template:
+        return tuple(tokenizer.encode("\n\n".join(one.get("content") or "" for one in messages)))
+    return tuple(tokenizer.render_chat(list(messages), list(tools) or None))
+
+
+def render_turn(tokenizer: Renderer, turn: Turn) -> tuple[int, ...]:
+    """Token ids of what a turn asks."""
+    if turn.text is None:
+        return render(tokenizer, turn.for_template(), turn.tools_for_template())
+    whole, bare = tokenizer.encode(turn.text), tokenizer.encode_answer(turn.text)
+    # A prompt that was recorded has what prompts begin with in its text.
+    return tuple(bare if whole[1:] == bare and whole[:1] == bare[:1] else whole)

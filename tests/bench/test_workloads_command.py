@@ -1,0 +1,52 @@
+"""`reprise bench workloads` shows what there is, and writes what other benchmarks read."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.pairs import read_pairs
+from bench.workloads import WORKLOADS, read_prompts
+from cli.main import main
+
+
+def test_the_table_has_every_workload_at_every_length(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "workloads", "--chats", "1"]) == 0
+    printed = capsys.readouterr().out
+    for workload in WORKLOADS.values():
+        for length in workload.prompt_tokens or ("",):
+            assert f"{workload.name} {length}".strip() in printed
+
+
+def test_what_is_written_is_read_as_prompts_and_as_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "turns.jsonl"
+    names = "agent,extraction,json_rag,free"
+    given = ["--workloads", names, "--prompt-tokens", "100", "--chats", "2", "--write", str(file)]
+    assert main(["bench", "workloads", *given]) == 0
+    printed = capsys.readouterr().out
+    assert "24 turns" in printed
+    assert "left out, as no answer is more right than another: free" in printed
+    chats = read_prompts(file)
+    assert [len(chat.turns) for chat in chats] == [7, 7, 1, 1, 3, 3]
+    assert chats[0].turns[0].tools
+    assert chats[2].turns[0].schema
+    pairs = read_pairs(file)
+    assert [pair.output for pair in pairs] == [turn.reference for chat in chats for turn in chat.turns]
+    assert [(pair.chat, pair.turn) for pair in pairs[:2]] == [("agent 1", 1), ("agent 1", 2)]
+    assert str(pairs[0].prompt).endswith("<|im_start|>assistant\n")
+
+
+def test_a_chat_is_shown_with_its_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "workloads", "--workloads", "quotes,trap", "--show"]) == 0
+    printed = capsys.readouterr().out
+    assert "Quote the sentence that mentions" in printed
+    assert "right answer 1" in printed
+    assert "nothing is more right" in printed
+
+
+def test_unknown_names_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "workloads", "--workloads", "edits,prose"])
+    assert stop.value.code == 2
+    assert "prose is none of records" in capsys.readouterr().err
