@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from engine.loading import (
     loader,
     shown_name,
 )
+from engine.loop import Call, Cancel, Inbox, Loop, Stop, Submit
 from engine.pace import Pace
 from engine.request import (
     RETRY_AFTER_S,
@@ -41,7 +42,6 @@ from engine.request import (
     SharedMemoryError,
     Sink,
 )
-from engine.sequence import Sequence
 from engine.setup import MakeSources, make_worker
 from engine.tally import Tally
 from engine.tokenizer import Tokenizer
@@ -49,30 +49,6 @@ from engine.watchdog import Watchdog
 from engine.worker import Worker
 
 log = logging.getLogger("reprise.engine")
-
-
-@dataclass(frozen=True)
-class _Submit:
-    request: GenerationRequest
-    sink: Sink
-
-
-@dataclass(frozen=True)
-class _Cancel:
-    request_id: str
-
-
-@dataclass(frozen=True)
-class _Stop:
-    drain_s: float
-
-
-@dataclass(frozen=True)
-class _Call:
-    """Something to do between two turns; its outcome goes where the caller waits for it."""
-
-    action: Callable[[], Any]
-    outcome: Future[Any]
 
 
 class Engine:
@@ -100,7 +76,7 @@ class Engine:
         self.on_death = on_death
         self._load = load or loader(settings)
         self._load_draft = load_draft or draft_loader(settings)
-        self._inbox: queue.SimpleQueue[_Submit | _Cancel | _Stop | _Call] = queue.SimpleQueue()
+        self._inbox: Inbox = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._state: Literal["loading", "ready", "draining", "dead"] = "loading"
         self._fault: str | None = None
@@ -172,7 +148,7 @@ class Engine:
                     self._retry_after_s(),
                 )
             self._num_live += 1
-            self._inbox.put(_Submit(request, self._counted(request.id, sink)))
+            self._inbox.put(Submit(request, self._counted(request.id, sink)))
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Compile a grammar, so that a request with it starts at once. Raises GrammarError if that fails."""
@@ -180,7 +156,7 @@ class Engine:
 
     def cancel(self, request_id: str) -> None:
         """End a request early; its sink gets Failed("cancelled"), unless it has ended or is unknown."""
-        self._inbox.put(_Cancel(request_id))
+        self._inbox.put(Cancel(request_id))
 
     def status(self) -> EngineStatus:
         """What /health needs, as of now."""
@@ -241,7 +217,7 @@ class Engine:
             if self._state != "dead":
                 self._state = "draining"
                 self._drained_at = time.perf_counter() + drain_s
-        self._inbox.put(_Stop(drain_s))
+        self._inbox.put(Stop(drain_s))
         if self._thread.is_alive():
             self._thread.join()
 
@@ -263,7 +239,7 @@ class Engine:
 
     def _between_turns(self, action: Callable[[], Any]) -> Any:
         """Have the worker do something, and wait for its outcome."""
-        call = _Call(action, Future())
+        call = Call(action, Future())
         with self._lock:
             if self._state != "ready":
                 raise SharedMemoryError(f"the engine is {self._state}")
@@ -346,69 +322,20 @@ class Engine:
             self._on_progress(what, share)
 
     def _serve_until_death(self, worker: Worker) -> None:
+        loop = Loop(worker, self._inbox, self.tokenizer, self._grammars)
         try:
-            self._serve(worker)
+            loop.run()
             memory.save(self._sources(), self.settings)
         # Whatever it is, everyone who waits must hear of it.
         except BaseException as fault:
-            self._die(worker, fault)
+            self._die(loop, fault)
         finally:
             worker.beginnings.close()
 
-    def _serve(self, worker: Worker) -> None:
-        deadline: float | None = None
-        while deadline is None or (worker.has_work and time.perf_counter() < deadline):
-            if not worker.has_work:
-                mx.clear_cache()
-            while not worker.has_work or not self._inbox.empty():
-                message = self._inbox.get()
-                if isinstance(message, _Submit):
-                    self._take(worker, message)
-                elif isinstance(message, _Cancel):
-                    worker.cancel(message.request_id)
-                elif isinstance(message, _Call):
-                    _perform(message)
-                else:
-                    deadline = time.perf_counter() + message.drain_s
-                    for sequence in worker.intake.waiting:
-                        sequence.fail(Failed("draining", "the server is stopping"))
-                # An idle engine must not keep the last request alive.
-                del message
-                if deadline is not None:
-                    break
-            worker.turn()
-        self._end_all(worker, Failed("draining", "the server is stopping"))
-
-    def _take(self, worker: Worker, submitted: _Submit) -> None:
-        try:
-            sequence = Sequence.of(submitted.request, submitted.sink, self.tokenizer, self._grammars)
-            worker.submit(sequence)
-        except Exception as fault:
-            log.error("request %s cannot be taken", submitted.request.id, exc_info=True)
-            submitted.sink(Failed("request", f"the request cannot be taken: {fault}"))
-
-    def _die(self, worker: Worker, fault: BaseException) -> None:
+    def _die(self, loop: Loop, fault: BaseException) -> None:
         log.critical("the engine's thread died", exc_info=fault)
         with self._lock:
             self._state, self._fault = "dead", f"{type(fault).__name__}: {fault}"
-        self._end_all(worker, Failed("engine", f"the engine has stopped: {self._fault}"))
+        loop.end_all(Failed("engine", f"the engine has stopped: {self._fault}"))
         if self.on_death:
             self.on_death(str(self._fault))
-
-    def _end_all(self, worker: Worker, failed: Failed) -> None:
-        """Tell everyone who still waits, those in the inbox too."""
-        for sequence in worker.live:
-            sequence.fail(failed)
-        while not self._inbox.empty():
-            message = self._inbox.get()
-            if isinstance(message, _Submit):
-                message.sink(failed)
-            elif isinstance(message, _Call):
-                message.outcome.set_exception(SharedMemoryError(failed.message))
-
-
-def _perform(call: _Call) -> None:
-    try:
-        call.outcome.set_result(call.action())
-    except Exception as fault:
-        call.outcome.set_exception(fault)

@@ -9,7 +9,7 @@ Without prompts to prefill or prefixes to keep, one read is the only wait of a t
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -17,19 +17,19 @@ from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft
 from engine import drafted_step
 from engine.admission import Admission
+from engine.batch import Batch, Step
 from engine.beginnings import Beginnings
 from engine.costs import StepClock
 from engine.draft_model import DraftModel
 from engine.drafted_step import Feed
 from engine.drafting import Drafting
-from engine.inquest import Inquest
 from engine.intake import Intake
 from engine.loading import LoadedModel
-from engine.logprobs import Likelihood, Likelihoods, measure
+from engine.logprobs import Likelihood
 from engine.planning import Planner
+from engine.recovery import Recovery, fail
 from engine.request import Failed
-from engine.rows import Rows, make_rows
-from engine.sampling import Sampler
+from engine.rows import Rows
 from engine.sequence import Sequence
 from engine.tally import Tally
 
@@ -41,18 +41,6 @@ PREFIX_SHARE = 4
 
 LARGEST_STEP = 2.0
 """A step is charged at most so many times its cost: a pause of the machine is nobody's debt."""
-
-
-@dataclass
-class Step:
-    """A dispatched decode step: who took part, in row order, and their (rows,) tokens, not yet read.
-
-    measured: how likely the tokens are, if anybody wants to know.
-    """
-
-    members: list[Sequence]
-    tokens: mx.array
-    measured: Likelihoods | None
 
 
 class Worker:
@@ -72,41 +60,38 @@ class Worker:
         draft_model: DraftModel | None = None,
     ) -> None:
         self.admission = admission
-        self.draft_model = draft_model
         self.drafting = drafting
         self.planner = planner
         self.clock = StepClock(planner.costs, batched)
-        self.model = loaded.model
         self.vocab_size = loaded.info.vocab_size
-        self.settings = settings
-        self.batched = batched
+        self.batch = Batch(loaded.model, self.vocab_size, batched, draft_model)
         budget_bytes = settings.prefix_cache_bytes
         if budget_bytes is None:
             budget_bytes = admission.room_bytes // PREFIX_SHARE
-        self.beginnings = Beginnings(self.model, settings, budget_bytes, loaded.tokenizer.answer_opening)
+        self.beginnings = Beginnings(loaded.model, settings, budget_bytes, loaded.tokenizer.answer_opening)
         self.intake = Intake(
-            self.model,
+            loaded.model,
             settings,
             admission,
             self.beginnings,
             draft_model,
             lambda sequence: drafting.may_ask_model(sequence.request),
-            self._fail,
+            fail,
         )
         self.tally = Tally()
         self.num_steps = 0
         self.num_progressed = 0
-        self._inquest: Inquest | None = None
-        self._clear_rows()
+        self.recovery = Recovery(self.batch, self.intake, self.beginnings, self.tally)
 
-    def _clear_rows(self) -> None:
-        self.members: list[Sequence] = []
-        self.rows = make_rows(self.model, self.batched)
-        if self.draft_model:
-            self.draft_model.clear()
-        self.sampler: Sampler | None = None
-        self.feed = mx.array([], mx.int32)
-        self.unread: Step | None = None
+    @property
+    def members(self) -> list[Sequence]:
+        """Those that decode, in the order of their rows."""
+        return self.batch.members
+
+    @property
+    def rows(self) -> Rows:
+        """What the model holds of them."""
+        return self.batch.rows
 
     @property
     def live(self) -> list[Sequence]:
@@ -140,18 +125,17 @@ class Worker:
             suspects = began or list(self.intake.waiting)[:1]
             if not suspects:
                 raise
-            self._start_over(suspects, fault)
+            self.recovery.start_over(suspects, fault)
 
     def _advance(self) -> None:
         self._retire()
-        self._continue_inquest()
+        self.recovery.go_on()
         self.intake.admit(self.members, self.rows)
         if not self._make_room():
             return
         feeds = self._plan()
-        if feeds and self.unread is not None:
+        if feeds and (previous := self.batch.take_unread()):
             # The draft was made without the token that is still on its way: read it and look again.
-            previous, self.unread = self.unread, None
             if not self._read(previous):
                 return
             self._retire()
@@ -167,17 +151,17 @@ class Worker:
 
     def _run_plain(self) -> bool:
         """Dispatch the next step and read the one before; False if either failed."""
-        previous, self.unread = self.unread, None
+        previous = self.batch.take_unread()
         fault: Exception | None = None
         try:
-            self._dispatch()
+            self.batch.dispatch()
         except Exception as raised:
             fault = raised
         # Even then the step that is still unread is good: its tokens are kept before the rows start over.
         if previous is not None and not self._read(previous):
             return False
         if fault is not None:
-            self._start_over(list(self.members), fault)
+            self.recovery.start_over(list(self.members), fault)
         return fault is None
 
     def _retire(self) -> None:
@@ -191,30 +175,18 @@ class Worker:
         self._free([row for row, sequence in enumerate(self.members) if sequence.ended])
 
     def _free(self, leaving: list[int]) -> None:
-        """Give up rows, told in ascending order. Who goes on later must not have a token unread."""
-        order = list(range(len(self.members)))
-        for row in reversed(leaving):
-            self.rows.remove(row)
-            if self.draft_model:
-                self.draft_model.remove(row)
-            self.members[row], order[row] = self.members[-1], order[-1]
-            self.members.pop()
-            order.pop()
-        # Not a lazy nothing: that would keep what it was taken from.
-        self.feed = self.feed[mx.array(order, mx.int32)] if order else mx.array([], mx.int32)
-        self.sampler = None
+        self.batch.free(leaving)
         self.clock.reset()
 
     def _make_room(self) -> bool:
         """Put the youngest back into the queue until the next step fits; False if the last one failed."""
         prefixes = self.beginnings.cache
-        while not self.admission.make_room(self.members, self.intake.prefilling, self._parts, prefixes):
+        while not self.admission.make_room(self.members, self.intake.prefilling, self.batch.parts, prefixes):
             running = [*self.members, *self.intake.prefilling]
             if len(running) < 2:
                 break
-            if self.unread is not None:
+            if previous := self.batch.take_unread():
                 # Its tokens are good, and may end rows.
-                previous, self.unread = self.unread, None
                 if not self._read(previous):
                     return False
                 self._retire()
@@ -228,35 +200,6 @@ class Worker:
                 self._free([self.members.index(youngest)])
             self.intake.put_back([youngest])
         return True
-
-    @property
-    def _parts(self) -> list[Rows]:
-        return [self.rows, *([self.draft_model.rows] if self.draft_model else [])]
-
-    def _dispatch(self) -> None:
-        """Dispatch one token for every row; nothing is read."""
-        if not self.members:
-            return
-        for row, sequence in enumerate(self.members):
-            if sequence.num_dispatched == sequence.num_answered:
-                sequence.count_for_penalties()
-            elif sequence.penalties:
-                # Its newest token is on the device alone.
-                sequence.penalties.observe(self.feed[row : row + 1])
-        logits = self.rows.forward(self.feed[:, None])[:, -1]
-        tokens = self._sampler().sample(logits, [s.next_position for s in self.members])
-        measured = measure(logits, tokens, [s.request.top_logprobs for s in self.members])
-        mx.async_eval(tokens, *(measured.arrays if measured else ()))
-        for sequence in self.members:
-            sequence.num_dispatched += 1
-        self.feed = tokens
-        self.unread = Step(list(self.members), tokens, measured)
-
-    def _sampler(self) -> Sampler:
-        if self.sampler is None:
-            settings = [(s.request.sampling, s.penalties) for s in self.members]
-            self.sampler = Sampler(settings, self.vocab_size)
-        return self.sampler
 
     def _plan(self) -> list[Feed]:
         """What a wide step would feed, empty if a plain one is better.
@@ -284,18 +227,18 @@ class Worker:
             sequence.count_for_penalties()
         held = list(self.rows.lengths)
         try:
-            if self.draft_model:
+            if self.batch.draft_model:
                 start = time.perf_counter()
-                self.draft_model.fill_in(feeds, [s.tokens for s in members], self._sampler())
+                self.batch.draft_model.fill_in(feeds, [s.tokens for s in members], self.batch.sampler)
                 self._share_drafting(feeds, time.perf_counter() - start)
                 feeds = self.planner.without_inexact(feeds)
             feeds = [self._masked(s, feed) for s, feed in zip(members, feeds, strict=True)]
             wanted = [s.request.top_logprobs for s in members]
-            committed = drafted_step.run(self.rows, self._sampler(), feeds, wanted)
+            committed = drafted_step.run(self.rows, self.batch.sampler, feeds, wanted)
             for row, (feed, (tokens, _)) in enumerate(zip(feeds, committed, strict=True)):
                 self.rows.roll_back(row, held[row] + len(feed.pending) + len(tokens) - 1)
         except Exception as fault:
-            self._start_over(self._without_drafts(feeds, fault), fault)
+            self.recovery.start_over(self._without_drafts(feeds, fault), fault)
             return False
         widths = [feed.width for feed in feeds]
         num_modelled = max(feed.num_wanted for feed in feeds)
@@ -311,7 +254,7 @@ class Worker:
                 sequence.drafts.ledger.charge(taken_s, plain_s, len(tokens))
             self._commit(sequence, tokens, likelihoods, feed.source, len(feed.draft))
             sequence.num_dispatched = sequence.num_answered
-        self.feed = mx.array([s.tokens[-1] for s in members])
+        self.batch.feed = mx.array([s.tokens[-1] for s in members])
         return True
 
     def _share_drafting(self, feeds: list[Feed], taken_s: float) -> None:
@@ -328,7 +271,7 @@ class Worker:
             draft = feed.draft[: sequence.matcher.count_allowed(feed.draft)]
             return replace(feed, draft=draft, masks=sequence.matcher.masks(draft))
         except Exception as fault:
-            self._fail(sequence, fault)
+            fail(sequence, fault)
             return replace(feed, draft=(), source=NO_DRAFT)
 
     def _without_drafts(self, feeds: list[Feed], fault: Exception) -> list[Sequence]:
@@ -355,7 +298,7 @@ class Worker:
             sequence.last_token_at = self.tally.add_tokens(num_added, sequence.last_token_at)
             self.num_progressed += 1
         except Exception as fault:
-            self._fail(sequence, fault)
+            fail(sequence, fault)
 
     def _join(self, sequence: Sequence) -> None:
         """A prefilled sequence becomes the last row; its last token is fed by the next step."""
@@ -363,26 +306,12 @@ class Worker:
         sequence.drafts = sequence.drafts or self.drafting.begin(sequence.request, sequence.matcher)
         sequence.emit_prompt_logprobs()
         try:
-            self.rows.add(sequence.caches, sequence.num_computed)
-            if self.draft_model:
-                self._join_draft_model(self.draft_model, sequence)
-            last = mx.array(sequence.tokens[-1:], self.feed.dtype)
-            self.feed = mx.concatenate([self.feed, last]) if self.members else last
+            self.batch.join(sequence)
         except Exception as fault:
-            # It may have got into some of the caches: none of the rows can be trusted now.
-            self._start_over([sequence], fault)
+            self.recovery.start_over([sequence], fault)
             return
-        sequence.caches, sequence.draft_caches = [], []
         sequence.joined_at = sequence.joined_at or time.perf_counter()
-        self.members.append(sequence)
-        self.sampler = None
         self.clock.reset()
-
-    def _join_draft_model(self, model: DraftModel, sequence: Sequence) -> None:
-        """Rows stand side by side in both models: one that the draft model has not read has empty caches."""
-        if not sequence.draft_caches and sequence.drafts:
-            sequence.drafts.uses_model = False
-        model.add(sequence.draft_caches or model.make_caches(), sequence.num_draft_computed)
 
     def _read(self, step: Step) -> bool:
         """Wait for a step's tokens and commit them; False if the step turns out to have failed."""
@@ -390,7 +319,7 @@ class Worker:
             tokens: list[int] = step.tokens.tolist()  # type: ignore[assignment]
             likelihoods = step.measured.read() if step.measured else [None] * len(tokens)
         except Exception as fault:
-            self._start_over(step.members, fault)
+            self.recovery.start_over(step.members, fault)
             return False
         self.clock.lap((len(step.members), 1))
         plain_s = self.planner.plain_s(len(step.members))
@@ -399,52 +328,3 @@ class Worker:
                 sequence.drafts.ledger.charge(plain_s, plain_s, 1)
             self._commit(sequence, [token], [likelihood])
         return True
-
-    def _start_over(self, suspects: list[Sequence], fault: Exception) -> None:
-        """A step over the suspects failed, and all rows with it. Whoever was alone in it is to blame.
-
-        Of several the one to blame is looked for. Without suspects nobody is, and all rows just begin again.
-        Beginning again costs a prefill and changes no token: noise is keyed by position.
-        """
-        rows = self.members
-        self.tally.num_failed_steps += 1
-        self._clear_rows()
-        if len(suspects) == 1:
-            self._fail(suspects[0], fault)
-            self._hold(None)
-        elif suspects:
-            log.warning("a step over %d rows failed (%s); trying half of them", len(suspects), fault)
-            rows = rows + self.intake.prefilling
-            self.intake.prefilling = []
-            if self._inquest:
-                self._inquest.narrow(suspects)
-            self._hold(self._inquest or Inquest(suspects))
-        self.intake.put_back(rows)
-
-    def _hold(self, inquest: Inquest | None) -> None:
-        """Go on with an inquest, or with none."""
-        self._inquest = None if inquest is None or inquest.is_over else inquest
-        self.intake.only = self._inquest.trial if self._inquest else None
-
-    def _continue_inquest(self) -> None:
-        """Try the others once those on trial have passed: rows make place for them, and lose only time."""
-        inquest = self._inquest
-        if inquest is None or not inquest.has_passed:
-            return
-        inquest.acquit()
-        self._hold(inquest)
-        if inquest.is_over:
-            log.warning("each of the rows of the failed step passes without the others; going on")
-            return
-        for row, sequence in enumerate(self.members):
-            self.beginnings.keep_row(sequence, row, self.rows)
-        rows = self.members + self.intake.prefilling
-        self._clear_rows()
-        self.intake.prefilling = []
-        self.intake.put_back(rows)
-
-    def _fail(self, sequence: Sequence, fault: Exception) -> None:
-        if sequence.ended:
-            return
-        log.error("request %s failed", sequence.request.id, exc_info=fault)
-        sequence.fail(Failed("request", f"generation failed: {fault}"))
