@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 STARTED_WITHIN_S = 240
+RECORDED = "recorded.jsonl"
 
 
 @contextlib.contextmanager
@@ -20,6 +21,15 @@ def serving(folder: Path, *flags: str) -> Iterator[tuple[str, list[str]]]:
 
     folder: takes what the server keeps, so that nothing is written where the person's own things are.
     """
+    with started(folder, *flags) as (address, printed, process):
+        yield address, printed
+        process.terminate()
+        assert process.wait(20) == 0, "".join(printed)
+
+
+@contextlib.contextmanager
+def started(folder: Path, *flags: str) -> Iterator[tuple[str, list[str], "subprocess.Popen[str]"]]:
+    """As serving(), but the process is there to be ended; if that is not done, it is killed."""
     # Variables of the person who runs the tests must not change what is tested.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REPRISE_")}
     environment["REPRISE_CALIBRATION_FILE"] = str(folder / "costs.json")
@@ -46,9 +56,7 @@ def serving(folder: Path, *flags: str) -> Iterator[tuple[str, list[str]]]:
         assert is_known.wait(STARTED_WITHIN_S), "".join(printed)
         match = re.search(r"address\W+(http://[^\s\"]+)", "".join(printed))
         assert match, "".join(printed)
-        yield match[1], printed
-        process.terminate()
-        assert process.wait(20) == 0, "".join(printed)
+        yield match[1], printed, process
     finally:
         process.kill()
         process.wait()
@@ -63,5 +71,5 @@ def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server_url(server_folder: Path) -> Iterator[str]:
     """The address of a server that is stopped, and must exit with 0, after the last test."""
-    with serving(server_folder) as (address, _):
+    with serving(server_folder, "--record", str(server_folder / RECORDED)) as (address, _):
         yield address

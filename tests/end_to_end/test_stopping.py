@@ -1,0 +1,78 @@
+"""SIGTERM to the real process: who runs gets to an end, who comes is told to wait, the table is saved."""
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from drafters.ngram_mod_file import MAGIC
+from tests.end_to_end.conftest import started
+
+ENDS_WITHIN_S = 120
+"""For a process that has nothing more to do, on a machine that is busy."""
+SHORT = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 40, "logit_bias": {"2": -100}}
+LONG = SHORT | {"max_tokens": 8000}
+"""As long as the model's context: minutes."""
+
+
+@contextlib.contextmanager
+def streaming(url: str, body: dict) -> Iterator[Iterator[str]]:
+    """The lines with data of a stream, once it has begun."""
+    with (
+        httpx.Client(timeout=ENDS_WITHIN_S) as http,
+        http.stream("POST", f"{url}/v1/chat/completions", json=body | {"stream": True}) as response,
+    ):
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+        next(lines)
+        yield lines
+
+
+def test_sigterm_lets_streams_finish_refuses_new_ones_and_a_second_one_ends_at_once(
+    server_folder: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "ngrams"
+    flags = ("--drain-s", "600", "--ngram-table-file", str(table))
+    with (
+        started(server_folder, *flags) as (url, printed, process),
+        streaming(url, LONG) as long,
+        streaming(url, SHORT) as short,
+    ):
+        process.send_signal(signal.SIGTERM)
+        # The engine says so a moment after the signal.
+        while (health := httpx.get(f"{url}/health", timeout=ENDS_WITHIN_S)).status_code == 200:
+            pass
+        assert (health.status_code, health.json()["status"]) == (503, "draining")
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
+            body = {"prompt": "a"} if path == "/v1/completions" else {"messages": SHORT["messages"]}
+            body = {"input": "a"} if path == "/v1/responses" else body
+            body |= {"max_tokens": 4} if path == "/v1/messages" else {}
+            refused = httpx.post(f"{url}{path}", json=body, timeout=ENDS_WITHIN_S)
+            assert refused.status_code == 503, refused.text
+            assert 1 <= int(refused.headers["retry-after"]) <= 600
+        *_, last, done = short
+        assert done == "[DONE]"
+        assert json.loads(last)["timings"]["predicted_n"] == SHORT["max_tokens"]
+        # The other one goes on.
+        assert "error" not in json.loads(next(long))
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(ENDS_WITHIN_S) == 128 + signal.SIGTERM
+    assert not table.exists(), printed
+
+
+def test_what_does_not_finish_in_time_is_told_so_the_table_is_saved_and_the_status_is_0(
+    server_folder: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "ngrams"
+    flags = ("--drain-s", "0.5", "--ngram-table-file", str(table))
+    with started(server_folder, *flags) as (url, printed, process), streaming(url, LONG) as long:
+        process.send_signal(signal.SIGTERM)
+        *_, last = long
+        assert json.loads(last)["error"]["code"] == "draining"
+        assert process.wait(ENDS_WITHIN_S) == 0, printed
+    assert table.read_bytes().startswith(MAGIC)
+    assert len(table.read_bytes()) > 2**10
+    assert list(tmp_path.iterdir()) == [table]
