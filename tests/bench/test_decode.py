@@ -160,22 +160,22 @@ def test_drafts_are_measured_turn_by_turn_and_under_a_schema(
     record = json.loads(file.read_text())
     rows = record["decode"]["rows"]
     assert [(row["workload"], row["turn"]) for row in rows] == [
-        ("extraction", None), ("edits_short", None), *(("edits_short", turn) for turn in range(1, 7))
+        ("extraction", None), ("json_rag", None), *(("json_rag", turn) for turn in (1, 2, 3))
     ]  # fmt: skip
     assert all(row["parity"] == "PASS" and row["decode_tps"] > 0 for row in rows)
     assert rows[0]["constrained_plain_tps"] > 0
     assert rows[1]["tokens"] == sum(row["tokens"] for row in rows[2:])
-    assert record["command"].startswith("reprise bench decode --workloads extraction,edits_short")
+    assert record["command"].startswith("reprise bench decode --workloads extraction,json_rag")
     assert record["cost_curve"][0]["width"] == 1
     samples = record["decode"]["samples"]
     assert [(one["workload"], one["draft_type"]) for one in samples] == [
-        ("extraction", "suffix"), ("edits_short", "suffix")
+        ("extraction", "suffix"), ("json_rag", "suffix")
     ]  # fmt: skip
-    assert samples[1]["turn"] == 6
+    assert samples[1]["turn"] == 3
     assert {source for one in samples for _, source in one["tokens"]} <= {"model", "suffix", "grammar"}
     told = capsys.readouterr()
     assert told.out.count("PASS") == len(rows)
-    assert "edits_short (" in told.err
+    assert "json_rag, 120 tokens (" in told.err
 
 
 def test_a_planted_divergence_is_found_told_and_fails_the_command(
