@@ -22,7 +22,7 @@ from bench.edits import KINDS
 from bench.errors import ArgumentsError, BenchError
 from bench.flat_file import write_rows
 from bench.replay.calibration import calibrate, table_of
-from bench.replay.report import flat, print_report, rows_of
+from bench.replay.report import count_text, flat, print_report, rows_of
 from bench.replay.rules import COMPARED, RULES, Setup
 from bench.replay.shards import Job, run_job
 from bench.replay.sources import Source, Vocabulary, collect
@@ -118,7 +118,8 @@ def main(given: Sequence[str] | None = None) -> int:
     """The same, as `python -m bench.replay`."""
     parser = argparse.ArgumentParser(prog="python -m bench.replay")
     add_arguments(parser)
-    return run(parser.parse_args(given))
+    given = sys.argv[1:] if given is None else given
+    return run(parser.parse_args(given, argparse.Namespace(given=["bench", "replay", *given])))
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -141,7 +142,10 @@ def _curves(asked: Sequence[str] | None) -> tuple[Curve, ...]:
 def _replay(console: Console, job: Job, num_processes: int) -> list[dict[str, Any]]:
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(f"replaying {len(job.pairs):,} pairs by {len(job.rules)} rules", total=1.0)
+        task = progress.add_task(
+            f"replaying {count_text(len(job.pairs), 'pair')} by {count_text(len(job.rules), 'rule')}",
+            total=1.0,
+        )
         found = run_job(job, num_processes, lambda share: progress.update(task, completed=share))
     if not found:
         raise ArgumentsError("none of the pairs is one to measure")
@@ -151,7 +155,7 @@ def _replay(console: Console, job: Job, num_processes: int) -> list[dict[str, An
 def _print_sources(console: Console, sources: Sequence[Source]) -> None:
     for source in sources:
         left_out = f", {source.num_empty} left out for having no answer" if source.num_empty else ""
-        console.print(f"{source.name}: {source.num_pairs:,} pairs{left_out}", highlight=False)
+        console.print(f"{source.name}: {count_text(source.num_pairs, 'pair')}{left_out}", highlight=False)
 
 
 def _write(

@@ -49,6 +49,11 @@ def flat(rows: Iterable[Row]) -> list[Row]:
     return found
 
 
+def count_text(count: int, noun: str) -> str:
+    """A count and what is counted: "1 pair", "2,000 pairs"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def print_report(console: Console, rows: Sequence[Row], curves: Sequence[Curve]) -> None:
     """A table for each workload, acceptance by position, and what the names mean."""
     for workload in dict.fromkeys(row["workload"] for row in rows):
@@ -80,6 +85,7 @@ def _row(name: str, workload: str, of_curves: Mapping[str, Group]) -> Row:
         "drafter": name,
         "rule": rule.title,
         "used_by": rule.used_by,
+        "is_hindsight": rule.is_hindsight,
         "memory": "warm" if rule.is_warm else "cold",
         "workload": workload,
         "pairs": first.num_pairs,
@@ -113,7 +119,9 @@ def _table(workload: str, rows: Sequence[Row], curves: Sequence[Curve]) -> Table
     first = rows[0]
     pairs = first["pairs"]
     sizes = f"{first['prompt_tokens'] // pairs:,} tokens in and {first['tokens'] // pairs:,} out on average"
-    table = Table("drafter", title=f"{workload or 'pairs'}: {pairs:,} pairs, {sizes}", title_justify="left")
+    table = Table(
+        "drafter", title=f"{workload or 'pairs'}: {count_text(pairs, 'pair')}, {sizes}", title_justify="left"
+    )
     for curve in curves:
         table.add_column(f"{curve.name}\nTPF", justify="right")
         table.add_column("\nspeed", justify="right", style="bold")

@@ -34,6 +34,7 @@ class Rule:
     weighs: whether costs of steps decide how much is drafted; otherwise one replay does for all curves.
     is_ordered: whether a pair's outcome depends on the pairs before it.
     is_warm: whether it remembers from one chat to the next.
+    is_hindsight: whether it knows what comes, and so can only be aimed at.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Rule:
     weighs: bool = False
     is_ordered: bool = False
     is_warm: bool = False
+    is_hindsight: bool = False
 
     def player(self, setup: Setup, curve: Curve | None) -> Player:
         """A player that knows nothing yet. curve: None for a rule that weighs nothing."""
@@ -75,7 +77,8 @@ def _fixed(
     def make(_setup: Setup, curve: Curve) -> Player:
         return FixedPlayer(drafter(), chooser(), curve)
 
-    return Rule(name, title, used_by, make, weighs=isinstance(chooser(), Hindsight))
+    is_hindsight = isinstance(chooser(), Hindsight)
+    return Rule(name, title, used_by, make, weighs=is_hindsight, is_hindsight=is_hindsight)
 
 
 _ALL = (
@@ -116,7 +119,7 @@ _ALL = (
     _fixed(
         "longest-5",
         "longest match of 5..2, earliest place, 5 tokens",
-        "vLLM's ngram with prompt_lookup_max=5, prompt_lookup_min=2, num_speculative_tokens=5",
+        "vLLM's ngram, prompt_lookup_min=2, _max=5",
         lambda: FixedLookup(5, 2, newest=False),
         lambda: Always(5),
     ),

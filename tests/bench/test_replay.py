@@ -233,6 +233,7 @@ def test_rows_say_what_the_counts_say() -> None:
     outcome.add_step(0, 0, 1, 1.0)
     found = {("auto", name, "flat"): Group(1, 8, outcome, 2.5, 1.6, 8000, 16000) for name in ("a", "b")}
     one, other, both = rows_of(found, ["auto"], [FLAT])
+    assert not one["is_hindsight"]
     assert (one["workload"], other["workload"], both["workload"]) == ("a", "b", "all")
     assert one["tokens_per_forward"] == 2
     assert one["speedup"] == {"flat": 1.6}
@@ -267,9 +268,11 @@ def test_the_command_replays_a_file_and_writes_what_it_found(
     status = main([*map(str, asked), "--json", f"{tmp_path}/r.json", "--csv", f"{tmp_path}/r.csv"])
     assert status == 0
     printed = capsys.readouterr().out
-    assert "1 pairs, 1 left out for having no answer" in printed
-    assert "copies: 1 pairs" in printed
-    said = json.loads((tmp_path / "r.json").read_text())["replay"]
+    assert "1 pair, 1 left out for having no answer" in printed
+    assert "copies: 1 pair," in printed
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["command"].startswith(f"reprise bench replay --pairs {file}")
+    said = document["replay"]
     assert [row["drafter"] for row in said["rows"]] == ["auto", "newest-2"]
     for row in said["rows"]:
         # Width costs nothing there.
