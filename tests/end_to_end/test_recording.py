@@ -1,0 +1,64 @@
+"""What the real server recorded is asked again by the benchmarks, token by token the same."""
+
+import json
+import time
+from pathlib import Path
+
+import httpx
+
+from bench.pairs import read_pairs, tokenised
+from bench.workloads import Turn, make_chats, read_prompts
+from config.settings import BUNDLED_MODEL
+from engine.bare_loop import load_tokenizer
+from tests.end_to_end.conftest import RECORDED
+
+WRITTEN_WITHIN_S = 60
+
+
+def test_recorded_turns_come_back_as_the_prompts_and_answers_that_they_were(
+    server_url: str, server_folder: Path, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(BUNDLED_MODEL)
+    (chat,) = make_chats("agent", 1, 1, len)
+    answers = []
+    for at, turn in enumerate(chat.turns[:3]):
+        body = {"messages": turn.messages, "tools": turn.tools, "temperature": 0, "max_tokens": 60}
+        response = httpx.post(
+            f"{server_url}/v1/chat/completions",
+            json=body,
+            headers={"X-Request-Id": f"to-record-{at}"},
+            timeout=WRITTEN_WITHIN_S,
+        )
+        answers.append(response.raise_for_status().json())
+    own = tmp_path / "own.jsonl"
+    own.write_text("".join(recorded(server_folder / RECORDED, 3)))
+
+    (asked,) = read_prompts(own)
+    pairs = tokenised(read_pairs(own), tokenizer.encode_answer)
+    for turn, said, pair, answer in zip(asked.turns, chat.turns, pairs, answers, strict=False):
+        prompt = tokenizer.render_chat(turn.for_template(), list(turn.tools))
+        assert prompt == tokenizer.render_chat(said.for_template(), list(said.tools))
+        assert list(pair.prompt) == prompt
+        assert len(prompt) == answer["usage"]["prompt_tokens"]
+        assert turn == Turn(
+            said.messages, tokenizer.decode(pair.answer), tools=said.tools, max_tokens=60, temperature=0
+        )
+    assert answers[1]["choices"][0]["message"]["content"] == asked.turns[1].reference
+    assert len(asked.turns) == 3
+
+
+def recorded(file: Path, count: int) -> list[str]:
+    """The lines of this test, once they are there: they are written after the answers are sent."""
+    deadline = time.monotonic() + WRITTEN_WITHIN_S
+    found: list[str] = []
+    while len(found) < count:
+        assert time.monotonic() < deadline, "it was never written"
+        time.sleep(0.05)
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        # The last line may be half there.
+        found = [line for line in lines if line.endswith("\n") and is_own(line)]
+    return found
+
+
+def is_own(line: str) -> bool:
+    return json.loads(line)["id"].startswith("to-record-")
