@@ -1,15 +1,19 @@
 """The energy counter of NVIDIA's GPUs, by way of the driver's own library."""
 
 import ctypes
+from typing import Any
 
 _MILLI = 1e-3
 
 
 class NvmlCounter:
-    """Every GPU that the driver shows. Raises OSError if there is no driver or the GPU does not count."""
+    """Every GPU that the driver shows. Raises OSError if there is no driver or a GPU does not count.
 
-    def __init__(self) -> None:
-        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+    library: the driver's, unless another is to answer.
+    """
+
+    def __init__(self, library: Any = None) -> None:
+        self._library = library or ctypes.CDLL("libnvidia-ml.so.1")
         self._check(self._library.nvmlInit_v2())
         count = ctypes.c_uint()
         self._check(self._library.nvmlDeviceGetCount_v2(ctypes.byref(count)))

@@ -22,6 +22,7 @@ from config.setting import SettingsError
 from config.settings import Settings
 from engine.loading import ModelError
 from engine.request import DraftType
+from engine.tokenizer import TemplateError
 
 SUMMARY = "Fit when drafting pays, and say which draft type and length to use here."
 TYPES: tuple[DraftType, ...] = ("suffix", "ngram-mod", "ngram-simple")
@@ -84,9 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
         with EnergyMeter() as meter, _progress(console) as progress:
             trials, record = _measure(arguments, groups, prompts, meter, progress)
             told = Meter(meter.source, meter.reason)
-    except ArgumentsError as fault:
+    except (ArgumentsError, RuntimeError) as fault:
+        # The latter: an answer failed, and says why.
         print(f"reprise bench economics: {fault}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(fault, ArgumentsError) else 1
     if not trials:
         print("reprise bench economics: every answer was too short to be timed", file=sys.stderr)
         return 1
@@ -178,7 +180,7 @@ def _measure(
             progress.update(task, description="every draft verified: real drafters")
             for number, chat in enumerate(chats):
                 trials += laboratory.compare(number, chat, groups, is_gated=False)
-    except (SettingsError, ModelError) as fault:
+    except (SettingsError, ModelError, TemplateError) as fault:
         raise ArgumentsError(str(fault)) from None
     return trials, record
 
