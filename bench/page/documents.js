@@ -1,6 +1,6 @@
 // What a document says about itself, and the frame of a section.
-import { choice, distinct, h, isNumber } from "./dom.js";
-import { anything, bytes, day } from "./format.js";
+import { choice, distinct, grouped, h, isNumber } from "./dom.js";
+import { anything, bytes, day, words } from "./format.js";
 
 /** "AMD EPYC 9V74, 2 cores": what tells one document from others in a choice. */
 function shortName(own, all) {
@@ -57,19 +57,25 @@ export function section(id, title, documents, build) {
     body);
 }
 
-/** Where the figures come from: each document's machine, versions and command. */
+/** Where the figures come from: the commands, and under them the machine and the model that they share. */
 export function sources(documents) {
+  const places = grouped(documents, (own) => JSON.stringify([own.reprise, { ...own.machine, load_at_start: null }, own.model]));
   return h("section", { id: "sources", "aria-labelledby": "sources-title" },
     h("h2", { id: "sources-title" }, "Where this comes from"),
-    h("p", { class: "lead" }, "Each command below, on the machine beside it, gives its figures again."),
-    documents.map((own) => h("dl", { class: "source" },
-      pair("command", h("code", {}, own.command ?? "not noted")),
-      pair("date", own.date),
-      pair("reprise", own.reprise),
-      Object.entries(own.machine ?? {}).filter(([name]) => name !== "reprise").map(([name, value]) =>
-        pair(name.replaceAll("_", " "), name.endsWith("_bytes") ? bytes(value) : plain(value))),
-      Object.entries(own.model ?? {}).map(([name, value]) =>
-        pair(`model ${name.replaceAll("_", " ")}`, name.endsWith("_bytes") ? bytes(value) : anything(value))))));
+    h("p", { class: "lead" }, "Each command below, on the machine under it, gives its figures again."),
+    [...places.values()].map((of) => h("dl", { class: "source" },
+      of.map((own) => pair(ran(own), h("code", {}, own.command ?? "a command not noted"))),
+      pair("reprise", of[0].reprise),
+      Object.entries(of[0].machine ?? {}).filter(([name]) => !["reprise", "load_at_start"].includes(name)).map(([name, value]) =>
+        pair(words(name), name.endsWith("_bytes") ? bytes(value) : plain(value))),
+      Object.entries(of[0].model ?? {}).map(([name, value]) =>
+        pair(`model ${words(name)}`, name.endsWith("_bytes") ? bytes(value) : anything(value))))));
+}
+
+// The day of a run, and how busy the machine was when it began.
+function ran(own) {
+  const load = own.machine?.load_at_start;
+  return isNumber(load) ? `${day(own.date)}, at a load of ${load}` : day(own.date);
 }
 
 function plain(value) {

@@ -115,7 +115,11 @@ function nameEnds(plot, box, x, y, series) {
     return last ? [{ one, y: y(last.y), x: x(last.x) }] : [];
   }).sort((a, b) => a.y - b.y);
   // Names that would lie over each other move down, and all of them up again if the last left the plot.
-  for (let at = 1; at < names.length; at += 1) names[at].y = Math.max(names[at].y, names[at - 1].y + 14);
+  names.forEach((name, at) => {
+    for (const above of names.slice(0, at)) {
+      if (Math.abs(above.x - name.x) < 90 && name.y < above.y + 14) name.y = above.y + 14;
+    }
+  });
   const over = (names.at(-1)?.y ?? 0) - (box.bottom + 8);
   if (over > 0) for (const name of names) name.y -= over;
   for (const { one, y: at, x: end } of names) {
