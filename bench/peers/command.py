@@ -187,7 +187,7 @@ def _questions(chats: Sequence[Chat], tokenizer: Tokenizer) -> list[Question]:
         for turn in chat.turns:
             if turn.temperature or turn.num_allowed or turn.is_endless or turn.text is not None:
                 raise ArgumentsError(f"{chat.workload} is not asked greedily as a chat; leave it out")
-            ids = tokenizer.render_chat(list(turn.messages), list(turn.tools) or None)
+            ids = tokenizer.render_chat(turn.for_template(), turn.tools_for_template() or None)
             questions.append(Question(chat.workload, turn, tuple(ids)))
     return questions
 
