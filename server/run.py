@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 KEEP_CONNECTION_S = 75
 """How long an idle connection stays open: longer than clients keep one, so that none finds it shut."""
-LAST_WRITES_S = 2
+LAST_WRITES_S = 5
 """How long clients get to read what they were sent when the engine has stopped."""
-STUCK_S = 5
-"""How much longer than the drain the engine may take to stop."""
+STUCK_S = 30
+"""How much longer than the drain the engine may take to stop: for its last step, and to write what it keeps."""
 
 
 class HttpServer(uvicorn.Server):
