@@ -265,7 +265,7 @@ def test_stopping_an_engine_that_never_started_or_twice_is_harmless(start_engine
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_an_incomplete_model_folder_ends_the_process_with_a_message(missing: str, tmp_path: Path) -> None:
     for file in Path(BUNDLED_MODEL).iterdir():
-        if file.name != missing:
+        if file.is_file() and file.name != missing:
             (tmp_path / file.name).write_bytes(file.read_bytes())
     reprise = Path(sys.executable).with_name("reprise")
     command = [str(reprise), "serve", "--port", "0", "--model", str(tmp_path)]
