@@ -226,8 +226,8 @@ def _sides(
 
 def _print(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     table = Table(title="The same chats, in turns, greedily")
-    for name in ("workload", "", "requests", "failed", "tokens", "tokens/s", "ratio", "decoding alone"):
-        table.add_column(name, justify="left" if name in ("workload", "") else "right")
+    for name in ("workload", "side", "requests", "failed", "tokens", "tokens/s", "ratio", "decoding alone"):
+        table.add_column(name, justify="left" if name in ("workload", "side") else "right")
     for name in ("first token", "inter-token", "texts"):
         table.add_column(name, justify="right")
     for row in rows:

@@ -41,8 +41,8 @@ def test_forced_costs_make_the_widest_draft_the_best_and_learn_nothing():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_small_run_measures_every_acceptance_and_ends_with_advice(model_folder, tmp_path, capsys):
     names = {name: tmp_path / f"found.{name}" for name in ("json", "csv", "html")}
-    given = ["--model", str(model_folder), "--workloads", "free", "--chats", "2", "--max-tokens", "12"]
-    given += ["--num-draft-tokens", "1,4", "--draft-types", "suffix"]
+    given = ["--model", str(model_folder), "--workloads", "quotes", "--chats", "2", "--max-tokens", "12"]
+    given += ["--num-draft-tokens", "1,4", "--draft-types", "suffix", "--draft-model", str(model_folder)]
     for name, file in names.items():
         given += [f"--{name}", str(file)]
     assert main(["bench", "economics", *given]) == 0
@@ -57,6 +57,10 @@ def test_a_small_run_measures_every_acceptance_and_ends_with_advice(model_folder
         shares = [one["acceptance"] for one in points if one["num_draft_tokens"] == length]
         assert min(shares) == 0.0
         assert max(shares) == 1.0
+    # The draft model is the model itself.
+    of_model = [one for one in found["economics"]["points"] if one["draft_type"] == "draft-model"]
+    assert {one["num_draft_tokens"]: one["acceptance"] for one in of_model} == {1: 1.0, 4: 1.0}
+    assert [one["num_draft_tokens"] for one in found["economics"]["draft_model"]] == [1, 4]
     assert found["command"].startswith("reprise bench economics --model")
     assert found["cost_curve"][0]["width"] == 1
     with names["csv"].open() as file:
