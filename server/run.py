@@ -34,7 +34,7 @@ KEEP_CONNECTION_S = 75
 LAST_WRITES_S = 5
 """How long clients get to read what they were sent when the engine has stopped."""
 STUCK_S = 30
-"""How much longer than the drain the engine may take to stop: for its last step, and to write what it keeps."""
+"""How much longer than the drain the engine may take: for its last step, and to write what it keeps."""
 
 
 class HttpServer(uvicorn.Server):
