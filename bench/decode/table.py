@@ -93,6 +93,7 @@ COLUMNS: dict[str, Column] = {
 }
 """What a table can show, by the names in rows and in the order in which it does."""
 
+_WHICH = ("workload", "prompt_tokens", "turn", "streams", "draft_type", "num_draft_tokens")
 _ENDLESS = 10_000
 _WORDS = ("workload", "draft_type", "acceptance_by_position", "by_source")
 
@@ -112,16 +113,32 @@ def print_rows(console: Console, rows: Sequence[Row], columns: Sequence[str] | N
         for name, column in COLUMNS.items()
         if column.is_shown and not all(column.is_dull(row[name]) for row in rows)
     ]
-    table = _table(rows, names, title, gap=1)
-    endless = console.options.update(max_width=_ENDLESS)
-    if Measurement.get(console, endless, table).maximum > console.width:
-        table = _table(rows, names, title, gap=0)
-    console.print(table)
+    for part in _parts(console, rows, names):
+        table = _table(rows, part, title, gap=1)
+        console.print(table if _fits(console, table) else _table(rows, part, title, gap=0))
     for sentence in HOW:
         console.print(sentence, style="dim", highlight=False)
     for row in rows:
         if row["first_divergence"]:
             console.print(divergence_text(row), style="red", highlight=False, markup=False)
+
+
+def _parts(console: Console, rows: Sequence[Row], names: Sequence[str]) -> list[list[str]]:
+    """The columns in as many tables as it takes to fit the width; each says which rows it is of."""
+    which = [name for name in names if name in _WHICH]
+    parts = [list(which)]
+    for name in names:
+        if name in _WHICH:
+            continue
+        if len(parts[-1]) > len(which) and not _fits(console, _table(rows, [*parts[-1], name], "", gap=0)):
+            parts.append(list(which))
+        parts[-1].append(name)
+    return parts
+
+
+def _fits(console: Console, table: Table) -> bool:
+    endless = console.options.update(max_width=_ENDLESS)
+    return Measurement.get(console, endless, table).maximum <= console.width
 
 
 def _table(rows: Sequence[Row], names: Sequence[str], title: str, gap: int) -> Table:

@@ -125,6 +125,13 @@ def test_the_table_fits_120_columns_with_the_longest_names() -> None:
     assert max(map(len, lines)) <= 120
 
 
+def test_more_columns_than_fit_are_shown_in_several_tables() -> None:
+    lines = printed([row_of([trial()], None)], tuple(COLUMNS)).splitlines()
+    assert sum(line.startswith("edits") for line in lines) > 1
+    assert "suffix 9/12" in "".join(lines)
+    assert max(map(len, lines)) <= 120
+
+
 def printed(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
     console = Console(width=120, file=io.StringIO(), record=True)
     print_rows(console, rows, columns, "a title")
