@@ -152,7 +152,8 @@ def edit(source: Source, file: File) -> str:
     """Change the file in place; returns the request that asks for it."""
     rng = source.rng
     kinds = ("rename", "value", "docstring", "fix")
-    kind = rng.choice(kinds)
+    # Renames need most practice: every place counts.
+    kind = rng.choice(kinds) if source.held_out else rng.choices(kinds, (0.42, 0.26, 0.14, 0.18))[0]
     show = rng.choice(SHOW)
     if kind == "rename":
         old = rng.choice(file.names)
@@ -200,11 +201,11 @@ def editing(source: Source, num_lines: int, num_turns: int = 1, family: str = "e
 
 
 def edit_short(source: Source) -> Conversation:
-    """A file of up to 20 lines, one edit; while training mostly a tiny one, so that edits weigh more."""
+    """A file of up to 20 lines, one edit; while training often a tiny one, so that edits weigh more."""
     if not source.held_out and source.chance(0.12):
         return renaming(source)
-    if not source.held_out and source.chance(0.55):
-        return editing(source, source.rng.randint(3, 7), source.rng.choice((1, 1, 2, 3)))
+    if not source.held_out and source.chance(0.35):
+        return editing(source, source.rng.randint(3, 9), source.rng.choice((1, 1, 2, 3)))
     return editing(source, source.between(5, 20))
 
 
