@@ -10,12 +10,12 @@ Make = Callable[[Source], Conversation]
 
 # Family -> (what makes a sample, its weight in training).
 FAMILIES: dict[str, tuple[Make, float]] = {
-    "edit": (code.edit_short, 0.42),
+    "edit": (code.edit_short, 0.72),
     "edit of 60 lines": (code.edit_long, 0.015),
-    "multi-turn edit": (code.edit_turns, 0.06),
+    "multi-turn edit": (code.edit_turns, 0.09),
     "record look-up": (records.look_up, 0.09),
     "JSON for a schema": (records.fill_schema, 0.04),
-    "quote a sentence": (passages.quote, 0.36),
+    "quote a sentence": (passages.quote, 0.20),
     "list or repeat a passage": (passages.list_people, 0.035),
     "tool call": (tools.call_tool, 0.07),
     "answer from a tool result": (tools.answer_result, 0.03),
