@@ -19,16 +19,18 @@ def advise(
     slope: Slope | None,
     choices: Sequence[Choice],
     held_out: Mapping[str, Estimate],
+    gains: Mapping[str, Estimate],
     model_needs: Mapping[int, Estimate],
 ) -> list[str]:
     """Sentences, the most useful first.
 
     held_out: by workload, what its best choice brings to chats that had no part in choosing it.
+    gains: by workload, how many times as fast as auto that is.
     model_needs: acceptance that the draft model's drafts need to pay, by their length; empty without one.
     """
     workloads = list(dict.fromkeys(choice.workload for choice in choices))
     return [
-        *_what_to_use(choices, workloads, held_out),
+        *_what_to_use(choices, workloads, gains),
         *(_of_workload(choices, workload, held_out.get(workload)) for workload in workloads),
         *_of_model(choices, model_needs),
         *_of_fits(fits),
@@ -47,12 +49,12 @@ def _auto_of(choices: Sequence[Choice], workload: str) -> Choice | None:
 
 
 def _what_to_use(
-    choices: Sequence[Choice], workloads: Sequence[str], held_out: Mapping[str, Estimate]
+    choices: Sequence[Choice], workloads: Sequence[str], gains: Mapping[str, Estimate]
 ) -> list[str]:
     """What to type, over all workloads."""
     better, paying, unsure = {}, [], []
     for workload in workloads:
-        best, auto = best_of(choices, workload), _auto_of(choices, workload)
+        best = best_of(choices, workload)
         if best and best.pays and best.speedup.value > WORTH:
             paying.append(workload)
         if (
@@ -62,10 +64,9 @@ def _what_to_use(
             and (best.speedup.high is None or best.speedup.high > WORTH)
         ):
             unsure.append(workload)
-        # The best of many looks better than it is.
-        honest = held_out.get(workload, best.speedup) if best else None
-        if best and auto and honest and best.pays and honest.value > WORTH * auto.speedup.value:
-            better[workload] = best, auto
+        gain = gains.get(workload)
+        if best and best.pays and gain and gain.value > WORTH and gain.low is not None and gain.low > 1.0:
+            better[workload] = best, gain
     autos = [choice for choice in choices if choice.is_gated]
     losing = [choice.workload for choice in autos if choice.speedup.high and choice.speedup.high < 1.0]
     told = []
@@ -82,10 +83,10 @@ def _what_to_use(
             "Use --draft-type auto, the default, which stops where drafts do not pay: no fixed type and "
             f"length is for certain more than {100 * (WORTH - 1):.0f} % faster on any of these workloads."
         )
-    for workload, (best, auto) in better.items():
+    for workload, (best, gain) in better.items():
         told.append(
             f"For chats like {workload}, use {_flags(best)}: {_times(best.speedup)} as fast as plain "
-            f"decoding, where auto is {_times(auto.speedup)}."
+            f"decoding, and {_times(gain)} as fast as auto on chats that had no part in choosing it."
         )
     if better and len(better) < len(workloads):
         told.append("For everything else, or a mixture, use --draft-type auto.")

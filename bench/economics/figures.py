@@ -249,26 +249,42 @@ def advised(trials: Sequence[Trial], workload: str) -> Estimate | None:
     The best of many choices looks better than it is: each chat here counts with the one that was best for
     the others. None with fewer than three chats.
     """
-    own = [trial for trial in trials if trial.workload == workload and trial.draft_type != CONTROLLED]
-    chats = sorted({trial.chat for trial in own if not trial.is_gated})
+    logs = _advised_logs(trials, workload)
+    return geometric_mean_of(list(np.exp(list(logs.values())))) if logs else None
+
+
+def against_auto(trials: Sequence[Trial], workload: str) -> Estimate | None:
+    """How many times as fast as auto that is, chat by chat; None with fewer than three, or without auto."""
+    logs = _advised_logs(trials, workload)
+    auto = {trial.chat: float(np.log(trial.speedup)) for trial in _real(trials, workload) if trial.is_gated}
+    if not logs or logs.keys() != auto.keys():
+        return None
+    return geometric_mean_of([float(np.exp(logs[chat] - auto[chat])) for chat in logs])
+
+
+def _real(trials: Sequence[Trial], workload: str) -> list[Trial]:
+    return [trial for trial in trials if trial.workload == workload and trial.draft_type != CONTROLLED]
+
+
+def _advised_logs(trials: Sequence[Trial], workload: str) -> dict[int, float]:
     logs = {
         (trial.chat, (trial.draft_type, trial.num_draft_tokens)): float(np.log(trial.speedup))
-        for trial in own
+        for trial in _real(trials, workload)
         if not trial.is_gated
     }
-    kinds = {kind for _, kind in logs}
+    chats, kinds = sorted({chat for chat, _ in logs}), sorted({kind for _, kind in logs})
     if len(chats) < 3:
-        return None
-    got = []
+        return {}
+    got = {}
     for chat in chats:
         # Drafting nothing is a choice too.
         best, best_mean = None, 0.0
-        for kind in sorted(kinds):
+        for kind in kinds:
             mean = float(np.mean([logs[other, kind] for other in chats if other != chat]))
             if mean > best_mean:
                 best, best_mean = kind, mean
-        got.append(1.0 if best is None else float(np.exp(logs[chat, best])))
-    return geometric_mean_of(got)
+        got[chat] = 0.0 if best is None else logs[chat, best]
+    return got
 
 
 def energy(trials: Sequence[Trial], source: str | None, reason: str | None) -> dict[str, Any]:

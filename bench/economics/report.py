@@ -40,9 +40,14 @@ def section(trials: Sequence[Trial], curve: Mapping[int, float], meter: Meter) -
     choices = figures.choices(trials)
     workloads = dict.fromkeys(choice.workload for choice in choices)
     held_out = {name: found for name in workloads if (found := figures.advised(trials, name)) is not None}
+    gains = {name: one for name in workloads if (one := figures.against_auto(trials, name)) is not None}
     needs = figures.model_needs(trials)
     energy = figures.energy(trials, meter.source, meter.reason)
-    advice = [*advise(fits, slope, choices, held_out, needs), *described(errors), energy_in_words(energy)]
+    advice = [
+        *advise(fits, slope, choices, held_out, gains, needs),
+        *described(errors),
+        energy_in_words(energy),
+    ]
     return {
         "plain_tps": plain_tps,
         "intervals": INTERVALS,

@@ -45,6 +45,16 @@ def test_what_is_faster_than_auto_is_named_with_its_flags(advice):
     assert said[1] == "For everything else, or a mixture, use --draft-type auto."
 
 
+def test_what_may_be_faster_than_auto_by_chance_is_not_advised(advice):
+    said = advice(
+        {
+            ("edits", "suffix", 16, False): [(0.9, 4.0), (0.92, 5.0), (0.91, 4.5)],
+            ("edits", "auto", 31, True): [(0.9, 4.1), (0.92, 14.0), (0.91, 9.0)],
+        }
+    )
+    assert said[0].startswith("Use --draft-type auto")
+
+
 def test_where_nothing_pays_it_says_so(advice):
     said = advice(
         {
