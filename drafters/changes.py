@@ -37,13 +37,10 @@ class Change:
 
 
 class Changes:
-    """The changes known for one text.
-
-    by_first: the changes by the first of the source tokens that they replace, longest first; only to be read.
-    """
+    """The changes known for one text, found by the source tokens that they replace."""
 
     def __init__(self) -> None:
-        self.by_first: dict[int, list[Change]] = {}
+        self._by_first: dict[int, list[Change]] = {}
         self._order: dict[tuple[int, ...], None] = {}
         self._luck = 0
 
@@ -52,7 +49,7 @@ class Changes:
 
     def at(self, source: Ids, place: int) -> Change | None:
         """The change to expect at a place of the source; the longest, if several."""
-        known = self.by_first.get(source[place])
+        known = self._by_first.get(source[place])
         if known is None:
             return None
         least = 2 if self._luck <= -_PATIENCE else 1
@@ -103,7 +100,7 @@ class Changes:
         if not (0 < stop - start <= LONGEST_CHANGE and 0 < len(said) <= LONGEST_CHANGE):
             return
         key, new = tuple(source[start:stop]), tuple(said)
-        known = self.by_first.setdefault(key[0], [])
+        known = self._by_first.setdefault(key[0], [])
         change = next((change for change in known if change.source == key), None)
         if change is None:
             change = Change(key, new, num_needed)
@@ -120,9 +117,9 @@ class Changes:
 
     def _forget(self, key: tuple[int, ...]) -> None:
         del self._order[key]
-        known = [change for change in self.by_first.pop(key[0]) if change.source != key]
+        known = [change for change in self._by_first.pop(key[0]) if change.source != key]
         if known:
-            self.by_first[key[0]] = known
+            self._by_first[key[0]] = known
 
 
 def _sides(source: Ids, start: int, stop: int) -> tuple[int, int]:

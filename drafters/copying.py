@@ -92,7 +92,7 @@ class CopyCursor:
     def draft_from(self, place: int, limit: int) -> list[int]:
         """What an answer says that copies the source from a place on, with the changes that are known."""
         source, changes = self.source, self._changes
-        if not changes.by_first:
+        if not len(changes):
             return source[place : place + limit].tolist()
         drafted: list[int] = []
         size = len(source)
@@ -114,7 +114,7 @@ class CopyCursor:
             self.place = None
             return False
         change = self._change
-        if change is None and self._changes.by_first:
+        if change is None and len(self._changes):
             change, self._num_said = self._changes.at(source, place), 0
         if change is not None:
             return self._follow_change(change, place, token)

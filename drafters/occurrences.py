@@ -1,4 +1,4 @@
-"""Where the end of one text occurs in another: chains of n-grams, n = 2, 4, 8, 16, newest first.
+"""Where the end of a text has occurred before: chains of n-grams, n = 2, 4, 8, 16, newest first.
 
 After zlib's hash chains. For each n one table of heads (hash of an n-gram -> where it last ended) and one
 of links (a place -> where the same n-gram ended before that). Places whose hashes merely share a slot are
@@ -7,7 +7,7 @@ long the text: one microsecond, and about 40 bytes for each token, 70 where posi
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 LENGTHS = (2, 4, 8, 16)
@@ -133,6 +133,12 @@ class Occurrences:
             return self._tokens[first:last]
         return self._tokens[first:] + self._tokens[:last]
 
+    def earlier(self, recent: Ids) -> Match | None:
+        """The longest earlier occurrence of this text's own end. recent: its last tokens, at most LONGEST."""
+        at = self.end & self._mask
+        twos, fours, eights, sixteens = self._links
+        return self._longest((twos[at], fours[at], eights[at], sixteens[at]), recent)
+
     def find(
         self, hashes: Hashes, recent: Ids, may_use: Callable[[int], bool] | None = None, shortest: int = 2
     ) -> Match | None:
@@ -200,3 +206,38 @@ class Occurrences:
         support = [followers.count(follower) for follower in followers]
         most = max(support)
         return Match(places[support.index(most)], longest, most, len(places) - most)
+
+
+class GrowingText:
+    """A text that is looked up in itself: what one sequence was asked and has said.
+
+    tokens: (n,) all of it; grows in place.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = array("I", tokens)
+        self._start(tokens)
+
+    def append(self, token: int) -> None:
+        """Add a token at the end."""
+        index = self.index
+        if index.end >= index.room:
+            self._start(self.tokens)
+            index = self.index
+        self.tokens.append(token)
+        index.append(token, self.tail.append(token))
+
+    def recent(self) -> Ids:
+        """The last tokens, at most LONGEST."""
+        return self.tokens[-LONGEST:]
+
+    def earlier(self) -> Match | None:
+        """The longest earlier occurrence of the text's end."""
+        return self.index.earlier(self.recent())
+
+    def _start(self, tokens: Sequence[int]) -> None:
+        # Room for at least a quarter more, so that to start again stays cheap per token.
+        room = 1 << (len(tokens) + len(tokens) // 4).bit_length()
+        self.tail, self.index = Tail(), Occurrences(max(_SMALLEST_ROOM, room))
+        for token in tokens:
+            self.index.append(token, self.tail.append(token))

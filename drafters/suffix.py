@@ -10,8 +10,8 @@ from typing import Any
 
 from drafters.base import NO_DRAFT, Ask, Draft, MemoryFileError, Opening
 from drafters.copying import CopyCursor
-from drafters.growing_text import GrowingText
 from drafters.history import DEFAULT_TOKENS, History
+from drafters.occurrences import GrowingText
 
 CLASS_STARTS = (3, 4, 6, 9, 16, 32)
 """Match lengths at which a next class begins: <3, 3, 4-5, 6-8, 9-15, 16-31, 32 and more tokens."""
@@ -87,7 +87,7 @@ class SuffixDrafter:
         return len(self._sequences)
 
     def open(self, opening: Opening) -> None:
-        """Index the prompt."""
+        """Index the prompt: some 2 microseconds a token."""
         text = GrowingText(opening.prompt)
         state = _Sequence(opening.tenant, text, CopyCursor(text.tokens, self._learns))
         self._sequences[opening.seq] = state
@@ -187,7 +187,7 @@ class SuffixDrafter:
                 best = found
         if self._history is not None and length < _LONG:
             if state.finished is None and self._history.num_texts:
-                recalled = self._history.find(state.tenant, state.text.hashes(), state.text.recent())
+                recalled = self._history.find(state.tenant, state.text.tail.hashes, state.text.recent())
                 if recalled is not None:
                     state.finished = [recalled.place, recalled.length]
             if state.finished is not None:

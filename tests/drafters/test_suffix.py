@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.base import NO_DRAFT, Ask, Drafter, MemoryFileError, Opening, SharedMemory
-from drafters.growing_text import GrowingText
 from drafters.history import History
+from drafters.occurrences import GrowingText
 from drafters.suffix import DISPUTED, FINISHED, MATCH, NUM_CLASSES, SuffixDrafter
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
@@ -173,5 +173,5 @@ class GrowingEnd:
         self.text = GrowingText(tokens)
 
     def find_in(self, history: History, tenant: str = "") -> list[int]:
-        match = history.find(tenant, self.text.hashes(), self.text.recent())
+        match = history.find(tenant, self.text.tail.hashes, self.text.recent())
         return history.read(match.place, 2) if match else []
