@@ -30,7 +30,7 @@ from server.submission import Submission
 from tests.end_to_end.traffic import SCHEMA, TOOLS
 from tests.server.served import served
 
-NUM_LEAVING = 70
+NUM_LEAVING = 40
 """Of each of the two servers below, after a third as many that make it warm."""
 MOST_AT_ONCE = 24
 QUESTION = [{"role": "user", "content": "Tell me about a red lantern. " + "The lamp is in the hall. " * 6}]
