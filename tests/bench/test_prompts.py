@@ -15,8 +15,8 @@ def test_prompts_have_the_asked_length_with_the_template_around_them(tokenizer, 
 
 def test_no_prompt_begins_like_another(tokenizer):
     maker = PromptMaker(tokenizer, 64, seed=1)
-    openings = [tuple(maker.make().text.split()[:4]) for _ in range(200)]
-    assert len(set(openings)) == 200
+    openings = [tuple(maker.make().text.split()[:4]) for _ in range(60)]
+    assert len(set(openings)) == 60
 
 
 def test_a_seed_makes_the_same_prompts_again(tokenizer):

@@ -17,7 +17,7 @@ HOSTILE = """\
 {#- Without it, the numbers would be known when the template is compiled, whatever is said. -#}
 {%- set n = said | length -%}
 {%- if said == "run" -%}{{ cycler.__init__.__globals__.os.popen("touch MARK").read() }}
-{%- elif said == "hang" -%}{{ n ** (9 ** 9) }}
+{%- elif said == "hang" -%}{{ n ** (9 ** 10) }}
 {%- elif said == "loop" -%}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}
 {%- elif said == "fill" -%}{{ "a" * n * 10 ** 11 }}
 {%- endif -%}
