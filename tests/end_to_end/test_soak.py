@@ -33,8 +33,10 @@ FLAGS = [
     [pytest.param(110, id="two minutes"), pytest.param(1800, id="half an hour", marks=pytest.mark.soak)],
 )
 @pytest.mark.timeout(2400)
-async def test_a_server_under_mixed_traffic_stays_as_it_was(duration_s, tmp_path):
-    with serving(tmp_path, *FLAGS) as (url, printed):
+async def test_a_server_under_mixed_traffic_stays_as_it_was(duration_s, tmp_path, server_folder):
+    # What steps cost need not be measured again.
+    costs = ("--calibration-file", str(server_folder / "costs.json"))
+    with serving(tmp_path, *FLAGS, *costs) as (url, printed):
         before = await _scrape(url)
         # Everything is made once: thread pools, compiled grammars, buffers.
         await Traffic(url, seed=1).run(NUM_CLIENTS, 5)
