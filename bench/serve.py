@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import httpx
-from rich.console import Console
 
 from bench import argument_types
 from bench.campaign import Campaign
@@ -18,6 +17,7 @@ from bench.errors import ArgumentsError, BenchError
 from bench.load import Asking, CountTokens, ServerSide
 from bench.machine import describe_machine
 from bench.measurement import Round
+from bench.outputs import make_console
 from bench.prompts import PromptMaker
 from bench.report import as_json, print_report, round_text
 from bench.summary import compare_servers, compare_with_bare_loop, num_failed, remarks, summarize
@@ -188,9 +188,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.against and asking.seed is not None:
         notes.append("--seed was sent; mlx_lm.server, for one, does not batch requests with a seed")
     settings = _settings(arguments, seed)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = make_console(_WIDTH)
     console.print(
         ", ".join(f"{name} {value}" for name, value in settings.items()), highlight=False, markup=False
     )

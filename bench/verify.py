@@ -20,6 +20,7 @@ from rich.table import Table
 from bench import argument_types
 from bench.local_engine import LocalEngine
 from bench.machine import describe_machine
+from bench.outputs import make_console
 from bench.parity import Divergence, Parity
 from bench.workloads import Chat, make_chats, read_prompts
 from config.settings import Settings
@@ -81,11 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         chats = read_prompts(arguments.prompts) if arguments.prompts else None
     except (OSError, ValueError) as fault:
-        print(f"reprise verify: {arguments.prompts}: {fault}", file=sys.stderr)
+        told = f"{arguments.prompts}: {fault}" if isinstance(fault, OSError) else fault
+        print(f"reprise verify: {told}", file=sys.stderr)
         return 2
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = make_console(_WIDTH)
     settings = Settings(
         model=str(arguments.model) if arguments.model else None,
         draft_model=str(arguments.draft_model) if arguments.draft_model else None,

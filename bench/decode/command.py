@@ -11,7 +11,7 @@ from itertools import product
 
 from rich.console import Console
 
-from bench import argument_types, document
+from bench import argument_types, document, outputs
 from bench.decode.measuring import Group, make_groups, measure, num_rounds, num_ways
 from bench.decode.progress import Work
 from bench.decode.rows import Trial, rows_of
@@ -19,9 +19,7 @@ from bench.decode.runs import Configuration, Runner
 from bench.decode.samples import Samples
 from bench.decode.table import COLUMNS, flat, print_rows
 from bench.energy import EnergyMeter
-from bench.flat_file import write_rows
 from bench.local_engine import LocalEngine
-from bench.page import write_page
 from bench.workloads import VERSION, WORKLOADS, Chat, lengths_of, make_chats, read_prompts
 from config.settings import Settings
 
@@ -77,9 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=1, metavar="N", help="Makes the chats and samples. Default: 1.")
     add("--columns", type=_names, metavar="A,B",
         help="Columns of the table, by their names in JSON, or all.")  # fmt: skip
-    add("--json", type=argument_types.output_file, metavar="FILE", help="Write a result document.")
-    add("--csv", type=argument_types.output_file, metavar="FILE", help="Write the rows.")
-    add("--html", type=argument_types.output_file, metavar="FILE", help="Write a page with plots.")
+    outputs.add_arguments(parser, "Write the rows.")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -90,9 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         own = _own_chats(arguments)
     except (OSError, ValueError) as fault:
         return _refuse(fault)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = outputs.make_console(_WIDTH)
     with EnergyMeter() as meter, LocalEngine(_settings(arguments)) as local:
         runner = Runner(local, arguments.max_tokens, arguments.seed, meter)
         samples = Samples(local)
@@ -121,17 +115,8 @@ def run(arguments: argparse.Namespace) -> int:
         told = f"! {workload}, turn {turn}: {len(chats)} left out, too long for the model's context"
         console.print(told, style="yellow", highlight=False, markup=False)
     console.print(", ".join(f"{key} {value}" for key, value in record["machine"].items()), highlight=False)
-    _write(arguments, record)
+    outputs.write(arguments, record, [flat(row) for row in rows])
     return int(any(row["parity"] == "FAIL" for row in rows))
-
-
-def _write(arguments: argparse.Namespace, record: document.Document) -> None:
-    if arguments.json:
-        document.write(arguments.json, record)
-    if arguments.csv:
-        write_rows(arguments.csv, [flat(row) for row in record["decode"]["rows"]])
-    if arguments.html:
-        write_page(arguments.html, [record])
 
 
 def _measure(
@@ -199,10 +184,7 @@ def _own_chats(arguments: argparse.Namespace) -> list[Chat]:
     """The user's own chats. Raises OSError, ValueError."""
     if not arguments.prompts:
         return []
-    try:
-        chats = read_prompts(arguments.prompts)
-    except ValueError as fault:
-        raise ValueError(f"{arguments.prompts}: {fault}") from None
+    chats = read_prompts(arguments.prompts)
     kept = chats[: arguments.cases * arguments.streams] if arguments.cases else chats
     if len(kept) < arguments.streams:
         raise ValueError(

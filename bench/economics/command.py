@@ -5,19 +5,16 @@ import sys
 from collections.abc import Sequence
 from itertools import chain, zip_longest
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
-from bench import argument_types, document
+from bench import argument_types, document, outputs
 from bench.economics.controlled import forced_costs
 from bench.economics.report import Meter, print_report, rows, section
 from bench.economics.trials import LEVELS, Ask, Laboratory, Trial
 from bench.energy import EnergyMeter
 from bench.errors import ArgumentsError
-from bench.flat_file import write_rows
 from bench.local_engine import LocalEngine
-from bench.page import write_page
-from bench.workloads import WORKLOADS, Chat, lengths_of, make_chats, read_prompts
+from bench.workloads import WORKLOADS, Chat, lengths_of, make_chats, own_chats
 from config.setting import SettingsError
 from config.settings import Settings
 from engine.loading import ModelError
@@ -65,24 +62,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Run everything so often and keep the quickest, on a machine that is not idle. "
         "Default: 1.")  # fmt: skip
     add("--seed", type=int, default=1, metavar="N", help="Makes the chats. Default: 1.")
-    add("--json", type=argument_types.output_file, metavar="FILE", help="Write a result document.")
-    add("--csv", type=argument_types.output_file, metavar="FILE", help="Write a row for each run.")
-    add("--html", type=argument_types.output_file, metavar="FILE", help="Write a page with plots.")
+    outputs.add_arguments(parser, "Write a row for each run.")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and return the exit status: 2 if the arguments do not fit, 1 without a measurement."""
     try:
         groups = _asks(arguments)
-        prompts = _prompts(arguments)
+        prompts = own_chats(arguments.prompts, arguments.workloads.split(","))
     except (OSError, ValueError) as fault:
         print(f"reprise bench economics: {fault}", file=sys.stderr)
         return 2
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = outputs.make_console(_WIDTH)
     try:
-        with EnergyMeter() as meter, _progress(console) as progress:
+        with EnergyMeter() as meter, outputs.make_progress(console) as progress:
             trials, record = _measure(arguments, groups, prompts, meter, progress)
             told = Meter(meter.source, meter.reason)
     except (ArgumentsError, RuntimeError) as fault:
@@ -97,12 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     record["economics"] = found
     print_report(console, found)
     console.print(", ".join(f"{key} {value}" for key, value in record["machine"].items()), highlight=False)
-    if arguments.json:
-        document.write(arguments.json, record)
-    if arguments.csv:
-        write_rows(arguments.csv, rows(trials))
-    if arguments.html:
-        write_page(arguments.html, [record])
+    outputs.write(arguments, record, rows(trials))
     return 0
 
 
@@ -120,19 +108,6 @@ def _asks(arguments: argparse.Namespace) -> list[list[Ask]]:
     if max(arguments.num_draft_tokens) > _LONGEST:
         raise ValueError(f"--num-draft-tokens: {max(arguments.num_draft_tokens)} is above {_LONGEST}")
     return [[(known[name], length) for name in names] for length in sorted(arguments.num_draft_tokens)]
-
-
-def _prompts(arguments: argparse.Namespace) -> list[Chat] | None:
-    """The user's own chats, if there are any. Raises ValueError for those, and for unknown workloads."""
-    if arguments.prompts:
-        try:
-            return read_prompts(arguments.prompts)
-        except ValueError as fault:
-            raise ValueError(f"{arguments.prompts}: {fault}") from None
-    for name in arguments.workloads.split(","):
-        if name not in WORKLOADS:
-            raise ValueError(f"--workloads: {name} is none of {', '.join(WORKLOADS)}")
-    return None
 
 
 def _measure(
@@ -215,10 +190,3 @@ def _mixed(chats: Sequence[Chat], count: int) -> list[tuple[int, Chat]]:
         groups.setdefault(chat.workload, []).append((number, chat))
     turns = chain.from_iterable(zip_longest(*groups.values()))
     return [one for one in turns if one is not None][:count]
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        console=console, transient=True,
-    )  # fmt: skip

@@ -7,18 +7,15 @@ from contextlib import ExitStack
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bench import argument_types, document
+from bench import argument_types, document, outputs
 from bench.child import BareLoop, OwnServer, terminated_like_interrupted
 from bench.errors import ArgumentsError, BenchError
-from bench.flat_file import write_rows
-from bench.page import write_page
 from bench.peers.comparison import compared
 from bench.peers.rounds import Record, ask_all
 from bench.peers.sides import LoopPeer, Question, ServerPeer, Side
-from bench.workloads import VERSION, WORKLOADS, Chat, lengths_of, make_chats, read_prompts
+from bench.workloads import VERSION, Chat, lengths_of, make_chats, own_chats
 from config.settings import BUNDLED_MODEL
 from engine.tokenizer import Tokenizer
 
@@ -80,16 +77,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Seconds of silence after which a question is given up; three in a row end it for a server. "
         "Default: 120.")  # fmt: skip
     add("--seed", metavar="N", type=int, default=1, help="Makes the chats. Default: 1.")
-    add("--json", metavar="FILE", type=argument_types.output_file, help="Write a result document.")
-    add("--csv", metavar="FILE", type=argument_types.output_file, help="Write the rows.")
-    add("--html", metavar="FILE", type=argument_types.output_file, help="Write a page with plots.")
+    outputs.add_arguments(parser, "Write the rows.")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and return the exit status: 1 if a request failed, 2 if the arguments do not fit."""
     try:
         _check(arguments)
-        prompts = _prompts(arguments)
+        prompts = own_chats(arguments.prompts, arguments.workloads.split(","))
         return _run(arguments, prompts)
     except (BenchError, OSError, ValueError) as fault:
         print(f"reprise bench peers: {fault}", file=sys.stderr)
@@ -106,31 +101,17 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ArgumentsError(f"--server-key: no --server is named {name}")
 
 
-def _prompts(arguments: argparse.Namespace) -> list[Chat] | None:
-    if arguments.prompts:
-        try:
-            return read_prompts(arguments.prompts)
-        except ValueError as fault:
-            raise ArgumentsError(f"{arguments.prompts}: {fault}") from None
-    for name in arguments.workloads.split(","):
-        if name not in WORKLOADS:
-            raise ArgumentsError(f"--workloads: {name} is none of {', '.join(WORKLOADS)}")
-    return None
-
-
 def _run(arguments: argparse.Namespace, prompts: list[Chat] | None) -> int:
     # Here, because it brings mlx-lm: wrong arguments are answered without it.
     from engine.bare_loop import load_tokenizer
 
     tokenizer = load_tokenizer(arguments.model)
     rounds = _rounds(arguments, prompts, tokenizer)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = outputs.make_console(_WIDTH)
     record = document.new_document(document.typed(arguments))
     with terminated_like_interrupted(), ExitStack() as children:
         sides = _sides(arguments, children, tokenizer, console)
-        with _progress(console) as progress:
+        with outputs.make_progress(console) as progress:
             task = progress.add_task("asking", total=sum(map(len, rounds)) * len(sides))
 
             def tell(one: Record) -> None:
@@ -148,12 +129,7 @@ def _run(arguments: argparse.Namespace, prompts: list[Chat] | None) -> int:
     }
     _print(console, rows)
     console.print(", ".join(f"{key} {value}" for key, value in record["machine"].items()), highlight=False)
-    if arguments.json:
-        document.write(arguments.json, record)
-    if arguments.csv:
-        write_rows(arguments.csv, rows)
-    if arguments.html:
-        write_page(arguments.html, [record])
+    outputs.write(arguments, record, rows)
     return int(any(row["error"] for row in rows))
 
 
@@ -251,13 +227,6 @@ def _print(console: Console, rows: Sequence[dict[str, Any]]) -> None:
 
 def _number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        console=console, transient=True,
-    )  # fmt: skip
 
 
 def _server(text: str) -> tuple[str, str, str | None]:

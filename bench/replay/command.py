@@ -16,11 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bench import argument_types, document
+from bench import argument_types, document, outputs
 from bench.cost_curves import Curve, built_in, describe, read_curve
 from bench.edits import KINDS
 from bench.errors import ArgumentsError, BenchError
-from bench.flat_file import write_rows
 from bench.replay.calibration import calibrate, table_of
 from bench.replay.report import count_text, flat, print_report, rows_of
 from bench.replay.rules import COMPARED, RULES, Setup
@@ -81,16 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--calibrate", action="store_true", help="Print how often each bucket of the suffix drafter is right."
     )
-    add("--json", type=argument_types.output_file, metavar="FILE", help="Write a result document.")
-    add("--csv", type=argument_types.output_file, metavar="FILE", help="Write a row for each rule and curve.")
-    add("--html", type=argument_types.output_file, metavar="FILE", help="Write a page with plots.")
+    outputs.add_arguments(parser, "Write a row for each rule and curve.")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay, print, and return the exit status."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = outputs.make_console(_WIDTH)
     try:
         _check(arguments)
         curves = _curves(arguments.cost_curve)
@@ -166,14 +161,7 @@ def _write(
 ) -> None:
     section = {"rows": rows, "curves": describe(curves), "sources": [asdict(source) for source in sources]}
     found = document.new_document(document.typed(arguments), replay=section)
-    if arguments.json:
-        document.write(arguments.json, found)
-    if arguments.csv:
-        write_rows(arguments.csv, flat(rows))
-    if arguments.html:
-        from bench.page import write_page
-
-        write_page(arguments.html, [found])
+    outputs.write(arguments, found, flat(rows))
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -6,13 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from bench import argument_types, document
+from bench import argument_types, outputs
 from bench.cost_curves import Curve, CurveError, built_in, read_curve
 from bench.errors import ArgumentsError, BenchError
-from bench.flat_file import write_rows
 from bench.sweep import gate, grid, tables
 from bench.sweep.parts import PARTS, Bars, Row, sweep
 from bench.sweep.report import print_report
@@ -85,33 +81,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"in: {', '.join(built_in())}. Default: as measured here.",
     )
     add("--seed", type=int, default=1, metavar="N", help="Of everything that is generated. Default: 1")
-    add("--json", type=argument_types.output_file, metavar="FILE", help="Write a result document.")
-    add("--csv", type=argument_types.output_file, metavar="FILE", help="Write all rows; `part` tells which.")
-    add("--html", type=argument_types.output_file, metavar="FILE", help="Write a page with plots.")
+    outputs.add_arguments(parser, "Write all rows; `part` tells which.")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Sweep, print, and return the exit status."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = outputs.make_console(_WIDTH)
     try:
         _check(arguments)
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Progress(*columns, console=console, transient=True) as progress:
+        with outputs.make_progress(console) as progress:
             found = sweep(arguments, Bars(progress, console))
     except (BenchError, MemoryFileError, ModelError) as fault:
         print(f"reprise bench sweep: {fault}", file=sys.stderr)
         return 2
     print_report(console, found["sweep"], Settings())
-    if arguments.json:
-        document.write(arguments.json, found)
-    if arguments.csv:
-        write_rows(arguments.csv, [{"part": part, **row} for part, row in _flat(found["sweep"])])
-    if arguments.html:
-        from bench.page import write_page
-
-        write_page(arguments.html, [found])
+    outputs.write(arguments, found, [{"part": part, **row} for part, row in _flat(found["sweep"])])
     return 0
 
 

@@ -101,7 +101,7 @@ def _read_chats(arguments: argparse.Namespace) -> list[Chat] | None:
     try:
         return read_prompts(arguments.prompts) if arguments.prompts else None
     except ValueError as fault:
-        raise ArgumentsError(f"{arguments.prompts}: {fault}") from None
+        raise ArgumentsError(str(fault)) from None
 
 
 def _make_chats(local: LocalEngine, arguments: argparse.Namespace) -> list[Chat]:

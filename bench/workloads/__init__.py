@@ -8,7 +8,7 @@ Every turn that has a right answer has it as its reference; the answers in its h
 
 from bench.workloads.chats import Chat, Message, Turn, Workload
 from bench.workloads.making import VERSION, WORKLOADS, lengths_of, make_chats
-from bench.workloads.prompt_file import read_prompts
+from bench.workloads.prompt_file import own_chats, read_prompts
 
 __all__ = [
     "VERSION",
@@ -19,5 +19,6 @@ __all__ = [
     "Workload",
     "lengths_of",
     "make_chats",
+    "own_chats",
     "read_prompts",
 ]

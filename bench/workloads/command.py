@@ -18,6 +18,7 @@ from rich.table import Table
 
 from bench import argument_types
 from bench.errors import ArgumentsError
+from bench.outputs import make_console
 from bench.rendering import Renderer, render, render_turn
 from bench.workloads import VERSION, WORKLOADS, Chat, Turn, lengths_of, make_chats
 from config.settings import BUNDLED_MODEL
@@ -77,9 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name in arguments.workloads
         for length in lengths_of(name, arguments.prompt_tokens)
     ]
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = make_console(_WIDTH)
     if arguments.write:
         try:
             count = write_turns(arguments.write, made, tokenizer)

@@ -1,10 +1,12 @@
 """Chats that a user wrote or a server recorded: JSON lines of chat requests."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.workloads.chats import Chat, Turn
+from bench.workloads.making import WORKLOADS
 from server.body import validated
 from server.chat_request import ChatRequest
 from server.errors import BadRequestError
@@ -29,7 +31,8 @@ def read_prompts(path: Path) -> list[Chat]:
     answer. A line with "prompt" as text and no messages is asked without a chat template. A line whose
     messages begin with all those of an earlier line is the next turn of that line's chat.
 
-    Raises OSError if the file cannot be read, ValueError that names the line if one cannot be understood.
+    Raises OSError if the file cannot be read, ValueError that names file and line if one cannot be
+    understood.
     """
     chats: list[list[Turn]] = []
     going_on: dict[tuple[str, ...], int] = {}
@@ -39,11 +42,11 @@ def read_prompts(path: Path) -> list[Chat]:
         try:
             turn = _turn(json.loads(line))
         except RecursionError:
-            raise ValueError(f"line {number} is nested too deep") from None
+            raise ValueError(f"{path}: line {number} is nested too deep") from None
         except (UnicodeDecodeError, json.JSONDecodeError) as fault:
-            raise ValueError(f"line {number} is no JSON: {fault}") from None
+            raise ValueError(f"{path}: line {number} is no JSON: {fault}") from None
         except ValueError as fault:
-            raise ValueError(f"line {number} is no chat: {fault}") from None
+            raise ValueError(f"{path}: line {number} is no chat: {fault}") from None
         said = tuple(json.dumps(message, sort_keys=True) for message in turn.messages)
         earlier = (said[:count] for count in range(len(said) - 1, 0, -1))
         at = next((going_on.pop(one) for one in earlier if one in going_on), None)
@@ -54,8 +57,21 @@ def read_prompts(path: Path) -> list[Chat]:
         if said:
             going_on[said] = at
     if not chats:
-        raise ValueError("there are no chats in it")
+        raise ValueError(f"{path}: there are no chats in it")
     return [Chat(path.stem, tuple(turns)) for turns in chats]
+
+
+def own_chats(path: Path | None, workloads: Sequence[str]) -> list[Chat] | None:
+    """The chats in a user's file; without one None, and the names of workloads are checked.
+
+    Raises OSError and ValueError, as read_prompts does, and ValueError for a workload that is unknown.
+    """
+    if path is not None:
+        return read_prompts(path)
+    for name in workloads:
+        if name not in WORKLOADS:
+            raise ValueError(f"--workloads: {name} is none of {', '.join(WORKLOADS)}")
+    return None
 
 
 def _turn(said: object) -> Turn:
