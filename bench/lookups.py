@@ -9,17 +9,10 @@ PRIOR = 0.5
 """These rules have no opinion; the gate's would be asked only by mistake."""
 
 
-class FixedLookup:
-    """What followed a match of n tokens, n from longest to shortest; where the text ends, so does the draft.
+class _IndexedTexts:
+    """What lookups within one request have in common: each sequence's text, and where its n-grams ended."""
 
-    newest: whether it is the newest place of those that match for the longest n, or the earliest.
-    """
-
-    name = "fixed"
-
-    def __init__(self, longest: int, shortest: int, *, newest: bool = True) -> None:
-        self.sizes = range(longest, shortest - 1, -1)
-        self.newest = newest
+    def __init__(self) -> None:
         self.texts: dict[int, list[int]] = {}
         self.places: dict[int, dict[tuple[int, ...], int]] = {}
 
@@ -28,6 +21,31 @@ class FixedLookup:
         self.texts[opening.seq] = []
         self.places[opening.seq] = {}
         self.observe(opening.seq, opening.prompt)
+
+    def observe(self, seq: int, tokens: Sequence[int]) -> None:
+        """Add tokens, and index the ends that the rule looks up."""
+        raise NotImplementedError
+
+    def settle(self, seq: int, offered: int, accepted: int) -> None:
+        """Nothing to learn."""
+
+    def close(self, seq: int) -> None:
+        """Forget the sequence."""
+        del self.texts[seq], self.places[seq]
+
+
+class FixedLookup(_IndexedTexts):
+    """What followed a match of n tokens, n from longest to shortest; where the text ends, so does the draft.
+
+    newest: whether it is the newest place of those that match for the longest n, or the earliest.
+    """
+
+    name = "fixed"
+
+    def __init__(self, longest: int, shortest: int, *, newest: bool = True) -> None:
+        super().__init__()
+        self.sizes = range(longest, shortest - 1, -1)
+        self.newest = newest
 
     def propose(self, ask: Ask) -> Draft:
         """What followed the match. Its bucket is n."""
@@ -49,15 +67,8 @@ class FixedLookup:
                         places[ngram] = len(text)
             text.append(token)
 
-    def settle(self, seq: int, offered: int, accepted: int) -> None:
-        """Nothing to learn."""
 
-    def close(self, seq: int) -> None:
-        """Forget the sequence."""
-        del self.texts[seq], self.places[seq]
-
-
-class LongCopyLookup:
+class LongCopyLookup(_IndexedTexts):
     """llama.cpp's ngram-simple: the newest place of the last n tokens, and up to m tokens from there.
 
     It drafts nothing shorter than n tokens, nor before there are n + m + 2. The very first n-gram counts as
@@ -68,16 +79,9 @@ class LongCopyLookup:
     name = "long-copy"
 
     def __init__(self, n: int = 12, m: int = 48) -> None:
+        super().__init__()
         self.n = n
         self.m = m
-        self.texts: dict[int, list[int]] = {}
-        self.places: dict[int, dict[tuple[int, ...], int]] = {}
-
-    def open(self, opening: Opening) -> None:
-        """Index the prompt."""
-        self.texts[opening.seq] = []
-        self.places[opening.seq] = {}
-        self.observe(opening.seq, opening.prompt)
 
     def propose(self, ask: Ask) -> Draft:
         """What followed the match, without the last token of the text."""
@@ -98,13 +102,6 @@ class LongCopyLookup:
             end = len(text) - 2
             if end > n:
                 places[tuple(text[end - n : end])] = end
-
-    def settle(self, seq: int, offered: int, accepted: int) -> None:
-        """Nothing to learn."""
-
-    def close(self, seq: int) -> None:
-        """Forget the sequence."""
-        del self.texts[seq], self.places[seq]
 
 
 class WipedTableLookup:
