@@ -3,6 +3,7 @@
     python scripts/train_demo_model.py --minutes 100 --processes 2      # train (or resume) and export
     python scripts/train_demo_model.py --evaluate                       # exact match on held-out samples
     python scripts/train_demo_model.py --size draft --minutes 15        # a smaller one of the same vocabulary
+    python scripts/train_demo_model.py --size polish --minutes 20       # one of another vocabulary
 
 Needs torch, tokenizers, numpy and safetensors (the `train` extra); the server needs none of this.
 """
@@ -13,15 +14,17 @@ import os
 import random
 import shutil
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from demo_corpus import FAMILIES, Conversation, Source, conversations, held_out
+from demo_corpus import FAMILIES, Source, conversations, held_out
 from demo_corpus.lexicon import ADJECTIVES, FIELDS, IDENTIFIER_WORDS, NAMES
+from demo_corpus.polish import POLISH_ADJECTIVES, POLISH_NAMES, POLISH_NOUNS, in_polish
 from demo_corpus.rendering import SPECIAL_TOKENS, TURN_END, render
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -52,8 +55,12 @@ DRAFT_CONFIG = {
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
 }
+# Of another vocabulary too: text with diacritics is half of what the model in demo_model/draft_polish reads.
+POLISH_CONFIG = DRAFT_CONFIG | {"vocab_size": 3072}
 # Words take a leading space with them, numbers go in pairs of digits, line breaks take the indentation.
 SPLIT = r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# In Polish: digits stand alone, a line break takes the indentation with it, and so do signs their space.
+POLISH_SPLIT = r"\n *|\p{N}| ?[^\s\p{L}\p{N}]+| ?\p{L}+|\s"
 BATCH_TOKENS = 2048
 PEAK_RATE = 2.4e-3
 EMBEDDING_RATE = 1.2e-3
@@ -81,6 +88,42 @@ def train_tokenizer() -> Tokenizer:
     single = sum(len(tokenizer.encode(form).ids) == 1 for w in words for form in (w, " " + w))
     print(f"tokenizer: {tokenizer.get_vocab_size()} tokens, {single} of {2 * len(words)} words are one token")
     return tokenizer
+
+
+def train_polish_tokenizer() -> Tokenizer:
+    """A BPE as SentencePiece has it, over the same text half in Polish: of characters, or bytes.
+
+    Spaces are marks of their own, and text is taken to begin with one, which decoding takes away again.
+    """
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    split = pre_tokenizers.Split(Regex(POLISH_SPLIT), behavior="isolated")
+    spaces = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, spaces])
+    parts = [
+        decoders.Replace("\u2581", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
+    tokenizer.decoder = decoders.Sequence(parts)
+    rng = random.Random(0)
+    pieces = [render(c) for c in islice(conversations(Source(rng)), 3000)]
+    text = ["".join(p for p, _ in (in_polish(one, rng) if at % 2 else one)) for at, one in enumerate(pieces)]
+    for words in (POLISH_NOUNS, POLISH_ADJECTIVES, POLISH_NAMES):
+        text += ["\n".join((word, " " + word, word.capitalize())) for word in words] * 30
+    trainer = trainers.BpeTrainer(
+        vocab_size=POLISH_CONFIG["vocab_size"],
+        special_tokens=[*SPECIAL_TOKENS, "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))],
+        initial_alphabet=[chr(code) for code in range(32, 127)],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(text, trainer)
+    # The trainer takes bytes as special tokens only, which decoding would leave out.
+    written = json.loads(tokenizer.to_str())
+    written["added_tokens"] = [
+        token for token in written["added_tokens"] if token["content"] in SPECIAL_TOKENS
+    ]
+    return Tokenizer.from_str(json.dumps(written))
 
 
 class Block(nn.Module):
@@ -236,15 +279,12 @@ def orthogonal(x: Tensor) -> Tensor:
 Sample = tuple[list[int], list[bool]]
 
 
-def encode(tokenizer: Tokenizer, conversation: Conversation) -> Sample:
-    """Token ids, and for each whether it is part of an answer."""
-    ids: list[int] = []
-    answer: list[bool] = []
-    for text, is_answer in render(conversation):
-        piece = tokenizer.encode(text, add_special_tokens=False).ids
-        ids += piece
-        answer += [is_answer] * len(piece)
-    return ids, answer
+def encode(tokenizer: Tokenizer, pieces: list[tuple[str, bool]]) -> Sample:
+    """Token ids of a rendered conversation, and for each whether it is part of an answer."""
+    encoding = tokenizer.encode("".join(text for text, _ in pieces), add_special_tokens=False)
+    ends = list(accumulate(len(text) for text, _ in pieces))
+    answer = [pieces[bisect_right(ends, start)][1] for start, _ in encoding.offsets]
+    return encoding.ids, answer
 
 
 def repeated(rng: random.Random, period: int, length: int) -> Sample:
@@ -267,7 +307,10 @@ def batches(tokenizer: Tokenizer, rng: random.Random, progress: list[float]) -> 
         if p < 0.03:
             pool = [repeated(rng, rng.randint(4, 24 if p < 0.015 else 64), 128) for _ in range(128)]
         else:
-            pool = [encode(tokenizer, next(stream)) for _ in range(160)]
+            rendered = [render(next(stream)) for _ in range(160)]
+            if CONFIG["vocab_size"] == POLISH_CONFIG["vocab_size"]:
+                rendered = [in_polish(one, rng) if rng.random() < 0.5 else one for one in rendered]
+            pool = [encode(tokenizer, one) for one in rendered]
             pool += [repeated(rng, rng.randint(16, 128), 256) for _ in range(3)]
         limit = 700 if p < 0.3 else 1500 if p < 0.7 else 3000
         pool = sorted((s for s in pool if len(s[0]) <= limit), key=lambda s: len(s[0]))
@@ -482,8 +525,7 @@ def train(arguments: argparse.Namespace, rank: int) -> None:
 
 def choose_size(arguments: argparse.Namespace) -> None:
     """Make CONFIG that of the size asked for; every process has its own."""
-    if arguments.size == "draft":
-        CONFIG.update(DRAFT_CONFIG)
+    CONFIG.update({"demo": {}, "draft": DRAFT_CONFIG, "polish": POLISH_CONFIG}[arguments.size])
 
 
 def load_weights(model: Model, folder: Path) -> None:
@@ -540,7 +582,9 @@ def evaluate(folder: Path, count: int, seed: int) -> dict[str, float]:
     for family in FAMILIES:
         right, num_tokens = 0, 0
         for conversation in held_out(family, count, seed):
-            tokens, positions, picked = collate([encode(tokenizer, conversation)], random.Random(0), 0.0)
+            tokens, positions, picked = collate(
+                [encode(tokenizer, render(conversation))], random.Random(0), 0.0
+            )
             before, wanted = targets(tokens, picked)
             with torch.no_grad():
                 right += bool((model(tokens, positions, before).argmax(-1) == wanted).all())
@@ -559,18 +603,19 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="one torch thread each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=29511, help="for the processes to meet on, loopback only")
-    parser.add_argument("--size", choices=("demo", "draft"), default="demo")
+    parser.add_argument("--size", choices=("demo", "draft", "polish"), default="demo")
     parser.add_argument("--work", type=Path, help="tokenizer and checkpoint; default .training/SIZE")
     parser.add_argument("--start-from", type=Path, help="exported model to go on from, without a checkpoint")
     parser.add_argument("--start-at", type=float, default=60.0, help="minute of the schedule to go on at")
-    parser.add_argument("--out", type=Path, help="default demo_model, for a draft model demo_model/draft")
+    parser.add_argument("--out", type=Path, help="default demo_model, or the draft model's folder in it")
     parser.add_argument("--evaluate", action="store_true", help="measure --out instead of training")
     parser.add_argument("--export", action="store_true", help="write the checkpoint to --out, no training")
     parser.add_argument("--count", type=int, default=200, help="held-out samples per family")
     arguments = parser.parse_args()
     demo = ROOT / "demo_model"
     arguments.work = arguments.work or ROOT / ".training" / arguments.size
-    arguments.out = arguments.out or (demo if arguments.size == "demo" else demo / "draft")
+    folders = {"demo": demo, "draft": demo / "draft", "polish": demo / "draft_polish"}
+    arguments.out = arguments.out or folders[arguments.size]
     choose_size(arguments)
     if arguments.evaluate:
         print("| family | exact match | tokens per sample |\n|---|---|---|")
@@ -579,7 +624,9 @@ def main() -> None:
     if not arguments.export:
         arguments.work.mkdir(parents=True, exist_ok=True)
         if not (arguments.work / "tokenizer.json").exists():
-            if arguments.start_from or arguments.size == "draft":
+            if arguments.size == "polish":
+                train_polish_tokenizer().save(str(arguments.work / "tokenizer.json"))
+            elif arguments.start_from or arguments.size == "draft":
                 shutil.copy((arguments.start_from or demo) / "tokenizer.json", arguments.work)
             else:
                 train_tokenizer().save(str(arguments.work / "tokenizer.json"))
