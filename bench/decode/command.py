@@ -20,7 +20,7 @@ from bench.decode.samples import Samples
 from bench.decode.table import COLUMNS, flat, print_rows
 from bench.energy import EnergyMeter
 from bench.local_engine import LocalEngine
-from bench.workloads import VERSION, WORKLOADS, Chat, lengths_of, make_chats, read_prompts
+from bench.workloads import ENGLISH, VERSION, WORKLOADS, Chat, lengths_of, make_chats, read_prompts
 from config.settings import Settings
 
 SUMMARY = "Decode chats plainly and with drafts, and compare tokens and times."
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--draft-model", type=argument_types.model_folder, metavar="DIR",
         help="For the draft type draft-model; auto then uses it as well.")  # fmt: skip
     add("--workloads", type=_names, metavar="A,B",
-        help="Default: all that are generated; with --prompts none.")  # fmt: skip
+        help="Default: all that are generated, but for those in Polish; with --prompts none.")  # fmt: skip
     add("--prompts", type=argument_types.input_file, metavar="FILE",
         help='Your own chats: JSON lines of chat requests, {"messages": [...]}, as `reprise serve --record` '
         "writes them.")  # fmt: skip
@@ -166,7 +166,7 @@ def _configurations(arguments: argparse.Namespace) -> list[Configuration]:
 def _workloads(arguments: argparse.Namespace) -> tuple[str, ...]:
     """The generated workloads to run. Raises ValueError."""
     if arguments.workloads is None:
-        return () if arguments.prompts else tuple(WORKLOADS)
+        return () if arguments.prompts else ENGLISH
     _check("--workloads", arguments.workloads, tuple(WORKLOADS))
     return tuple(arguments.workloads)
 

@@ -7,10 +7,11 @@ Every turn that has a right answer has it as its reference; the answers in its h
 """
 
 from bench.workloads.chats import Chat, Message, Turn, Workload
-from bench.workloads.making import VERSION, WORKLOADS, lengths_of, make_chats
+from bench.workloads.making import ENGLISH, VERSION, WORKLOADS, lengths_of, make_chats
 from bench.workloads.prompt_file import own_chats, read_prompts
 
 __all__ = [
+    "ENGLISH",
     "VERSION",
     "WORKLOADS",
     "Chat",

@@ -3,17 +3,20 @@
 import random
 from collections.abc import Callable, Sequence
 
-from bench.workloads import agent, edits, passages, plain, records
+from bench.workloads import agent, edits, passages, plain, polish, records
 from bench.workloads.chats import Chat, Workload
 
 VERSION = 2
 COLD = "_cold"
-_MODULES = (records, passages, edits, agent, plain)
+_MODULES = (records, passages, edits, agent, plain, polish)
 
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload for module in _MODULES for workload in module.WORKLOADS
 }
 """All there are, by name."""
+
+ENGLISH = tuple(name for name in WORKLOADS if WORKLOADS[name] not in polish.WORKLOADS)
+"""Those whose words the bundled model was trained on."""
 
 
 def lengths_of(workload: str, asked: Sequence[int] | None = None) -> tuple[int | None, ...]:

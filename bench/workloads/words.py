@@ -11,11 +11,12 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """The words of a list in a text."""
     return text.split()
 
 
-NOUNS = _words("""
+NOUNS = words_of("""
 lantern bridge harbor garden engine basket window river valley market ladder hammer anchor bottle candle
 castle circle copper cotton desert dragon falcon feather forest fountain glacier granite helmet island
 jacket journal kettle letter library magnet marble meadow mirror mountain needle ocean orchard palace
@@ -30,14 +31,14 @@ shell spoon statue straw tailor thread tiger tulip vault wheel willow wolf wool 
 book bowl branch brick brush cart chain chair chest clock cloud coat coin crown
 """)
 
-ADJECTIVES = _words("""
+ADJECTIVES = words_of("""
 amber ancient blue bright broad broken calm careful clean clever cold crimson curious dark deep distant
 dry dusty early empty faint fast fierce final fine flat fresh frozen gentle golden grand gray green happy
 heavy hidden hollow honest humble large late light little long loud lucky mild modern narrow new noble
 northern old pale patient plain polished proud quick quiet
 """)
 
-VERBS = _words("""
+VERBS = words_of("""
 carry build paint clean count collect deliver fold gather guard hide keep lift measure move open pack
 plant polish print pull push repair replace save select send shape ship show sort split stack start stop
 store sweep test trace track trade turn update wash watch weigh wrap write bake bind block borrow break
@@ -45,12 +46,12 @@ bring buy call carve catch change check choose clear close cook copy cover cut d
 fill filter find fix freeze grow hang heat hold
 """)
 
-FIELDS = _words("""
+FIELDS = words_of("""
 name city color size price weight height owner role team status level score count width length age year
 rank floor code grade speed depth stock shape origin title region budget
 """)
 
-NAMES = _words("""
+NAMES = words_of("""
 Duzar Clotrok Rove Mawom Quastor Tepras Babu Keklax Flomun Jesek Cleri Titum Negrind Muku Metom Sejurt
 Ticort Natrex Wojo Magrund Prorel Nebex Zuflox Jujor Suquam Vuvex Trufo Miprun Nomim Japund Vuhond Berex
 Prezax Vibra Zalar Fliclul Jicel Gudrirt Stilik Mabim Hover Clitun Quowan Bodal Lusox Weruk Fluram Suvirt

@@ -2,13 +2,14 @@
 
 import ast
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from bench.workloads import WORKLOADS, Chat, lengths_of, make_chats
+from bench.workloads import ENGLISH, WORKLOADS, Chat, lengths_of, make_chats, polish, words
 from engine.bare_loop import load_tokenizer
 from server.chat_request import ChatRequest
 
@@ -85,7 +86,9 @@ def test_long_edits_fit_into_the_bundled_model(count_tokens: Callable[[str], int
     )
 
 
-@pytest.mark.parametrize("workload", ["edits", "edits_again", "edits_short", "edits_long", "code"])
+@pytest.mark.parametrize(
+    "workload", ["edits", "edits_polish", "edits_again", "edits_short", "edits_long", "code"]
+)
 def test_every_edit_changes_a_little_of_a_valid_file(workload: str) -> None:
     for chat in chats_of(workload, 5):
         file = chat.turns[0].messages[0]["content"].partition("\n\n")[2]
@@ -123,3 +126,23 @@ def test_an_agent_calls_with_what_it_was_told() -> None:
         assert call.items() <= result.items()
     for result in told:
         assert all(f"{key} is {said}" in (chat.turns[-1].reference or "") for key, said in result.items())
+
+
+def test_polish_chats_are_made_of_polish_words_each_the_same_throughout() -> None:
+    for workload in (name for name in WORKLOADS if name not in ENGLISH):
+        english = {word.lower() for word in (*words.NOUNS, *words.ADJECTIVES, *words.NAMES)}
+        for chat in chats_of(workload, 5):
+            for turn in chat.turns:
+                asked = re.findall(r"[^\W_]+", turn.messages[-1]["content"])
+                answered = re.findall(r"[^\W_]+", turn.reference or "")
+                assert not {word.lower() for word in asked} & english
+                # Answers copy; but for a new value, all their words were in the question.
+                assert {word for word in answered if not word.isascii()} <= set(asked)
+                assert any(not word.isascii() for word in answered)
+
+
+def test_polish_words_are_no_english_ones_and_stand_for_one_thing_each() -> None:
+    lists = [polish.POLISH_NOUNS, polish.POLISH_ADJECTIVES, [name.lower() for name in polish.POLISH_NAMES]]
+    every = [word for some in lists for word in some]
+    assert len(every) == len(set(every))
+    assert not set(every) & {*words.NOUNS, *words.ADJECTIVES, *words.VERBS, *words.FIELDS}
