@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from engine.caches import Caches
 from engine.caches import make_caches as make_row_caches
+from engine.draft_length import DraftWork
 from engine.drafted_step import Feed
 from engine.drafting import count_accepted
 from engine.loading import LoadedModel, ModelError
@@ -58,31 +59,39 @@ class DraftModel:
         self._drafted[row] = self._drafted[-1]
         self._drafted.pop()
 
-    def fill_in(self, feeds: list[Feed], committed: Sequence[Sequence[int]], sampler: Sampler) -> None:
-        """Make the drafts that feeds want; a row that is too far behind gets none.
+    def fill_in(
+        self, feeds: list[Feed], committed: Sequence[Sequence[int]], sampler: Sampler
+    ) -> DraftWork | None:
+        """Make the drafts that feeds want; a row that is too far behind gets none, and is brought nearer.
 
         feeds: one for each row; those with drafts are replaced. committed: for every row, all its tokens.
         sampler: the target's, for the same rows.
+        Returns what was done, None if no feed wants a draft.
         """
-        num_wanted = max(feed.num_wanted for feed in feeds)
-        if not num_wanted:
-            return
-        fed, is_ready = [], []
+        num_to_draft = max(feed.num_to_draft for feed in feeds)
+        if not num_to_draft:
+            return None
+        fed, left = [], []
         for row, (feed, tokens) in enumerate(zip(feeds, committed, strict=True)):
             held = self._keep_accepted(row, tokens)
             most = BACKLOG_TOKENS if feed.num_wanted else 1
             fed.append(list(tokens[held : held + most]))
-            is_ready.append(held + most >= len(tokens))
-        lines = self._draft(fed, [len(tokens) for tokens in committed], num_wanted, sampler)
+            left.append(len(tokens) - held - len(fed[row]))
+        is_ready = [feed.num_wanted > 0 and not lacking for feed, lacking in zip(feeds, left, strict=True)]
+        # What is drafted for a row that lacks tokens is of no use to anybody.
+        num_to_draft = num_to_draft if any(is_ready) else 0
+        lines = self._draft(fed, [len(tokens) for tokens in committed], num_to_draft, sampler)
+        carried: list[tuple[int, int] | None] = [None] * len(feeds)
         for row, (feed, line) in enumerate(zip(feeds, lines, strict=True)):
-            if feed.num_wanted and is_ready[row]:
-                draft = line[: feed.num_wanted]
+            if is_ready[row]:
+                draft, carried[row] = line[: feed.num_wanted], (len(line), len(line))
                 feeds[row] = replace(feed, draft=draft, source=replace(feed.source, tokens=draft))
+        return DraftWork(max(map(len, fed)), num_to_draft, left, carried)
 
     def _draft(
         self, fed: Sequence[Sequence[int]], positions: Sequence[int], num_tokens: int, sampler: Sampler
     ) -> list[list[int]]:
-        """Feed the rows and go on for num_tokens; returns as many for each row. One wait."""
+        """Feed the rows and go on for num_tokens, perhaps none; returns as many for each row. One wait."""
         logits = self.rows.forward_ragged(fed)
         # What was fed is committed: only what is drafted from here on may have to be forgotten.
         self.rows.keep()
@@ -93,6 +102,10 @@ class DraftModel:
             if at:
                 last = self.rows.forward(drafted[-1][:, None])[:, -1]
             drafted.append(sampler.sample(self._fitted(last), [position + at for position in positions]))
+        if not drafted:
+            mx.eval(last)
+            self._drafted = [(length, []) for length in self.rows.lengths]
+            return [[] for _ in fed]
         lines: list[list[int]] = mx.stack(drafted, axis=1).tolist()  # type: ignore[assignment]
         for row, line in enumerate(lines):
             self._drafted[row] = self.rows.lengths[row] - len(line) + 1, line[:-1]

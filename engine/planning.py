@@ -169,5 +169,5 @@ def _feed(s: "sequence.Sequence", offer: Offer, width: int) -> Feed:
     if num_drafted == 0:
         return Feed(pending, position)
     if offer.draft.source == MODEL:
-        return Feed(pending, position, source=offer.draft, num_wanted=num_drafted)
+        return Feed(pending, position, source=offer.draft, num_wanted=num_drafted, num_to_draft=num_drafted)
     return Feed(pending, position, offer.draft.tokens[:num_drafted], offer.draft)
