@@ -17,7 +17,7 @@ class TokenMap:
 
     Text is matched by equal bytes; where several ids of a vocabulary have them, those that its tokenizer
     makes of the text come first, and ids written as bytes last. Specials are matched by their spelling, but
-    for the ends of an answer and the beginning of a text: those stand for each other however they are written.
+    for the ends of an answer and the beginning of a text: those are one, however they are written.
     """
 
     to_target: NDArray[np.int32]

@@ -6,7 +6,7 @@ exactly is left out and counted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from engine.token_map import NONE, TokenMap
@@ -71,6 +71,25 @@ class Pair:
     draft: Vocabulary
     target: Vocabulary
     token_map: TokenMap
+    _told: dict[int, list[int]] = field(default_factory=dict)
+
+    def told(self, token: int) -> list[int]:
+        """What the draft model reads for one token of the target: its own id, else those of its text.
+
+        A special that it does not have is spelled. Made once for every token.
+        """
+        ids = self._told.get(token)
+        if ids is None:
+            known = int(self.token_map.to_draft[token]) if token < self.target.size else NONE
+            spelling = self.target.spellings.get(token)
+            text = self.target.text([token]) if spelling is None else spelling.encode()
+            ids = self._told[token] = [known] if known != NONE else self.draft.spell(text)[0]
+        return ids
+
+    def shared_start(self, drafted: Sequence[int]) -> list[int]:
+        """The target's ids of a draft up to the first that it does not share."""
+        ids: list[int] = self.token_map.to_target[list(drafted)].tolist()
+        return ids[: ids.index(NONE)] if NONE in ids else ids
 
 
 class Translation:
@@ -122,7 +141,7 @@ class Translation:
         if self.strategy == "naive":
             return NaiveTranslator(self.pair)
         if self.strategy == "shared":
-            raise NotImplementedError("shared")
+            return SharedTranslator(self.pair)
         # It builds on this module.
         from engine.context_translation import ContextTranslator
 
@@ -176,14 +195,16 @@ class NaiveTranslator:
 
     def follow(self, tokens: Sequence[int]) -> Reading:
         """Encode the text of the new tokens; an incomplete character waits for its rest."""
-        text, target = self._pending, self._pair.target
+        target = self._pair.target
+        pieces = [self._pending]
         for token in tokens[self._num_read :]:
             if token in target.special:
-                self._say(text)
-                text = b""
+                self._say(b"".join(pieces))
+                pieces = []
                 self._say_special(token)
             else:
-                text += target.text([token])
+                pieces.append(target.text([token]))
+        text = b"".join(pieces)
         whole = whole_characters(text)
         self._say(text[:whole])
         self._pending = text[whole:]
@@ -199,29 +220,58 @@ class NaiveTranslator:
             self.counts.skipped += 1
             return []
         draft, target = self._pair.draft, self._pair.target
-        end = next((at for at, token in enumerate(drafted) if token in draft.special), len(drafted))
+        end = next((at for at, token in enumerate(drafted) if not draft.pieces[token]), len(drafted))
         text = draft.text(drafted[:end])
         whole = whole_characters(text)
         ids = target.encode(text[:whole])
         if ids is None:
             self.counts.skipped += 1
             return []
-        if whole == len(text) and end < len(drafted):
-            special = int(self._pair.token_map.to_target[drafted[end]])
-            ids += [special] if special != NONE else []
+        if whole == len(text):
+            ids += self._pair.shared_start(drafted[end : end + 1])
         return count(self.counts, ids, drafted)
 
     def _say(self, text: bytes) -> None:
-        self._ids += self._pair.draft.encode_bytes(text) or []
+        self._ids += self._pair.draft.spell(text)[0]
 
     def _say_special(self, token: int) -> None:
-        known = int(self._pair.token_map.to_draft[token])
-        if known != NONE:
-            # A text begins once.
-            if self._ids != [known]:
-                self._ids.append(known)
-        else:
-            self._say(self._pair.target.spellings[token].encode())
+        told = self._pair.told(token)
+        # A text begins once.
+        if not (self._num_read == 0 and told == self._ids):
+            self._ids += told
+
+
+class SharedTranslator:
+    """Tokens for tokens, with no text between.
+
+    The draft model may say only what both have. What it reads is cut as the target cuts it: a token that it
+    does not have is given in the pieces of its text.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        self.counts = TranslationCounts()
+        self._pair = pair
+        self._ids = list(pair.draft.opening)
+        self._num_read = 0
+        self._num_given = 0
+
+    def follow(self, tokens: Sequence[int]) -> Reading:
+        """Look the new tokens up; those that say nothing to the draft model are left out."""
+        new = tokens[self._num_read :]
+        # A text begins once.
+        if not self._num_read and new and self._pair.told(new[0]) == self._ids:
+            new = new[1:]
+        for token in new:
+            self._ids += self._pair.told(token)
+        self._num_read = len(tokens)
+        if tokens and not self._ids:
+            self._ids.append(self._pair.draft.start)
+        same, self._num_given = self._num_given, len(self._ids)
+        return Reading(self._ids, same, len(self._ids))
+
+    def carry_back(self, drafted: Sequence[int]) -> list[int]:
+        """Look the drafted ids up, to the first that the target does not share."""
+        return count(self.counts, self._pair.shared_start(drafted), drafted)
 
 
 def count(counts: TranslationCounts, ids: list[int], drafted: Sequence[int]) -> list[int]:

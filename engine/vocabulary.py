@@ -8,10 +8,11 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
+from engine.spelling import Speller
+from engine.spelling import VocabularyError as VocabularyError
 from engine.tokenizer import Tokenizer
 
 ANCHORS = ("\n", ".", "a", "0", "\u4e2d")
@@ -28,17 +29,14 @@ PROBES = (
     "one\ntwo\n\n\nfour\r\n",
     "if x:\n    y = [1, 22, 333]\n\treturn -0.5e-7\n",
     "za\u017c\u00f3\u0142\u0107 g\u0119\u015bl\u0105 ja\u017a\u0144",
-    "cafe\u0301 \ufb01n \uff21",
     "\u4e2d\u6587 \U0001f600 \u201equotes\u201d \u2026",
     '{"key": "it\'s"}</a>',
 )
 """Texts that an exact tokenizer gives back: case, spaces, lines, characters of one to four bytes."""
 
-BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-class VocabularyError(ValueError):
-    """The bytes of a tokenizer's tokens are not known; the message says why."""
+WORD = re.compile(r"\s*\S+|\s+")
+# As Python reads bytes that are not UTF-8.
+RUN = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
 
 
 class Vocabulary:
@@ -69,12 +67,15 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.size = tokenizer.vocab_size
         try:
-            written = json.loads(tokenizer.backend.to_str())
+            text = tokenizer.backend.to_str()
         except AttributeError as fault:
-            raise VocabularyError("its tokenizer has no form in the tokenizers library") from fault
+            raise VocabularyError("its tokenizer is none of the tokenizers library") from fault
+        written = json.loads(text)
         if written["model"].get("dropout"):
+            # Text must not be cut by chance.
             written["model"]["dropout"] = None
-        self._backend = Backend.from_str(json.dumps(written))
+            text = json.dumps(written)
+        self._backend = Backend.from_str(text)
         self._backend.no_padding()
         self._backend.no_truncation()
         self.opening = self._find_opening()
@@ -136,37 +137,47 @@ class Vocabulary:
         except UnicodeDecodeError:
             return None
         for anchor in self._plain + (SPACE_ANCHORS if readable[0].isspace() else ANCHORS):
-            ids = self._encode_behind(anchor, readable, text)
-            if ids is not None:
-                return ids
+            ids = self._ids_of(anchor + readable)
+            begin, missing = len(ids), len(text)
+            while missing > 0 and begin > 0:
+                begin -= 1
+                if ids[begin] >= self.size or not (piece := self.pieces[ids[begin]]):
+                    # Something that is not known, whatever stands before it.
+                    return None
+                missing -= len(piece)
+            # Else the anchor has melted into the text.
+            if not missing:
+                return ids[begin:] if self.text(ids[begin:]) == text else None
         return None
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
-        """The ids of any bytes: characters as `encode` has them, parts of characters as bytes.
+        """The ids of any bytes, exactly; None where there are none for some of them. Never raises."""
+        ids, is_exact = self.spell(data)
+        return ids if is_exact else None
 
-        None where there are no tokens for them. Never raises.
+    def spell(self, data: bytes) -> tuple[list[int], bool]:
+        """The ids of any bytes as well as they can be said, and whether they are exactly these bytes.
+
+        What the tokenizer does not give back is said word by word, then in characters, then in bytes; what
+        has no bytes either is left out. Never raises.
         """
+        whole = self.encode(data)
+        if whole is not None:
+            return whole, True
         ids: list[int] = []
-        for part, is_text in split_characters(data):
-            more = self.encode(part) if is_text else None
-            if more is None:
-                known = [self.byte_tokens.get(byte) for byte in part]
-                more = [token for token in known if token is not None]
-                if len(more) < len(part):
-                    return None
-            ids += more
-        return ids
+        for run in RUN.findall(data.decode(errors="surrogateescape")):
+            for word in WORD.findall(run):
+                ids += self._spell_word(word)
+        return ids, self.text(ids) == data
 
-    def _encode_behind(self, anchor: str, readable: str, text: bytes) -> list[int] | None:
-        ids = self._ids_of(anchor + readable)
-        begin, missing = len(ids), len(text)
-        while missing > 0 and begin > 0:
-            begin -= 1
-            if ids[begin] >= self.size or not (piece := self.pieces[ids[begin]]):
-                return None
-            missing -= len(piece)
-        found = ids[begin:]
-        return found if not missing and self.text(found) == text else None
+    def _spell_word(self, word: str) -> list[int]:
+        text = word.encode(errors="surrogateescape")
+        ids = self.encode(text)
+        if ids is not None:
+            return ids
+        if len(word) > 1:
+            return [token for character in word for token in self._spell_word(character)]
+        return [self.byte_tokens[byte] for byte in text if byte in self.byte_tokens]
 
     @cached_property
     def _plain(self) -> tuple[str, ...]:
@@ -174,10 +185,10 @@ class Vocabulary:
         # A tokenizer that puts a space before all text would say the first word as another one.
         return ("",) if self.text(self._ids_of("a")) == b"a" else ()
 
-    def _ids_of(self, text: str) -> list[int]:
+    def _ids_of(self, text: str, adds_specials: bool = False) -> list[int]:
         """What the tokenizer makes of text, whatever it is; nothing where it raises."""
         try:
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
+            return list(self._backend.encode(text, add_special_tokens=adds_specials).ids)
         # A tokenizer may raise anything, as for a character that it has no unknown token for.
         except Exception:
             return []
@@ -186,106 +197,11 @@ class Vocabulary:
         return (token for token in tokens if token is not None and token < self.size)
 
     def _find_opening(self) -> tuple[int, ...]:
-        with_specials, without = (
-            self._backend.encode("a", add_special_tokens=adds).ids for adds in (True, False)
-        )
+        with_specials, without = self._ids_of("a", adds_specials=True), self._ids_of("a")
         for at in range(len(with_specials) - len(without) + 1):
             if with_specials[at : at + len(without)] == without:
                 return tuple(self._ids(with_specials[:at]))
         return ()
-
-
-class Speller:
-    """Reads the bytes of a token from how a tokenizer's vocabulary spells it.
-
-    written: the tokenizer as the tokenizers library writes it. Raises VocabularyError for unknown kinds.
-    """
-
-    def __init__(self, written: dict[str, Any]) -> None:
-        model = written["model"]
-        self._model_ids = read_model_ids(model)
-        if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-            raise VocabularyError(f"its tokenizer marks parts of words ({model.get('type')})")
-        self.unknown = self._find_unknown(model)
-        self._replaced: list[tuple[str, str]] = []
-        self._has_bytes = bool(model.get("byte_fallback"))
-        self._byte_level = False
-        is_fused = False
-        for part in read_decoders(written.get("decoder")):
-            match part:
-                case {"type": "ByteLevel"}:
-                    self._byte_level = True
-                case {"type": "Replace", "pattern": {"String": pattern}, "content": content}:
-                    self._replaced.append((pattern, content))
-                case {"type": "Metaspace"}:
-                    self._replaced.append((part.get("replacement", "\u2581"), " "))
-                case {"type": "ByteFallback"}:
-                    self._has_bytes = True
-                case {"type": "Fuse"}:
-                    is_fused = True
-                # Behind a fuse it strips the whole text, which is none of the tokens' business.
-                case {"type": "Strip"} if is_fused:
-                    pass
-                case _:
-                    raise VocabularyError(f"its tokenizer decodes by a {part.get('type')}")
-
-    def is_byte(self, spelling: str) -> bool:
-        """Whether a token is written as a byte."""
-        return self._has_bytes and BYTE.fullmatch(spelling) is not None
-
-    def piece(self, spelling: str, token: int) -> bytes:
-        """The bytes of a token."""
-        # Added tokens are found in the text as they are written.
-        if self._model_ids.get(spelling) != token:
-            return spelling.encode()
-        if self.is_byte(spelling):
-            return bytes([int(spelling[3:5], 16)])
-        if self._byte_level:
-            known = [BYTE_LEVEL.get(character) for character in spelling]
-            # So does the library with a token that is not all bytes.
-            return spelling.encode() if None in known else bytes(byte for byte in known if byte is not None)
-        for pattern, content in self._replaced:
-            spelling = spelling.replace(pattern, content)
-        return spelling.encode()
-
-    def _find_unknown(self, model: dict[str, Any]) -> int | None:
-        if "unk_id" in model:
-            return model["unk_id"]
-        return self._model_ids.get(model.get("unk_token"))
-
-
-def read_model_ids(model: dict[str, Any]) -> dict[Any, int]:
-    """Spelling -> id of a written model; added tokens may not be among them."""
-    vocab = model["vocab"]
-    if isinstance(vocab, dict):
-        return vocab
-    # A Unigram's is a list of spellings and scores.
-    return {entry[0]: token for token, entry in enumerate(vocab)}
-
-
-def read_decoders(written: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The decoders of a written tokenizer, one after another. Raises VocabularyError if there are none."""
-    if written is None:
-        raise VocabularyError("its tokenizer has no decoder")
-    if written["type"] == "Sequence":
-        return [part for inner in written["decoders"] for part in read_decoders(inner)]
-    return [written]
-
-
-def split_characters(data: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Cut bytes into runs that are UTF-8 and runs that are not; yields each with whether it is."""
-    at = 0
-    while at < len(data):
-        try:
-            data[at:].decode()
-        except UnicodeDecodeError as fault:
-            if fault.start:
-                yield data[at : at + fault.start], True
-            yield data[at + fault.start : at + fault.end], False
-            at += fault.end
-        else:
-            yield data[at:], True
-            return
 
 
 def whole_characters(data: bytes) -> int:
@@ -294,21 +210,10 @@ def whole_characters(data: bytes) -> int:
     Bytes that no later ones can make a character stay where they are.
     """
     for back in range(1, min(3, len(data)) + 1):
-        byte = data[-back]
-        if byte >= 0xC0:
-            width = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(data) - back if back < width else len(data)
-        if byte < 0x80:
+        if data[-back] & 0xC0 != 0x80:
+            try:
+                data[-back:].decode()
+            except UnicodeDecodeError as fault:
+                return len(data) - back if fault.reason == "unexpected end of data" else len(data)
             break
     return len(data)
-
-
-def make_byte_level() -> dict[str, int]:
-    """Character -> byte, as byte-level vocabularies write bytes. Source: GPT-2's `bytes_to_unicode`."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    table = {chr(byte): byte for byte in shown}
-    return table | {chr(256 + at): byte for at, byte in enumerate(hidden)}
-
-
-BYTE_LEVEL = make_byte_level()
