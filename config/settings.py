@@ -129,7 +129,19 @@ class Settings:
         "auto", "Where drafts come from, unless a request says otherwise."
     )
     draft_model: str | None = setting(
-        None, "Folder or name of a small model with the same vocabulary that drafts for the large one."
+        None, "Folder or name of a small model that drafts for the large one, with whatever vocabulary."
+    )
+    draft_translation: Literal["auto", "context", "naive", "shared", "none"] = setting(
+        "auto",
+        "How drafts get from another vocabulary into the model's: context, encoded behind the last tokens; "
+        "naive, encoded alone; shared, of tokens that both have; none, as they are. auto: none where both "
+        "have one vocabulary, else context.",
+    )
+    translation_prefix_tokens: int = setting(
+        5,
+        "Tokens before a draft that are encoded together with it, with context.",
+        at_least=1,
+        at_most=32,
     )
     num_draft_tokens: int = setting(
         31,

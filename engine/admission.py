@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from config.settings import Settings
 from engine.draft_model import DraftModel
+from engine.draft_reader import MOST_IDS_PER_TOKEN, SPARE_IDS
 from engine.footprint import Footprint, measure
 from engine.kv import GROWTH_TOKENS, rounded
 from engine.loading import LoadedModel, ModelError
@@ -31,10 +32,22 @@ ANSWER_TOKENS = GROWTH_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the models, the draft model too, and whether its rows share buffers."""
+    """One of the models, the draft model too, and whether its rows share buffers.
+
+    ids_per_token, spare_ids: a text of n of the target's tokens is no more than n times that, and so many
+        more, of the model's own. most_ids: that it ever reads.
+    """
 
     footprint: Footprint
     batched: bool
+    ids_per_token: int = 1
+    spare_ids: int = 0
+    most_ids: int | None = None
+
+    def num_ids(self, num_tokens: int) -> int:
+        """The most that a text of num_tokens may be."""
+        num_ids = num_tokens * self.ids_per_token + self.spare_ids
+        return num_ids if self.most_ids is None else min(num_ids, self.most_ids)
 
 
 class Admission:
@@ -100,7 +113,7 @@ class Admission:
         self._used_bytes = needed
         for part, own in zip(self._parts, rows, strict=True):
             if isinstance(own, BatchedRows) and part.footprint.token_bytes:
-                places = self._places(lengths)
+                places = self._places(part, lengths)
                 own.limit(places + spare // len(self._parts) // part.footprint.token_bytes)
                 slots, columns = own.extent
                 self._used_bytes += max(0, slots * columns - places) * part.footprint.token_bytes
@@ -123,21 +136,23 @@ class Admission:
         for part in self._parts:
             own = part.footprint
             if not part.batched:
-                total += sum(self._row_bytes(own, length) for length in everyone)
+                total += sum(self._row_bytes(own, part.num_ids(length)) for length in everyone)
                 continue
             # Who is alone brings its own buffers along.
             if rows or len(prompts) > 1:
-                total += own.token_bytes * self._places(everyone)
-            total += sum(self._row_bytes(own, length) for length in prompts)
-        seen = max(everyone) + self._ahead_tokens
-        return total + max(part.footprint.forward_bytes(self._most_fed, seen) for part in self._parts)
+                total += own.token_bytes * self._places(part, everyone)
+            total += sum(self._row_bytes(own, part.num_ids(length)) for length in prompts)
+        return total + max(
+            part.footprint.forward_bytes(self._most_fed, part.num_ids(max(everyone)) + self._ahead_tokens)
+            for part in self._parts
+        )
 
     def _row_bytes(self, footprint: Footprint, length: int) -> int:
         # Fed in odd chunks, a buffer ends up to one step beyond what it has to hold.
         return footprint.row_bytes(length + self._ahead_tokens + GROWTH_TOKENS, self._chunk_tokens)
 
-    def _places(self, lengths: SequenceOf[int]) -> int:
-        return len(lengths) * rounded(max(lengths, default=0) + self._ahead_tokens)
+    def _places(self, part: Part, lengths: SequenceOf[int]) -> int:
+        return len(lengths) * rounded(part.num_ids(max(lengths, default=0)) + self._ahead_tokens)
 
 
 def make_admission(
@@ -155,7 +170,9 @@ def make_admission(
     parts = [Part(measure(loaded.model, settings.kv_bits), batched)]
     if draft_model:
         weight_bytes += draft_model.loaded.info.weight_bytes
-        parts.append(Part(measure(draft_model.model), draft_model.batched))
+        reach = (MOST_IDS_PER_TOKEN, SPARE_IDS) if draft_model.translation.pair else (1, 0)
+        most = draft_model.loaded.info.context_tokens
+        parts.append(Part(measure(draft_model.model), draft_model.batched, *reach, most))
     widest = settings.num_draft_tokens + 1 + MOST_PENDING
     admission = Admission(
         given - weight_bytes,

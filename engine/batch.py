@@ -72,15 +72,17 @@ class Batch:
             self._join_draft_model(self.draft_model, sequence)
         last = mx.array(sequence.tokens[-1:], self.feed.dtype)
         self.feed = mx.concatenate([self.feed, last]) if self.members else last
-        sequence.caches, sequence.draft_caches = [], []
+        sequence.caches, sequence.draft_reader = [], None
         self.members.append(sequence)
         self._sampler = None
 
     def _join_draft_model(self, model: DraftModel, sequence: Sequence) -> None:
         """Rows stand side by side in both models: one that the draft model has not read has empty caches."""
-        if not sequence.draft_caches and sequence.drafts:
+        if sequence.draft_reader is None and sequence.drafts:
             sequence.drafts.uses_model = False
-        model.add(sequence.draft_caches or model.make_caches(), sequence.num_draft_computed)
+        if sequence.drafts:
+            sequence.drafts.length.begin()
+        model.add(sequence.draft_reader)
 
     def free(self, leaving: list[int]) -> None:
         """Give up rows, told in ascending order. Who goes on later must not have a token unread."""

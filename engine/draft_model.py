@@ -1,63 +1,111 @@
 """A small model that drafts for the rows of a large one, token by token, with caches of its own.
 
-Its rows stand in the order of the target's. It samples with the target's settings, and with the very
-noise that the target will draw with at the same position: so the two agree at temperature as often as
-their distributions let them (a Gumbel coupling), and drafting stays exact whatever it says.
+Its rows stand in the order of the target's. It reads the committed text in ids of its own, and its drafts
+come back in the target's (translation.py). It samples with the target's settings, and with the very noise
+that the target will draw with at the same position (draft_sampling.py): so the two agree at temperature as
+often as their distributions let them, and drafting stays exact whatever it says.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from engine.caches import Caches
+from engine.caches import is_recurrent, leaves
 from engine.caches import make_caches as make_row_caches
-from engine.draft_length import DraftWork
+from engine.draft_costs import DraftWork
+from engine.draft_reader import DraftReader, GiveUp
+from engine.draft_sampling import make_draft_sampling
 from engine.drafted_step import Feed
 from engine.drafting import count_accepted
 from engine.loading import LoadedModel, ModelError
 from engine.rows import can_batch, make_rows, rollback_fault
 from engine.sampling import Sampler
+from engine.translation import Translation
+from engine.window import ROLLBACK_TOKENS
 
 BACKLOG_TOKENS = 64
-"""Most committed tokens that a row is fed before a draft; one that lacks more is brought nearer first."""
+"""Most settled ids that a row is fed before a draft; one that lacks more is brought nearer first."""
+
+NOTHING = 0
+"""Fed to a row that has nothing to be fed, as every row takes part in a forward, and then taken back."""
+
+
+@dataclass
+class DraftRow:
+    """Where a row stands.
+
+    reader: None where nothing is drafted.
+    start: leading ids of the text that its caches hold. drafted: what they hold behind those.
+    floor: a length below which it cannot go back.
+    """
+
+    reader: DraftReader | None
+    start: int
+    drafted: Sequence[int] = ()
+    floor: int = 0
+
+
+@dataclass
+class Part:
+    """What a row is fed before a draft.
+
+    held: how many leading ids its caches hold. left: how many it lacks even then, or has to be fed again.
+    floor: a length below which it will not go back. num_unsettled: ids of the text that may still change.
+    is_next: whether what is drafted then goes on from the committed text.
+    """
+
+    held: int
+    ids: Sequence[int] = ()
+    floor: int = 0
+    left: int = 0
+    num_unsettled: int = 0
+    is_next: bool = False
 
 
 class DraftModel:
     """The draft model and its rows, which the worker keeps in the order of its own.
 
-    Raises ModelError if its vocabulary is not the target's, or if its caches cannot be rolled back.
+    Raises ModelError if its caches cannot be rolled back.
     """
 
-    def __init__(self, loaded: LoadedModel, target: LoadedModel) -> None:
-        check_vocabularies(loaded, target)
+    def __init__(self, loaded: LoadedModel, translation: Translation) -> None:
         if fault := rollback_fault(loaded.model):
             raise ModelError(f"the model {loaded.info.name} cannot draft: {fault}")
         self.loaded = loaded
         self.model = loaded.model
+        self.translation = translation
         self.batched = can_batch(loaded.model)
-        self.vocab_size = target.info.vocab_size
+        self._is_recurrent = any(is_recurrent(cache) for cache in leaves(make_row_caches(loaded.model)))
+        self._sampling = make_draft_sampling(translation)
         self.clear()
 
     def clear(self) -> None:
         """Forget all rows."""
         self.rows = make_rows(self.model, self.batched)
-        self._drafted: list[tuple[int, list[int]]] = []
+        self._rows: list[DraftRow] = []
 
-    def make_caches(self) -> Caches:
-        """Empty caches for one prompt."""
-        return make_row_caches(self.model)
+    def begin(self, num_tokens: int, give_up: GiveUp) -> DraftReader | None:
+        """What reads a sequence from its prompt on; None if that is surely too long.
 
-    def add(self, caches: Caches, length: int) -> None:
-        """A row joins as the last one; its caches hold its first length tokens, perhaps none."""
-        self.rows.add(caches, length)
-        self._drafted.append((length, []))
+        give_up: called if it cannot go on.
+        """
+        limit = self.loaded.info.context_tokens
+        if self.translation.pair is None and num_tokens >= limit:
+            return None
+        return DraftReader(self.translation.begin(), make_row_caches(self.model), limit, give_up)
+
+    def add(self, reader: DraftReader | None) -> None:
+        """A row joins as the last one, read so far by reader; without one nothing is drafted for it."""
+        caches, num_held = (reader.hand_over(), reader.num_computed) if reader else ([], 0)
+        self.rows.add(caches or make_row_caches(self.model), num_held)
+        self._rows.append(DraftRow(reader, num_held, floor=num_held))
 
     def remove(self, row: int) -> None:
         """A row leaves; the last row takes its place."""
         self.rows.remove(row)
-        self._drafted[row] = self._drafted[-1]
-        self._drafted.pop()
+        self._rows[row] = self._rows[-1]
+        self._rows.pop()
 
     def fill_in(
         self, feeds: list[Feed], committed: Sequence[Sequence[int]], sampler: Sampler
@@ -71,66 +119,109 @@ class DraftModel:
         num_to_draft = max(feed.num_to_draft for feed in feeds)
         if not num_to_draft:
             return None
-        fed, left = [], []
-        for row, (feed, tokens) in enumerate(zip(feeds, committed, strict=True)):
-            held = self._keep_accepted(row, tokens)
-            most = BACKLOG_TOKENS if feed.num_wanted else 1
-            fed.append(list(tokens[held : held + most]))
-            left.append(len(tokens) - held - len(fed[row]))
-        is_ready = [feed.num_wanted > 0 and not lacking for feed, lacking in zip(feeds, left, strict=True)]
+        parts = [
+            self._next_part(row, tokens, num_to_draft, feed.num_wanted > 0)
+            for row, (feed, tokens) in enumerate(zip(feeds, committed, strict=True))
+        ]
         # What is drafted for a row that lacks tokens is of no use to anybody.
-        num_to_draft = num_to_draft if any(is_ready) else 0
-        lines = self._draft(fed, [len(tokens) for tokens in committed], num_to_draft, sampler)
+        num_to_draft = num_to_draft if any(part.is_next for part in parts) else 0
+        num_to_draft = min(num_to_draft, ROLLBACK_TOKENS - max(part.num_unsettled for part in parts))
+        lines = self._draft(parts, [len(tokens) for tokens in committed], num_to_draft, sampler)
         carried: list[tuple[int, int] | None] = [None] * len(feeds)
-        for row, (feed, line) in enumerate(zip(feeds, lines, strict=True)):
-            if is_ready[row]:
-                draft, carried[row] = line[: feed.num_wanted], (len(line), len(line))
+        for row, (feed, part, line) in enumerate(zip(feeds, parts, lines, strict=True)):
+            if part.is_next:
+                found = self._carry_back(self._rows[row], line)
+                draft, carried[row] = found[: feed.num_wanted], (len(line), len(found))
                 feeds[row] = replace(feed, draft=draft, source=replace(feed.source, tokens=draft))
-        return DraftWork(max(map(len, fed)), num_to_draft, left, carried)
+        return DraftWork(
+            max(len(part.ids) for part in parts), num_to_draft, [part.left for part in parts], carried
+        )
+
+    def _next_part(self, row: int, tokens: Sequence[int], num_ahead: int, is_wanted: bool) -> Part:
+        """Read on, and roll the row back to what it held rightly of the text.
+
+        num_ahead: how many are going to be drafted. is_wanted: whether for this row.
+        """
+        own = self._rows[row]
+        num_same = self._read(own, tokens, num_ahead)
+        if own.reader is None:
+            return self._idle(row, own.start)
+        ids, num_settled = own.reader.ids, own.reader.num_settled
+        if num_same < own.start:
+            right = num_same
+        else:
+            right = own.start + count_accepted(own.drafted, ids[own.start : own.start + len(own.drafted)])
+        if self._is_recurrent:
+            # State that the next draft leaves behind is to be taken back to where the text is settled.
+            right = min(right, num_settled)
+        # At least one id must be fed, for its logits.
+        right = min(right, len(ids) - 1)
+        if right < own.floor:
+            return self._idle(row, own.floor)
+        held = self.rows.roll_back(row, right)
+        num_unsettled = len(ids) - num_settled
+        end = held + 1
+        if is_wanted:
+            end = len(ids) if num_settled - held <= BACKLOG_TOKENS else held + BACKLOG_TOKENS
+        return Part(
+            held,
+            ids[held:end],
+            floor=max(own.floor, min(num_settled, end)),
+            left=len(ids) - end + (num_unsettled if self._is_recurrent else 0),
+            num_unsettled=num_unsettled,
+            is_next=is_wanted and end == len(ids),
+        )
+
+    def _idle(self, row: int, length: int) -> Part:
+        """For a row that has nothing to be fed."""
+        held = self.rows.roll_back(row, length)
+        return Part(held, floor=held)
+
+    def _read(self, own: DraftRow, tokens: Sequence[int], num_ahead: int) -> int:
+        """How many leading ids are as they were; without a reader afterwards, it could not read on."""
+        if own.reader is None:
+            return 0
+        try:
+            return own.reader.read(tokens, num_ahead)
+        # Drafts are a bonus: this row has no more of them.
+        except Exception as fault:
+            self._give_up(own, fault)
+            return 0
+
+    def _carry_back(self, own: DraftRow, line: Sequence[int]) -> list[int]:
+        if own.reader is None:
+            return []
+        try:
+            return own.reader.translator.carry_back(line)
+        except Exception as fault:
+            self._give_up(own, fault)
+            return []
+
+    def _give_up(self, own: DraftRow, fault: Exception) -> None:
+        assert own.reader is not None
+        own.reader.give_up(fault)
+        own.reader = None
 
     def _draft(
-        self, fed: Sequence[Sequence[int]], positions: Sequence[int], num_tokens: int, sampler: Sampler
+        self, parts: Sequence[Part], positions: Sequence[int], num_tokens: int, sampler: Sampler
     ) -> list[list[int]]:
         """Feed the rows and go on for num_tokens, perhaps none; returns as many for each row. One wait."""
-        logits = self.rows.forward_ragged(fed)
-        # What was fed is committed: only what is drafted from here on may have to be forgotten.
-        self.rows.keep()
-        ends = mx.array([len(tokens) - 1 for tokens in fed])
+        fed = [part.ids or [NOTHING] for part in parts]
+        logits = self.rows.forward_ragged(fed, [part.floor for part in parts])
+        ends = mx.array([len(ids) - 1 for ids in fed])
         last = mx.take_along_axis(logits, ends[:, None, None], axis=1)[:, 0]
         drafted: list[mx.array] = []
+        draw = self._sampling.begin(sampler, positions, num_tokens)
         for at in range(num_tokens):
             if at:
                 last = self.rows.forward(drafted[-1][:, None])[:, -1]
-            drafted.append(sampler.sample(self._fitted(last), [position + at for position in positions]))
-        if not drafted:
+            drafted.append(draw(last))
+        if drafted:
+            lines: list[list[int]] = mx.stack(drafted, axis=1).tolist()  # type: ignore[assignment]
+        else:
             mx.eval(last)
-            self._drafted = [(length, []) for length in self.rows.lengths]
-            return [[] for _ in fed]
-        lines: list[list[int]] = mx.stack(drafted, axis=1).tolist()  # type: ignore[assignment]
-        for row, line in enumerate(lines):
-            self._drafted[row] = self.rows.lengths[row] - len(line) + 1, line[:-1]
+            lines = [[] for _ in fed]
+        for own, part, line in zip(self._rows, parts, lines, strict=True):
+            own.start, own.floor = part.held + len(part.ids), part.floor
+            own.drafted = line[:-1] if part.ids else ()
         return lines
-
-    def _keep_accepted(self, row: int, tokens: Sequence[int]) -> int:
-        """Roll a row back to the drafted tokens that were committed; returns how many it then holds."""
-        start, drafted = self._drafted[row]
-        length = start + count_accepted(drafted, tokens[start:])
-        # At least one token must be fed, for its logits.
-        return self.rows.roll_back(row, min(length, len(tokens) - 1))
-
-    def _fitted(self, logits: mx.array) -> mx.array:
-        """(rows, any size) logits as the target's sampler takes them; sizes differ by padding alone."""
-        missing = self.vocab_size - logits.shape[-1]
-        if missing > 0:
-            return mx.pad(logits.astype(mx.float32), [(0, 0), (0, missing)], constant_values=float("-inf"))
-        return logits[:, : self.vocab_size]
-
-
-def check_vocabularies(draft: LoadedModel, target: LoadedModel) -> None:
-    """Raise ModelError if token ids do not mean the same to both models."""
-    if draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
-        sizes = [len(loaded.tokenizer.wrapped.get_vocab()) for loaded in (draft, target)]
-        raise ModelError(
-            f"the draft model {draft.info.name} has another vocabulary ({sizes[0]} tokens) than "
-            f"{target.info.name} ({sizes[1]} tokens); take one of the same family, or none"
-        )

@@ -92,8 +92,7 @@ class Intake:
             self.prefilling.append(sequence)
             try:
                 sequence.admit(*self._beginnings.find(sequence, members, rows, others))
-                if self._draft_model and self._may_ask_model(sequence):
-                    sequence.draft_caches = self._draft_model.make_caches()
+                self._begin_draft_model(sequence)
             except Exception as fault:
                 self._fail(sequence, fault)
 
@@ -151,17 +150,26 @@ class Intake:
                 self._beginnings.keep_prefilled(sequence)
         self._feed_draft_model(sequence, chunk)
 
-    def _feed_draft_model(self, sequence: Sequence, chunk: int) -> None:
-        start = sequence.num_draft_computed
-        part = sequence.tokens[start : min(start + chunk, len(sequence.tokens) - 1)]
-        if self._draft_model is None or not sequence.draft_caches or not part:
+    def _begin_draft_model(self, sequence: Sequence) -> None:
+        if self._draft_model is None or not self._may_ask_model(sequence):
             return
         try:
-            settle(sequence.draft_caches)
-            self._draft_model.model(mx.array(part)[None], cache=sequence.draft_caches)
-            dispatch(sequence.draft_caches)
-            sequence.num_draft_computed += len(part)
+            give_up = sequence.give_up_draft_model
+            sequence.draft_reader = self._draft_model.begin(len(sequence.tokens), give_up)
         # Drafts are a bonus: the answer needs only the model itself.
+        except Exception as fault:
+            sequence.give_up_draft_model(fault)
+
+    def _feed_draft_model(self, sequence: Sequence, chunk: int) -> None:
+        reader = sequence.draft_reader
+        if self._draft_model is None or reader is None:
+            return
+        try:
+            if part := reader.next_part(sequence.tokens, chunk):
+                settle(reader.caches)
+                self._draft_model.model(mx.array(list(part))[None], cache=reader.caches)
+                dispatch(reader.caches)
+                reader.num_computed += len(part)
         except Exception as fault:
             sequence.give_up_draft_model(fault)
 

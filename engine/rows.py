@@ -36,23 +36,21 @@ class Rows(Protocol):
     def forward(self, tokens: mx.array) -> mx.array:
         """Feed (rows, width) tokens; returns logits (rows, width, vocabulary), not yet evaluated."""
 
-    def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
+    def forward_ragged(self, fed: Sequence[Sequence[int]], floors: Sequence[int] | None = None) -> mx.array:
         """Feed row r the tokens fed[r], one or more; widths may differ.
 
+        floors: (rows,) lengths below which no roll_back will go from now on; without them, as many as each
+        row holds before. Where there is recurrent state they are no less than that.
         Returns logits (rows, most tokens fed, vocabulary), not yet evaluated; row r's are valid at
         0 .. len(fed[r]). The row then holds len(fed[r]) tokens more.
         """
 
-    def keep(self) -> None:
-        """What the rows hold now stays: roll_back then goes back to here, not to the last forward_ragged."""
-
     def roll_back(self, row: int, length: int) -> int:
         """Forget what a row holds past its first length tokens; returns how many its caches then hold.
 
-        length: at least one of the tokens that the last forward_ragged fed to the row is kept, or all that
-        it held at a keep() since. Keeping all costs nothing. Recurrent state cannot be cut: such a row goes
-        back to that forward's start, or to the keep(), and what else was to be kept is to be fed again, with
-        the next forward.
+        length: the row's floor at the last forward_ragged, or more. Keeping all costs nothing. Recurrent
+        state cannot be cut: such a row goes back to the floor, and what else was to be kept is to be fed
+        again, with the next forward.
         Raises ValueError if the row does not hold length tokens, or if it cannot go back so far.
         """
 
@@ -129,7 +127,11 @@ class BatchedRows:
         """One forward over all rows. If building it raises, every row keeps its length and its tokens."""
         return self._forward(tokens, [tokens.shape[1]] * tokens.shape[0])
 
-    def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
+    def forward_ragged(
+        self,
+        fed: Sequence[Sequence[int]],
+        floors: Sequence[int] | None = None,  # noqa: ARG002 - any number of tokens can be forgotten
+    ) -> mx.array:
         """One forward over right-padded rows. What a row is padded with falls behind its end."""
         width = max(map(len, fed))
         # A row's own last token: computing it again is surely harmless.
@@ -141,9 +143,6 @@ class BatchedRows:
         logits: mx.array = self.model(tokens, cache=self.caches)
         self.shared.end()
         return logits
-
-    def keep(self) -> None:
-        """Nothing to do: any number of tokens can be forgotten."""
 
     def roll_back(self, row: int, length: int) -> int:
         """Forget what the row holds past its first length tokens, however few; returns length."""
@@ -194,20 +193,31 @@ class SeparateRows:
         self._lengths = [length + tokens.shape[1] for length in self._lengths]
         return mx.concatenate(logits, axis=0)
 
-    def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
-        """A forward a row, each of its own width, after a snapshot of what the row held."""
-        self.keep()
+    def forward_ragged(self, fed: Sequence[Sequence[int]], floors: Sequence[int] | None = None) -> mx.array:
+        """A forward a row, each of its own width, with a snapshot at the row's floor.
+
+        A row with recurrent state takes two forwards if that is behind some of the tokens, but not all.
+        """
         width = max(map(len, fed))
         padded = []
-        for tokens, caches in zip(fed, self.caches, strict=True):
-            logits = self.model(mx.array([tokens]), cache=caches)
+        for row, tokens in enumerate(fed):
+            logits = self._feed(row, tokens, floors[row] if floors else self._lengths[row])
             padded.append(mx.pad(logits, [(0, 0), (0, width - len(tokens)), (0, 0)]))
-        self._lengths = [length + len(tokens) for length, tokens in zip(self._lengths, fed, strict=True)]
         return mx.concatenate(padded, axis=0)
 
-    def keep(self) -> None:
-        """Take the snapshots anew."""
-        self._snapshots = [Snapshot(*row) for row in zip(self.caches, self._lengths, strict=True)]
+    def _feed(self, row: int, tokens: Sequence[int], floor: int) -> mx.array:
+        """Returns (1, tokens, vocabulary) logits."""
+        caches, num_kept = self.caches[row], floor - self._lengths[row]
+        self._lengths[row] += len(tokens)
+        if any(is_recurrent(cache) for cache in leaves(caches)) and 0 < num_kept < len(tokens):
+            first = self.model(mx.array([tokens[:num_kept]]), cache=caches)
+            self._snapshots[row] = Snapshot(caches, floor)
+            return mx.concatenate([first, self.model(mx.array([tokens[num_kept:]]), cache=caches)], axis=1)
+        # Of caches that can be cut it notes nothing but the length.
+        snapshot = Snapshot(caches, floor)
+        logits: mx.array = self.model(mx.array([tokens]), cache=caches)
+        self._snapshots[row] = snapshot if num_kept < len(tokens) else Snapshot(caches, floor)
+        return logits
 
     def roll_back(self, row: int, length: int) -> int:
         """Cut the row's caches, or go back to the snapshot if some of them cannot be cut."""

@@ -5,6 +5,7 @@ softmax exactly, and gives a seeded request the same tokens alone or in any batc
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -58,6 +59,13 @@ class Penalties:
         self.counts = self.counts.at[tokens].add(1)
         self.num_counted += tokens.size
 
+    def of(self, tokens: mx.array, are_counted: mx.array) -> "Penalties":
+        """The same counts for other ids, as they are now: (n,) the id that each stands for, where it does."""
+        other = copy(self)
+        other.in_prompt = self.in_prompt[tokens] & are_counted
+        other.counts = mx.where(are_counted, self.counts[tokens], 0)
+        return other
+
     def apply(self, logits: mx.array, drafted: Sequence[int] = ()) -> mx.array:
         """(vocabulary,) logits with the three penalties taken, drafted tokens counted as if committed."""
         s = self.sampling
@@ -83,6 +91,7 @@ class Sampler:
 
     def __init__(self, rows: Sequence[tuple[Sampling, Penalties | None]], vocab_size: int) -> None:
         settings = [sampling for sampling, _ in rows]
+        self.vocab_size = vocab_size
         self.seeds = [s.seed for s in settings]
         self.penalties = [penalties for _, penalties in rows]
         self.random = any(s.temperature > 0 for s in settings)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from drafters.base import NO_DRAFT, Draft
+from engine.draft_reader import DraftReader, OutOfReachError
 from engine.drafting import SequenceDrafts
 from engine.grammar import Grammars, Matcher
 from engine.logprobs import Likelihood
@@ -42,7 +43,7 @@ class Sequence:
     awaited: a sequence whose prefill it waits for, and up to which of the tokens that they share.
     compared: those among whom one to wait for was looked for.
     loading, was_looked_up: what is being read from files for it, and whether it was seen if there is any.
-    draft_caches, num_draft_computed: likewise for the draft model, if there is one and it may draft here.
+    draft_reader: what the draft model has read while it prefills, if there is one and it may draft here.
     num_dispatched: answer tokens sampled so far, whether or not they have been read.
     drafts: its drafters, once it has joined the rows.
     matcher: where the answer stands in its grammar, if it has one.
@@ -66,8 +67,7 @@ class Sequence:
     compared: "SequenceOf[Sequence]" = ()
     loading: Loading | None = None
     was_looked_up: bool = False
-    draft_caches: Caches = field(default_factory=list)
-    num_draft_computed: int = 0
+    draft_reader: DraftReader | None = None
     num_dispatched: int = 0
     penalties: Penalties | None = None
     drafts: SequenceDrafts | None = None
@@ -104,10 +104,10 @@ class Sequence:
     @property
     def num_to_prefill(self) -> int:
         """Tokens to compute before it can join the rows; its last token is fed by its first step."""
-        num_computed = self.num_computed
-        if self.draft_caches:
-            num_computed = min(num_computed, self.num_draft_computed)
-        return len(self.tokens) - 1 - num_computed
+        num_left = len(self.tokens) - 1 - self.num_computed
+        return (
+            max(num_left, self.draft_reader.count_left(len(self.tokens))) if self.draft_reader else num_left
+        )
 
     @property
     def next_position(self) -> int:
@@ -125,7 +125,7 @@ class Sequence:
     def restart(self) -> None:
         """Forget all caches. What was committed stays, and the same tokens will follow it."""
         self.caches, self.num_computed, self.num_dispatched = [], 0, self.num_answered
-        self.draft_caches, self.num_draft_computed = [], 0
+        self.draft_reader = None
         self.prompt_logprobs.clear()
 
     def give_up_drafts(self, fault: Exception) -> None:
@@ -135,9 +135,12 @@ class Sequence:
             self.drafts.close()
 
     def give_up_draft_model(self, fault: Exception) -> None:
-        """The draft model could not read the prompt: go on without it."""
-        log.warning("request %s goes on without the draft model: %s", self.request.id, fault)
-        self.draft_caches, self.num_draft_computed = [], 0
+        """The draft model could not read its text, or say something of it: go on without."""
+        level = logging.INFO if isinstance(fault, OutOfReachError) else logging.WARNING
+        log.log(level, "request %s goes on without the draft model: %s", self.request.id, fault)
+        self.draft_reader = None
+        if self.drafts:
+            self.drafts.uses_model = False
 
     def make_penalties(self, vocab_size: int) -> None:
         """Count its tokens for the penalties, if it has any. Its last token is counted when it is fed."""

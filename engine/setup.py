@@ -10,12 +10,15 @@ from engine.admission import make_admission
 from engine.caches import is_recurrent, kv_bits_fault, leaves, make_caches
 from engine.calibration import load_costs
 from engine.costs import StepCosts
+from engine.draft_costs import DraftCosts
 from engine.draft_model import DraftModel
 from engine.drafting import Drafting, DraftSources
 from engine.exactness import find_exact_shapes
 from engine.loading import LoadedModel, ModelError, Progress, StartProgress
 from engine.planning import Planner
 from engine.rows import can_batch, rollback_fault
+from engine.translation import Translation
+from engine.vocabulary import VocabularyError
 from engine.worker import Worker
 
 log = logging.getLogger("reprise.engine")
@@ -54,13 +57,13 @@ def make_worker(
     if make_sources and (fault := rollback_fault(loaded.model, settings.kv_bits)):
         log.warning("decoding plainly, without drafts: %s", fault)
         make_sources = None
-    model = DraftModel(draft, loaded) if draft and make_sources else None
+    model = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
     admission = make_admission(loaded, settings, batched, model)
     if make_sources is None:
         planner = Planner(flat_costs(), batched)
         return Worker(loaded, settings, batched, admission, Drafting(None, settings), planner)
     sources = make_sources(loaded.tokenizer.fingerprint)
-    model_costs = FREE
+    model_costs, is_measured = FREE, costs is None
     if costs is None:
         measuring = partial(progress, "Measuring what steps cost")
         costs = load_costs(loaded, settings, batched, settings.num_draft_tokens + 1, measuring)
@@ -71,9 +74,39 @@ def make_worker(
             model_costs = load_costs(model.loaded, plainly, model.batched, 1, measuring)
     trying = partial(progress, "Trying which widths are exact")
     exact = _exact_shapes(loaded, settings, batched, costs, trying) if settings.exact else None
-    planner = Planner(costs, batched, exact, model_costs if model else None, _is_recurrent(loaded))
+    drafting_costs = DraftCosts(model_costs, costs, model.batched, is_measured) if model else None
+    planner = Planner(costs, batched, exact, drafting_costs, _is_recurrent(loaded))
     drafting = Drafting(sources, settings, bool(model), loaded.tokenizer.line_ends)
     return Worker(loaded, settings, batched, admission, drafting, planner, model)
+
+
+def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Settings) -> DraftModel:
+    """Set up translation between the two, and say what is worth knowing of it. Raises ModelError."""
+    names = f"{draft.info.name} cannot draft for {target.info.name}"
+    try:
+        translation = Translation.between(
+            draft.tokenizer, target.tokenizer, settings.draft_translation, settings.translation_prefix_tokens
+        )
+    except VocabularyError as fault:
+        raise ModelError(f"{names}: {fault}; take one of the same family, or none") from fault
+    if pair := translation.pair:
+        log.info(
+            "drafts are translated (%s): %d of the draft model's %d tokens are the model's own too",
+            translation.strategy, pair.token_map.num_shared, pair.draft.size,
+        )  # fmt: skip
+        for loaded, vocabulary in ((draft, pair.draft), (target, pair.target)):
+            if not vocabulary.is_exact:
+                told = "the tokenizer of %s does not give every text back as it was: some drafts will be lost"
+                log.warning(told, loaded.info.name)
+    elif draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
+        told = (
+            "--draft-translation none: the draft model has another vocabulary; its ids are taken as they are"
+        )
+        log.warning(told)
+    if draft.info.context_tokens < target.info.context_tokens:
+        told = "the draft model reads %d tokens: longer texts get no drafts of it"
+        log.info(told, draft.info.context_tokens)
+    return DraftModel(draft, translation)
 
 
 def _is_recurrent(loaded: LoadedModel) -> bool:

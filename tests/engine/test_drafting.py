@@ -14,12 +14,11 @@ from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
 from drafters.repetition import repetition_score
 from engine.costs import StepClock, StepCosts
-from engine.draft_model import DraftModel
-from engine.drafting import DraftSources, SequenceDrafts
+from engine.draft_length import DraftLength
+from engine.drafting import DraftSources
 from engine.engine import Engine
 from engine.gate import Acceptance
 from engine.ledger import ALLOWANCE_STEPS, Ledger
-from engine.loading import ModelError
 from engine.request import DraftChoice, DraftType, GenerationRequest
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, oracle, prompt_of, request
@@ -184,7 +183,7 @@ def test_a_draft_model_with_windows_goes_back_over_many_forwards(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A random model is never right, so it would soon be asked no more.
-    monkeypatch.setattr(SequenceDrafts, "model_rate", 0.9)
+    monkeypatch.setattr(DraftLength, "rate", 0.9)
     monkeypatch.setattr(StepClock, "lap", lambda *_: None)
     asked = [request(prompt_of(35, 35), 330)]
     engine = start_engine(
@@ -433,11 +432,3 @@ def test_no_real_drafter_changes_the_tokens(
     last = ask(engine, asked[3]).finished()
     assert list(last.tokens) == expected[3]
     assert last.usage.drafting.num_drafted
-
-
-def test_a_draft_model_of_another_vocabulary_is_refused_with_both_sizes() -> None:
-    target, other = make_loaded("llama"), make_loaded("llama")
-    backend = other.tokenizer.wrapped._tokenizer
-    backend.add_tokens(["unheard-of"])
-    with pytest.raises(ModelError, match=r"\(4097 tokens\).*\(4096 tokens\)"):
-        DraftModel(other, target)
