@@ -82,6 +82,9 @@ class Batch:
             sequence.drafts.uses_model = False
         if sequence.drafts:
             sequence.drafts.length.begin()
+        if sequence.drafts and sequence.draft_reader:
+            strategy = model.translation.strategy
+            sequence.drafts.counts.translate(sequence.draft_reader.translator, strategy)
         model.add(sequence.draft_reader)
 
     def free(self, leaving: list[int]) -> None:

@@ -82,14 +82,15 @@ class StepClock:
         """Something else is done between two steps, so the time until the next reading says nothing."""
         self._read_at = None
 
-    def lap(self, shape: tuple[int, int] | None) -> float | None:
+    def lap(self, shape: tuple[int, int] | None, drafting_s: float = 0.0) -> float | None:
         """A step was read: seconds since the last one, or None after a reset.
 
-        shape: its (rows, width), or None if more than one forward was made.
+        shape: its (rows, width), or None if it is to teach nothing. drafting_s: how many of the seconds were
+        the draft model's.
         """
         now = time.perf_counter()
         taken_s = None if self._read_at is None else now - self._read_at
         self._read_at = now
         if taken_s is not None and shape and (self.batched or shape[0] == 1):
-            self.costs.observe(*shape, taken_s)
+            self.costs.observe(*shape, taken_s - drafting_s)
         return taken_s

@@ -26,8 +26,8 @@ class Feed:
 
     pending: (p,) committed tokens that its cache lacks, p >= 1. draft: (k,) tokens of `source` to check.
     position: absolute index of the first token to be drawn, that is, how many are committed.
-    num_wanted: tokens that the draft model is still to draft; num_to_draft: how many of its own it is to draft
-        for them, as many where both have one vocabulary.
+    num_wanted: tokens that the draft model is still to draft; num_to_draft: how many of its own it is to
+        draft for them, as many where both have one vocabulary.
     masks: (k + 1,) what the grammar allows at each drafted position and behind; empty without a grammar.
     """
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
 from engine.draft_counts import DraftCounts
+from engine.draft_length import MODEL, Carried, DraftLength, Trials
 from engine.gate import GLOBAL_DECAY, Acceptance, Offer, Tally, expected_tokens
 from engine.ledger import Ledger
 from engine.request import DraftingReport, GenerationRequest
@@ -31,11 +32,6 @@ LOOKUPS = {
 
 GRAMMAR = "grammar"
 GRAMMAR_PRIOR = 0.97
-
-MODEL = "draft-model"
-MODEL_PRIOR = 0.7
-FORGET_TOKENS = 256
-"""After so many tokens without a model's draft, its chances are those of the start again: a probe."""
 
 DOUBT = 2.0
 """The power to which prior chances are taken where the prompt does not repeat itself."""
@@ -86,6 +82,8 @@ class Drafting:
         self.has_model = has_model
         self.line_ends = line_ends
         self.everyone = Tally(GLOBAL_DECAY)
+        self.carried = Carried()
+        self.trials = Trials()
         self._numbers = itertools.count()
 
     def begin(self, request: GenerationRequest, matcher: "Matcher | None" = None) -> "SequenceDrafts":
@@ -93,13 +91,12 @@ class Drafting:
         s = self.settings
         verdict, names = self._choose(request)
         drafters = [self.sources.drafters[name] for name in names if name in self.sources.drafters]
-        limit = s.num_draft_tokens
+        limit = self.limit
         if request.draft.max_tokens is not None:
             limit = min(limit, request.draft.max_tokens)
         acceptance = Acceptance(self.everyone, verdict.doubt, self.line_ends)
-        drafts = SequenceDrafts(
-            next(self._numbers), limit, verdict, acceptance, Ledger(s.draft_overhead), drafters
-        )
+        length, ledger = DraftLength(acceptance, Carried(self.carried)), Ledger(s.draft_overhead)
+        drafts = SequenceDrafts(next(self._numbers), limit, verdict, acceptance, length, ledger, drafters)
         drafts.uses_model = self.has_model and MODEL in names
         if self.can_draft and verdict is not SWITCHED_OFF:
             drafts.matcher = matcher
@@ -110,6 +107,15 @@ class Drafting:
         """Whether the draft model has to read the prompt, because it may come to draft."""
         draft_type = request.draft.type or self.settings.draft_type
         return self.has_model and draft_type in ("auto", MODEL) and request.draft.max_tokens != 0
+
+    @property
+    def limit(self) -> int:
+        """Most tokens of one draft, unless a request says less."""
+        return self.settings.num_draft_tokens
+
+    def new_length(self) -> DraftLength:
+        """What a request that is still to come may expect of the draft model."""
+        return DraftLength(Acceptance(self.everyone), Carried(self.carried))
 
     def _choose(self, request: GenerationRequest) -> tuple[Verdict, tuple[str, ...]]:
         """The verdict and the names of the drafters to ask, first come first asked."""
@@ -142,7 +148,8 @@ class SequenceDrafts:
     """One sequence's drafters, ledger and counts.
 
     seq: its number with the drafters. limit: most tokens of one draft.
-    uses_model: whether the draft model may draft where the drafters have nothing worth its cost.
+    length: what to expect of the draft model.
+    uses_model: whether that may draft where the drafters have nothing worth its cost.
     matcher: of the answer's grammar. Drafts keep to it, and what it leaves no choice about is a draft itself.
     """
 
@@ -150,6 +157,7 @@ class SequenceDrafts:
     limit: int
     verdict: Verdict
     acceptance: Acceptance
+    length: DraftLength
     ledger: Ledger
     drafters: list[Drafter]
     uses_model: bool = False
@@ -157,7 +165,6 @@ class SequenceDrafts:
     request_id: str = ""
     counts: DraftCounts = field(default_factory=DraftCounts)
     _shown: list[Draft] = field(default_factory=list)
-    _since_model: int = 0
 
     def open(self, request: GenerationRequest) -> None:
         """Tell the drafters of the sequence."""
@@ -166,13 +173,6 @@ class SequenceDrafts:
         for drafter in list(self.drafters):
             self._guard(drafter, partial(drafter.open, opening))
         self.counts.open_s, self.counts.drafter_s = self.counts.drafter_s, 0.0
-
-    @property
-    def model_rate(self) -> float:
-        """The chance that the draft model's next token is right."""
-        draft = Draft((), MODEL, 0, MODEL_PRIOR)
-        learned = self.acceptance.rate(draft)
-        return learned + (MODEL_PRIOR - learned) * min(1.0, self._since_model / FORGET_TOKENS)
 
     def propose(self, limit: int, least_tokens: float, is_worth: Callable[[Offer], bool]) -> Offer:
         """An offer of the first draft that is worth its cost, else of the one most likely right.
@@ -229,7 +229,7 @@ class SequenceDrafts:
         if num_judged:
             self.acceptance.learn(verified, num_judged, num_accepted)
         self.acceptance.pass_over(tokens)
-        self._since_model = 0 if verified.source == MODEL else self._since_model + len(tokens)
+        self.length.observe(len(tokens), num_judged, num_accepted)
         self.counts.num_forwards += 1
         self.counts.add_tokens(verified.source, num_accepted, len(tokens))
         if num_offered:

@@ -71,7 +71,9 @@ class Acceptance:
         """The chance that the next token of such a draft is right, in (0, 1)."""
         key = draft.source, draft.bucket
         start = self.everyone.rate(key, draft.prior, GLOBAL_PRIOR_TOKENS)
-        return min(max(self.own.rate(key, start**self.doubt, PRIOR_TOKENS), 0.001), 0.998)
+        # What is no copy does not need the prompt to repeat itself.
+        doubt = 1.0 if draft.source in FRESH_SOURCES else self.doubt
+        return min(max(self.own.rate(key, start**doubt, PRIOR_TOKENS), 0.001), 0.998)
 
     def offer(self, draft: Draft, rate: float) -> "Offer":
         """What to expect of a draft whose tokens are right at this rate, but for line ends."""

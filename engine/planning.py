@@ -1,18 +1,21 @@
 """Whether the next step is to be a wide one, and what each row takes into it."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from drafters.base import Draft
 from engine import sequence
 from engine.costs import StepCosts
+from engine.draft_costs import DraftCosts, DraftWork
+from engine.draft_length import MODEL, PROBE_RATE, PROBE_TOKENS, DraftLength
 from engine.drafted_step import Feed
-from engine.drafting import MODEL, MODEL_PRIOR
-from engine.gate import LEAST_GAIN, Offer, choose_width, steady
+from engine.gate import LEAST_GAIN, Offer, choose_width
 
 MOST_PENDING = 16
 """A row with more pending tokens takes no draft until they are in its cache."""
 
+
+STEADY_FED = 2
+"""Most tokens that the draft model is fed before a draft if it drafts at every step; more is catching up."""
 
 REFRESH_ASKS = 256
 """How often the cheapest wide step is looked up anew: costs are learned, slowly."""
@@ -23,7 +26,7 @@ class Planner:
 
     batched: whether all rows share a forward; otherwise each takes its own, and costs add up.
     exact_shapes: if given, the only (rows, width) beside width 1 that a forward may have.
-    model_costs: what steps of the draft model cost, if there is one.
+    model_costs: what the draft model's part of a step costs, if there is one.
     replays: whether a row whose draft was rejected is fed once more what it kept, having recurrent state.
     """
 
@@ -32,7 +35,7 @@ class Planner:
         costs: StepCosts,
         batched: bool,
         exact_shapes: Collection[tuple[int, int]] | None = None,
-        model_costs: StepCosts | None = None,
+        model_costs: DraftCosts | None = None,
         replays: bool = False,
     ) -> None:
         self.costs = costs
@@ -53,9 +56,23 @@ class Planner:
         """Expected seconds of a plain step."""
         return self.step_s([1] * num_rows)
 
-    def model_s(self, num_rows: int, num_tokens: int) -> float:
-        """Expected seconds that the draft model takes for drafts of up to num_tokens."""
-        return num_tokens * self.model_costs.seconds(num_rows, 1) if self.model_costs else 0.0
+    def model_s(self, num_rows: int, num_fed: int, num_drafted: int) -> float:
+        """Expected seconds of the draft model's part of a step. See DraftCosts."""
+        return self.model_costs.seconds(num_rows, num_fed, num_drafted) if self.model_costs else 0.0
+
+    def work_s(self, num_rows: int, work: DraftWork | None) -> float:
+        """Expected seconds of what the draft model did."""
+        return self.model_s(num_rows, work.num_fed, work.num_drafted) if work else 0.0
+
+    @property
+    def learns_work(self) -> bool:
+        """Whether what the draft model really takes is learned."""
+        return self.model_costs is not None and self.model_costs.is_learned
+
+    def learn_work(self, num_rows: int, work: DraftWork, taken_s: float) -> None:
+        """The draft model took so long for it."""
+        if self.model_costs:
+            self.model_costs.observe(num_rows, work.num_fed, work.num_drafted, taken_s)
 
     def plan(self, members: Sequence["sequence.Sequence"], lengths: Sequence[int]) -> list[Feed]:
         """What a wide step over these rows would feed; empty where a plain step is the better one.
@@ -73,12 +90,17 @@ class Planner:
                 s.give_up_drafts(fault)
                 offers.append(Offer(num_pending=num_pending))
         # What pays for none of them if all were like it does not pay for all of them together.
-        if not any(o.is_worth or o.num_pending > 1 for o in offers):
-            return []
-        width = self._choose(members, offers)
+        is_worth = any(o.is_worth or o.num_pending > 1 for o in offers)
+        width = self._choose(members, offers) if is_worth else 1
         if width == 1 and all(o.num_pending == 1 for o in offers):
-            return []
+            offers, width = self._probe(members, offers)
+            if width == 1:
+                return []
         return [_feed(s, offer, width) for s, offer in zip(members, offers, strict=True)]
+
+    def model_pays(self, length: DraftLength, limit: int) -> bool:
+        """Whether the draft model would be asked for drafts, of up to limit tokens, by a row of its own."""
+        return self._model_offer(length, 1, limit, length.rate).num_tokens > 0
 
     def _ask(self, s: "sequence.Sequence", num_pending: int, num_rows: int) -> Offer:
         """A row's best draft, or the draft model's where no drafter has one that is worth its cost."""
@@ -92,9 +114,55 @@ class Planner:
 
         offer = s.drafts.propose(room, LEAST_GAIN * self._least_ratio(num_rows), is_worth)
         if not offer.is_worth and s.drafts.uses_model and self.model_costs is not None:
-            expected = steady(s.drafts.model_rate, min(room, s.drafts.limit))
-            offer = Offer(expected, draft=Draft((), MODEL, 0, MODEL_PRIOR), is_worth=True)
+            length = s.drafts.length
+            modelled = self._model_offer(length, num_rows, min(room, s.drafts.limit), length.rate)
+            offer = modelled if modelled.num_tokens else offer
         return replace(offer, num_pending=num_pending)
+
+    def _model_offer(self, length: DraftLength, num_rows: int, limit: int, rate: float) -> Offer:
+        """A draft of the draft model's, as long as pays most if all rows are like this; none if none pays.
+
+        rate: the chance that one of its tokens is right. limit: most tokens.
+        """
+        offer = length.offer(limit, rate)
+        # Most fail already at this.
+        if offer.expected[-1] < LEAST_GAIN * self._least_ratio(num_rows):
+            return Offer()
+
+        def step_s(width: int) -> float:
+            work = _work([(length, offer, width - 1)])
+            return self._spread_s(num_rows, work) + self.step_s([width] * num_rows)
+
+        width = choose_width([offer], self._widths([offer], num_rows), step_s, lambda _: True)
+        return replace(offer, expected=offer.expected[:width])
+
+    def _probe(self, members: Sequence["sequence.Sequence"], offers: list[Offer]) -> tuple[list[Offer], int]:
+        """A short draft for rows that have gone without the draft model's for long, and the width for it.
+
+        The offers as they are and width 1 where nobody tries, or where a ledger does not pay for it.
+        """
+        probes = [self._probe_of(s, len(members)) for s in members]
+        tried = [o if p is None else p for o, p in zip(offers, probes, strict=True)]
+        trying = [s for s, p in zip(members, probes, strict=True) if p is not None and s.drafts]
+        widths = self._widths(tried, len(members)) if trying else []
+        if widths and self._is_allowed(members, tried, widths[-1]):
+            return tried, widths[-1]
+        for s in trying:
+            s.drafts.length.put_off()  # type: ignore[union-attr]
+        return offers, 1
+
+    def _probe_of(self, s: "sequence.Sequence", num_rows: int) -> Offer | None:
+        """What a row tries, None if it does not."""
+        room = s.request.max_tokens - s.num_answered - 1
+        if s.drafts is None or not s.drafts.uses_model or self.model_costs is None or room < 1:
+            return None
+        length, limit = s.drafts.length, min(room, s.drafts.limit)
+        if not length.is_probe_due:
+            return None
+        if not self._model_offer(length, num_rows, limit, PROBE_RATE).num_tokens:
+            length.put_off()
+            return None
+        return length.offer(min(limit, PROBE_TOKENS), length.rate)
 
     def _least_ratio(self, num_rows: int) -> float:
         """The cost of the cheapest wide step over that of a plain one. Most drafts fail already at this."""
@@ -106,26 +174,38 @@ class Planner:
         return found
 
     def _choose(self, members: Sequence["sequence.Sequence"], offers: Sequence[Offer]) -> int:
-        plain_s = self.plain_s(len(members))
-
         def step_s(width: int) -> float:
-            num_modelled = max((_num_drafted(o, width) for o in offers if o.draft.source == MODEL), default=0)
-            drafting_s = self.model_s(len(members), num_modelled)
+            drafting_s = self._spread_s(len(members), _asked(members, offers, width))
             return drafting_s + self.step_s([o.num_pending + _num_drafted(o, width) for o in offers])
 
-        def replay_s(width: int) -> float:
-            """By how much the next step is dearer than a plain one if all drafts are wrong, but one token."""
+        return choose_width(
+            offers,
+            self._widths(offers, len(members)),
+            step_s,
+            lambda width: self._is_allowed(members, offers, width),
+        )
+
+    def _is_allowed(
+        self, members: Sequence["sequence.Sequence"], offers: Sequence[Offer], width: int
+    ) -> bool:
+        """Whether every row's ledger allows a step of that width, all that it costs included."""
+        plain_s = self.plain_s(len(members))
+        work = _asked(members, offers, width)
+        taken_s = self.model_s(len(members), work.num_fed, work.num_drafted)
+        taken_s += self.step_s([o.num_pending + _num_drafted(o, width) for o in offers])
+        if self.replays:
+            # The next step is so much dearer than a plain one if all drafts are wrong, but one token.
             again = [o.num_pending + 1 if _num_drafted(o, width) else 1 for o in offers]
-            return max(0.0, self.step_s(again) - plain_s)
+            taken_s += max(0.0, self.step_s(again) - plain_s)
+        return all(
+            s.drafts is None or s.drafts.ledger.allows(taken_s, plain_s, offer.num_tokens > 0)
+            for s, offer in zip(members, offers, strict=True)
+        )
 
-        def is_allowed(width: int) -> bool:
-            taken_s = step_s(width) + (replay_s(width) if self.replays else 0.0)
-            return all(
-                s.drafts is None or s.drafts.ledger.allows(taken_s, plain_s, offer.num_tokens > 0)
-                for s, offer in zip(members, offers, strict=True)
-            )
-
-        return choose_width(offers, self._widths(offers, len(members)), step_s, is_allowed)
+    def _spread_s(self, num_rows: int, work: "_Work") -> float:
+        """Seconds of the draft model's part of a step, of catching up only the share that the step bears."""
+        steady_s = self.model_s(num_rows, min(work.num_fed, STEADY_FED), work.num_drafted)
+        return steady_s + work.share * (self.model_s(num_rows, work.num_fed, work.num_drafted) - steady_s)
 
     def without_drafts(self, members: Sequence["sequence.Sequence"], lengths: Sequence[int]) -> list[Feed]:
         """The feeds of a step that checks nothing. See plan()."""
@@ -133,18 +213,25 @@ class Planner:
         return [Feed(s.tokens[-num:], len(s.tokens)) for s, num in zip(members, num_pending, strict=True)]
 
     def without_inexact(self, feeds: Sequence[Feed]) -> list[Feed]:
-        """In exact mode, drop all drafts if a forward would have a width that is not known to be exact.
+        """In exact mode, cut drafts where a forward would have a width that is not known to be exact.
 
         That is so where the draft model drafted less than was planned.
         """
         if self.exact_shapes is None:
             return list(feeds)
-        shapes = (
-            [(len(feeds), max(f.width for f in feeds))] if self.batched else [(1, f.width) for f in feeds]
-        )
-        if all(width == 1 or (rows, width) in self.exact_shapes for rows, width in shapes):
+        return self._cut(feeds) if self.batched else [self._cut([feed])[0] for feed in feeds]
+
+    def _cut(self, feeds: Sequence[Feed]) -> list[Feed]:
+        """What one forward may feed of these: drafts up to the widest exact width, without any if none is."""
+        widest, least = (max(map(count, feeds)) for count in (lambda f: f.width, lambda f: len(f.pending)))
+        widths = [
+            w for w in range(least, widest + 1) if w == 1 or (len(feeds), w) in (self.exact_shapes or ())
+        ]
+        width = max(widths, default=0)
+        if width == widest:
             return list(feeds)
-        return [Feed(feed.pending, feed.position) for feed in feeds]
+        cut = [replace(feed, draft=feed.draft[: max(0, width - len(feed.pending))]) for feed in feeds]
+        return [feed if feed.draft else Feed(feed.pending, feed.position) for feed in cut]
 
     def _widths(self, offers: Sequence[Offer], num_rows: int) -> list[int]:
         """The widths in question: those that were measured, and those at which a draft stops being sure."""
@@ -158,6 +245,33 @@ class Planner:
         return [width for width in widths if (together, width) in self.exact_shapes]
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the draft model has to do for a step. See DraftWork, and for share, DraftLength.spread."""
+
+    num_fed: int = 0
+    num_drafted: int = 0
+    share: float = 0.0
+
+
+def _asked(members: Sequence["sequence.Sequence"], offers: Sequence[Offer], width: int) -> _Work:
+    return _work(
+        (s.drafts.length, offer, _num_drafted(offer, width))
+        for s, offer in zip(members, offers, strict=True)
+        if s.drafts and offer.draft.source == MODEL
+    )
+
+
+def _work(asked: Iterable[tuple[DraftLength, Offer, int]]) -> _Work:
+    """asked: each row's hopes, its offer, and how many of the target's tokens it wants of it."""
+    found = [(length, offer, num) for length, offer, num in asked if num]
+    return _Work(
+        max((length.num_fed for length, _, _ in found), default=0),
+        max((length.num_to_draft(num) for length, _, num in found), default=0),
+        max((length.spread(offer.expected[num]) for length, offer, num in found), default=0.0),
+    )
+
+
 def _num_drafted(offer: Offer, width: int) -> int:
     """How many tokens of its draft a row takes into a step of that width; its pending ones go first."""
     return max(0, min(width - offer.num_pending, offer.num_tokens))
@@ -169,5 +283,6 @@ def _feed(s: "sequence.Sequence", offer: Offer, width: int) -> Feed:
     if num_drafted == 0:
         return Feed(pending, position)
     if offer.draft.source == MODEL:
-        return Feed(pending, position, source=offer.draft, num_wanted=num_drafted, num_to_draft=num_drafted)
+        num_to_draft = s.drafts.length.num_to_draft(num_drafted) if s.drafts else num_drafted
+        return Feed(pending, position, source=offer.draft, num_wanted=num_drafted, num_to_draft=num_to_draft)
     return Feed(pending, position, offer.draft.tokens[:num_drafted], offer.draft)

@@ -106,6 +106,7 @@ def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Setting
     if draft.info.context_tokens < target.info.context_tokens:
         told = "the draft model reads %d tokens: longer texts get no drafts of it"
         log.info(told, draft.info.context_tokens)
+    target.info = replace(target.info, draft_strategy=translation.strategy)
     return DraftModel(draft, translation)
 
 

@@ -20,6 +20,7 @@ from engine.admission import Admission
 from engine.batch import Batch, Step
 from engine.beginnings import Beginnings
 from engine.costs import StepClock
+from engine.draft_costs import DraftWork
 from engine.draft_model import DraftModel
 from engine.drafted_step import Feed
 from engine.drafting import Drafting
@@ -75,7 +76,7 @@ class Worker:
             admission,
             self.beginnings,
             draft_model,
-            lambda sequence: drafting.may_ask_model(sequence.request),
+            self._may_ask_model,
             fail,
         )
         self.tally = Tally()
@@ -102,6 +103,14 @@ class Worker:
     def has_work(self) -> bool:
         """Whether a turn would do anything."""
         return bool(self.members or self.intake.prefilling or self.intake.waiting)
+
+    def _may_ask_model(self, sequence: Sequence) -> bool:
+        """Whether the draft model has to read a prompt, because it may come to draft and that may pay."""
+        drafting = self.drafting
+        has_begun = sequence.drafts is not None and not sequence.drafts.uses_model
+        if has_begun or not drafting.may_ask_model(sequence.request):
+            return False
+        return drafting.trials.is_next(self.planner.model_pays(drafting.new_length(), drafting.limit))
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence for admission."""
@@ -227,11 +236,8 @@ class Worker:
             sequence.count_for_penalties()
         held = list(self.rows.lengths)
         try:
-            if self.batch.draft_model:
-                start = time.perf_counter()
-                self.batch.draft_model.fill_in(feeds, [s.tokens for s in members], self.batch.sampler)
-                self._share_drafting(feeds, time.perf_counter() - start)
-                feeds = self.planner.without_inexact(feeds)
+            work, drafting_s = self._draft(feeds)
+            feeds = self.planner.without_inexact(feeds)
             feeds = [self._masked(s, feed) for s, feed in zip(members, feeds, strict=True)]
             wanted = [s.request.top_logprobs for s in members]
             committed = drafted_step.run(self.rows, self.batch.sampler, feeds, wanted)
@@ -241,13 +247,16 @@ class Worker:
             self.recovery.start_over(self._without_drafts(feeds, fault), fault)
             return False
         widths = [feed.width for feed in feeds]
-        num_modelled = max(feed.num_wanted for feed in feeds)
         plain_s = self.planner.plain_s(len(members))
-        expected_s = self.planner.step_s(widths) + self.planner.model_s(len(members), num_modelled)
-        # A step of width 1 is here for a grammar's sake: unlike plain ones, it was not dispatched ahead.
-        shape = None if num_modelled or max(widths) == 1 else (len(members), max(widths))
-        taken_s = min(self.clock.lap(shape) or expected_s, LARGEST_STEP * expected_s)
-        if max(widths) == 1:
+        expected_s = self.planner.step_s(widths) + self.planner.work_s(len(members), work)
+        # Unlike plain steps, one of width 1 was not dispatched ahead.
+        is_teaching = max(widths) > 1 and (work is None or self.planner.learns_work)
+        lap_s = self.clock.lap((len(members), max(widths)) if is_teaching else None, drafting_s)
+        taken_s = min(lap_s or expected_s, LARGEST_STEP * expected_s)
+        if work and lap_s:
+            self.planner.learn_work(len(members), work, drafting_s)
+        elif work is None and max(widths) == 1:
+            # It is here for a grammar's sake.
             taken_s = plain_s
         for sequence, feed, (tokens, likelihoods) in zip(members, feeds, committed, strict=True):
             if sequence.drafts:
@@ -257,11 +266,22 @@ class Worker:
         self.batch.feed = mx.array([s.tokens[-1] for s in members])
         return True
 
-    def _share_drafting(self, feeds: list[Feed], taken_s: float) -> None:
-        """Note the draft model's time with the rows that wanted drafts, a part with each."""
+    def _draft(self, feeds: list[Feed]) -> tuple[DraftWork | None, float]:
+        """Let the draft model make the drafts that feeds want; returns what it did, and the seconds taken."""
+        if self.batch.draft_model is None:
+            return None, 0.0
+        start = time.perf_counter()
+        work = self.batch.draft_model.fill_in(feeds, [s.tokens for s in self.members], self.batch.sampler)
+        if work is None:
+            return None, 0.0
+        taken_s = time.perf_counter() - start
         asked = [s.drafts for s, f in zip(self.members, feeds, strict=True) if f.num_wanted and s.drafts]
         for drafts in asked:
             drafts.counts.drafter_s += taken_s / len(asked)
+        for sequence, left, carried in zip(self.members, work.left, work.carried, strict=True):
+            if sequence.drafts:
+                sequence.drafts.length.settle(left, carried)
+        return work, taken_s
 
     def _masked(self, sequence: Sequence, feed: Feed) -> Feed:
         """The feed with its grammar's masks, without what the grammar forbids. A fault there is its own."""
