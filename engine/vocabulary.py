@@ -15,9 +15,9 @@ from engine.spelling import Speller
 from engine.spelling import VocabularyError as VocabularyError
 from engine.tokenizer import Tokenizer
 
-ANCHORS = ("\n", ".", "a", "0", "\u4e2d")
+ANCHORS = ("\n", ".", "a", "0", "中")
 """What text is encoded behind: one of them does not melt into what follows."""
-SPACE_ANCHORS = ("a", ".", "0", "\n", "\u4e2d")
+SPACE_ANCHORS = ("a", ".", "0", "\n", "中")
 """The same for text that begins with white space, which a line break would take for its own."""
 
 PROBES = (
@@ -28,8 +28,8 @@ PROBES = (
     "\n",
     "one\ntwo\n\n\nfour\r\n",
     "if x:\n    y = [1, 22, 333]\n\treturn -0.5e-7\n",
-    "za\u017c\u00f3\u0142\u0107 g\u0119\u015bl\u0105 ja\u017a\u0144",
-    "\u4e2d\u6587 \U0001f600 \u201equotes\u201d \u2026",
+    "zażółć gęślą jaźń",
+    "中文 😀 „quotes” …",
     '{"key": "it\'s"}</a>',
 )
 """Texts that an exact tokenizer gives back: case, spaces, lines, characters of one to four bytes."""
@@ -106,8 +106,9 @@ class Vocabulary:
         self.special = frozenset(self.spellings)
         self.byte_spelled = frozenset(byte_spelled)
         single = [token for token, piece in enumerate(self.pieces) if len(piece) == 1]
-        single.sort(key=lambda token: (token not in byte_spelled, -token))
-        self.byte_tokens = {self.pieces[token][0]: token for token in reversed(single)}
+        # Those written as bytes before those of text, the first before others: the last one said stays.
+        single.sort(key=lambda token: (token in byte_spelled, -token))
+        self.byte_tokens = {self.pieces[token][0]: token for token in single}
 
     @cached_property
     def is_exact(self) -> bool:
