@@ -1,8 +1,13 @@
 """What drafting did for one sequence, counted while its answer grows."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.request import DraftingReport
+
+if TYPE_CHECKING:
+    # The command line composes drafters before it knows that it can listen; this would load transformers.
+    from engine.translation import TranslationCounts, Translator
 
 PLAIN = "model"
 """The source of a token that the model chose without a draft, or instead of one, or behind one."""
@@ -14,6 +19,8 @@ class DraftCounts:
 
     by_source: drafter -> [drafted, accepted]. by_position: likewise for a draft's first token, its second...
     drafter_s: seconds that its drafters took while it was decoded; open_s: those before its first token.
+    strategy, translation: how drafts of the draft model are translated and what became of them, where it has
+        read the prompt.
     """
 
     num_forwards: int = 0
@@ -21,6 +28,8 @@ class DraftCounts:
     by_position: list[list[int]] = field(default_factory=list)
     drafter_s: float = 0.0
     open_s: float = 0.0
+    strategy: str | None = None
+    translation: "TranslationCounts | None" = None
     # Two lists of shared objects, not one of pairs: a run is to cost no more than a token of the answer.
     _run_sources: list[str] = field(default_factory=list)
     _run_lengths: list[int] = field(default_factory=list)
@@ -40,6 +49,11 @@ class DraftCounts:
         """num_tokens were committed, the first num_accepted of which source had drafted."""
         self._add_run(source, num_accepted)
         self._add_run(PLAIN, num_tokens - num_accepted)
+
+    def translate(self, translator: "Translator", strategy: str) -> None:
+        """The draft model's drafts go through this translator, which counts on where one before it ended."""
+        self.strategy = strategy
+        self.translation = translator.counts = self.translation or translator.counts
 
     def _add_run(self, source: str, length: int) -> None:
         if not length:
@@ -64,6 +78,8 @@ class DraftCounts:
             origins=tuple(zip(self._run_sources, self._run_lengths, strict=True)),
             drafter_s=self.drafter_s,
             drafter_open_s=self.open_s,
+            strategy=self.strategy,
+            translation=asdict(self.translation) if self.translation else {},
             gate_score=gate_score,
             gate_decision=gate_decision,
             gate_reason=gate_reason,

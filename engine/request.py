@@ -3,7 +3,7 @@
 Plain frozen data and no MLX, so that the server and tests can import it anywhere.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -102,6 +102,8 @@ class DraftingReport:
     origins: (source, number of tokens) of the answer in order; "model" for what no draft foretold.
     drafter_s: seconds that drafters, the draft model included, took while it was decoded. drafter_open_s:
         those before its first token, when they read the prompt.
+    strategy: how the draft model's drafts were translated, None if it did not read the prompt. translation:
+        what became of them, by the names of TranslationCounts.
     gate_score: repetition of the prompt, None if it was not asked. gate_decision: "lookup", "draft-model"
         or "plain". gate_reason: why, in words.
     """
@@ -116,6 +118,8 @@ class DraftingReport:
     origins: tuple[tuple[str, int], ...] = ()
     drafter_s: float = 0.0
     drafter_open_s: float = 0.0
+    strategy: str | None = None
+    translation: Mapping[str, int] = field(default_factory=dict)
     gate_score: float | None = None
     gate_decision: str = "plain"
     gate_reason: str = ""
@@ -261,6 +265,7 @@ class ModelInfo:
     """What the server tells people about the loaded model.
 
     memory_limit: what keeps the context from being as long as the model's own, if memory does.
+    draft_strategy: how drafts of the draft model are translated, None if there is none.
     fingerprint: the same for the same weights and configuration, computed by the same version of MLX.
     """
 
@@ -277,6 +282,7 @@ class ModelInfo:
     loaded_s: float
     fingerprint: str = ""
     memory_limit: MemoryLimit | None = None
+    draft_strategy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,14 +59,16 @@ class LoadingBar:
         self._progress.stop()
 
 
-def describe_drafts(settings: Settings, can_draft: bool) -> str:
+def describe_drafts(settings: Settings, can_draft: bool, strategy: str | None = None) -> str:
     """Where drafts come from, and where it is known from what they cost.
 
-    can_draft: whether anything can be drafted for the model at all.
+    can_draft: whether anything can be drafted for the model at all. strategy: see ModelInfo.draft_strategy.
     """
     if not can_draft:
         return "none, the model allows none"
     model = f" with {settings.draft_model}" if settings.draft_model else ""
+    if strategy not in (None, "none"):
+        model += f" (translated: {strategy})"
     file = settings.calibration_file
     costs = f"costs from {file}" if file else "costs measured at this start, kept nowhere"
     return f"{settings.draft_type}{model}, {costs}"

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -32,6 +33,7 @@ class RequestRecord:
     error: the code of what went wrong, before or after a stream began.
     first_token_ms, tokens_per_s: None where no token was made.
     num_forwards: those of decoding. drafts: (drafted, accepted) tokens by the drafter's name.
+    translation: how drafts of the draft model were translated, and how many were, by what became of them.
     """
 
     id: str
@@ -45,6 +47,7 @@ class RequestRecord:
     tokens_per_s: float | None = None
     num_forwards: int = 0
     drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    translation: dict[str, str | int] | None = None
     total_ms: float = 0.0
     finish_reason: str | None = None
     error: str | None = None
@@ -74,8 +77,16 @@ class RequestRecord:
         if self.drafts:
             told = " + ".join(f"{name} {right}/{all_}" for name, (all_, right) in self.drafts.items())
             parts.append(f"drafts {told} accepted")
+            if self.translation:
+                parts[-1] += f" ({_told(self.translation)})"
             parts.append(f"{self.num_completion_tokens / max(1, self.num_forwards):.1f} tokens/forward")
         return ", ".join([*parts, f"{self.total_ms:.0f} ms"])
+
+
+def _told(translation: Mapping[str, str | int]) -> str:
+    """Its counts in words, those of nothing left out."""
+    counts = [f"{count} {name}" for name, count in translation.items() if name != "strategy" and count]
+    return f"{translation['strategy']}: {', '.join(counts) or 'none asked for'}"
 
 
 class JsonFormatter(logging.Formatter):

@@ -118,6 +118,30 @@ DRAFTS = MetricGroup(
             "reprise_accepted_tokens_total", "counter", "Drafted tokens that were right.", ("source",)
         ),
         MetricEntry(
+            "reprise_draft_translations_total",
+            "counter",
+            "Drafts of the draft model, by what translation into the model's vocabulary made of them.",
+            ("strategy", "outcome"),
+        ),
+        MetricEntry(
+            "reprise_draft_resynchronisations_total",
+            "counter",
+            "Those for which an edge that both vocabularies share had to be looked for.",
+            ("strategy",),
+        ),
+        MetricEntry(
+            "reprise_draft_model_tokens_total",
+            "counter",
+            "Tokens that came of those drafts and were verified.",
+            ("strategy",),
+        ),
+        MetricEntry(
+            "reprise_draft_model_accepted_tokens_total",
+            "counter",
+            "Those of them that were right.",
+            ("strategy",),
+        ),
+        MetricEntry(
             "reprise_forwards_total", "counter", "Forwards that decoding took, counted for each sequence."
         ),
         MetricEntry(
@@ -139,7 +163,9 @@ DRAFTS = MetricGroup(
             buckets=_TOKENS_PER_FORWARD,
         ),
     ),
-    "`source` is the drafter; `decision` is `lookup`, `draft-model` or `plain`.",
+    "`source` is the drafter; `decision` is `lookup`, `draft-model` or `plain`; `strategy` is that of "
+    "`--draft-translation`; `outcome` is `translated`, `absorbed` (nothing new was left of it) or `skipped` "
+    "(it could not be said exactly).",
 )
 
 ENGINE = MetricGroup(

@@ -87,6 +87,14 @@ class Metrics:
         for source, drafted, accepted in drafting.by_source:
             self._count("drafted_tokens", drafted, source)
             self._count("accepted_tokens", accepted, source)
+            if source == "draft-model" and drafting.strategy:
+                self._count("draft_model_tokens", drafted, drafting.strategy)
+                self._count("draft_model_accepted_tokens", accepted, drafting.strategy)
+        for outcome, count in drafting.translation.items():
+            if outcome == "resynchronised":
+                self._count("draft_resynchronisations", count, drafting.strategy or "")
+            else:
+                self._count("draft_translations", count, drafting.strategy or "", outcome)
         if drafting.num_drafted:
             self._observe("acceptance_ratio", drafting.num_accepted / drafting.num_drafted)
         if drafting.num_forwards:

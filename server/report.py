@@ -1,5 +1,6 @@
 """What a request's sequences took and what drafting did for them: for the response and for the log."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from engine.request import GenerationRequest, Usage
@@ -10,8 +11,12 @@ from server.responses import (
     GateBlock,
     PromptTokensDetails,
     Timings,
+    TranslationBlock,
     UsageBlock,
 )
+
+DRAFT_MODEL = "draft-model"
+"""What its drafts are called among those of all drafters."""
 
 
 def count_usage(
@@ -53,6 +58,7 @@ def time_sequences(usages: Collection[Usage]) -> Timings:
     num_predicted = sum(usage.num_completion_tokens for usage in usages)
     prompt_s = max(usage.first_token_s for usage in usages) - min(usage.queue_s for usage in usages)
     predicted_s = max(usage.total_s for usage in usages) - min(usage.prefill_s for usage in usages)
+    translation = count_translation(usages)
     return Timings(
         cache_n=sum(usage.num_cached_tokens for usage in usages),
         prompt_n=num_computed,
@@ -73,6 +79,21 @@ def time_sequences(usages: Collection[Usage]) -> Timings:
             decision=first.drafting.gate_decision,
             reason=first.drafting.gate_reason,
         ),
+        **({"translation": translation} if translation else {}),
+    )
+
+
+def count_translation(usages: Collection[Usage]) -> TranslationBlock | None:
+    """What became of the draft model's drafts, None where it did not read a prompt."""
+    reports = [usage.drafting for usage in usages if usage.drafting.strategy is not None]
+    if not reports:
+        return None
+    counts: Counter[str] = Counter()
+    for report in reports:
+        counts.update(report.translation)
+    drafted, accepted = count_by_source(usages).get(DRAFT_MODEL, (0, 0))
+    return TranslationBlock(
+        strategy=reports[0].strategy, draft_n=drafted, draft_n_accepted=accepted, **counts
     )
 
 
@@ -96,6 +117,8 @@ def note_in_record(
     record.num_cached_tokens = counts.prompt_tokens_details.cached_tokens
     record.num_forwards = sum(usage.drafting.num_forwards for usage in ended.values())
     record.drafts = count_by_source(ended.values())
+    if translation := count_translation(ended.values()):
+        record.translation = translation.model_dump(exclude={"draft_n", "draft_n_accepted"})
     begun = [usage for usage in ended.values() if usage.num_completion_tokens]
     if begun:
         record.first_token_ms = 1000 * min(usage.first_token_s for usage in begun)

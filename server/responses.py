@@ -43,6 +43,19 @@ class DraftCounts(BaseModel):
     draft_n_accepted: int
 
 
+class TranslationBlock(DraftCounts):
+    """What became of the draft model's drafts: see engine.translation.TranslationCounts.
+
+    strategy: how they were translated. draft_n, draft_n_accepted: its tokens, in the model's vocabulary.
+    """
+
+    strategy: str
+    translated: int
+    absorbed: int
+    resynchronised: int
+    skipped: int
+
+
 class GateBlock(BaseModel):
     """What was made of the prompt before the first token: see engine.request.DraftingReport."""
 
@@ -57,7 +70,7 @@ class Timings(BaseModel):
     prompt_n: tokens computed, without the cache_n tokens that were not.
     prompt_ms: from the end of the wait for a row to the first token. predicted_ms: from the step that made
         that token to the end.
-    forwards: those of decoding. gate: the first choice's.
+    forwards: those of decoding. gate: the first choice's. translation: sent if a draft model read the prompt.
     """
 
     cache_n: int
@@ -72,6 +85,7 @@ class Timings(BaseModel):
     forwards: int
     by_source: dict[str, DraftCounts]
     gate: GateBlock
+    translation: TranslationBlock | None = None
 
 
 class CalledFunction(BaseModel):

@@ -159,7 +159,7 @@ def _announce(engine: EngineFace, settings: Settings, address: str) -> None:
         ready = {"event": "ready", "address": address, "model": engine.info.name}
         LOGGER.info("ready", extra={"fields": ready})
     else:
-        drafts = describe_drafts(settings, _can_draft(engine))
+        drafts = describe_drafts(settings, _can_draft(engine), engine.info.draft_strategy)
         has_template = engine.tokenizer.has_chat_template
         text = banner(engine.info, names, address, drafts, has_template, settings.needs_key)
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal

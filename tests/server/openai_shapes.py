@@ -31,6 +31,7 @@ class Timings(BaseModel):
     forwards: int
     by_source: dict[str, dict[str, int]]
     gate: dict[str, float | str | None]
+    translation: dict[str, int | str] | None = None
 
 
 def valid_timings(given: dict[str, Any]) -> Timings:

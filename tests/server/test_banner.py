@@ -52,3 +52,10 @@ def test_nothing_is_shown_to_nobody_nor_of_a_quick_start(is_watched, show_after_
 )
 def test_the_banner_says_where_drafts_and_their_costs_come_from(settings, can_draft, said):
     assert describe_drafts(Settings(**settings), can_draft) == said
+
+
+def test_the_banner_says_how_drafts_are_translated():
+    settings = Settings(draft_model="org/small", calibration_file="~/costs.json")
+    said = "auto with org/small (translated: context), costs from ~/costs.json"
+    assert describe_drafts(settings, True, "context") == said
+    assert "translated" not in describe_drafts(settings, True, "none")

@@ -58,6 +58,7 @@ async def test_a_request_is_one_line_of_json_with_all_its_figures(client, log, s
         "num_completion_tokens": num_tokens,
         "num_forwards": 0,
         "drafts": {},
+        "translation": None,
         "first_token_ms": 250.0,
         "tokens_per_s": pytest.approx(10.0),
         "finish_reason": "stop",
@@ -88,6 +89,22 @@ async def test_a_line_says_what_drafts_did(client, engine, log):
     line = json.loads(_only_line(written))
     assert line["drafts"] == {"suffix": [10, 9], "prediction": [4, 2]}
     assert line["num_forwards"] == 5
+
+
+async def test_a_line_says_how_drafts_of_another_vocabulary_fared(client, engine, log):
+    counts = {"translated": 9, "absorbed": 0, "resynchronised": 1, "skipped": 3}
+    engine.drafting = DraftingReport(
+        num_forwards=5, by_source=(("draft-model", 14, 11),), strategy="context", translation=counts
+    )
+    written = log("text")
+    await client.post(CHAT, json=BODY)
+    told = (
+        "draft-model 11/14 accepted (context: 9 translated, 1 resynchronised, 3 skipped), 3.2 tokens/forward"
+    )
+    assert told in _only_line(written)
+    written = log("json")
+    await client.post(CHAT, json=BODY)
+    assert json.loads(_only_line(written))["translation"] == {"strategy": "context"} | counts
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

@@ -1,6 +1,7 @@
 """GET /metrics, read with Prometheus' own parser."""
 
 import asyncio
+import dataclasses
 import re
 
 import httpx
@@ -28,6 +29,14 @@ DRAFTING = DraftingReport(
     num_forwards=4,
     by_source=(("suffix", 10, 6), ("prediction", 4, 1)),
     gate_decision="lookup",
+)
+
+
+TRANSLATED = dataclasses.replace(
+    DRAFTING,
+    by_source=(("draft-model", 14, 7),),
+    strategy="context",
+    translation={"translated": 9, "absorbed": 2, "resynchronised": 1, "skipped": 3},
 )
 
 
@@ -138,7 +147,7 @@ async def test_apps_count_for_themselves(client, settings):
 
 
 async def test_the_page_has_every_metric_and_every_metric_is_there(client, engine):
-    engine.drafting = DRAFTING
+    engine.drafting = TRANSLATED
     engine.prefixes = dict.fromkeys(PREFIX_COUNTS, 1)
     engine.memory = dict.fromkeys(
         ["entries", "occupied", "occupancy", "bytes", "inserts", "overwrites", "hits", "misses"], 1
@@ -157,6 +166,17 @@ async def test_the_page_has_every_metric_and_every_metric_is_there(client, engin
     )
     for name, metric in listed.items():
         assert re.search(rf"^\| `{name}` \| {metric.kind}.* \| .+\. \|$", write_metrics(), re.MULTILINE), name
+
+
+async def test_drafts_of_another_vocabulary_are_counted_by_strategy(client, engine):
+    engine.drafting = TRANSLATED
+    await client.post(COMPLETIONS, json={"prompt": "hello!!!", "n": 2})
+    samples = await _scrape(client)
+    for outcome, count in (("translated", 18), ("absorbed", 4), ("skipped", 6)):
+        assert samples[f"reprise_draft_translations_total{{outcome={outcome},strategy=context}}"] == count
+    assert samples["reprise_draft_resynchronisations_total{strategy=context}"] == 2
+    assert samples["reprise_draft_model_tokens_total{strategy=context}"] == 28
+    assert samples["reprise_draft_model_accepted_tokens_total{strategy=context}"] == 14
 
 
 async def test_names_are_as_prometheus_wants_them():

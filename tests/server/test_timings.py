@@ -62,6 +62,24 @@ async def test_the_last_chunk_of_a_stream_and_no_other_carries_them(client, engi
     assert [choice["finish_reason"] for choice in last["choices"]] == ([] if include_usage else ["stop"])
 
 
+@pytest.mark.parametrize("path", BODIES)
+async def test_they_say_what_became_of_drafts_of_another_vocabulary(client, engine, path):
+    counts = {"translated": 9, "absorbed": 2, "resynchronised": 1, "skipped": 3}
+    engine.drafting = DraftingReport(
+        by_source=(("draft-model", 14, 11),), strategy="context", translation=counts
+    )
+    answer = (await client.post(path, json=BODIES[path] | {"n": 2})).json()
+    assert valid_timings(answer["timings"]).translation == {
+        "strategy": "context",
+        "draft_n": 28,
+        "draft_n_accepted": 22,
+        **{name: 2 * count for name, count in counts.items()},
+    }
+    engine.drafting = DRAFTING
+    answer = (await client.post(path, json=BODIES[path])).json()
+    assert "translation" not in answer["timings"]
+
+
 def test_the_sdk_lets_them_be_read(url, engine):
     engine.drafting = DRAFTING
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
