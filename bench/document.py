@@ -1,7 +1,8 @@
 """A result document: one JSON file into which each command writes its section, and which the page draws.
 
 {"reprise": version, "date": ISO, "machine": ..., "model": ..., "command": "reprise bench ...",
-"cost_curve": [{"width": 1, "seconds": ...}, ...], and "decode", "sweep", "economics", "peers" or "replay"}
+"cost_curve": [{"width": 1, "seconds": ...}, ...], and "decode", "sweep", "economics", "translation", "peers"
+or "replay"}
 """
 
 import argparse
@@ -20,7 +21,7 @@ from engine.request import ModelInfo
 
 Document = dict[str, Any]
 
-SECTIONS = ("decode", "sweep", "economics", "peers", "replay")
+SECTIONS = ("decode", "sweep", "economics", "translation", "peers", "replay")
 """The names under which commands keep what they found."""
 
 

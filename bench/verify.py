@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import argument_types
+from bench import argument_types, draft_model
 from bench.local_engine import LocalEngine
 from bench.machine import describe_machine
 from bench.outputs import make_console
@@ -31,6 +31,7 @@ from engine.request import DraftChoice, DraftType, GenerationRequest, Sampling
 RUNS = 3
 TEMPERATURES = (0.0, 0.8)
 LOOKUPS: tuple[DraftType, ...] = ("suffix", "ngram-simple", "ngram-mod")
+POLISH = ("edits_polish", "passages_polish")
 _WIDTH = 120
 
 
@@ -56,9 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "on machines whose kernels depend on the width of a step, which is reported but is no failure."
     )
     parser.add_argument("--model", type=argument_types.model_folder, help="Default: the bundled one.")
-    parser.add_argument(
-        "--draft-model", type=argument_types.model_folder, help="Also verify this one's drafts."
-    )
+    draft_model.add_arguments(parser, "Also verify this one's drafts, whatever its vocabulary.")
     parser.add_argument(
         "--prompts",
         type=Path,
@@ -88,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = make_console(_WIDTH)
     settings = Settings(
         model=str(arguments.model) if arguments.model else None,
-        draft_model=str(arguments.draft_model) if arguments.draft_model else None,
+        **draft_model.settings_of(arguments),
         num_draft_tokens=arguments.num_draft_tokens,
         prefix_cache_bytes=0,
         exact=arguments.exact,
@@ -173,6 +172,11 @@ def _group(
             make_chats(name, 1, arguments.seed, local.count_tokens, length)[0] for name in ("code", "passage")
         ]
         groups[length] = [local.prompt_of(chat.turns[0]) for chat in made]
+    if arguments.draft_model:
+        # Where vocabularies differ, letters with diacritics are cut differently.
+        chats = [make_chats(name, 1, arguments.seed, local.count_tokens)[0] for name in POLISH]
+        prompts = [local.prompt_of(chat.turns[0]) for chat in chats]
+        groups.setdefault(max(map(len, prompts)), []).extend(prompts)
     return groups
 
 

@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from bench.peers import command as peers
     from bench.replay import command as replay
     from bench.sweep import command as sweep
+    from bench.translation import command as translation
     from bench.workloads import command as workloads
 
     commands = {
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "decode": (decode, decode.SUMMARY),
         "turns": (turns, "Time to the first token of each turn of a long chat."),
         "economics": (economics, economics.SUMMARY),
+        "translation": (translation, translation.SUMMARY),
         "peers": (peers, peers.SUMMARY),
         "sweep": (sweep, sweep.SUMMARY),
         "replay": (replay, replay.SUMMARY),

@@ -11,7 +11,7 @@ from itertools import product
 
 from rich.console import Console
 
-from bench import argument_types, document, outputs
+from bench import argument_types, document, draft_model, outputs
 from bench.decode.measuring import Group, make_groups, measure, num_rounds, num_ways
 from bench.decode.progress import Work
 from bench.decode.rows import Trial, rows_of
@@ -51,8 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("--model", type=argument_types.model_folder, metavar="DIR", help="Default: the bundled one.")
-    add("--draft-model", type=argument_types.model_folder, metavar="DIR",
-        help="For the draft type draft-model; auto then uses it as well.")  # fmt: skip
+    draft_model.add_arguments(parser, "For the draft type draft-model; auto then uses it as well.")
     add("--workloads", type=_names, metavar="A,B",
         help="Default: all that are generated, but for those in Polish; with --prompts none.")  # fmt: skip
     add("--prompts", type=argument_types.input_file, metavar="FILE",
@@ -196,7 +195,7 @@ def _own_chats(arguments: argparse.Namespace) -> list[Chat]:
 def _settings(arguments: argparse.Namespace) -> Settings:
     return Settings(
         model=str(arguments.model) if arguments.model else None,
-        draft_model=str(arguments.draft_model) if arguments.draft_model else None,
+        **draft_model.settings_of(arguments),
         max_rows=max(8, arguments.streams),
         num_draft_tokens=max(arguments.num_draft_tokens),
         prefix_cache_bytes=0,

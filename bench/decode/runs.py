@@ -41,6 +41,7 @@ class Counts:
     by_position: list[list[int]] = field(default_factory=list)
     drafter_s: float = 0.0
     open_s: float = 0.0
+    translation: Counter[str] = field(default_factory=Counter)
 
     def add(self, report: DraftingReport) -> None:
         """Count an answer in."""
@@ -51,6 +52,7 @@ class Counts:
         self._add_positions(report.by_position)
         self.drafter_s += report.drafter_s
         self.open_s += report.drafter_open_s
+        self.translation.update(report.translation)
 
     def merge(self, other: "Counts") -> None:
         """Count all that others counted in."""
@@ -59,6 +61,7 @@ class Counts:
         self._add_positions(other.by_position)
         self.drafter_s += other.drafter_s
         self.open_s += other.open_s
+        self.translation.update(other.translation)
 
     def _add_positions(self, pairs: Sequence[Sequence[int]]) -> None:
         while len(self.by_position) < len(pairs):

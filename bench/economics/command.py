@@ -7,7 +7,7 @@ from itertools import chain, zip_longest
 
 from rich.progress import Progress
 
-from bench import argument_types, document, outputs
+from bench import argument_types, document, draft_model, outputs
 from bench.economics.controlled import forced_costs
 from bench.economics.report import Meter, print_report, rows, section
 from bench.economics.trials import LEVELS, Ask, Laboratory, Trial
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("--model", type=argument_types.model_folder, metavar="DIR", help="Default: the bundled one.")
-    add("--draft-model", type=argument_types.model_folder, metavar="DIR", help="Measure this one as well.")
+    draft_model.add_arguments(parser, "Measure this one as well.")
     add("--workloads", default=DEFAULT_WORKLOADS, metavar="NAMES",
         help=f"Of {', '.join(WORKLOADS)}. Default: {DEFAULT_WORKLOADS}.")  # fmt: skip
     add("--prompts", type=argument_types.input_file, metavar="FILE",
@@ -163,7 +163,7 @@ def _measure(
 def _settings(arguments: argparse.Namespace, longest: int) -> Settings:
     return Settings(
         model=str(arguments.model) if arguments.model else None,
-        draft_model=str(arguments.draft_model) if arguments.draft_model else None,
+        **draft_model.settings_of(arguments),
         max_rows=1,
         num_draft_tokens=longest,
         prefix_cache_bytes=0,

@@ -13,8 +13,8 @@ FOLDER = Path(__file__).parent
 
 MODULES = (
     "dom", "format", "scale", "tooltip", "series", "figure", "table", "dots", "lines", "matrix",
-    "documents", "speedup", "acceptance", "costs", "sizes", "sweep", "economics", "peers", "replay", "parity",
-    "answers", "page",
+    "documents", "speedup", "acceptance", "costs", "sizes", "sweep", "economics", "translation", "peers",
+    "replay", "parity", "answers", "page",
 )  # fmt: skip
 """The modules of JavaScript, each after those it imports."""
 

@@ -11,15 +11,16 @@ import { replaySection } from "./replay.js";
 import { headline, speedupSection } from "./speedup.js";
 import { sweepSection } from "./sweep.js";
 import { listenForTips } from "./tooltip.js";
+import { translationSection } from "./translation.js";
 
-const SHORT = { answers: "Tokens", costs: "Costs", sweep: "Settings", economics: "Economics", peers: "Others", replay: "Replay", sources: "Sources" };
+const SHORT = { answers: "Tokens", costs: "Costs", sweep: "Settings", economics: "Economics", translation: "Translation", peers: "Others", replay: "Replay", sources: "Sources" };
 const documents = JSON.parse(document.getElementById("documents").textContent);
 const report = document.getElementById("report");
 
 listenForTips();
 const sections = [
   speedupSection, paritySection, answersSection, acceptanceSection, costsSection, sweepSection, economicsSection,
-  peersSection, replaySection, sources,
+  translationSection, peersSection, replaySection, sources,
 ].map((make) => make(documents)).filter(Boolean);
 
 const models = distinct(documents.map((own) => own.model?.name).filter(Boolean));

@@ -35,15 +35,13 @@ SHAPE = {
 }
 
 
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory):
+def make_model(folder, vocab_size):
     """Random weights and a small byte-level BPE, most of whose words are several tokens."""
-    folder = tmp_path_factory.mktemp("model")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320,
+        vocab_size=vocab_size,
         special_tokens=["<|im_start|>", "<|im_end|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -62,6 +60,18 @@ def model_folder(tmp_path_factory):
     weights = dict(tree_flatten(llama.Model(llama.ModelArgs.from_dict(shape)).parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    """A model with next to nothing in it."""
+    return make_model(tmp_path_factory.mktemp("model"), 320)
+
+
+@pytest.fixture(scope="session")
+def other_model_folder(tmp_path_factory):
+    """Another one, with a vocabulary of its own."""
+    return make_model(tmp_path_factory.mktemp("other"), 280)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,10 @@ from chromium import browser, find_browser
 from bench.page import write_page
 from tests.bench.documents.made_up import made_up
 
-SECTIONS = ["speedup", "parity", "answers", "acceptance", "costs", "sweep", "economics", "peers", "replay"]
+SECTIONS = [
+    "speedup", "parity", "answers", "acceptance", "costs", "sweep", "economics", "translation", "peers",
+    "replay",
+]  # fmt: skip
 """Those with figures; the last of a page says where they come from."""
 
 HOSTILE = (
@@ -43,7 +46,8 @@ def files(tmp_path_factory):
             "tokens": [[HOSTILE, HOSTILE], [" end", "model"]],
         }
     ]
-    hostile["economics"]["advice"] = [HOSTILE]
+    hostile["economics"]["advice"] = hostile["translation"]["findings"] = [HOSTILE]
+    hostile["translation"]["rows"][0].update(draft_model=HOSTILE, strategy=HOSTILE, workload=HOSTILE)
     hostile["peers"]["rows"][0]["name"] = hostile["replay"]["rows"][0]["drafter"] = HOSTILE
     whole = made_up()
     documents = {
@@ -51,7 +55,8 @@ def files(tmp_path_factory):
         "two": [whole, made_up(cpu="Another machine", seed=2)],
         "decoding": [{"date": whole["date"], "decode": {"rows": whole["decode"]["rows"][:3]}}],
         "empty": [
-            {"decode": {"rows": [], "samples": []}, "sweep": {}, "economics": {}, "peers": {}, "replay": {}}
+            {"decode": {"rows": [], "samples": []}}
+            | {name: {} for name in ("sweep", "economics", "translation", "peers", "replay")}
         ],
         "hostile": [hostile],
     }

@@ -36,6 +36,7 @@ def made_up(
         "decode": {"workloads_version": 2, "rows": _rows(rng), "samples": _samples(rng)},
         "sweep": _sweep(),
         "economics": _economics(rng),
+        "translation": _translation(rng),
         "peers": {"rows": _peers(rng)},
         "replay": {"rows": _replays(rng)},
     }  # fmt: skip
@@ -204,6 +205,32 @@ def _economics(rng: random.Random) -> dict[str, Any]:
         "energy": {"measured": "not measured", "reason": "the machine is made up", "rows": []},
         "advice": ["Use suffix drafts of up to 16 tokens: they pay on five of six workloads."],
     }  # fmt: skip
+
+
+def _translation(rng: random.Random) -> dict[str, Any]:
+    quality = {"context": 1.0, "naive": 0.4, "shared": 0.7, "none": 1.0}
+    pairs = [("stranger", "context"), ("stranger", "naive"), ("stranger", "shared"), ("cousin", "none")]
+    rows = []
+    for draft_model, strategy in pairs:
+        for workload, likeness in list(WORKLOADS.items())[:3]:
+            for length in (2, 4, 6, None):
+                accepted = likeness * quality[strategy] * rng.uniform(0.95, 1.0)
+                speedup = 0.7 + 0.6 * accepted
+                rows.append({
+                    "draft_model": draft_model, "strategy": strategy, "is_adaptive": length is None,
+                    "workload": workload, "prompt_tokens": None, "num_draft_tokens": length or 31,
+                    "acceptance": accepted, "tokens_per_forward": 1 + accepted * (length or 3),
+                    "acceptance_by_position": [accepted, 0.9 * accepted], "drafted_per_draft": length or 2.7,
+                    "plain_tps": 118.0, "decode_tps": 118 * speedup, "speedup": speedup,
+                    "speedup_low": 0.97 * speedup, "speedup_high": 1.02 * speedup,
+                    "draft_model_share": 0.31,
+                    "drafted_per_s": 240.0, "translated": 120, "absorbed": 3, "resynchronised": 9,
+                    "skipped": 1,
+                    "parity": "PASS", "parity_pairs": 4, "parity_differing": 0, "first_divergence": None,
+                    "by_source": {"draft-model": [240, round(240 * accepted)]},
+                })  # fmt: skip
+    refused = [{"draft_model": "stranger", "strategy": "none", "reason": "its ids mean something else"}]
+    return {"rows": rows, "refused": refused, "findings": ["context is at least as good as naive."]}
 
 
 def _peers(rng: random.Random) -> list[dict[str, Any]]:

@@ -1,0 +1,131 @@
+"""Drafts of chosen lengths, and of those that the engine chooses, against plain decoding of the same chats.
+
+For each pair of a draft model and a strategy two engines run one after the other: one as a server has it, and
+one that verifies every draft. In each of them plain runs and runs with drafts take turns.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+
+from rich.console import Console
+
+from bench import document
+from bench.decode.measuring import Group, make_groups, measure, num_rounds, num_ways
+from bench.decode.progress import Work
+from bench.decode.rows import Trial
+from bench.decode.runs import Configuration, Meter, Runner
+from bench.economics.controlled import forced_costs
+from bench.local_engine import LocalEngine
+from bench.translation.pairs import Pair
+from bench.translation.rows import Row, rows_of
+from bench.workloads import Chat, lengths_of, make_chats
+from config.settings import Settings
+
+ADAPTIVE, FORCED = True, False
+CASES = 2
+"""Chats of each workload, unless another number is asked for."""
+
+
+@dataclass
+class Trials:
+    """Measures pair after pair, the same chats with each. Enter it, so that progress is told.
+
+    console: where to. rows: what was found. record: a document without its section, once an engine ran.
+    """
+
+    arguments: argparse.Namespace
+    own_chats: Sequence[Chat] | None
+    num_pairs: int
+    meter: Meter
+    console: Console
+    rows: list[Row] = field(default_factory=list)
+    record: document.Document = field(default_factory=dict)
+    _groups: list[Group] = field(default_factory=list)
+    _work: Work | None = None
+
+    def measure(self, pair: Pair) -> None:
+        """Measure a pair.
+
+        Raises ModelError or SettingsError if it cannot run, ValueError if a prompt cannot be made, and
+        RuntimeError if an answer fails.
+        """
+        # What steps cost is known of the engine that measures it, and belongs into the document.
+        for is_adaptive in (ADAPTIVE, FORCED):
+            costs = None if is_adaptive else forced_costs(max(self.arguments.num_draft_tokens))
+            with LocalEngine(settings_of(self.arguments, pair, is_adaptive), costs) as local:
+                self._measure(pair, is_adaptive, local)
+
+    def _measure(self, pair: Pair, is_adaptive: bool, local: LocalEngine) -> None:
+        work = self._work or self._begin(local)
+        runner = Runner(local, self.arguments.max_tokens, self.arguments.seed, self.meter)
+        ways, kind = (
+            ways_of(self.arguments, is_adaptive),
+            "adaptive" if is_adaptive else "every draft verified",
+        )
+        found: list[Trial] = []
+        for group in self._groups:
+            work.begin(f"{pair.name}, {pair.strategy}, {kind}: {group.workload}")
+            found += measure(runner, group, ways, self.arguments.repeats, work.advance)
+        self.rows += rows_of(pair, is_adaptive, found)
+
+    def _begin(self, local: LocalEngine) -> Work:
+        """Make the chats, which need a tokenizer to be counted, and see how much work they are."""
+        typed = document.typed(self.arguments)
+        self.record = document.new_document(typed, local.engine.info, local.engine.costs)
+        self._groups = _groups(self.arguments, self.own_chats, local)
+        weight = sum(
+            group.weight
+            * num_rounds(group, self.arguments.repeats)
+            * num_ways(group, ways_of(self.arguments, is_adaptive))
+            for is_adaptive in (ADAPTIVE, FORCED)
+            for group in self._groups
+        )
+        self._work = Work(self.console, self.num_pairs * weight)
+        return self._work.__enter__()
+
+    def __enter__(self) -> "Trials":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._work is not None:
+            self._work.__exit__(kind, fault, trace)
+
+
+def settings_of(arguments: argparse.Namespace, pair: Pair, is_adaptive: bool) -> Settings:
+    """The settings of an engine for a pair."""
+    own = Settings(
+        model=str(arguments.model) if arguments.model else None,
+        draft_model=str(pair.folder),
+        draft_translation=pair.strategy,
+        translation_prefix_tokens=arguments.translation_prefix_tokens,
+        max_rows=1,
+        prefix_cache_bytes=0,
+        # What others measured at another time is no prediction for now.
+        calibration_file=None,
+    )
+    return own if is_adaptive else replace(own, num_draft_tokens=max(arguments.num_draft_tokens))
+
+
+def ways_of(arguments: argparse.Namespace, is_adaptive: bool) -> list[Configuration]:
+    """The ways to draft: lengths that were asked for, or the server's longest, of which it uses what pays."""
+    lengths = [Settings().num_draft_tokens] if is_adaptive else arguments.num_draft_tokens
+    return [Configuration("draft-model", length) for length in lengths]
+
+
+def _groups(
+    arguments: argparse.Namespace, own_chats: Sequence[Chat] | None, local: LocalEngine
+) -> list[Group]:
+    """The chats one by one; before the first of them all ways are run once unmeasured."""
+    chats = [list(own_chats or ())[: arguments.cases]]
+    if own_chats is None:
+        chats = [
+            make_chats(name, arguments.cases or CASES, arguments.seed, local.count_tokens, length)
+            for name in arguments.workloads
+            for length in lengths_of(name)
+        ]
+    groups = make_groups(local, chats, 1, arguments.max_tokens)
+    return [replace(group, is_first=at == 0) for at, group in enumerate(groups)]

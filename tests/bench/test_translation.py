@@ -1,0 +1,174 @@
+"""`reprise bench translation` says what each way to translate drafts brings, and never that it is another."""
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bench.decode.rows import Trial
+from bench.decode.runs import Configuration, Counts, TurnRun
+from bench.parity import Parity
+from bench.translation.findings import findings
+from bench.translation.pairs import Pair, pairs_of
+from bench.translation.rows import Row, rows_of
+from bench.translation.table import print_rows
+from cli.main import main
+from engine.request import DraftingReport
+
+CONTEXT, NAIVE = (Pair(Path("a_draft"), "a_draft", strategy) for strategy in ("context", "naive"))  # type: ignore[arg-type]
+
+
+def run(decode_s: float, drafted: int = 0, accepted: int = 0) -> TurnRun:
+    """20 tokens; drafts of 2, the draft model taking a quarter of the time."""
+    counts = Counts()
+    if drafted:
+        num_drafts = drafted // 2
+        told = {"translated": num_drafts, "absorbed": 1, "resynchronised": 2, "skipped": 3}
+        by_position = ((num_drafts, num_drafts), (num_drafts, accepted - num_drafts))
+        by_source = (("draft-model", drafted, accepted),)
+        counts.add(
+            DraftingReport(
+                drafted, accepted, 10, by_source, by_position, drafter_s=decode_s / 4, translation=told
+            )
+        )
+    return TurnRun(1, (tuple(range(20)),), ((("model", 20),),), 100, 0.1, 0.1, decode_s, counts)
+
+
+def trial(length: int = 2, drafted_s: Sequence[float] = (0.5, 0.4), accepted: int = 12) -> Trial:
+    """Plainly in 1 s, 20 drafted tokens in each run with drafts."""
+    drafted = [run(s, 20, accepted) for s in drafted_s]
+    plain = [run(1.0) for _ in drafted]
+    way = Configuration("draft-model", length)
+    return Trial("passages_polish", None, 1, way, 1, plain, drafted, Parity(4, 0))
+
+
+def rows(pair: Pair, accepted: int = 12, seconds: float = 0.5, is_adaptive: bool = False) -> list[Row]:
+    return rows_of(pair, is_adaptive, [trial(length, (seconds, seconds), accepted) for length in (2, 4)])
+
+
+def test_a_row_counts_what_became_of_all_drafts_of_all_runs() -> None:
+    (row,) = rows_of(CONTEXT, False, [trial(), trial()])
+    assert (row["draft_model"], row["strategy"], row["is_adaptive"]) == ("a_draft", "context", False)
+    assert Counter(
+        translated=40, absorbed=4, resynchronised=8, skipped=12
+    ) == {name: row[name] for name in ("translated", "absorbed", "resynchronised", "skipped")}  # fmt: skip
+    expected = {
+        "acceptance": 0.6,
+        "speedup": 2.5,
+        "speedup_low": 2.0,
+        "drafted_per_draft": 2.0,
+        "draft_model_share": 0.25,
+        "drafted_per_s": 80 / (1.8 / 4),
+    }
+    assert {name: row[name] for name in expected} == pytest.approx(expected)
+
+
+def test_each_length_has_a_row_of_its_own() -> None:
+    assert [row["num_draft_tokens"] for row in rows(CONTEXT)] == [2, 4]
+
+
+def test_it_is_said_where_context_is_behind_naive() -> None:
+    said = " ".join(findings(rows(CONTEXT, 12) + rows(NAIVE, 11)))
+    assert "60 % of what it drafts is accepted with context, 55 % without (naive) over 2 pairs" in said
+    assert "context is at least as good as naive in every one of them" in said
+    behind = " ".join(findings(rows(CONTEXT, 12) + rows(NAIVE, 14)))
+    assert "context is behind in 2 of them: passages_polish at k = 2 (60 % against 70 %), " in behind
+
+
+def test_it_is_said_which_lengths_paid_and_which_did_not() -> None:
+    said = findings(rows(CONTEXT, seconds=0.5) + rows(CONTEXT, seconds=1.25, is_adaptive=True))
+    assert said[0] == (
+        "a_draft: context, times as fast as plain: k = 2: 2.00 (paid everywhere); k = 4: 2.00 (paid "
+        "everywhere); adaptive: 0.80 (paid nowhere)."
+    )
+
+
+def test_one_token_that_differs_is_said_last() -> None:
+    assert findings(rows(CONTEXT))[-1] == (
+        "All 8 pairs of a drafted and a plain answer are the same, token by token."
+    )
+    failed = replace(trial(), parity=Parity(4, 1))
+    said = findings(rows_of(CONTEXT, False, [failed]))
+    assert said[-1].startswith("1 of 4 pairs of a drafted and a plain answer differ")
+
+
+def test_the_table_fits_120_columns_and_puts_strategies_side_by_side() -> None:
+    made: list[dict[str, Any]] = [
+        row | {"workload": "edits_again_cold", "prompt_tokens": 1500, "translated": 99999, "skipped": 9999}
+        for row in rows(NAIVE) + rows(CONTEXT) + rows(CONTEXT, is_adaptive=True)
+    ]
+    out = io.StringIO()
+    print_rows(Console(file=out, width=120), made, "a_model")
+    lines = out.getvalue().splitlines()
+    assert "…" not in out.getvalue()
+    told = [line.split()[1:4] for line in lines if "edits_again_cold" in line]
+    assert told[:3] == [["1500", "naive", "2"], ["1500", "context", "2"], ["1500", "naive", "4"]]
+    assert all("equal" in line for line in lines if "edits_again_cold" in line)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_small_run_measures_every_pair_and_writes_it(
+    model_folder: Path, other_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {name: tmp_path / f"found.{name}" for name in ("json", "csv", "html")}
+    given = ["--model", str(model_folder), "--draft-model", str(model_folder)]
+    given += [
+        "--draft-model",
+        str(other_model_folder),
+        "--strategies",
+        "context",
+        "--num-draft-tokens",
+        "2,3",
+    ]
+    given += ["--workloads", "quotes_polish", "--cases", "1", "--repeats", "1", "--max-tokens", "12"]
+    for name, file in names.items():
+        given += [f"--{name}", str(file)]
+    assert main(["bench", "translation", *given]) == 0
+    found = json.loads(names["json"].read_text())
+    own = found["translation"]["rows"]
+    assert {row["parity"] for row in own} == {"PASS"}
+    lengths = [(row["draft_model"], row["is_adaptive"], row["num_draft_tokens"]) for row in own]
+    each = [(True, 31), (False, 2), (False, 3)]
+    assert lengths == [(folder.name, *way) for folder in (model_folder, other_model_folder) for way in each]
+    # A model that drafts for itself is right even where its drafts take the way through text.
+    of_itself = [row for row in own if row["draft_model"] == model_folder.name and not row["is_adaptive"]]
+    assert all(row["acceptance"] > 0.9 and row["translated"] for row in of_itself)
+    assert found["cost_curve"][0]["width"] == 1
+    with names["csv"].open() as file:
+        assert len(list(csv.DictReader(file))) == len(own)
+    assert "Across vocabularies" in names["html"].read_text()
+    assert found["translation"]["findings"][-1] in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_strategies_are_chosen_by_whether_the_vocabularies_are_one(
+    model_folder: Path, other_model_folder: Path
+) -> None:
+    pairs = pairs_of(model_folder, [model_folder, other_model_folder], None)
+    told = [(pair.folder, pair.strategy) for pair in pairs]
+    others = [(other_model_folder, name) for name in ("context", "naive", "shared")]
+    assert told == [(model_folder, "none"), *others]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--strategies", "magic"], "--strategies: magic is none of context, naive, shared, none"),
+        (["--workloads", "edit"], "--workloads: edit is none of"),
+        (["--num-draft-tokens", "2,999"], "--num-draft-tokens: 999 is above 255"),
+        (["--translation-prefix-tokens", "99"], "translation_prefix_tokens"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(
+    given: list[str], message: str, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "translation", "--draft-model", str(model_folder), *given]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
