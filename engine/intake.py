@@ -151,11 +151,12 @@ class Intake:
         self._feed_draft_model(sequence, chunk)
 
     def _begin_draft_model(self, sequence: Sequence) -> None:
-        if self._draft_model is None or not self._may_ask_model(sequence):
+        if self._draft_model is None:
             return
         try:
-            give_up = sequence.give_up_draft_model
-            sequence.draft_reader = self._draft_model.begin(len(sequence.tokens), give_up)
+            if self._may_ask_model(sequence):
+                give_up = sequence.give_up_draft_model
+                sequence.draft_reader = self._draft_model.begin(len(sequence.tokens), give_up)
         # Drafts are a bonus: the answer needs only the model itself.
         except Exception as fault:
             sequence.give_up_draft_model(fault)

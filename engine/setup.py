@@ -98,7 +98,7 @@ def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Setting
             if not vocabulary.is_exact:
                 told = "the tokenizer of %s does not give every text back as it was: some drafts will be lost"
                 log.warning(told, loaded.info.name)
-    elif draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
+    elif settings.draft_translation == "none" and draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
         told = (
             "--draft-translation none: the draft model has another vocabulary; its ids are taken as they are"
         )

@@ -18,6 +18,7 @@ from server.endpoints import endpoint_of
 from server.engine_face import EngineFace
 from server.metric_list import GROUPS, MetricEntry
 from server.readings import Readings
+from server.report import DRAFT_MODEL
 from server.responses_api.store import ResponseStore
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -87,7 +88,7 @@ class Metrics:
         for source, drafted, accepted in drafting.by_source:
             self._count("drafted_tokens", drafted, source)
             self._count("accepted_tokens", accepted, source)
-            if source == "draft-model" and drafting.strategy:
+            if source == DRAFT_MODEL and drafting.strategy:
                 self._count("draft_model_tokens", drafted, drafting.strategy)
                 self._count("draft_model_accepted_tokens", accepted, drafting.strategy)
         for outcome, count in drafting.translation.items():

@@ -85,16 +85,15 @@ def time_sequences(usages: Collection[Usage]) -> Timings:
 
 def count_translation(usages: Collection[Usage]) -> TranslationBlock | None:
     """What became of the draft model's drafts, None where it did not read a prompt."""
-    reports = [usage.drafting for usage in usages if usage.drafting.strategy is not None]
-    if not reports:
-        return None
     counts: Counter[str] = Counter()
-    for report in reports:
-        counts.update(report.translation)
+    strategy = None
+    for usage in usages:
+        strategy = strategy or usage.drafting.strategy
+        counts.update(usage.drafting.translation)
+    if strategy is None:
+        return None
     drafted, accepted = count_by_source(usages).get(DRAFT_MODEL, (0, 0))
-    return TranslationBlock(
-        strategy=reports[0].strategy, draft_n=drafted, draft_n_accepted=accepted, **counts
-    )
+    return TranslationBlock(strategy=strategy, drafted=drafted, accepted=accepted, **counts)
 
 
 def count_by_source(usages: Collection[Usage]) -> dict[str, tuple[int, int]]:
@@ -118,7 +117,7 @@ def note_in_record(
     record.num_forwards = sum(usage.drafting.num_forwards for usage in ended.values())
     record.drafts = count_by_source(ended.values())
     if translation := count_translation(ended.values()):
-        record.translation = translation.model_dump(exclude={"draft_n", "draft_n_accepted"})
+        record.translation = translation.model_dump(exclude={"drafted", "accepted"})
     begun = [usage for usage in ended.values() if usage.num_completion_tokens]
     if begun:
         record.first_token_ms = 1000 * min(usage.first_token_s for usage in begun)

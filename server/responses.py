@@ -43,13 +43,15 @@ class DraftCounts(BaseModel):
     draft_n_accepted: int
 
 
-class TranslationBlock(DraftCounts):
+class TranslationBlock(BaseModel):
     """What became of the draft model's drafts: see engine.translation.TranslationCounts.
 
-    strategy: how they were translated. draft_n, draft_n_accepted: its tokens, in the model's vocabulary.
+    strategy: how they were translated. drafted, accepted: tokens of the model's that came of them.
     """
 
     strategy: str
+    drafted: int
+    accepted: int
     translated: int
     absorbed: int
     resynchronised: int

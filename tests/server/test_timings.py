@@ -71,8 +71,8 @@ async def test_they_say_what_became_of_drafts_of_another_vocabulary(client, engi
     answer = (await client.post(path, json=BODIES[path] | {"n": 2})).json()
     assert valid_timings(answer["timings"]).translation == {
         "strategy": "context",
-        "draft_n": 28,
-        "draft_n_accepted": 22,
+        "drafted": 28,
+        "accepted": 22,
         **{name: 2 * count for name, count in counts.items()},
     }
     engine.drafting = DRAFTING
