@@ -39,7 +39,7 @@ def in_pieces(tokens: list[int], cuts: list[int]):
 
 @pytest.mark.parametrize("strategy", SIMPLE)
 @pytest.mark.parametrize(("draft", "target"), PAIRS)
-@settings(max_examples=10)
+@settings(max_examples=10, deadline=None)
 @given(tokens=IDS, cuts=st.lists(st.integers(0, 40), max_size=5))
 def test_what_was_read_is_told_by_the_counts_of_a_reading(strategy, draft, target, tokens, cuts) -> None:
     translation = between(draft, target, strategy)
@@ -58,7 +58,7 @@ def test_what_was_read_is_told_by_the_counts_of_a_reading(strategy, draft, targe
 
 @pytest.mark.parametrize("strategy", SIMPLE)
 @pytest.mark.parametrize(("draft", "target"), [pair for pair in PAIRS if pair[0] in zoo.EXACT])
-@settings(max_examples=10)
+@settings(max_examples=10, deadline=None)
 @given(tokens=IDS, cuts=st.lists(st.integers(0, 40), max_size=5))
 def test_the_draft_model_reads_the_very_text(strategy, draft, target, tokens, cuts) -> None:
     pair = between(draft, target, strategy).pair
@@ -75,7 +75,7 @@ def test_the_draft_model_reads_the_very_text(strategy, draft, target, tokens, cu
 
 @pytest.mark.parametrize("strategy", SIMPLE)
 @pytest.mark.parametrize(("draft", "target"), PAIRS)
-@settings(max_examples=10)
+@settings(max_examples=10, deadline=None)
 @given(drafted=IDS)
 def test_a_proposal_says_the_beginning_of_the_draft(strategy, draft, target, drafted) -> None:
     translation = between(draft, target, strategy)
@@ -174,7 +174,7 @@ def test_equal_vocabularies_need_no_translation_and_no_copies() -> None:
     assert translator.carry_back([9, 10]) == [9, 10]
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(tokens=st.lists(st.integers(0, 20), max_size=30), cuts=st.lists(st.integers(0, 30), max_size=5))
 def test_ids_that_the_other_model_does_not_have_are_left_out_and_end_a_draft(tokens, cuts) -> None:
     translator = Untranslated(num_draft_ids=10, num_target_ids=15)

@@ -29,7 +29,7 @@ def vocabulary(kind: str) -> Vocabulary:
 
 
 @pytest.mark.parametrize("kind", zoo.KINDS)
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 @given(text=TEXTS)
 def test_encoded_text_is_exactly_the_text(kind: str, text: str) -> None:
     known = vocabulary(kind)
@@ -44,7 +44,7 @@ def test_encoded_text_is_exactly_the_text(kind: str, text: str) -> None:
         assert not known.special.intersection(ids)
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(kind=st.sampled_from(sorted(zoo.KINDS)), data=st.binary(max_size=12))
 def test_any_bytes_are_given_back_or_said_to_be_lost(kind: str, data: bytes) -> None:
     known = vocabulary(kind)
@@ -62,6 +62,15 @@ def test_exact_kinds_are_told_from_others(kind: str) -> None:
     assert vocabulary(kind).is_exact == (kind in zoo.EXACT)
 
 
+def test_many_texts_are_counted_at_once_and_never_raise() -> None:
+    texts = [b"the", b" lazy dog", "żółw".encode(), b"", b"\xc5"]
+    known = vocabulary("byte-level")
+    counts = known.count_roughly(texts)
+    assert counts[:4] == [len(known.encode(text) or ()) for text in texts[:4]]
+    for kind in zoo.KINDS:
+        assert len(vocabulary(kind).count_roughly(texts)) == len(texts)
+
+
 def test_what_cannot_be_said_is_left_out_and_the_rest_is_said() -> None:
     known = vocabulary("sentencepiece-no-bytes")
     ids, is_exact = known.spell("the 中 end中 of".encode())
@@ -69,7 +78,7 @@ def test_what_cannot_be_said_is_left_out_and_the_rest_is_said() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in zoo.EXACT if "over-spaces" not in kind])
-@settings(max_examples=10)
+@settings(max_examples=10, deadline=None)
 @given(words=st.lists(st.sampled_from(["the", "end", "lazy", "W", "księżyc"]), min_size=2, max_size=4))
 def test_text_is_encoded_as_it_stands_in_a_longer_one(kind: str, words: list[str]) -> None:
     known = vocabulary(kind)
@@ -79,7 +88,7 @@ def test_text_is_encoded_as_it_stands_in_a_longer_one(kind: str, words: list[str
 
 
 @pytest.mark.parametrize("kind", zoo.EXACT)
-@settings(max_examples=10)
+@settings(max_examples=10, deadline=None)
 @given(text=ASCII)
 def test_bytes_are_what_the_tokenizer_decodes(kind: str, text: str) -> None:
     known, tokenizer = vocabulary(kind), zoo.make(kind)
@@ -106,7 +115,7 @@ def test_bytes_are_those_that_grammars_know(kind: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["", "draft_polish"])
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 @given(text=TEXTS)
 def test_bundled_vocabularies_give_text_back(folder: str, text: str) -> None:
     known = bundled(folder)
@@ -248,7 +257,7 @@ def test_kinds_that_say_nothing_certain_about_bytes_are_refused(make, reason: st
         Vocabulary(make())
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(
     parts=st.lists(
         st.sampled_from(["a", "ż", "中", "😀"]).map(str.encode) | st.binary(max_size=4), max_size=4
