@@ -1,7 +1,8 @@
 """Where a text can be cut so that two vocabularies agree on it: at characters, words and tokens, in bytes.
 
 An *edge* is an offset at which tokens of both end. A *word edge* is one at which most tokenizers cut whatever
-stands before it: before a single space, and where a line begins.
+stands before it: before a single space, and where a line begins behind a single line break. (Longer runs of
+white space are cut by what follows them.)
 """
 
 import re
@@ -9,7 +10,14 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-_WORD_EDGE = re.compile(rb"(?<![ \t\r\n])(?= [^ \t\r\n])|(?<=\n)(?=[^ \t\r\n])")
+_BEFORE_SPACE = rb"(?<![ \t\r\n])(?= [^ \t\r\n])"
+_AT_LINE = rb"(?<=[^\s\x80-\xff]\n)(?=[^ \t\r\n])"
+_WORD_EDGE = re.compile(_BEFORE_SPACE + rb"|" + _AT_LINE)
+NO_EDGES = re.compile(rb"(?!)")
+"""Finds nothing."""
+
+_CROSSES_SPACE = re.compile(rb"[^ \t\r\n] (?![ \t\r\n])")
+_CROSSES_LINE = re.compile(rb"\n[^ \t\r\n]")
 
 
 def token_ends(ids: Sequence[int], pieces: Sequence[bytes]) -> list[int]:
@@ -46,6 +54,16 @@ def begins_character(text: bytes, at: int) -> bool:
 def word_edges(text: bytes) -> list[int]:
     """The word edges within a text, ascending."""
     return [match.start() for match in _WORD_EDGE.finditer(text, 1)]
+
+
+def kept_word_edges(pieces: Sequence[bytes]) -> re.Pattern[bytes]:
+    """Finds the word edges that no token of a vocabulary goes across.
+
+    The tokens of a text are then those of its words, one after another: merges and scores end at these edges.
+    """
+    kept = [_BEFORE_SPACE] * (not any(map(_CROSSES_SPACE.search, pieces)))
+    kept += [_AT_LINE] * (not any(map(_CROSSES_LINE.search, pieces)))
+    return re.compile(rb"|".join(kept)) if kept else NO_EDGES
 
 
 def edges(text: bytes, ends: Sequence[int], others: Sequence[int], limit: int) -> Iterator[int]:

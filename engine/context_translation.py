@@ -65,6 +65,8 @@ class ContextTranslator:
 
     def carry_back(self, drafted: Sequence[int]) -> list[int]:
         """Encode the drafted text behind the last tokens, up to a special or an incomplete character."""
+        if not drafted:
+            return []
         pieces = self._draft.pieces
         end = next((at for at, token in enumerate(drafted) if not pieces[token]), len(drafted))
         text = self._draft.text(drafted[:end])
@@ -102,6 +104,10 @@ class ContextTranslator:
     def _settle(self, fresh: list[int]) -> None:
         """Move the settled edge up to where both vocabularies agree, p tokens before the end or more."""
         limit = self._ends[-1 - self._prefix_tokens]
+        words = [at for at in self._draft.word_edges(self._text) if at <= limit and at in self._ends]
+        if words:
+            self._settle_at(words[-1], fresh)
+            return
         text = self._text[: whole_characters(self._text)]
         ids = self._encode(text)
         if ids is not None:

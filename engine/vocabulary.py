@@ -7,10 +7,11 @@ clean up and normalise. So whatever is encoded here is compared, byte for byte, 
 import json
 import re
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from tokenizers import Tokenizer as Backend
 
+from engine.boundaries import NO_EDGES, kept_word_edges
 from engine.spelling import Speller
 from engine.spelling import VocabularyError as VocabularyError
 from engine.tokenizer import Tokenizer
@@ -33,6 +34,9 @@ PROBES = (
     '{"key": "it\'s"}</a>',
 )
 """Texts that an exact tokenizer gives back: case, spaces, lines, characters of one to four bytes."""
+
+NUM_REMEMBERED_WORDS = 8192
+LONGEST_REMEMBERED_WORD = 64
 
 WORD = re.compile(r"\s*\S+|\s+")
 # As Python reads bytes that are not UTF-8.
@@ -109,6 +113,11 @@ class Vocabulary:
         # Those written as bytes before those of text, the first before others: the last one said stays.
         single.sort(key=lambda token: (token in byte_spelled, -token))
         self.byte_tokens = {self.pieces[token][0]: token for token in single}
+        # Text repeats itself, and a step encodes the same few words again and again.
+        self._remembered_word = lru_cache(NUM_REMEMBERED_WORDS)(self._encode_word)
+        self._word_edges = kept_word_edges(self.pieces)
+        if any(self.encode(probe.encode()) != self._encode_word(probe.encode()) for probe in PROBES):
+            self._word_edges = NO_EDGES
 
     @cached_property
     def is_exact(self) -> bool:
@@ -131,6 +140,23 @@ class Vocabulary:
         None if the tokenizer does not give the text back as it is: one that normalises, that does not know
         a character, text that is not UTF-8. Never raises.
         """
+        ids: list[int] = []
+        begin = 0
+        for end in (*self.word_edges(text), len(text)):
+            word = text[begin:end]
+            remembered = len(word) <= LONGEST_REMEMBERED_WORD
+            found = self._remembered_word(word) if remembered else self._encode_word(word)
+            if found is None:
+                return None
+            ids += found
+            begin = end
+        return ids
+
+    def word_edges(self, text: bytes) -> list[int]:
+        """Offsets within a text, ascending: its ids are those of what stands between them, in turn."""
+        return [match.start() for match in self._word_edges.finditer(text, 1)]
+
+    def _encode_word(self, text: bytes) -> list[int] | None:
         if not text:
             return []
         try:
