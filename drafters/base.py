@@ -25,7 +25,7 @@ class Opening:
     tenant: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # Not frozen: one is made in every step, and that would take twice as long.
 class Ask:
     """What may follow the tokens that seq has committed so far? At most limit >= 1 tokens are wanted."""
 
@@ -33,7 +33,7 @@ class Ask:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # Not frozen, as Ask is not.
 class Draft:
     """Proposed tokens, and what speaks for them.
 

@@ -42,6 +42,7 @@ class CopyCursor:
         self.run = 0
         self._learns = learns
         self._changes = Changes()
+        self._has_changes = False
         self._change: Change | None = None  # being said at `place`
         self._num_said = 0  # of its tokens
         self._lost_at: int | None = None  # where the answer left the source, until found for sure
@@ -92,7 +93,7 @@ class CopyCursor:
     def draft_from(self, place: int, limit: int) -> list[int]:
         """What an answer says that copies the source from a place on, with the changes that are known."""
         source, changes = self.source, self._changes
-        if not len(changes):
+        if not self._has_changes:
             return source[place : place + limit].tolist()
         drafted: list[int] = []
         size = len(source)
@@ -114,7 +115,7 @@ class CopyCursor:
             self.place = None
             return False
         change = self._change
-        if change is None and len(self._changes):
+        if change is None and self._has_changes:
             change, self._num_said = self._changes.at(source, place), 0
         if change is not None:
             return self._follow_change(change, place, token)
@@ -214,3 +215,4 @@ class CopyCursor:
         start, stop, said = self._unproved
         self._unproved = None
         self._changes.learn(self.source, start, stop, said)
+        self._has_changes = len(self._changes) > 0

@@ -78,7 +78,7 @@ class History:
         if gone > 0:
             del self._starts[:gone], self._tenants[:gone]
 
-    def find(self, tenant: str, hashes: Hashes, recent: Ids) -> Match | None:
+    def find(self, tenant: str, hashes: Hashes, text: Ids) -> Match | None:
         """The longest occurrence of a text's end in what this tenant has finished. See Occurrences.find."""
         if not self._starts:
             return None
@@ -88,7 +88,7 @@ class History:
             owner = self._tenants[bisect_right(self._starts, place - 1) - 1]
             return owner == tenant and index.token(place) != _EDGE
 
-        return index.find(_salted(hashes, hash(tenant)), recent, is_theirs, shortest=_SHORTEST)
+        return index.find(_salted(hashes, hash(tenant)), text, is_theirs, shortest=_SHORTEST)
 
     def follows(self, place: int, token: int) -> bool:
         """Whether this token stands at a place that is still kept."""

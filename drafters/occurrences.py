@@ -8,7 +8,8 @@ long the text: one microsecond, and about 40 bytes for each token, 70 where posi
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 LENGTHS = (2, 4, 8, 16)
 """The n of the n-grams. A match of a length in between is found by the next shorter n."""
@@ -16,8 +17,7 @@ LENGTHS = (2, 4, 8, 16)
 LONGEST = 32
 """Matches are measured up to here, tokens. Longer is not surer."""
 
-_LEVELS = (3, 2, 1, 0)  # of LENGTHS, longest first
-_DEPTH = 4  # candidates looked at for one n; the newest come first
+_HOPS = range(4)  # candidates looked at for one n; the newest come first
 _SMALLEST_ROOM = 4096
 
 Ids: TypeAlias = "array[int]"
@@ -27,7 +27,8 @@ Hashes = tuple[int, int, int, int]
 """Hashes of the last 2, 4, 8 and 16 tokens of a text; or what stands in the tables for each."""
 
 
-class Match(NamedTuple):
+@dataclass(slots=True)
+class Match:
     """The end of a text occurred before.
 
     place: position of the token that followed it there.
@@ -68,9 +69,9 @@ class Tail:
         pairs[step & 1] = two
         eight = hash((fours[step & 3], four))
         fours[step & 3] = four
-        self.hashes = (two, four, eight, hash((eights[step & 7], eight)))
+        self.hashes = hashes = (two, four, eight, hash((eights[step & 7], eight)))
         eights[step & 7] = eight
-        return self.hashes
+        return hashes
 
 
 class Occurrences:
@@ -133,79 +134,79 @@ class Occurrences:
             return self._tokens[first:last]
         return self._tokens[first:] + self._tokens[:last]
 
-    def earlier(self, recent: Ids) -> Match | None:
-        """The longest earlier occurrence of this text's own end. recent: its last tokens, at most LONGEST."""
+    def earlier(self, text: Ids) -> Match | None:
+        """The longest earlier occurrence of this text's own end. text: at least its last LONGEST tokens."""
         at = self.end & self._mask
         twos, fours, eights, sixteens = self._links
-        return self._longest((twos[at], fours[at], eights[at], sixteens[at]), recent)
+        return self._longest((twos[at], fours[at], eights[at], sixteens[at]), text)
 
     def find(
-        self, hashes: Hashes, recent: Ids, may_use: Callable[[int], bool] | None = None, shortest: int = 2
+        self, hashes: Hashes, text: Ids, may_use: Callable[[int], bool] | None = None, shortest: int = 2
     ) -> Match | None:
         """The longest occurrence of another text's end.
 
-        hashes, recent: of that end. may_use: whether a match at a place may be used; asked of few.
-        shortest: n of the shortest n-grams that count.
+        hashes: of that end. text: at least its last LONGEST tokens. may_use: whether a match at a place may
+        be used; asked of few. shortest: n of the shortest n-grams that count.
         """
         mask = self._mask
         two, four, eight, sixteen = hashes
         twos, fours, eights, sixteens = self._heads
         firsts = (twos[two & mask], fours[four & mask], eights[eight & mask], sixteens[sixteen & mask])
-        return self._longest(firsts, recent, may_use, shortest)
+        return self._longest(firsts, text, may_use, shortest)
 
     def _longest(
-        self, firsts: Hashes, recent: Ids, may_use: Callable[[int], bool] | None = None, shortest: int = 2
+        self, firsts: Hashes, text: Ids, may_use: Callable[[int], bool] | None = None, shortest: int = 2
     ) -> Match | None:
-        start, known = self.start, len(recent)
-        for level in _LEVELS:
-            size, first = LENGTHS[level], firsts[level]
-            if size < shortest:
-                break
-            if first - size >= start and known >= size:
-                found = self._candidates(level, first, recent, start, may_use)
-                if found:
-                    return self._judge(found)
+        two, four, eight, sixteen = firsts
+        end, known = self.end, len(text)
+        start = end - self.room if end - self.room > self._first else self._first
+        if two - 2 < start or known < shortest:
+            return None
+        # Where no shorter n-gram is, no longer one is.
+        level = 0 if four - 4 < start else 1 if eight - 8 < start else 2 if sixteen - 16 < start else 3
+        tokens, mask, newest = self._tokens, self._mask, text[-1]
+        most = known if known < LONGEST else LONGEST
+        longest, places = 0, []
+        while level >= 0 and (size := LENGTHS[level]) >= shortest:
+            links, place, oldest = self._links[level], firsts[level], start + size
+            farthest = text[-size] if known >= size else None
+            for _ in _HOPS:
+                if (
+                    tokens[(place - 1) & mask] == newest
+                    and tokens[(place - size) & mask] == farthest
+                    and place < end
+                    # Of two tokens both are compared already.
+                    and (size == 2 or self.slice(place - size, place) == text[-size:])
+                    and (may_use is None or may_use(place))
+                ):
+                    length = size
+                    while (
+                        length < most
+                        and place - length > start
+                        and tokens[(place - length - 1) & mask] == text[~length]
+                    ):
+                        length += 1
+                    if length > longest:
+                        longest, places = length, [place]
+                    elif length == longest:
+                        places.append(place)
+                place = links[place & mask]
+                if place < oldest:
+                    break
+            if places:
+                return self._judge(longest, places)
+            level -= 1
         return None
 
-    def _candidates(
-        self, level: int, place: int, recent: Ids, start: int, may_use: Callable[[int], bool] | None
-    ) -> list[tuple[int, int]]:
-        """(length, place) of those that really match, newest first."""
-        found: list[tuple[int, int]] = []
-        tokens, links, mask, end = self._tokens, self._links[level], self._mask, self.end
-        size, known = LENGTHS[level], len(recent)
-        needle, oldest = recent[-size:] if size > 2 else None, start + size
-        newest, farthest = recent[-1], recent[-size]
-        for _ in range(_DEPTH):
-            if place < oldest:
-                break
-            if (
-                tokens[(place - 1) & mask] == newest
-                and tokens[(place - size) & mask] == farthest
-                and place < end
-            ):
-                # Of two tokens both are compared already.
-                is_match = needle is None or self.slice(place - size, place) == needle
-                if is_match and (may_use is None or may_use(place)):
-                    length, most = size, min(known, place - start)
-                    while length < most and tokens[(place - length - 1) & mask] == recent[known - length - 1]:
-                        length += 1
-                    found.append((length, place))
-            place = links[place & mask]
-        return found
-
-    def _judge(self, found: list[tuple[int, int]]) -> Match:
-        """The longest; of several, the one whose next token most of them agree on, then the newest."""
-        if len(found) == 1:
-            length, place = found[0]
-            return Match(place, length, 1, 0)
-        longest = max(found)[0]
+    def _judge(self, length: int, places: list[int]) -> Match:
+        """Of matches of one length, newest first: the one whose next token most agree on, then the newest."""
+        if len(places) == 1:
+            return Match(places[0], length, 1, 0)
         tokens, mask = self._tokens, self._mask
-        places = [place for length, place in found if length == longest]
         followers = [tokens[place & mask] for place in places]
-        support = [followers.count(follower) for follower in followers]
-        most = max(support)
-        return Match(places[support.index(most)], longest, most, len(places) - most)
+        follower = max(followers, key=followers.count)
+        support = followers.count(follower)
+        return Match(places[followers.index(follower)], length, support, len(places) - support)
 
 
 class GrowingText:
@@ -227,13 +228,9 @@ class GrowingText:
         self.tokens.append(token)
         index.append(token, self.tail.append(token))
 
-    def recent(self) -> Ids:
-        """The last tokens, at most LONGEST."""
-        return self.tokens[-LONGEST:]
-
     def earlier(self) -> Match | None:
         """The longest earlier occurrence of the text's end."""
-        return self.index.earlier(self.recent())
+        return self.index.earlier(self.tokens)
 
     def _start(self, tokens: Sequence[int]) -> None:
         # Room for at least a quarter more, so that to start again stays cheap per token.

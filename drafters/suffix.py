@@ -31,8 +31,13 @@ PRIORS = (
 """Chance that a drafted token is right, by kind and class; rounded down from what
 `python -m bench.replay --calibrate` says."""
 
-_CLASSES = tuple(bisect_right(CLASS_STARTS, length) for length in range(CLASS_STARTS[-1] + 1))
 _LAST = CLASS_STARTS[-1]
+_CLASSES = tuple(bisect_right(CLASS_STARTS, length) for length in range(_LAST + 1))
+_STRENGTHS = tuple(
+    tuple((priors[step], kind * NUM_CLASSES + step) for step in _CLASSES)
+    for kind, priors in enumerate(PRIORS)
+)
+"""(prior, bucket), by kind and length."""
 
 _SURE = 8  # tokens in a row after which the cursor needs no second opinion
 _LONG = 16  # matched tokens in this request after which no finished one is asked
@@ -43,8 +48,8 @@ Evidence = tuple[float, int, int, int]
 
 
 def _evidence(kind: int, length: int, place: int) -> Evidence:
-    step = _CLASSES[length if length < _LAST else _LAST]
-    return PRIORS[kind][step], kind * NUM_CLASSES + step, kind, place
+    prior, bucket = _STRENGTHS[kind][length if length < _LAST else _LAST]
+    return prior, bucket, kind, place
 
 
 class _Sequence:
@@ -187,7 +192,7 @@ class SuffixDrafter:
                 best = found
         if self._history is not None and length < _LONG:
             if state.finished is None and self._history.num_texts:
-                recalled = self._history.find(state.tenant, state.text.tail.hashes, state.text.recent())
+                recalled = self._history.find(state.tenant, state.text.tail.hashes, state.text.tokens)
                 if recalled is not None:
                     state.finished = [recalled.place, recalled.length]
             if state.finished is not None:

@@ -173,5 +173,5 @@ class GrowingEnd:
         self.text = GrowingText(tokens)
 
     def find_in(self, history: History, tenant: str = "") -> list[int]:
-        match = history.find(tenant, self.text.tail.hashes, self.text.recent())
+        match = history.find(tenant, self.text.tail.hashes, self.text.tokens)
         return history.read(match.place, 2) if match else []
