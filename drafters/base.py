@@ -25,8 +25,8 @@ class Opening:
     tenant: str = ""
 
 
-# These two are not frozen: they are made in every step, and that would take twice as long.
-@dataclass(slots=True, unsafe_hash=True)
+# Ask and Draft are not frozen: they are made in every step, and that would take twice as long.
+@dataclass(slots=True)
 class Ask:
     """What may follow the tokens that seq has committed so far? At most limit >= 1 tokens are wanted."""
 
@@ -34,7 +34,7 @@ class Ask:
     limit: int
 
 
-@dataclass(slots=True, unsafe_hash=True)  # so that a Draft may be a default value
+@dataclass(slots=True, unsafe_hash=True)  # hashed, so that it may be a default value
 class Draft:
     """Proposed tokens, and what speaks for them.
 
