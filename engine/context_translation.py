@@ -16,6 +16,9 @@ from engine.vocabulary import whole_characters
 SETTLE_TOKENS = 8
 """The settled edge moves up whenever so many tokens more than the prefix have come behind it."""
 
+WORD_TOKENS = 24
+"""Tokens behind the prefix that wait for a word edge; where there is none, another edge does."""
+
 LONGEST_TAIL = 64
 """Tokens behind the settled edge with which it moves up, whether the vocabularies agree there or not."""
 
@@ -107,6 +110,8 @@ class ContextTranslator:
         words = [at for at in self._draft.word_edges(self._text) if at <= limit and at in self._ends]
         if words:
             self._settle_at(words[-1], fresh)
+            return
+        if len(self._ends) < self._prefix_tokens + WORD_TOKENS:
             return
         text = self._text[: whole_characters(self._text)]
         ids = self._encode(text)
