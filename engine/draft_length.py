@@ -1,15 +1,18 @@
 """How many tokens the draft model is to draft for a row: what comes of them, and when to try again."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from drafters.base import Draft
+from engine.draft_costs import DraftWork
 from engine.gate import Acceptance, Offer, steady
 
 MODEL = "draft-model"
 MODEL_PRIOR = 0.7
 
 KEEP_CARRIED = 0.9
+FOLLOW = 0.1
 CARRIED_PRIOR_TOKENS = 8.0
 CARRIED_PRIOR_CYCLES = 4.0
 
@@ -17,9 +20,10 @@ PROBE_RATE = 0.9
 """The chance that a probe hopes for. What would not pay even so is not tried."""
 
 PROBE_TOKENS = 2
-LEAST_REACHED = 0.02
-LEAST_WAIT_TOKENS = 64
-MOST_WAIT_TOKENS = 1024
+LEAST_WAIT_TOKENS = 16
+MOST_WAIT_TOKENS = 256
+TRUE_AGAIN = 4
+"""After so many drafts in a row that came true nothing is held against the draft model any more."""
 
 TRIAL_EVERY = 8
 """Of requests for which the draft model would not pay, it reads the prompt of one in so many."""
@@ -68,7 +72,7 @@ class DraftLength:
     num_behind: of the draft model's tokens, those that the row has to be fed before the first drafted one.
 
     A row that drafts no more, because it does not pay, tries again after a while: two tokens, paid for by its
-    ledger. If they come true it tries on at once, if not it waits twice as long.
+    ledger. If they come true it tries on at once, if not it waits twice as long as before.
     """
 
     acceptance: Acceptance
@@ -77,7 +81,9 @@ class DraftLength:
     _since: int = 0
     # The first probe is due at once: a prompt that was just read leaves nothing to catch up with.
     _wait: int = 0
+    _num_true: int = 0
     _has_drafted: bool = False
+    _fed_anew: float = 0.0
 
     def begin(self) -> None:
         """The draft model read the prompt, all but its last token."""
@@ -91,22 +97,20 @@ class DraftLength:
     @property
     def num_fed(self) -> int:
         """Whole tokens to feed before the first drafted one."""
-        return max(1, math.ceil(self.num_behind))
+        return max(1, math.ceil(self.num_behind + self._fed_anew))
 
     @property
     def is_probe_due(self) -> bool:
         """Whether the row has gone long enough without drafts to try one."""
-        return self._since >= self._wait
+        return self._since >= self._wait or self._num_true > 0
 
     def put_off(self) -> None:
         """No probe could be made: wait again."""
-        self._since, self._wait = 0, max(self._wait, LEAST_WAIT_TOKENS)
+        self._since, self._num_true, self._wait = 0, 0, max(self._wait, LEAST_WAIT_TOKENS)
 
     def offer(self, limit: int, rate: float) -> Offer:
         """What to expect of drafts of up to limit of the target's tokens, if they are right at this rate."""
         chance = self.carried.chance
-        # Tokens that are hardly ever reached are not worth weighing.
-        limit = min(limit, max(1, int(math.log(LEAST_REACHED) / math.log(rate))))
         expected = [1.0 + chance * (tokens - 1.0) for tokens in steady(rate, limit)]
         return Offer(expected, draft=Draft((), MODEL, 0, MODEL_PRIOR), is_worth=True)
 
@@ -121,12 +125,15 @@ class DraftLength:
         """
         return min(1.0, num_tokens / max(1.0, self.num_behind * self.carried.ratio))
 
-    def settle(self, left: int, carried: tuple[int, int] | None) -> None:
-        """The draft model worked: what the row still lacks, and what came of its draft. See DraftWork."""
-        self.num_behind = float(left)
-        self._has_drafted = carried is not None
-        if carried:
+    def settle(self, work: DraftWork, row: int) -> None:
+        """The draft model worked for this row and others."""
+        carried = work.carried[row]
+        if carried is not None:
+            # Where text is read anew, more is fed than what was added.
+            surplus = max(0.0, work.num_fed - self.num_behind)
+            self._fed_anew += FOLLOW * (surplus - self._fed_anew)
             self.carried.add(*carried)
+        self.num_behind, self._has_drafted = float(work.left[row]), carried is not None
 
     def observe(self, num_tokens: int, num_judged: int, num_accepted: int) -> None:
         """So many tokens were committed, num_accepted of which were drafted, if num_judged were checked."""
@@ -135,15 +142,35 @@ class DraftLength:
             self._since += num_tokens
             return
         self._has_drafted = False
-        came_true = 0 < num_judged == num_accepted
+        is_whole = 0 < num_judged == num_accepted
         # The last token of a draft was never fed.
-        self.num_behind += (num_tokens - num_accepted) / self.carried.ratio + came_true
-        was_away, self._since = self._since > 0, 0
-        if came_true:
+        self.num_behind += (num_tokens - num_accepted) / self.carried.ratio + is_whole
+        was_tried = self._since > 0
+        self._since, self._num_true = 0, self._num_true + 1 if num_accepted else 0
+        if self._num_true >= TRUE_AGAIN:
             self._wait = 0
-        else:
-            longer = 2 * self._wait if was_away else 0
+        elif not num_accepted:
+            longer = 2 * self._wait if was_tried else self._wait
             self._wait = min(max(longer, LEAST_WAIT_TOKENS), MOST_WAIT_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the draft model would have to do for a step. See DraftWork, and for share, DraftLength.spread."""
+
+    num_fed: int = 0
+    num_drafted: int = 0
+    share: float = 0.0
+
+    @classmethod
+    def together(cls, asked: Iterable[tuple[DraftLength, Offer, int]]) -> "Wanted":
+        """asked: for each row its hopes, its offer, and how many of the target's tokens it wants of it."""
+        found = [(length, offer, num) for length, offer, num in asked if num]
+        return cls(
+            max((length.num_fed for length, _, _ in found), default=0),
+            max((length.num_to_draft(num) for length, _, num in found), default=0),
+            max((length.spread(offer.expected[num]) for length, offer, num in found), default=0.0),
+        )
 
 
 class Trials:

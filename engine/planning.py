@@ -1,12 +1,12 @@
 """Whether the next step is to be a wide one, and what each row takes into it."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from engine import sequence
 from engine.costs import StepCosts
 from engine.draft_costs import DraftCosts, DraftWork
-from engine.draft_length import MODEL, PROBE_RATE, PROBE_TOKENS, DraftLength
+from engine.draft_length import MODEL, PROBE_RATE, PROBE_TOKENS, DraftLength, Wanted
 from engine.drafted_step import Feed
 from engine.gate import LEAST_GAIN, Offer, choose_width
 
@@ -58,7 +58,9 @@ class Planner:
 
     def model_s(self, num_rows: int, num_fed: int, num_drafted: int) -> float:
         """Expected seconds of the draft model's part of a step. See DraftCosts."""
-        return self.model_costs.seconds(num_rows, num_fed, num_drafted) if self.model_costs else 0.0
+        if self.model_costs is None or not num_fed:
+            return 0.0
+        return self.model_costs.seconds(num_rows, num_fed, num_drafted)
 
     def work_s(self, num_rows: int, work: DraftWork | None) -> float:
         """Expected seconds of what the draft model did."""
@@ -104,7 +106,7 @@ class Planner:
 
     def _ask(self, s: "sequence.Sequence", num_pending: int, num_rows: int) -> Offer:
         """A row's best draft, or the draft model's where no drafter has one that is worth its cost."""
-        room = s.request.max_tokens - s.num_answered - 1
+        room = _room(s)
         if s.drafts is None or room < 1 or num_pending > MOST_PENDING:
             return Offer(num_pending=num_pending)
 
@@ -124,13 +126,15 @@ class Planner:
 
         rate: the chance that one of its tokens is right. limit: most tokens.
         """
-        offer = length.offer(limit, rate)
+        offer = length.offer(
+            min(limit, self.model_costs.most_tokens(rate)) if self.model_costs else limit, rate
+        )
         # Most fail already at this.
         if offer.expected[-1] < LEAST_GAIN * self._least_ratio(num_rows):
             return Offer()
 
         def step_s(width: int) -> float:
-            work = _work([(length, offer, width - 1)])
+            work = Wanted.together([(length, offer, width - 1)])
             return self._spread_s(num_rows, work) + self.step_s([width] * num_rows)
 
         width = choose_width([offer], self._widths([offer], num_rows), step_s, lambda _: True)
@@ -141,28 +145,23 @@ class Planner:
 
         The offers as they are and width 1 where nobody tries, or where a ledger does not pay for it.
         """
-        probes = [self._probe_of(s, len(members)) for s in members]
-        tried = [o if p is None else p for o, p in zip(offers, probes, strict=True)]
-        trying = [s for s, p in zip(members, probes, strict=True) if p is not None and s.drafts]
-        widths = self._widths(tried, len(members)) if trying else []
-        if widths and self._is_allowed(members, tried, widths[-1]):
-            return tried, widths[-1]
-        for s in trying:
-            s.drafts.length.put_off()  # type: ignore[union-attr]
-        return offers, 1
-
-    def _probe_of(self, s: "sequence.Sequence", num_rows: int) -> Offer | None:
-        """What a row tries, None if it does not."""
-        room = s.request.max_tokens - s.num_answered - 1
-        if s.drafts is None or not s.drafts.uses_model or self.model_costs is None or room < 1:
-            return None
-        length, limit = s.drafts.length, min(room, s.drafts.limit)
-        if not length.is_probe_due:
-            return None
-        if not self._model_offer(length, num_rows, limit, PROBE_RATE).num_tokens:
+        able = [s for s in members if s.drafts and s.drafts.uses_model and _room(s) > 0]
+        due = [s.drafts.length for s in able if s.drafts and s.drafts.length.is_probe_due]
+        if self.model_costs is None or not due:
+            return offers, 1
+        num_rows = len(members)
+        most = max(min(_room(s), s.drafts.limit) for s in able if s.drafts)
+        if any(self._model_offer(length, num_rows, most, PROBE_RATE).num_tokens for length in due):
+            # The step is taken by all, so all try.
+            tried = [_probe_of(s) if s in able else offer for s, offer in zip(members, offers, strict=True)]
+            widths = self._widths(tried, num_rows)
+            if widths and self._is_allowed(members, tried, widths[-1]):
+                return tried, widths[-1]
+        else:
+            self.model_costs.doubt()
+        for length in due:
             length.put_off()
-            return None
-        return length.offer(min(limit, PROBE_TOKENS), length.rate)
+        return offers, 1
 
     def _least_ratio(self, num_rows: int) -> float:
         """The cost of the cheapest wide step over that of a plain one. Most drafts fail already at this."""
@@ -202,7 +201,7 @@ class Planner:
             for s, offer in zip(members, offers, strict=True)
         )
 
-    def _spread_s(self, num_rows: int, work: "_Work") -> float:
+    def _spread_s(self, num_rows: int, work: Wanted) -> float:
         """Seconds of the draft model's part of a step, of catching up only the share that the step bears."""
         steady_s = self.model_s(num_rows, min(work.num_fed, STEADY_FED), work.num_drafted)
         return steady_s + work.share * (self.model_s(num_rows, work.num_fed, work.num_drafted) - steady_s)
@@ -245,30 +244,21 @@ class Planner:
         return [width for width in widths if (together, width) in self.exact_shapes]
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What the draft model has to do for a step. See DraftWork, and for share, DraftLength.spread."""
-
-    num_fed: int = 0
-    num_drafted: int = 0
-    share: float = 0.0
+def _room(s: "sequence.Sequence") -> int:
+    """Most tokens that a draft may have."""
+    return s.request.max_tokens - s.num_answered - 1
 
 
-def _asked(members: Sequence["sequence.Sequence"], offers: Sequence[Offer], width: int) -> _Work:
-    return _work(
+def _probe_of(s: "sequence.Sequence") -> Offer:
+    assert s.drafts
+    return s.drafts.length.offer(min(_room(s), s.drafts.limit, PROBE_TOKENS), s.drafts.length.rate)
+
+
+def _asked(members: Sequence["sequence.Sequence"], offers: Sequence[Offer], width: int) -> Wanted:
+    return Wanted.together(
         (s.drafts.length, offer, _num_drafted(offer, width))
         for s, offer in zip(members, offers, strict=True)
         if s.drafts and offer.draft.source == MODEL
-    )
-
-
-def _work(asked: Iterable[tuple[DraftLength, Offer, int]]) -> _Work:
-    """asked: each row's hopes, its offer, and how many of the target's tokens it wants of it."""
-    found = [(length, offer, num) for length, offer, num in asked if num]
-    return _Work(
-        max((length.num_fed for length, _, _ in found), default=0),
-        max((length.num_to_draft(num) for length, _, num in found), default=0),
-        max((length.spread(offer.expected[num]) for length, offer, num in found), default=0.0),
     )
 
 

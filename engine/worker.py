@@ -278,9 +278,9 @@ class Worker:
         asked = [s.drafts for s, f in zip(self.members, feeds, strict=True) if f.num_wanted and s.drafts]
         for drafts in asked:
             drafts.counts.drafter_s += taken_s / len(asked)
-        for sequence, left, carried in zip(self.members, work.left, work.carried, strict=True):
+        for row, sequence in enumerate(self.members):
             if sequence.drafts:
-                sequence.drafts.length.settle(left, carried)
+                sequence.drafts.length.settle(work, row)
         return work, taken_s
 
     def _masked(self, sequence: Sequence, feed: Feed) -> Feed:
