@@ -3,11 +3,13 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import chain, zip_longest
 
-from rich.progress import Progress
+from rich.console import Console
 
 from bench import argument_types, document, draft_model, outputs
+from bench.decode.progress import Work
 from bench.economics.controlled import forced_costs
 from bench.economics.report import Meter, print_report, rows, section
 from bench.economics.trials import LEVELS, Ask, Laboratory, Trial
@@ -75,8 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     console = outputs.make_console(_WIDTH)
     try:
-        with EnergyMeter() as meter, outputs.make_progress(console) as progress:
-            trials, record = _measure(arguments, groups, prompts, meter, progress)
+        with EnergyMeter() as meter:
+            trials, record = _measure(arguments, groups, prompts, meter)
             told = Meter(meter.source, meter.reason)
     except (ArgumentsError, RuntimeError) as fault:
         # The latter: an answer failed, and says why.
@@ -115,49 +117,51 @@ def _measure(
     groups: Sequence[Sequence[Ask]],
     prompts: Sequence[Chat] | None,
     meter: EnergyMeter,
-    progress: Progress,
 ) -> tuple[list[Trial], document.Document]:
     """All trials, and a document about what they were run on.
 
     One engine as a server has it, whose costs were measured a moment before; then one that is forced.
     """
-    task = progress.add_task("measuring what steps cost", total=None)
     lengths = [group[0][1] for group in groups]
-
-    def advance() -> None:
-        progress.advance(task)
-
     trials: list[Trial] = []
     try:
-        with LocalEngine(_settings(arguments, Settings().num_draft_tokens)) as local:
-            chats = _chats(arguments, prompts, local)
-            record = document.new_document(document.typed(arguments), local.engine.info, local.engine.costs)
-            controlled = _mixed(chats, arguments.chats)
-            drafts: list[list[Ask]] = [[("auto", local.engine.settings.num_draft_tokens)]]
-            num_runs = len(chats) * 3 + len(chats) * (1 + sum(len(group) + 1 for group in groups))
-            num_runs += len(lengths) * (3 + len(controlled) * (2 + len(LEVELS)))
-            progress.update(task, total=num_runs, description="auto, as a server has it")
-            laboratory = Laboratory(
-                local, meter, arguments.max_tokens, arguments.seed, advance, arguments.repeats
-            )
-            for number, chat in enumerate(chats):
-                trials += laboratory.compare(number, chat, drafts, is_gated=True)
-        with LocalEngine(_settings(arguments, max(lengths)), forced_costs(max(lengths))) as local:
-            laboratory = Laboratory(
-                local, meter, arguments.max_tokens, arguments.seed, advance, arguments.repeats
-            )
-            progress.update(task, description="every draft verified: warming up")
-            laboratory.warm_up(chats[0], lengths)
-            progress.update(task, description="every draft verified: chosen acceptance")
-            for number, chat in controlled:
-                for length in lengths:
-                    trials += laboratory.control(number, chat, length)
-            progress.update(task, description="every draft verified: real drafters")
-            for number, chat in enumerate(chats):
-                trials += laboratory.compare(number, chat, groups, is_gated=False)
+        # How much there is to do is known once there are chats, and told up to the end.
+        with ExitStack() as told:
+            with LocalEngine(_settings(arguments, Settings().num_draft_tokens)) as local:
+                chats = _chats(arguments, prompts, local)
+                record = document.new_document(
+                    document.typed(arguments), local.engine.info, local.engine.costs
+                )
+                controlled = _mixed(chats, arguments.chats)
+                drafts: list[list[Ask]] = [[("auto", local.engine.settings.num_draft_tokens)]]
+                num_runs = len(chats) * 3 + len(chats) * (1 + sum(len(group) + 1 for group in groups))
+                num_runs += len(lengths) * (3 + len(controlled) * (2 + len(LEVELS)))
+                work = told.enter_context(Work(Console(stderr=True), num_runs))
+                laboratory = _laboratory(arguments, local, meter, work)
+                for number, chat in enumerate(chats):
+                    work.begin(f"auto, as a server has it: {chat.workload}")
+                    trials += laboratory.compare(number, chat, drafts, is_gated=True)
+            with LocalEngine(_settings(arguments, max(lengths)), forced_costs(max(lengths))) as local:
+                laboratory = _laboratory(arguments, local, meter, work)
+                work.begin("every draft verified: warming up")
+                laboratory.warm_up(chats[0], lengths)
+                for number, chat in controlled:
+                    work.begin(f"every draft verified, at chosen acceptances: {chat.workload}")
+                    for length in lengths:
+                        trials += laboratory.control(number, chat, length)
+                for number, chat in enumerate(chats):
+                    work.begin(f"every draft verified, real drafters: {chat.workload}")
+                    trials += laboratory.compare(number, chat, groups, is_gated=False)
     except (SettingsError, ModelError, TemplateError) as fault:
         raise ArgumentsError(str(fault)) from None
     return trials, record
+
+
+def _laboratory(
+    arguments: argparse.Namespace, local: LocalEngine, meter: EnergyMeter, work: Work
+) -> Laboratory:
+    a = arguments
+    return Laboratory(local, meter, a.max_tokens, a.seed, lambda: work.advance(1), a.repeats)
 
 
 def _settings(arguments: argparse.Namespace, longest: int) -> Settings:

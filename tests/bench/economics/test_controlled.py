@@ -66,9 +66,17 @@ def test_a_small_run_measures_every_acceptance_and_ends_with_advice(model_folder
     with names["csv"].open() as file:
         assert len(list(csv.DictReader(file))) == len(found["economics"]["points"])
     assert "Advice" in names["html"].read_text()
-    printed = capsys.readouterr().out
+    printed, progress = capsys.readouterr()
     assert "were the plain ones, token by token" in printed
     assert found["economics"]["advice"][-1][:20] in printed
+    told = [line.partition(" (")[0] for line in progress.splitlines()]
+    assert told == [
+        "auto, as a server has it: quotes",
+        "every draft verified: warming up",
+        "every draft verified, at chosen acceptances: quotes",
+        "every draft verified, real drafters: quotes",
+    ]
+    assert "left)" in progress.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
