@@ -192,14 +192,14 @@ def test_a_draft_model_with_windows_goes_back_over_many_forwards(
         load_draft=lambda _: make_loaded("gemma3_text"),
         draft_type="draft-model",
         draft_model="the one that load_draft makes",
-        num_draft_tokens=31,
+        num_draft_tokens=12,
     )
     loaded = make_loaded("llama")
     for one in asked:
         finished = ask(engine, one).finished()
         assert list(finished.tokens) == oracle(loaded, one)
         # Had it failed to go back, the request would have had no more drafts from then on.
-        assert finished.usage.drafting.num_drafted >= 31 * (one.max_tokens - 33)
+        assert finished.usage.drafting.num_drafted >= 12 * (one.max_tokens - 14)
 
 
 class Faulty:
