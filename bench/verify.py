@@ -176,7 +176,9 @@ def _group(
         # Where vocabularies differ, letters with diacritics are cut differently.
         chats = [make_chats(name, 1, arguments.seed, local.count_tokens)[0] for name in POLISH]
         prompts = [local.prompt_of(chat.turns[0]) for chat in chats]
-        groups.setdefault(max(map(len, prompts)), []).extend(prompts)
+        # A small model may not have room for them.
+        for prompt in (one for one in prompts if len(one) < local.engine.info.context_tokens):
+            groups.setdefault(len(prompt), []).append(prompt)
     return groups
 
 

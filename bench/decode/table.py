@@ -115,7 +115,7 @@ def print_rows(console: Console, rows: Sequence[Row], columns: Sequence[str] | N
     ]
     for part in _parts(console, rows, names):
         table = _table(rows, part, title, gap=1)
-        console.print(table if _fits(console, table) else _table(rows, part, title, gap=0))
+        console.print(table if fits(console, table) else _table(rows, part, title, gap=0))
     for sentence in HOW:
         console.print(sentence, style="dim", highlight=False)
     for row in rows:
@@ -130,13 +130,14 @@ def _parts(console: Console, rows: Sequence[Row], names: Sequence[str]) -> list[
     for name in names:
         if name in _WHICH:
             continue
-        if len(parts[-1]) > len(which) and not _fits(console, _table(rows, [*parts[-1], name], "", gap=0)):
+        if len(parts[-1]) > len(which) and not fits(console, _table(rows, [*parts[-1], name], "", gap=0)):
             parts.append(list(which))
         parts[-1].append(name)
     return parts
 
 
-def _fits(console: Console, table: Table) -> bool:
+def fits(console: Console, table: Table) -> bool:
+    """Whether a table is not wider than the console."""
     endless = console.options.update(max_width=_ENDLESS)
     return Measurement.get(console, endless, table).maximum <= console.width
 

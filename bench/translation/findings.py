@@ -34,13 +34,10 @@ def _compared(rows: Sequence[Row]) -> list[str]:
     both = {cell: own for cell, own in cells.items() if {"context", "naive"} <= own.keys()}
     if not both:
         return []
-    shares = {
-        cell: [_accepted(own[strategy]) for strategy in ("context", "naive")] for cell, own in both.items()
-    }
     worse = [
-        f"{workload} at k = {length} ({_share(with_it)} against {_share(without)})"
-        for (workload, _, length), (with_it, without) in shares.items()
-        if with_it < without
+        f"{workload} at k = {length} ({_told(own['context'])} against {_told(own['naive'])})"
+        for (workload, _, length), own in both.items()
+        if _accepted(own["context"]) < _accepted(own["naive"])
     ]
     every = [_total(own[strategy] for own in both.values()) for strategy in ("context", "naive")]
     told = (
@@ -71,7 +68,7 @@ def _paying(rows: Sequence[Row]) -> list[str]:
 
 
 def _speed(rows: Sequence[Row]) -> str:
-    """The mean over workloads, and on which of them even the slowest round was faster than plain."""
+    """The mean over workloads, and on which of them every answer was faster than plain."""
     mean = exp(sum(log(row["speedup"]) for row in rows) / len(rows))
     paid = [row["workload"] for row in rows if row["speedup_low"] > 1]
     where = f"on {', '.join(paid)}" if paid else "nowhere"
@@ -93,10 +90,20 @@ def _accepted(row: Row) -> float:
     return row["acceptance"] or 0.0
 
 
+def _told(row: Row) -> str:
+    drafted, accepted = _sums([row])
+    return f"{accepted} of {drafted}"
+
+
 def _total(rows: Iterable[Row]) -> float:
-    pairs = [pair for row in rows for pair in row["by_source"].values()]
-    drafted, accepted = (sum(pair[at] for pair in pairs) for at in (0, 1))
+    drafted, accepted = _sums(rows)
     return accepted / drafted if drafted else 0.0
+
+
+def _sums(rows: Iterable[Row]) -> tuple[int, int]:
+    """Tokens drafted and accepted."""
+    pairs = [pair for row in rows for pair in row["by_source"].values()]
+    return sum(drafted for drafted, _ in pairs), sum(accepted for _, accepted in pairs)
 
 
 def _share(value: float) -> str:

@@ -31,10 +31,22 @@ def _row(pair: Pair, is_adaptive: bool, trials: Sequence[Trial]) -> Row:
     num_drafted = sum(row["by_source"].get("draft-model", (0, 0))[:1])
     num_drafts = row["drafted_by_position"][0] if row["drafted_by_position"] else 0
     which = {"draft_model": pair.name, "strategy": pair.strategy, "is_adaptive": is_adaptive}
+    answers = [_speedup(trial) for trial in trials]
     found = {
+        # Over answers, not over rounds: texts differ more than rounds do.
+        "speedup_low": min(answers),
+        "speedup_high": max(answers),
         "drafted_per_draft": num_drafted / num_drafts if num_drafts else None,
         "draft_model_share": drafter_s / sum(run.decode_s for run in runs),
         "drafted_per_s": num_drafted / drafter_s if drafter_s else None,
     }
     counted = {name: sum(run.counts.translation[name] for run in runs) for name in COUNTS}
     return which | row | found | counted
+
+
+def _speedup(trial: Trial) -> float:
+    """How many times as fast as plain one answer was, the best runs of both."""
+    drafted, plain = (
+        max(run.num_tokens / run.decode_s for run in runs) for runs in (trial.drafted, trial.plain)
+    )
+    return drafted / plain

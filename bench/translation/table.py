@@ -1,20 +1,21 @@
 """Rows as tables for a terminal, one for each draft model."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bench.decode.table import fits
 from bench.translation.rows import COUNTS
 
 HOW = """\
 accepted: of drafted tokens, in %; then of those at the first place of drafts, the second, and so on.
 k: tokens of a draft; adaptive: lengths as the engine chooses them, which may leave drafts out.
-speed-up: of decoding, against plain runs in turns with them, each chat's best; then of the slowest and the
-fastest round. model's: the draft model's share of the time, in %.
+speed-up: of decoding, against plain runs in turns with them; then that of the answer that gained least, and
+of the one that gained most. model's: the draft model's share of the time, in %.
 translated, absorbed, skipped: drafts that were said in the target's tokens; that brought nothing new; that
 could not be said exactly. resync.: those among them for which an edge had to be looked for.
 tokens: of all runs with drafts, against those of all plain ones.
@@ -31,19 +32,22 @@ def print_rows(console: Console, rows: Sequence[Mapping[str, Any]], target: str)
     """Print the tables and what their words mean."""
     for name in dict.fromkeys(row["draft_model"] for row in rows):
         own = sorted((row for row in rows if row["draft_model"] == name), key=_order(rows))
-        table = Table(
-            title=f"Drafts of {escape(name)} for {escape(target)}",
-            box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
-        )  # fmt: skip
-        for heading in _HEADINGS:
-            table.add_column(
-                heading, justify="left" if heading in _WORDS else "right", no_wrap=True, vertical="bottom"
-            )
-        for at, row in enumerate(own):
-            ends = at + 1 == len(own) or own[at + 1]["workload"] != row["workload"]
-            table.add_row(*_cells(row), end_section=ends)
-        console.print(table)
+        title = f"Drafts of {escape(name)} for {escape(target)}"
+        table = _table(own, title, gap=1)
+        console.print(table if fits(console, table) else _table(own, title, gap=0))
     console.print(HOW, style="dim", highlight=False, end="")
+
+
+def _table(rows: Sequence[Mapping[str, Any]], title: str, gap: int) -> Table:
+    """gap: spaces between columns beside the one that there always is."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False)
+    for heading in _HEADINGS:
+        side: Literal["left", "right"] = "left" if heading in _WORDS else "right"
+        table.add_column(heading, justify=side, no_wrap=True, vertical="bottom")
+    for at, row in enumerate(rows):
+        ends = at + 1 == len(rows) or rows[at + 1]["workload"] != row["workload"]
+        table.add_row(*_cells(row), end_section=ends)
+    return table
 
 
 def _order(rows: Sequence[Mapping[str, Any]]) -> Any:

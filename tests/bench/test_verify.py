@@ -26,6 +26,19 @@ def test_drafting_on_the_bundled_model_is_certified(
     assert "FAIL" not in printed
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_drafts_of_another_vocabulary_are_certified_too(
+    model_folder: Path, other_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--model", str(model_folder), "--draft-model", str(other_model_folder)]
+    given += ["--draft-translation", "shared", "--prompt-tokens", "200", "--max-tokens", "8"]
+    assert main(["verify", *given, "--num-draft-tokens", "3"]) == 0
+    told = [line.split() for line in capsys.readouterr().out.splitlines() if "draft-model" in line]
+    # It drafted, and nothing differs.
+    assert told
+    assert all("PASS" in line and "0" not in line for line in told)
+
+
 def test_a_difference_is_found_told_and_fails_in_exact_mode(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
