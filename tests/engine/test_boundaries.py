@@ -1,6 +1,6 @@
 """Where texts are cut: never within a character or a token, and best before a word."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.boundaries import (
@@ -18,6 +18,7 @@ PIECES = [b"", b"a", b" b", b"\n", b"\xc5", b"\xbc", b"\xc5\xbc", b"  ", b"ab c"
 IDS = st.lists(st.integers(0, len(PIECES) - 1), max_size=12)
 
 
+@settings(deadline=None, max_examples=40)
 @given(IDS, st.integers(0, 40))
 def test_tokens_after_an_offset_are_those_that_begin_there(ids: list[int], num_bytes: int) -> None:
     text = b"".join(PIECES[token] for token in ids)
@@ -32,6 +33,7 @@ def test_tokens_after_an_offset_are_those_that_begin_there(ids: list[int], num_b
         assert b"".join(PIECES[token] for token in behind) == text[num_bytes:]
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.binary(max_size=8), st.text(max_size=4))
 def test_a_whole_start_is_the_longest_that_is_text(data: bytes, text: str) -> None:
     def is_text(some: bytes) -> bool:
@@ -53,6 +55,7 @@ def test_word_edges_stand_before_single_spaces_and_where_lines_begin() -> None:
     assert [match.start() for match in kept.finditer(text, 1)] == [3, 12, 14, 23]
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.text("a \n\u017c", max_size=12), st.data())
 def test_edges_end_tokens_of_both_within_the_text(text: str, data: st.DataObject) -> None:
     written = text.encode()

@@ -88,7 +88,7 @@ def told_text(pair: Pair, tokens: Sequence[int]) -> tuple[bytes, bytes]:
     return text[:end], text[end:]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(ANY, SEEDS, PREFIXES, st.lists(st.integers(1, 30)))
 def test_a_reading_depends_on_the_tokens_and_not_on_when_they_came(
     pair: Pair, seeds: list[str | bytes | int], p: int, sizes: list[int]
@@ -112,7 +112,7 @@ def test_a_reading_depends_on_the_tokens_and_not_on_when_they_came(
     assert (list(at_once.ids), at_once.num_settled) == (before, num_settled)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(EXACT, SEEDS, PREFIXES)
 def test_nothing_is_lost_there(pair: Pair, seeds: list[str | bytes | int], p: int) -> None:
     tokens = tokens_of(pair.target, seeds)
@@ -120,7 +120,7 @@ def test_nothing_is_lost_there(pair: Pair, seeds: list[str | bytes | int], p: in
     assert pair.draft.text(ContextTranslator(pair, p).follow(tokens).ids) == said
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(ANY, SEEDS, SEEDS, PREFIXES)
 def test_only_true_continuations_are_proposed(
     pair: Pair, seeds: list[str | bytes | int], drafted_seeds: list[str | bytes | int], p: int
@@ -142,7 +142,7 @@ def test_only_true_continuations_are_proposed(
     assert counts.translated + counts.absorbed + counts.skipped == bool(drafted)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(EXACT, TEXTS, TEXTS, PREFIXES)
 def test_nothing_is_lost_back(pair: Pair, text: str, more: str, p: int) -> None:
     translator = ContextTranslator(pair, p)
@@ -154,7 +154,7 @@ def test_nothing_is_lost_back(pair: Pair, text: str, more: str, p: int) -> None:
     assert translator.counts.skipped == (not can_be_said)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(EXACT, TEXTS, st.integers(0, 40), PREFIXES)
 def test_what_was_drafted_right_is_proposed_where_a_character_is_cut(
     pair: Pair, text: str, num_tokens: int, p: int
@@ -259,7 +259,7 @@ def test_no_step_costs_more_in_a_longer_text(draft: str, target: str, text: str)
     assert max(costs[300:]) <= max(costs[:300])
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.sampled_from(["byte-level", "byte-level-spaces", "sentencepiece-never", "characters"]), TEXTS)
 def test_the_tokens_of_a_text_are_those_of_its_words(kind: str, text: str) -> None:
     """Words are encoded one by one; the tokenizer says the same of the whole text."""
