@@ -83,12 +83,17 @@ class DraftCosts:
         self._num_observed = 0
         self._level = 1.0
 
+    @property
+    def is_new(self) -> bool:
+        """Whether hardly anything was measured yet, so that the formula alone says what would pay."""
+        return self.is_learned and self._num_observed < FIRST_STEPS
+
     def most_tokens(self, rate: float) -> int:
         """Most tokens that are worth weighing, if one is right with this chance; no limit for given costs."""
         if not self.is_learned:
             return sys.maxsize
         reached = max(1, int(math.log(LEAST_REACHED) / math.log(rate)))
-        return reached if self._num_observed >= FIRST_STEPS else min(reached, FIRST_TOKENS)
+        return min(reached, FIRST_TOKENS) if self.is_new else reached
 
     def seconds(self, num_rows: int, num_fed: int, num_drafted: int) -> float:
         """Expected seconds to feed the rows, num_fed to the one that lacks most, and to draft num_drafted."""

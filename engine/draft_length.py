@@ -177,7 +177,8 @@ class Trials:
     """Whose prompts the draft model reads: all while it pays, else those of one request in so many."""
 
     def __init__(self) -> None:
-        self._num_passed = 0
+        # What was never tried is tried first.
+        self._num_passed = TRIAL_EVERY - 1
 
     def is_next(self, pays: bool) -> bool:
         """Whether it reads the next request's prompt."""

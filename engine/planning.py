@@ -151,7 +151,9 @@ class Planner:
             return offers, 1
         num_rows = len(members)
         most = max(min(_room(s), s.drafts.limit) for s in able if s.drafts)
-        if any(self._model_offer(length, num_rows, most, PROBE_RATE).num_tokens for length in due):
+        if self.model_costs.is_new or any(
+            self._model_offer(length, num_rows, most, PROBE_RATE).num_tokens for length in due
+        ):
             # The step is taken by all, so all try.
             tried = [_probe_of(s) if s in able else offer for s, offer in zip(members, offers, strict=True)]
             widths = self._widths(tried, num_rows)

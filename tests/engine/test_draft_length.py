@@ -372,6 +372,7 @@ def test_what_pays_at_once_may_not_pay_after_catching_up() -> None:
 
 def test_prompts_are_read_while_that_pays_and_seldom_otherwise() -> None:
     trials = Trials()
+    assert trials.is_next(False)
     assert [trials.is_next(True) for _ in range(3)] == [True] * 3
     read = [trials.is_next(False) for _ in range(4 * TRIAL_EVERY)]
     assert sum(read) == 4
