@@ -76,12 +76,14 @@ class Pair:
     def told(self, token: int) -> list[int]:
         """What the draft model reads for one token of the target: its own id, else those of its text.
 
-        A special that it does not have is spelled. Made once for every token.
+        A special that it does not have is spelled, but for the beginning of a text, which is left out. Made
+        once for every token.
         """
         ids = self._told.get(token)
         if ids is None:
             known = int(self.token_map.to_draft[token]) if token < self.target.size else NONE
-            spelling = self.target.spellings.get(token)
+            # The beginning of a text says nothing to a model that knows no such token.
+            spelling = "" if token == self.target.bos else self.target.spellings.get(token)
             text = self.target.text([token]) if spelling is None else spelling.encode()
             ids = self._told[token] = [known] if known != NONE else self.draft.spell(text)[0]
         return ids

@@ -131,6 +131,18 @@ def test_a_text_begins_once() -> None:
         assert list(begun.ids).count(pair.draft.bos or 0) == 1
 
 
+@pytest.mark.parametrize("strategy", [*SIMPLE, "context"])
+def test_a_beginning_that_the_draft_model_does_not_have_says_nothing(strategy: str) -> None:
+    translation = between("byte-level", "sentencepiece-legacy", strategy)
+    pair = translation.pair
+    assert pair is not None
+    assert pair.target.bos is not None
+    words = pair.target.encode(b"the end") or []
+    assert pair.draft.text(translation.begin().follow([pair.target.bos, *words]).ids) == b"the end"
+    # Something is fed all the same.
+    assert len(translation.begin().follow([pair.target.bos]).ids) == 1
+
+
 def test_naive_waits_for_the_rest_of_a_character_and_drafts_nothing_meanwhile() -> None:
     translation = between("sentencepiece-first", "byte-level", "naive")
     pair = translation.pair
