@@ -4,3 +4,8 @@ import os
 import tempfile
 
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="reprise-tests-")
+
+
+def pytest_collection_modifyitems(items):
+    # The longest one begins first, so that nobody waits for it at the end.
+    items.sort(key=lambda item: item.path.name != "test_soak.py")

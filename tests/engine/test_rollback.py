@@ -17,7 +17,7 @@ from engine.caches import Caches, leaves, make_caches
 from engine.pieces import rebuild
 from engine.rows import BatchedRows, Rows, SeparateRows
 
-NUM_SCHEDULES = 4_000
+NUM_SCHEDULES = 10_000
 MOST_ROUNDS = 2
 MOST_ROWS = 4
 WIDEST = 8
