@@ -34,7 +34,7 @@ workload is run once unmeasured, then --repeats times plainly and in every confi
 interleaved; of each turn the best run counts, and all pairs of plain and drafted runs are compared. Status 1
 if any answer differs by a token, with where it parts and how close a call it was there.
 
-As it stands it takes about ten minutes with the bundled model on two cores; each further draft type or
+As it stands it takes about a quarter of an hour with the bundled model on two cores; each further draft type or
 length takes about half of that again. --workloads and --cases make it shorter.
 """
 
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=argument_types.count, default=256, metavar="N",
         help="Of each answer. Default: 256.")  # fmt: skip
     add("--cases", type=argument_types.count, metavar="N",
-        help="Chats (times streams) of each workload and length. Default: 2; all of --prompts.")  # fmt: skip
+        help="Chats (times streams) of each workload and length. Default: 1; all of --prompts.")  # fmt: skip
     add("--repeats", type=argument_types.count, default=3, metavar="N",
         help="Measured runs of each chat. Default: 3.")  # fmt: skip
     add("--streams", type=argument_types.count, default=1, metavar="N",
@@ -141,7 +141,7 @@ def _groups(
     local: LocalEngine, workloads: Sequence[str], own: Sequence[Chat], arguments: argparse.Namespace
 ) -> list[Group]:
     """What is asked. Raises ValueError if a prompt cannot be made."""
-    count = (arguments.cases or 2) * arguments.streams
+    count = (arguments.cases or 1) * arguments.streams
     chats = [
         make_chats(name, count, arguments.seed, local.count_tokens, length)
         for name in workloads
