@@ -34,8 +34,8 @@ workload is run once unmeasured, then --repeats times plainly and in every confi
 interleaved; of each turn the best run counts, and all pairs of plain and drafted runs are compared. Status 1
 if any answer differs by a token, with where it parts and how close a call it was there.
 
-As it stands it takes about a quarter of an hour with the bundled model on two cores; each further draft type or
-length takes about half of that again. --workloads and --cases make it shorter.
+As it stands it takes about a quarter of an hour with the bundled model on two cores; each further draft type
+or length takes about half of that again. --workloads and --cases make it shorter.
 """
 
 
