@@ -76,6 +76,15 @@ def test_a_row_has_every_figure_that_was_promised() -> None:
     assert (row["parity"], row["first_divergence"]) == ("PASS", None)
 
 
+def test_the_speed_up_of_the_best_runs_is_within_its_range() -> None:
+    quick = [turn_run(0.5, counts(5, 4, 3))] * 2
+    plain = [[turn_run(s, counts(10, 0, 0)) for s in seconds] for seconds in ((1.0, 2.0), (2.0, 1.0))]
+    row = row_of([trial(plain=runs, drafted=quick) for runs in plain], None)
+    assert [row[name] for name in ("speedup_low", "speedup", "speedup_high")] == pytest.approx(
+        [2.0, 2.0, 3.0]
+    )
+
+
 def test_chats_of_several_turns_have_a_row_over_all_and_one_of_each() -> None:
     quick = [turn_run(0.2, counts(2, 4, 3), turn=2)] * 3
     rows = rows_of([trial(1), trial(2, drafted=quick), trial(1), trial(2, drafted=quick)])
