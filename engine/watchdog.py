@@ -61,6 +61,8 @@ class Watchdog:
             return
         self._idle_s += since_s
         if self._idle_s >= self._stall_s and self.reason is None:
-            self.reason = f"no token and no prefill progress for {self._stall_s:g} s while requests wait"
-            log.error("the engine stalls: %s", self.reason)
+            reason = f"no token and no prefill progress for {self._stall_s:g} s while requests wait"
+            log.error("the engine stalls: %s", reason)
             self._on_stall()
+            # Last: who sees the stall finds it counted.
+            self.reason = reason

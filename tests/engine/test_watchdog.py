@@ -72,3 +72,12 @@ def test_neither_an_idle_engine_nor_a_busy_one_stalls(seen: Iterator[int | None]
     watchdog.stop()
     assert watchdog.reason is None
     assert not stalls
+
+
+def test_a_stall_is_counted_before_it_can_be_seen() -> None:
+    seen_at_count: list[str | None] = []
+    watchdog = Watchdog(0.1, lambda: "the same", lambda: seen_at_count.append(watchdog.reason))
+    watchdog.start()
+    wait_until(lambda: watchdog.reason is not None)
+    watchdog.stop()
+    assert seen_at_count == [None]
