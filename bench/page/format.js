@@ -62,7 +62,7 @@ export function words(name) {
 /** What is measured: how it is called, written, and where plain decoding stands on its axis. */
 export const MEASURES = {
   speedup: { label: "speed-up", axis: "times as fast as plain decoding", format: times, reference: 1 },
-  decode_tps: { label: "tokens per second", axis: "tokens per second while decoding", format: number },
+  decode_tps: { label: "decoding speed", axis: "tokens per second while decoding", format: number },
   tokens_per_forward: { label: "tokens per forward", axis: "tokens per forward pass", format: fixed2, reference: 1 },
   acceptance: { label: "acceptance", axis: "share of drafted tokens accepted", format: share, domain: [0, 1] },
   drafted_share: { label: "drafted share", axis: "share of the answer that was drafted", format: share, domain: [0, 1] },
