@@ -70,9 +70,7 @@ class ContextTranslator:
         """Encode the drafted text behind the last tokens, up to a special or an incomplete character."""
         if not drafted:
             return []
-        pieces = self._draft.pieces
-        end = next((at for at, token in enumerate(drafted) if not pieces[token]), len(drafted))
-        text = self._draft.text(drafted[:end])
+        text, special = self._pair.parted(drafted)
         said = whole_start(text)
         pending = self._text[whole_characters(self._text) :]
         ids: list[int] | None = []
@@ -84,7 +82,7 @@ class ContextTranslator:
             self.counts.skipped += 1
             return []
         if len(said) == len(text) and (said or not pending):
-            ids += self._pair.shared_start(drafted[end : end + 1])
+            ids += special
         return count(self.counts, ids, drafted)
 
     def _take(self, token: int, fresh: list[int]) -> None:

@@ -93,6 +93,12 @@ class Pair:
         ids: list[int] = self.token_map.to_target[list(drafted)].tolist()
         return ids[: ids.index(NONE)] if NONE in ids else ids
 
+    def parted(self, drafted: Sequence[int]) -> tuple[bytes, list[int]]:
+        """A draft's text up to its first special, and the target's id of that, if it has one."""
+        pieces = self.draft.pieces
+        end = next((at for at, token in enumerate(drafted) if not pieces[token]), len(drafted))
+        return self.draft.text(drafted[:end]), self.shared_start(drafted[end : end + 1])
+
 
 class Translation:
     """How one draft model and one target understand each other; makes a translator for every row.
@@ -181,11 +187,8 @@ class Untranslated:
         return count(self.counts, list(drafted[: next(foreign, len(drafted))]), drafted)
 
 
-class NaiveTranslator:
-    """Text of new tokens encoded alone, both ways: edges of tokens are where they happen to be.
-
-    Source: the published baseline; what `context` is measured against.
-    """
+class _Teller:
+    """What the draft model was told, in its ids: they only grow."""
 
     def __init__(self, pair: Pair) -> None:
         self.counts = TranslationCounts()
@@ -193,6 +196,24 @@ class NaiveTranslator:
         self._ids = list(pair.draft.opening)
         self._num_read = 0
         self._num_given = 0
+
+    def _read(self, tokens: Sequence[int]) -> Reading:
+        """The reading once all of these tokens were told."""
+        self._num_read = len(tokens)
+        if tokens and not self._ids:
+            self._ids.append(self._pair.draft.start)
+        same, self._num_given = self._num_given, len(self._ids)
+        return Reading(self._ids, same, len(self._ids))
+
+
+class NaiveTranslator(_Teller):
+    """Text of new tokens encoded alone, both ways: edges of tokens are where they happen to be.
+
+    Source: the published baseline; what `context` is measured against.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__(pair)
         self._pending = b""
 
     def follow(self, tokens: Sequence[int]) -> Reading:
@@ -210,27 +231,21 @@ class NaiveTranslator:
         whole = whole_characters(text)
         self._say(text[:whole])
         self._pending = text[whole:]
-        self._num_read = len(tokens)
-        if tokens and not self._ids:
-            self._ids.append(self._pair.draft.start)
-        same, self._num_given = self._num_given, len(self._ids)
-        return Reading(self._ids, same, len(self._ids))
+        return self._read(tokens)
 
     def carry_back(self, drafted: Sequence[int]) -> list[int]:
         """Encode the drafted text up to a special token or an incomplete character."""
         if self._pending:
             self.counts.skipped += 1
             return []
-        draft, target = self._pair.draft, self._pair.target
-        end = next((at for at, token in enumerate(drafted) if not draft.pieces[token]), len(drafted))
-        text = draft.text(drafted[:end])
+        text, special = self._pair.parted(drafted)
         whole = whole_characters(text)
-        ids = target.encode(text[:whole])
+        ids = self._pair.target.encode(text[:whole])
         if ids is None:
             self.counts.skipped += 1
             return []
         if whole == len(text):
-            ids += self._pair.shared_start(drafted[end : end + 1])
+            ids += special
         return count(self.counts, ids, drafted)
 
     def _say(self, text: bytes) -> None:
@@ -243,19 +258,12 @@ class NaiveTranslator:
             self._ids += told
 
 
-class SharedTranslator:
+class SharedTranslator(_Teller):
     """Tokens for tokens, with no text between.
 
     The draft model may say only what both have. What it reads is cut as the target cuts it: a token that it
     does not have is given in the pieces of its text.
     """
-
-    def __init__(self, pair: Pair) -> None:
-        self.counts = TranslationCounts()
-        self._pair = pair
-        self._ids = list(pair.draft.opening)
-        self._num_read = 0
-        self._num_given = 0
 
     def follow(self, tokens: Sequence[int]) -> Reading:
         """Look the new tokens up; those that say nothing to the draft model are left out."""
@@ -265,11 +273,7 @@ class SharedTranslator:
             new = new[1:]
         for token in new:
             self._ids += self._pair.told(token)
-        self._num_read = len(tokens)
-        if tokens and not self._ids:
-            self._ids.append(self._pair.draft.start)
-        same, self._num_given = self._num_given, len(self._ids)
-        return Reading(self._ids, same, len(self._ids))
+        return self._read(tokens)
 
     def carry_back(self, drafted: Sequence[int]) -> list[int]:
         """Look the drafted ids up, to the first that the target does not share."""

@@ -34,7 +34,7 @@ a chosen length come from the draft model alone, and every one of them is verifi
 which the engine chooses lengths, and leaves out drafts that do not pay, as --draft-type draft-model does in
 a server. All token ids are compared. Status 1 if any differ.
 
-As it stands it takes about five minutes with the bundled models on two cores.
+As it stands it takes about four minutes with the bundled models on two cores.
 """
 
 
