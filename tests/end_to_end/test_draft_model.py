@@ -15,7 +15,8 @@ ASKED = [
 ]
 
 
-@pytest.fixture(scope="module")
+# One for each test: a server that has learned that its draft model does not pay here asks it no more.
+@pytest.fixture
 def started(server_folder):
     flags = ["--draft-model", str(BUNDLED_MODEL / "draft_polish"), "--draft-type", "draft-model"]
     with serving(server_folder, *flags, "--translation-prefix-tokens", "3") as (address, printed):
