@@ -129,7 +129,7 @@ class BareLoop:
     def __init__(
         self,
         model: str,
-        command: Sequence[str] = (sys.executable, "-m", "engine.bare_loop"),
+        command: Sequence[str] = (sys.executable, "-m", "engine.model.mlx_lm_baseline"),
         arguments: Sequence[str] = (),
     ) -> None:
         self._command = [*command, "--model", model, *arguments]

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import describe_machine
-from engine.costs import StepCosts
 from engine.request import ModelInfo
+from engine.speculative.step_costs import StepCosts
 
 Document = dict[str, Any]
 

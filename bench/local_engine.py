@@ -11,10 +11,10 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter
 from drafters.repetition import repetition_score
-from engine.costs import StepCosts
-from engine.drafting import DraftSources
 from engine.engine import Engine
 from engine.request import Event, Failed, Finished, GenerationRequest
+from engine.speculative.proposers import DraftSources
+from engine.speculative.step_costs import StepCosts
 
 
 class LocalEngine:

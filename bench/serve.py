@@ -162,7 +162,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     # Here, because it brings mlx-lm: wrong arguments are answered without it.
-    from engine.bare_loop import load_tokenizer
+    from engine.model.mlx_lm_baseline import load_tokenizer
 
     tokenizer = load_tokenizer(arguments.model)
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed

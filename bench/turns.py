@@ -22,8 +22,8 @@ from bench.local_engine import LocalEngine
 from bench.machine import describe_machine
 from bench.prompts import PromptMaker
 from config.settings import BUNDLED_MODEL, Settings
-from engine.costs import StepCosts
 from engine.request import Finished, GenerationRequest, Sampling
+from engine.speculative.step_costs import StepCosts
 
 _WIDTH = 100
 

@@ -24,9 +24,9 @@ from bench.outputs import make_console
 from bench.parity import Divergence, Parity
 from bench.workloads import Chat, make_chats, read_prompts
 from config.settings import Settings
-from engine.calibration import WIDTHS
-from engine.costs import StepCosts
 from engine.request import DraftChoice, DraftType, GenerationRequest, Sampling
+from engine.speculative.calibration import WIDTHS
+from engine.speculative.step_costs import StepCosts
 
 RUNS = 3
 TEMPERATURES = (0.0, 0.8)

@@ -9,13 +9,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give the parser the benchmarks, and each of them its own arguments."""
     # Here, so that other commands do not load the workloads.
     from bench import decode, serve, turns
-    from bench.economics import command as economics
-    from bench.page import command as report
-    from bench.peers import command as peers
-    from bench.replay import command as replay
-    from bench.sweep import command as sweep
-    from bench.translation import command as translation
-    from bench.workloads import command as workloads
+    from bench.economics import run_economics as economics
+    from bench.page import run_page as report
+    from bench.peers import run_peers as peers
+    from bench.replay import run_replay as replay
+    from bench.sweep import run_sweep as sweep
+    from bench.translation import run_translation as translation
+    from bench.workloads import run_workloads as workloads
 
     commands = {
         "serve": (serve, "Load a server with chats and report latency and throughput."),

@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Here, so that --help and a mistyped setting are answered before anything large is loaded.
     from drafters.assembly import make_drafters
     from drafters.repetition import repetition_score
-    from engine.drafting import DraftSources
+    from engine.speculative.proposers import DraftSources
     from server.run import run as run_server
 
     return run_server(settings, lambda name: DraftSources(make_drafters(settings, name), repetition_score))

@@ -1,1 +1,4 @@
-"""The one thread that owns MLX: admit, plan, forward, sample, commit, emit. README.md walks through it."""
+"""The one thread that owns MLX: admit, prefill, decode, verify drafts, sample, commit, emit.
+
+Nothing here speaks HTTP or uses the event loop; drafters are known by drafters/base.py alone. README.md walks through it.
+"""

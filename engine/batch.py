@@ -5,11 +5,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.draft_model import DraftModel
-from engine.logprobs import Likelihoods, measure
-from engine.rows import Rows, make_rows
-from engine.sampling import Sampler
+from engine.kv_cache.rows import Rows, make_rows
+from engine.sampling.logprobs import Likelihoods, measure
+from engine.sampling.sampler import Sampler
 from engine.sequence import Sequence
+from engine.speculative.draft_model.model import DraftModel
 
 
 @dataclass

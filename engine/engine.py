@@ -14,11 +14,9 @@ import mlx.core as mx
 
 from config.settings import Settings
 from drafters.base import MemoryFileError
-from engine import memory
-from engine.costs import StepCosts
-from engine.drafting import DraftSources
-from engine.grammar import Grammars
-from engine.loading import (
+from engine.faults.watchdog import Watchdog
+from engine.loop import Call, Cancel, Inbox, Loop, Stop, Submit
+from engine.model.loading import (
     Load,
     LoadedModel,
     ModelError,
@@ -27,8 +25,7 @@ from engine.loading import (
     loader,
     shown_name,
 )
-from engine.loop import Call, Cancel, Inbox, Loop, Stop, Submit
-from engine.pace import Pace
+from engine.model.tokenizer import Tokenizer
 from engine.request import (
     RETRY_AFTER_S,
     EngineCounts,
@@ -42,10 +39,13 @@ from engine.request import (
     SharedMemoryError,
     Sink,
 )
+from engine.sampling.grammar import Grammars
+from engine.scheduler.retry_after import Pace
 from engine.setup import MakeSources, make_worker
-from engine.tally import Tally
-from engine.tokenizer import Tokenizer
-from engine.watchdog import Watchdog
+from engine.speculative import shared_table as memory
+from engine.speculative.proposers import DraftSources
+from engine.speculative.step_costs import StepCosts
+from engine.stats import Tally
 from engine.worker import Worker
 
 log = logging.getLogger("reprise.engine")

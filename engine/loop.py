@@ -10,10 +10,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.grammar import Grammars
+from engine.model.tokenizer import Tokenizer
 from engine.request import Failed, GenerationRequest, SharedMemoryError, Sink
+from engine.sampling.grammar import Grammars
 from engine.sequence import Sequence
-from engine.tokenizer import Tokenizer
 from engine.worker import Worker
 
 log = logging.getLogger("reprise.engine")

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from drafters.base import NO_DRAFT, Draft
-from engine.draft_reader import DraftReader, OutOfReachError
-from engine.drafting import SequenceDrafts
-from engine.grammar import Grammars, Matcher
-from engine.logprobs import Likelihood
-from engine.prefix_store import Loading
+from engine.kv_cache.rows import Caches
+from engine.model.detokenizer import AnswerText
+from engine.model.tokenizer import Tokenizer
+from engine.prefix_cache.disk import Loading
 from engine.request import (
     Delta,
     DraftingReport,
@@ -25,10 +24,11 @@ from engine.request import (
     TokenLogprob,
     Usage,
 )
-from engine.rows import Caches
-from engine.sampling import Penalties, needs_penalties
-from engine.text import AnswerText
-from engine.tokenizer import Tokenizer
+from engine.sampling.grammar import Grammars, Matcher
+from engine.sampling.logprobs import Likelihood
+from engine.sampling.sampler import Penalties, needs_penalties
+from engine.speculative.draft_model.reader import DraftReader, OutOfReachError
+from engine.speculative.proposers import SequenceDrafts
 
 log = logging.getLogger("reprise.engine")
 

@@ -6,19 +6,19 @@ from dataclasses import replace
 from functools import partial
 
 from config.settings import Settings
-from engine.admission import make_admission
-from engine.caches import is_recurrent, kv_bits_fault, leaves, make_caches
-from engine.calibration import load_costs
-from engine.costs import StepCosts
-from engine.draft_costs import DraftCosts
-from engine.draft_model import DraftModel
-from engine.drafting import Drafting, DraftSources
-from engine.exactness import find_exact_shapes
-from engine.loading import LoadedModel, ModelError, Progress, StartProgress
-from engine.planning import Planner
-from engine.rows import can_batch, rollback_fault
-from engine.translation import Translation
-from engine.vocabulary import VocabularyError
+from engine.kv_cache.per_row import is_recurrent, kv_bits_fault, leaves, make_caches
+from engine.kv_cache.rows import can_batch, rollback_fault
+from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
+from engine.model.vocabulary import VocabularyError
+from engine.scheduler.memory_budget import make_admission
+from engine.scheduler.speculation import Planner
+from engine.speculative.calibration import load_costs
+from engine.speculative.draft_model.costs import DraftCosts
+from engine.speculative.draft_model.model import DraftModel
+from engine.speculative.exact_widths import find_exact_shapes
+from engine.speculative.proposers import Drafting, DraftSources
+from engine.speculative.step_costs import StepCosts
+from engine.speculative.translation.translation import Translation
 from engine.worker import Worker
 
 log = logging.getLogger("reprise.engine")

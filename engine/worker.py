@@ -15,24 +15,24 @@ import mlx.core as mx
 
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft
-from engine import drafted_step
-from engine.admission import Admission
 from engine.batch import Batch, Step
-from engine.beginnings import Beginnings
-from engine.costs import StepClock
-from engine.draft_costs import DraftWork
-from engine.draft_model import DraftModel
-from engine.drafted_step import Feed
-from engine.drafting import Drafting
-from engine.intake import Intake
-from engine.loading import LoadedModel
-from engine.logprobs import Likelihood
-from engine.planning import Planner
-from engine.recovery import Recovery, fail
+from engine.faults.recovery import Recovery, fail
+from engine.kv_cache.rows import Rows
+from engine.model.loading import LoadedModel
 from engine.request import Failed
-from engine.rows import Rows
+from engine.sampling.logprobs import Likelihood
+from engine.scheduler.memory_budget import Admission
+from engine.scheduler.prefix_lookup import Beginnings
+from engine.scheduler.request_queue import Intake
+from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence
-from engine.tally import Tally
+from engine.speculative import verify as drafted_step
+from engine.speculative.draft_model.costs import DraftWork
+from engine.speculative.draft_model.model import DraftModel
+from engine.speculative.proposers import Drafting
+from engine.speculative.step_costs import StepClock
+from engine.speculative.verify import Feed
+from engine.stats import Tally
 
 log = logging.getLogger("reprise.engine")
 

@@ -1,1 +1,4 @@
-"""The HTTP side: requests in, typed requests to the engine, answers in OpenAI's shape out. No MLX here."""
+"""The HTTP side: requests in, typed requests to the engine, responses in the format of the client's API.
+
+Nothing here imports MLX; the engine is known by engine_protocol.py and engine/request.py.
+"""

@@ -10,18 +10,20 @@ from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from config.settings import Settings
-from server.access import OPEN_PATHS, Access
-from server.chat_request import ChatRequest
-from server.completion_request import CompletionRequest
-from server.engine_face import EngineFace
-from server.error_handlers import install_error_handlers
-from server.keys import load_keys
-from server.limits import BodyLimit
+from server.engine_protocol import EngineFace
+from server.generation.recorder import Recorder
+from server.generation.service import Service
+from server.http.access import OPEN_PATHS, Access
+from server.http.api_keys import load_keys
+from server.http.body_limit import BodyLimit
+from server.http.error_handlers import install_error_handlers
+from server.http.openapi import complete_document
+from server.http.request_log import RequestLog, check_request_id
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
-from server.metrics import Metrics
-from server.openapi import complete_document
-from server.recorder import Recorder
-from server.request_log import RequestLog, check_request_id
+from server.metrics.registry import Metrics
+from server.requests.chat import ChatRequest
+from server.requests.completions import CompletionRequest
+from server.requests.tokens import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from server.responses_api.schemas import ResponsesRequest
 from server.routes import (
     chat,
@@ -32,17 +34,15 @@ from server.routes import (
     metrics,
     models,
     ngram_mod,
-    responses_api,
+    responses,
     tokens,
 )
-from server.service import Service
-from server.token_fields import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 
 ROUTES = (
     chat,
     completions,
     messages,
-    responses_api,
+    responses,
     embeddings,
     tokens,
     models,

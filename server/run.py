@@ -16,13 +16,13 @@ from sse_starlette.sse import AppStatus
 
 from config.settings import Settings
 from engine.request import SharedMemoryError
-from server.access import is_loopback
 from server.app import create_app
 from server.banner import LoadingBar, banner, describe_drafts
-from server.connection import http_config
-from server.engine_face import EngineFace
-from server.keys import load_keys
-from server.listening import ListenError, address_of, take_address
+from server.engine_protocol import EngineFace
+from server.http.access import is_loopback
+from server.http.api_keys import load_keys
+from server.http.connection import http_config
+from server.http.listener import ListenError, address_of, take_address
 from server.logs import LOGGER, configure_logs
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def run(settings: Settings, make_sources: "MakeSources | None" = None) -> int:
             return _complain(refusal)
         # Only now: importing MLX takes seconds, and a port in use should be known before.
         from engine.engine import Engine
-        from engine.loading import ModelError
+        from engine.model.loading import ModelError
 
         try:
             return serve(Engine(settings, make_sources=make_sources), settings, taken)

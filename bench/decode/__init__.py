@@ -1,5 +1,5 @@
 """`reprise bench decode`, see bench/decode/command.py."""
 
-from bench.decode.command import SUMMARY, add_arguments, run
+from bench.decode.run_decode import SUMMARY, add_arguments, run
 
 __all__ = ["SUMMARY", "add_arguments", "run"]

@@ -7,7 +7,7 @@ from typing import Any
 from bench.decode.rows import Trial
 from bench.local_engine import LocalEngine
 from bench.workloads import Chat, Turn
-from engine.tokenizer import Tokenizer
+from engine.model.tokenizer import Tokenizer
 
 Sample = dict[str, Any]
 

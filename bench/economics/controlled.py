@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drafters.base import NO_DRAFT, Ask, Draft, Opening
-from engine.costs import StepCosts
+from engine.speculative.step_costs import StepCosts
 
 PLACE = "prediction"
 """The drafter whose place a ControlledDrafter takes: it alone is told what the answer will be."""

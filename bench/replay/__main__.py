@@ -2,7 +2,7 @@
 
 import sys
 
-from bench.replay.command import main
+from bench.replay.run_replay import main
 
 if __name__ == "__main__":
     sys.exit(main())

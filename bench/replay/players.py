@@ -9,9 +9,9 @@ from bench.policies import Chooser, Costs, Outcome, replay
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening, SharedMemory
 from drafters.repetition import repetition_score
-from engine.drafting import Drafting, DraftSources, count_accepted
-from engine.gate import LEAST_GAIN, Offer, choose_width
 from engine.request import GenerationRequest, Sampling
+from engine.speculative.acceptance import LEAST_GAIN, Offer, choose_width
+from engine.speculative.proposers import Drafting, DraftSources, count_accepted
 
 WIDTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """What the gate weighs, beside where a draft stops being sure: as many as a server measures, and 10."""

@@ -93,7 +93,7 @@ def _of_workload(name: str, arguments: argparse.Namespace, vocabulary: Vocabular
             f"{vocabulary.folder} is no model folder, which workloads need for its chat template"
         )
     # Chat templates need mlx-lm, which takes a while to load.
-    from engine.bare_loop import load_tokenizer
+    from engine.model.mlx_lm_baseline import load_tokenizer
 
     tokenizer = load_tokenizer(vocabulary.folder)
 

@@ -22,7 +22,7 @@ from bench.sweep.traffic import Asked, make_traffic, source_files
 from bench.sweep.warm import Side
 from bench.workloads import VERSION, Chat, lengths_of, make_chats, read_prompts
 from config.settings import BUNDLED_MODEL, Settings
-from engine.bare_loop import load_tokenizer
+from engine.model.mlx_lm_baseline import load_tokenizer
 
 OTHER_MODEL = BUNDLED_MODEL / "draft"
 PARTS = ("grid", "tables", "gate", "warm")

@@ -10,8 +10,8 @@ from bench.replay.players import ServerPlayer
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter
-from engine.drafting import LOOKUPS
 from engine.request import DraftType
+from engine.speculative.proposers import LOOKUPS
 
 TABLE_ENTRIES = 1 << 20
 """Of the n-gram tables in replays of single chats: far more than they fill, and quick to empty."""

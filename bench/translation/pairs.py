@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.translation import Strategy
+from engine.speculative.translation.translation import Strategy
 
 STRATEGIES: tuple[Strategy, ...] = ("context", "naive", "shared", "none")
 ACROSS: tuple[Strategy, ...] = ("context", "naive", "shared")
@@ -28,7 +28,7 @@ def pairs_of(target: Path, folders: Sequence[Path], asked: Sequence[Strategy] | 
     Raises OSError and ValueError for a folder whose tokenizer cannot be read.
     """
     # It needs mlx-lm, which takes a while to load.
-    from engine.bare_loop import load_tokenizer
+    from engine.model.mlx_lm_baseline import load_tokenizer
 
     own = load_tokenizer(target).fingerprint
     found = []

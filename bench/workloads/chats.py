@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.messages import Message as ReadMessage
-from server.tool_fields import Tool
+from server.requests.messages import Message as ReadMessage
+from server.requests.tools import Tool
 
 Message = dict[str, Any]
 """One message in OpenAI's form: role, content, and what else belongs to it."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from bench.workloads.chats import Chat, Turn
 from bench.workloads.making import WORKLOADS
-from server.body import validated
-from server.chat_request import ChatRequest
 from server.errors import BadRequestError
+from server.requests.chat import ChatRequest
+from server.validation.body import validated
 
 READ = (
     "messages",

@@ -1,1 +1,4 @@
-"""Anthropic's Messages API: its bodies, what they mean as a chat, and answers in its shapes."""
+"""Anthropic's Messages API: its request bodies become chats, and responses are presented in its own format.
+
+Nothing here generates; the chat does.
+"""

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from server.fields import RequestModel, not_yet, wrong
-from server.variants import one_of
+from server.validation.fields import RequestModel, not_yet, wrong
+from server.validation.unions import one_of
 
 MAX_BLOCKS = 8192
 """Blocks of a whole conversation: each takes time before anything else can be found wrong."""

@@ -5,14 +5,14 @@ from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
 
-from server.dialects import Heading
-from server.error_shapes import anthropic_error
 from server.errors import ApiError
+from server.http.error_format import anthropic_error
 from server.messages_api.schemas import MessagesRequest
 from server.messages_api.thinking import ThinkingOn
-from server.parts import Answer, CallPart, EndPart, Part, ReasoningPart, TextPart
-from server.presenter import Events
-from server.responses import Timings, UsageBlock
+from server.output.openai_format import Heading
+from server.output.openai_objects import Timings, UsageBlock
+from server.output.parts import Answer, CallPart, EndPart, Part, ReasoningPart, TextPart
+from server.output.presenter import Events
 
 UNSIGNED = "unsigned"
 """The signature of all thinking: clients send back only what has one."""

@@ -9,9 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from server.draft_fields import DraftFields
 from server.errors import shortened
-from server.fields import INT32_MAX, MAX_STOP_CHARACTERS, Count, RequestModel, not_yet, wrong
 from server.messages_api.blocks import (
     MAX_BLOCKS,
     CacheControl,
@@ -23,7 +21,9 @@ from server.messages_api.blocks import (
 )
 from server.messages_api.thinking import Thinking, ThinkingOn
 from server.messages_api.tools import NamedChoice, ToolChoice, Tools
-from server.template_fields import MAX_MESSAGES
+from server.requests.chat_template import MAX_MESSAGES
+from server.requests.drafts import DraftFields
+from server.validation.fields import INT32_MAX, MAX_STOP_CHARACTERS, Count, RequestModel, not_yet, wrong
 
 MAX_STOP_SEQUENCES = 64
 _BLOCKS_OF_ROLES = {

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
-from server.fields import INT32_MAX, RequestModel, wrong
-from server.variants import one_of
+from server.validation.fields import INT32_MAX, RequestModel, wrong
+from server.validation.unions import one_of
 
 MIN_BUDGET_TOKENS = 1024
 

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic_core import to_json
 
-from server.fields import RequestModel, not_yet, wrong
 from server.messages_api.blocks import CacheControl, too_many
-from server.tool_fields import MAX_TOOLS, ToolName
-from server.variants import one_of
+from server.requests.tools import MAX_TOOLS, ToolName
+from server.validation.fields import RequestModel, not_yet, wrong
+from server.validation.unions import one_of
 
 _SERVERS = "which Anthropic runs, and nothing is run here; send tools with a name and an input_schema"
 _ANTHROPICS = "whose schema is Anthropic's own; describe it with a name and an input_schema, without type"

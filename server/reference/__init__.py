@@ -1,1 +1,4 @@
-"""docs/api.md, made from the routes and the models of their bodies: `python -m server.reference`."""
+"""docs/api.md and docs/metrics.md, written from the code: `python -m server.reference`.
+
+Nothing here runs while the server serves.
+"""

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from server.metric_list import GROUPS, MetricEntry, MetricGroup
+from server.metrics.definitions import GROUPS, MetricEntry, MetricGroup
 from server.reference.pages import table
 
 _BEFORE = """\

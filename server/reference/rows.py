@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.fields import REFUSED
 from server.reference.words import Schema, alternatives, code, in_words, resolved
+from server.validation.fields import REFUSED
 
 FIRST_VERSION = "0.1.0"
 """Since when there is what does not say otherwise."""

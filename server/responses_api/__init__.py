@@ -1,1 +1,4 @@
-"""OpenAI's Responses API: its bodies become chats, its answers are shown in its own shapes."""
+"""OpenAI's Responses API: its request bodies become chats, and responses are presented in its own format.
+
+Nothing here generates; the chat does.
+"""

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter, model_validator
 
-from server.fields import RequestModel, not_yet, wrong
-from server.variants import one_of
+from server.validation.fields import RequestModel, not_yet, wrong
+from server.validation.unions import one_of
 
 CARRIED = "reprise:"
 """Begins what stands in encrypted_content: the reasoning itself, in base64."""

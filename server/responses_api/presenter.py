@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from server.dialects import Heading
 from server.errors import ApiError
-from server.parts import Answer, EndPart, Part, ReasoningPart, TextPart
-from server.presenter import KEEP_ALIVE, Events
-from server.responses import Timings, UsageBlock
-from server.responses_api.output import Json, Output, joined
+from server.output.openai_format import Heading
+from server.output.openai_objects import Timings, UsageBlock
+from server.output.parts import Answer, EndPart, Part, ReasoningPart, TextPart
+from server.output.presenter import KEEP_ALIVE, Events
+from server.responses_api.output_items import Json, Output, joined
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 
 Keep = Callable[[Json], None]

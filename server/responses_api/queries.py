@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from server.fields import RequestModel, not_yet, wrong
+from server.validation.fields import RequestModel, not_yet, wrong
 
 MAX_LISTED = 100
 

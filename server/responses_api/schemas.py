@@ -4,13 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
-from server.cache_fields import PromptCacheOptions
-from server.chat_request import ChatRequest
 from server.errors import shortened
-from server.fields import Count, Metadata, RequestModel, not_yet, wrong
+from server.requests.chat import ChatRequest
+from server.requests.prompt_cache import PromptCacheOptions
 from server.responses_api.items import AnyItem, InputItem
 from server.responses_api.tools import ToolChoice, Tools
-from server.variants import one_of
+from server.validation.fields import Count, Metadata, RequestModel, not_yet, wrong
+from server.validation.unions import one_of
 
 MAX_TOP_LOGPROBS = 20
 MAX_ITEMS = 8192

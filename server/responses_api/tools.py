@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from server.fields import RequestModel, not_yet, wrong
-from server.tool_fields import MAX_TOOLS, FunctionDefinition
-from server.variants import one_of
+from server.requests.tools import MAX_TOOLS, FunctionDefinition
+from server.validation.fields import RequestModel, not_yet, wrong
+from server.validation.unions import one_of
 
 _FUNCTIONS_ONLY = {"": "but this server runs no tools of its own; send functions and run them yourself"}
 

@@ -2,14 +2,14 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.body import read_body
-from server.chat import answer_chat
-from server.chat_request import ChatRequest
-from server.chunks import ChunkPresenter
-from server.dialects import ChatDialect
-from server.headings import head
-from server.openapi import takes
-from server.service import service_of
+from server.generation.chat import answer_chat
+from server.generation.headings import head
+from server.generation.service import service_of
+from server.http.openapi import takes
+from server.output.openai_chunks import ChunkPresenter
+from server.output.openai_format import ChatDialect
+from server.requests.chat import ChatRequest
+from server.validation.body import read_body
 
 router = APIRouter()
 

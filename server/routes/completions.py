@@ -2,16 +2,16 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.answers import respond
-from server.body import read_body
-from server.chunks import ChunkPresenter
-from server.completion_request import CompletionRequest
-from server.dialects import CompletionDialect
-from server.echo import echo_readers
-from server.headings import head
-from server.openapi import takes
-from server.parts import MakeReader, PlainReader
-from server.service import service_of
+from server.generation.headings import head
+from server.generation.respond import respond
+from server.generation.service import service_of
+from server.http.openapi import takes
+from server.output.echo import echo_readers
+from server.output.openai_chunks import ChunkPresenter
+from server.output.openai_format import CompletionDialect
+from server.output.parts import MakeReader, PlainReader
+from server.requests.completions import CompletionRequest
+from server.validation.body import read_body
 
 router = APIRouter()
 

@@ -2,10 +2,10 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.body import read_body
 from server.errors import NotImplementedHereError
-from server.openapi import takes
-from server.token_fields import EmbeddingsRequest
+from server.http.openapi import takes
+from server.requests.tokens import EmbeddingsRequest
+from server.validation.body import read_body
 
 router = APIRouter()
 

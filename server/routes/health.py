@@ -3,8 +3,8 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from server.endpoints import ENDPOINTS
-from server.service import service_of
+from server.generation.service import service_of
+from server.metrics.endpoints import ENDPOINTS
 
 router = APIRouter()
 

@@ -3,16 +3,16 @@
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from server.body import read_body
-from server.chat import answer_chat, check_tools
 from server.errors import BadRequestError
-from server.headings import head
+from server.generation.chat import answer_chat, check_tools
+from server.generation.headings import head
+from server.generation.service import service_of
+from server.http.openapi import takes
+from server.http.request_log import record_of
 from server.messages_api.presenter import MessagePresenter
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
-from server.messages_api.translation import as_chat, in_their_words, prompt_of
-from server.openapi import takes
-from server.request_log import record_of
-from server.service import service_of
+from server.messages_api.to_chat import as_chat, in_their_words, prompt_of
+from server.validation.body import read_body
 
 router = APIRouter()
 

@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.metrics import CONTENT_TYPE
-from server.service import service_of
+from server.generation.service import service_of
+from server.metrics.registry import CONTENT_TYPE
 
 router = APIRouter()
 

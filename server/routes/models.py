@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter, Request
 
-from server.responses import ModelCard, ModelList
-from server.service import service_of
+from server.generation.service import service_of
+from server.output.openai_objects import ModelCard, ModelList
 
 router = APIRouter()
 

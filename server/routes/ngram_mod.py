@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse
 
 from engine.request import SharedMemoryError
 from server.errors import BadRequestError, ForbiddenError
+from server.generation.service import Service, service_of
 from server.logs import LOGGER
-from server.service import Service, service_of
 
 router = APIRouter()
 

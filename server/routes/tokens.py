@@ -6,13 +6,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from server.body import read_body, validated
-from server.chat import check_tools
-from server.chat_request import ChatRequest
-from server.openapi import takes
-from server.prompts import TokenIds
-from server.service import Service, service_of
-from server.token_fields import DetokenizeRequest, TokenizeRequest
+from server.generation.chat import check_tools
+from server.generation.prompts import TokenIds
+from server.generation.service import Service, service_of
+from server.http.openapi import takes
+from server.requests.chat import ChatRequest
+from server.requests.tokens import DetokenizeRequest, TokenizeRequest
+from server.validation.body import read_body, validated
 
 router = APIRouter()
 

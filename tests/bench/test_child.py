@@ -6,7 +6,7 @@ import pytest
 from bench.child import BareLoop, OwnServer, is_ready, terminated_like_interrupted
 from bench.errors import BenchError
 from bench.prompts import PromptMaker
-from engine.bare_loop import load_tokenizer
+from engine.model.mlx_lm_baseline import load_tokenizer
 
 STUB = """
 import http.server, sys

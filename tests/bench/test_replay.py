@@ -16,18 +16,18 @@ from bench.edits import KINDS, edit, edit_cases, trap_cases
 from bench.pairs import Pair, TokenPair, write_pairs
 from bench.policies import Always, Hindsight, Outcome, replay
 from bench.replay.calibration import calibrate
-from bench.replay.command import main
 from bench.replay.players import ServerPlayer
 from bench.replay.report import rows_of
 from bench.replay.rules import COMPARED, RULES, Setup
+from bench.replay.run_replay import main
 from bench.replay.shards import Group, Job, run_job, run_task, tasks_of
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Opening
 from drafters.repetition import repetition_score
-from engine.costs import StepCosts
-from engine.drafting import Drafting, DraftSources
-from engine.planning import Planner
 from engine.request import GenerationRequest, Sampling
+from engine.scheduler.speculation import Planner
+from engine.speculative.proposers import Drafting, DraftSources
+from engine.speculative.step_costs import StepCosts
 from tests.drafters.fakes import Coin, Oracle
 
 ROOT = Path(__file__).parent.parent.parent

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from bench.workloads import ENGLISH, WORKLOADS, Chat, lengths_of, make_chats, polish, words
-from engine.bare_loop import load_tokenizer
-from server.chat_request import ChatRequest
+from engine.model.mlx_lm_baseline import load_tokenizer
+from server.requests.chat import ChatRequest
 
 BUNDLED = Path(__file__).parents[2] / "demo_model"
 CONTEXT = 8192

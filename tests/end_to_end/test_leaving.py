@@ -24,9 +24,9 @@ from engine.engine import Engine
 from engine.sequence import Sequence
 from engine.setup import flat_costs
 from server.app import create_app
-from server.generation import Generation
-from server.mailbox import Mailbox
-from server.submission import Submission
+from server.generation.event_queue import Mailbox
+from server.generation.generation import Generation
+from server.generation.submission import Submission
 from tests.end_to_end.traffic import SCHEMA, TOOLS
 from tests.server.served import served
 

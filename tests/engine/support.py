@@ -14,10 +14,10 @@ from mlx_lm.utils import load_tokenizer
 
 from config.settings import BUNDLED_MODEL
 from engine.engine import Engine
-from engine.loading import LoadedModel, describe
+from engine.model.loading import LoadedModel, describe
+from engine.model.tokenizer import Tokenizer
 from engine.request import Delta, Event, Failed, Finished, GenerationRequest, Sampling
-from engine.sampling import noise_key
-from engine.tokenizer import Tokenizer
+from engine.sampling.sampler import noise_key
 
 VOCAB_SIZE = 4096
 SMALL = {

@@ -9,9 +9,9 @@ import mlx.core as mx
 import pytest
 
 from drafters.base import Ask, Draft, Opening
-from engine.drafting import DraftSources
 from engine.engine import Engine
 from engine.request import Event, Failed
+from engine.speculative.proposers import DraftSources
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import loaded_once
 from tests.engine.support import ask, prompt_of, request, wait_until

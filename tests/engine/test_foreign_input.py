@@ -9,9 +9,9 @@ import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
-from engine.grammar import Grammars
 from engine.request import Grammar, GrammarError
-from server.template_fields import RESERVED_TEMPLATE_KEYS
+from engine.sampling.grammar import Grammars
+from server.requests.chat_template import RESERVED_TEMPLATE_KEYS
 from tests.engine.support import make_tokenizer
 
 SCHEMA = b'{"type": "integer"}'

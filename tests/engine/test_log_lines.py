@@ -1,8 +1,8 @@
 """What the engine logs about a request names it, so that all lines about one can be found."""
 
+from tests.engine.faults.test_faults import POISON, Poisoned
+from tests.engine.speculative.test_drafting import answers_of, raising, requests, run, sources
 from tests.engine.support import ask, prompt_of, request
-from tests.engine.test_drafting import answers_of, raising, requests, run, sources
-from tests.engine.test_faults import POISON, Poisoned
 
 
 def test_a_request_that_fails(start_engine, caplog):

@@ -18,10 +18,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.drafting import DraftSources
-from engine.pieces import cut_strip, take_state
+from engine.kv_cache.rows import make_caches
+from engine.kv_cache.slices import cut_strip, take_state
 from engine.request import Failed, Finished, GenerationRequest
-from engine.rows import make_caches
+from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin
 from tests.engine.driven import Driven, loaded_once, truth
 from tests.engine.support import prompt_of, request

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from engine.calls import WrittenCall, read_calls
-from engine.markers import Marker, Markers
+from engine.model.markers import Marker, Markers
+from engine.model.tool_calls import WrittenCall, read_calls
 from engine.request import (
     RETRY_AFTER_S,
     Delta,

@@ -3,7 +3,7 @@
 import sys
 
 from config.settings import SETTINGS, Settings
-from server.listening import ListenError, take_address
+from server.http.listener import ListenError, take_address
 from server.logs import configure_logs
 from server.run import refusal_to_listen, serve
 from tests.server.fake_engine import SCRIPTS, FakeEngine

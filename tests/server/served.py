@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from server.connection import http_config
-from server.listening import address_of, take_address
+from server.http.connection import http_config
+from server.http.listener import address_of, take_address
 
 
 class _Announcing(uvicorn.Server):

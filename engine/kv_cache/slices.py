@@ -1,0 +1,110 @@
+"""One row's caches taken apart, and put together again: what the prefix cache keeps of them.
+
+Of keys and values any stretch of tokens can be cut out: a *strip*. A window and recurrent *state* stand for
+all tokens up to where they were taken, and are of use at that length alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+from engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, is_recurrent, leaves, make_caches
+from engine.kv_cache.sliding_window import WindowKVCache
+
+Strip = list[mx.array]
+"""Of every layer that keeps them, keys and values of some tokens in a row; tokens are axis 2."""
+
+State = list[mx.array | None]
+"""All arrays of the layers that no strip covers, at one length."""
+
+
+def has_state(caches: Caches) -> bool:
+    """Whether strips alone do not make up these caches."""
+    return any(not _is_strip(cache) for cache in leaves(caches))
+
+
+def cut_strip(caches: Caches, start: int, end: int) -> Strip:
+    """Copies of what the caches keep for tokens start .. end, not yet evaluated."""
+    kept = [cache for cache in leaves(caches) if _is_strip(cache)]
+    # Views would keep the whole buffer alive.
+    return [mx.contiguous(array[:, :, start:end]) for cache in kept for array in _columns(cache)]
+
+
+def part_of(strip: Strip, start: int, end: int) -> Strip:
+    """Copies of tokens start .. end of a strip, counted from its beginning."""
+    return [mx.contiguous(array[:, :, start:end]) for array in strip]
+
+
+def take_state(caches: Caches) -> State:
+    """The state as it is now; later updates of the caches do not reach it."""
+    taken: State = []
+    for cache in leaves(caches):
+        if isinstance(cache, WindowKVCache):
+            taken += map(mx.contiguous, cache.needed())
+        elif is_recurrent(cache):
+            taken += [None if array is None else mx.contiguous(array) for array in cache.cache]
+    return taken
+
+
+def num_bytes(arrays: Sequence[mx.array | None]) -> int:
+    """Bytes of a strip or a state."""
+    return sum(array.nbytes for array in arrays if array is not None)
+
+
+def rebuild(empty: Caches, strips: Sequence[Strip], state: State, length: int) -> Caches:
+    """Fill empty caches with strips that follow one another and the state behind them: length tokens."""
+    joined = iter([_concatenated(arrays) for arrays in zip(*strips, strict=True)])
+    states = iter(state)
+    for cache in leaves(empty):
+        if isinstance(cache, WindowKVCache):
+            window = [array for array in (next(states), next(states)) if array is not None]
+            cache.restore(window[0], window[1], length)
+        elif is_recurrent(cache):
+            cache.cache = [next(states) for _ in cache.cache]
+        elif isinstance(cache, FittedQuantizedKVCache):
+            keys, values = ([next(joined) for _ in range(3)] for _ in "kv")
+            cache.restore(keys, values, length)
+        else:
+            cache.keys, cache.values, cache.offset = next(joined), next(joined), length
+    return empty
+
+
+def prefix_fault(model: Any, kv_bits: int | None = None) -> str | None:
+    """Why this model's caches cannot be taken apart, in one sentence; None if they can be: tried."""
+    tokens = [1, 2, 3, 4, 5, 6, 7]
+    make = lambda: make_caches(model, kv_bits)  # noqa: E731
+    kinds = {type(cache).__name__ for cache in leaves(make())}
+    if unknown := [type(cache).__name__ for cache in leaves(make()) if not _is_known(cache)]:
+        return f"it keeps a {unknown[0]}, which cannot be taken apart"
+    try:
+        plain = make()
+        model(mx.array([tokens[:4]]), cache=plain)
+        strips, state = [cut_strip(plain, 0, 1), cut_strip(plain, 1, 4)], take_state(plain)
+        expected = model(mx.array([tokens[4:]]), cache=plain)
+        again = rebuild(make(), strips if strips[0] else [], state, 4)
+        if not mx.array_equal(expected, model(mx.array([tokens[4:]]), cache=again), equal_nan=True).item():
+            return f"its {' and '.join(sorted(kinds))} do not go on as they did"
+    except Exception as fault:
+        return f"its {' and '.join(sorted(kinds))} cannot be taken apart: {fault}"
+    return None
+
+
+def _is_known(cache: Any) -> bool:
+    return _is_strip(cache) or isinstance(cache, WindowKVCache) or is_recurrent(cache)
+
+
+def _is_strip(cache: Any) -> bool:
+    return type(cache) in (KVCache, FittedQuantizedKVCache)
+
+
+def _columns(cache: Any) -> list[mx.array]:
+    # Quantised ones are three arrays each.
+    both = (cache.keys, cache.values)
+    return [*both] if type(cache) is KVCache else [array for three in both for array in three]
+
+
+def _concatenated(arrays: Sequence[mx.array]) -> mx.array:
+    # Slicing makes an array of its own, so that what is written to it later stays out of the strip.
+    return arrays[0][:] if len(arrays) == 1 else mx.concatenate(list(arrays), axis=2)

@@ -1,0 +1,205 @@
+"""Loading a model folder with mlx-lm. Runs on the engine's thread, which owns every array."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+from mlx.utils import tree_flatten
+
+from config.settings import Settings
+from engine.model.detokenizer import AnswerText
+from engine.model.tokenizer import Tokenizer
+from engine.request import ModelInfo
+
+BUNDLED_NAME = "reprise-demo"
+DEFAULT_CONTEXT_TOKENS = 4096
+SAMPLED_NUMBERS = 16
+"""Of each array, for the fingerprint."""
+
+
+class ModelError(Exception):
+    """The model cannot be served; the message tells the person why."""
+
+
+@dataclass
+class LoadedModel:
+    """A model, its tokenizer, and what people are told about it."""
+
+    model: Any
+    tokenizer: Tokenizer
+    info: ModelInfo
+
+
+Progress = Callable[[float], None]
+"""Takes the loaded share of the weights, 0 to 1."""
+
+StartProgress = Callable[[str, float], None]
+"""Takes what is being done before the first request, in words, and the share of it that is done, 0 to 1."""
+
+Load = Callable[[Progress | None], LoadedModel]
+"""Makes the model; the engine calls it on its own thread."""
+
+
+def loader(settings: Settings) -> Load:
+    """What loads the model that the settings name, when the engine's thread calls it."""
+    source = settings.model_source
+    name = BUNDLED_NAME if settings.model is None else shown_name(source)
+    return partial(
+        load_model, source, name, settings.max_context_tokens, trusts_code=settings.trust_remote_code
+    )
+
+
+def draft_loader(settings: Settings) -> Load | None:
+    """What loads the draft model, if the settings name one."""
+    if settings.draft_model is None:
+        return None
+    name = settings.draft_model
+    return partial(load_model, name, name, None, trusts_code=settings.trust_remote_code)
+
+
+def shown_name(source: str) -> str:
+    """A model as people recognise it: its folder's own name, or its name on the hub."""
+    return Path(source).resolve().name if Path(source).is_dir() else source
+
+
+def load_model(
+    source: str,
+    name: str,
+    max_context_tokens: int | None,
+    progress: Progress | None = None,
+    *,
+    trusts_code: bool = False,
+) -> LoadedModel:
+    """Load a model folder (config.json, model*.safetensors, tokenizer), or a name on the model hub.
+
+    trusts_code: run Python code that comes with the model, where it wants that.
+    Raises ModelError if it is not a model that mlx-lm can load.
+    """
+    start = time.perf_counter()
+    folder = Path(source)
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise ModelError(f"{source} is not a model folder: it has no config.json")
+    if not folder.exists() and (folder.is_absolute() or source.startswith(".")):
+        raise ModelError(f"there is no model folder {source}")
+    try:
+        loaded: Any = mlx_lm.load(
+            source,
+            lazy=True,
+            return_config=True,
+            # Unless told, transformers asks whoever sits at the terminal.
+            tokenizer_config={"trust_remote_code": trusts_code},
+            trust_remote_code=trusts_code,
+        )
+        model, wrapped, config = loaded
+    # mlx-lm raises whatever its model code and the weights bring about.
+    except Exception as fault:
+        if not trusts_code and "trust_remote_code" in str(fault):
+            raise ModelError(
+                f"the model {source} wants to run Python code that comes with it; start with "
+                "--trust-remote-code if you trust who made it"
+            ) from fault
+        raise ModelError(f"cannot load the model {source}: {fault}") from fault
+    weights = _arrays(model)
+    total = sum(array.nbytes for array in weights)
+    done = 0
+    for array in weights:
+        mx.eval(array)
+        done += array.nbytes
+        if progress:
+            progress(done / total)
+    model.eval()
+    try:
+        # The logits decide, not the configuration: nothing is computed for asking their shape.
+        vocab_size = int(model(mx.array([[0]])).shape[-1])
+        tokenizer = Tokenizer(wrapped, vocab_size)
+        AnswerText(tokenizer, []).add(0)
+    except Exception as fault:
+        raise ModelError(f"the model {source} is loaded but cannot be used: {fault}") from fault
+    info = describe(model, config, name, vocab_size, max_context_tokens, time.perf_counter() - start)
+    return LoadedModel(model, tokenizer, info)
+
+
+def describe(
+    model: Any,
+    config: dict[str, Any],
+    name: str,
+    vocab_size: int,
+    max_context_tokens: int | None,
+    loaded_s: float,
+) -> ModelInfo:
+    """What is told about a model, read off its configuration and weights."""
+    own = find_context_tokens(config)
+    weights = _arrays(model)
+    quantization = config.get("quantization")
+    return ModelInfo(
+        name=name,
+        architecture=str(config.get("model_type", "unknown")),
+        context_tokens=min(own, max_context_tokens) if max_context_tokens else own,
+        vocab_size=vocab_size,
+        num_layers=len(model.layers),
+        num_parameters=sum(array.size for array in weights),
+        weight_bytes=sum(array.nbytes for array in weights),
+        dtype=f"{quantization['bits']}-bit"
+        if quantization
+        else str(weights[0].dtype).removeprefix("mlx.core."),
+        device=device_name(),
+        memory_bytes=int(device_memory_bytes()),
+        loaded_s=loaded_s,
+        fingerprint=find_fingerprint(model, config),
+    )
+
+
+def find_fingerprint(model: Any, config: dict[str, Any]) -> str:
+    """A digest of the configuration and of a few numbers of every array, so that it costs no time.
+
+    Training moves nearly all numbers of the arrays that it touches, so it shows in those few.
+    """
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    digest.update(mx.__version__.encode())  # type: ignore[attr-defined]
+    flat: Any = tree_flatten(model.parameters())
+    samples = []
+    for name, array in sorted(flat):
+        digest.update(f"{name} {array.shape} {array.dtype}".encode())
+        places = [i * (array.size - 1) // (SAMPLED_NUMBERS - 1) for i in range(SAMPLED_NUMBERS)]
+        samples.append(array.reshape(-1)[mx.array(places, mx.int64)].astype(mx.float32))
+    digest.update(np.array(mx.concatenate(samples)).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _arrays(model: Any) -> list[mx.array]:
+    flat: Any = tree_flatten(model.parameters())
+    return [array for _, array in flat]
+
+
+def find_context_tokens(config: dict[str, Any]) -> int:
+    """The longest sequence the model was made for, by whatever name its configuration gives it."""
+    for part in (config.get("text_config") or {}, config):
+        for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
+            if part.get(key):
+                return int(part[key])
+    return DEFAULT_CONTEXT_TOKENS
+
+
+def device_name() -> str:
+    """The machine part that computes, such as "Apple M4 Pro (Metal)" or "CPU"."""
+    if mx.metal.is_available():
+        return f"{mx.device_info()['device_name']} (Metal)"
+    if mx.default_device().type == mx.DeviceType.gpu:
+        return "CUDA GPU"
+    return "CPU"
+
+
+def device_memory_bytes() -> int:
+    """Memory that models and caches can use, as far as the system tells; 0 if it does not."""
+    if mx.metal.is_available():
+        return int(mx.device_info()["memory_size"])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,240 @@
+"""The prefix cache's second tier: files in a folder, so that a restart keeps long prompts warm.
+
+The index lives on the engine's thread; files are written and read on a thread of its own, one after the
+other, so what was given to be written can be read from then on.
+"""
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from config.whole_file import remove_unfinished, unfinished_path
+from engine.kv_cache.slices import State, Strip, num_bytes
+from engine.prefix_cache import disk_file as prefix_file
+from engine.prefix_cache.disk_file import NAME, SUFFIX, Array, Contents, Header, PrefixFileError
+from engine.prefix_cache.trie import Cut
+
+log = logging.getLogger("reprise.engine")
+
+LEAST_SAVED_TOKENS = 256
+"""Fewer new tokens are not worth a file; they are saved with those that follow."""
+
+HEADER_BYTES = 1024
+"""What a file has beside its arrays, about."""
+
+MOST_UNWRITTEN_BYTES = 512 * 2**20
+"""Beyond so many bytes that wait for the disk nothing more is saved."""
+
+
+@dataclass(eq=False, slots=True)
+class _Record:
+    """A file. Others may go on from anywhere in it. used_at: seconds since the epoch."""
+
+    path: Path
+    header: Header
+    parent: "_Record | None"
+    num_bytes: int
+    used_at: float
+    children: "list[_Record]" = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.header.start + len(self.header.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What is being read: each file's contents, in order, and up to which token each is wanted."""
+
+    records: list[_Record]
+    ends: list[int]
+    future: Future[list[Contents | Exception]]
+
+
+class PrefixStore:
+    """Files of one model in a folder that others may share; the least recently used go first.
+
+    folder: made if it is not there. Raises OSError if it cannot be used.
+    fingerprint: names the model and all else on which strips depend.
+    """
+
+    def __init__(self, folder: Path, budget_bytes: int, fingerprint: str, needs_state: bool) -> None:
+        self.num_bytes = 0
+        self._folder, self._budget_bytes = folder, budget_bytes
+        self._fingerprint, self._needs_state = fingerprint, needs_state
+        self._roots: list[_Record] = []
+        self._records: dict[str, _Record] = {}
+        self._writing: list[tuple[_Record, Future[int]]] = []
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tried = unfinished_path(folder / f"{'0' * 40}{SUFFIX}")
+        tried.touch()
+        tried.unlink()
+        remove_unfinished(folder, NAME)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefix-files")
+        self._scan()
+        self._shrink()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def match(self, prompt: Sequence[int]) -> int:
+        """How many of the prompt's leading tokens can be had from files; never its last one."""
+        return self._best(np.asarray(prompt, np.int32)[:-1], self._needs_state)[1]
+
+    def load(self, prompt: Sequence[int]) -> Loading:
+        """Begin to read what match() promised."""
+        record, length = self._best(np.asarray(prompt, np.int32)[:-1], self._needs_state)
+        records = list(_up(record))[::-1]
+        ends = [child.header.start for child in records[1:]] + [length]
+        now = time.time()
+        for one in records:
+            one.used_at = now
+        future = self._thread.submit(_read_all, [one.path for one in records], now)
+        return Loading(records, ends, future)
+
+    def take(self, loading: Loading) -> tuple[Cut, State] | None:
+        """What was read, for PrefixCache.put(); None if it could not be. Waits for it if need be."""
+        contents = []
+        for record, each in zip(loading.records, loading.future.result(), strict=True):
+            if isinstance(each, Exception):
+                log.warning("a kept prefix is lost: %s", each)
+                self._forget(record)
+                return None
+            contents.append(each)
+        starts = [record.header.start for record in loading.records]
+        whole = [[prefix_file.restored(one) for one in each.strip] for each in contents]
+
+        def cut(start: int, end: int) -> Strip:
+            parts = []
+            for first, last, strip in zip(starts, loading.ends, whole, strict=True):
+                low, high = max(start, first), min(end, last)
+                if low < high:
+                    parts.append([array[:, :, low - first : high - first] for array in strip])
+            return [mx.concatenate(list(arrays), axis=2) for arrays in zip(*parts, strict=True)]
+
+        state = contents[-1].state if self._needs_state else []
+        return cut, [None if one is None else prefix_file.restored(one) for one in state]
+
+    def save(self, tokens: Sequence[int], cut: Cut, take_state: Callable[[], State]) -> None:
+        """Have written what is not in files yet, if that is worth it."""
+        added = np.asarray(tokens, np.int32)
+        parent, start = self._best(added, False)
+        if len(added) - start < LEAST_SAVED_TOKENS or self._num_unwritten_bytes() > MOST_UNWRITTEN_BYTES:
+            return
+        strip, state = cut(start, len(added)), take_state()
+        size = num_bytes(strip) + num_bytes(state) + added[start:].nbytes + HEADER_BYTES
+        if size > self._budget_bytes // 2:
+            return
+        # As NAME has it.
+        name = hashlib.sha256(self._fingerprint.encode() + added.tobytes()).hexdigest()[:40] + SUFFIX
+        if name in self._records:
+            return
+        header = Header(
+            self._fingerprint, parent.path.name if parent else "", start, added[start:], bool(state)
+        )
+        contents = prefix_file.contents_of(strip, state)
+        record = _Record(self._folder / name, header, parent, size, time.time())
+        self._add(record)
+        self._writing.append((record, self._thread.submit(_write, record.path, header, contents)))
+        self._shrink()
+
+    def close(self) -> None:
+        """Wait until everything is written, and end the thread."""
+        self._thread.shutdown()
+
+    def _num_unwritten_bytes(self) -> int:
+        """Bytes that still wait for the disk, after a look at those that do not."""
+        for record, writing in self._writing:
+            if writing.done() and (fault := writing.exception()):
+                log.warning("a prefix could not be written to %s: %s", self._folder, fault)
+                self._forget(record)
+        self._writing = [one for one in self._writing if not one[1].done()]
+        return sum(record.num_bytes for record, _ in self._writing)
+
+    def _scan(self) -> None:
+        found: dict[str, _Record] = {}
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            try:
+                header, told = prefix_file.read_header(path), path.stat()
+            except (PrefixFileError, OSError) as fault:
+                log.warning("left alone in %s: %s", self._folder, fault)
+                continue
+            found[path.name] = _Record(path, header, None, told.st_size, told.st_mtime)
+        # Parents first: a file that goes on from one that is gone is of no use.
+        for record in sorted(found.values(), key=lambda one: one.header.start):
+            name, start = record.header.parent, record.header.start
+            record.parent = self._records.get(name)
+            if name and not (record.parent and record.parent.header.start < start <= record.parent.end):
+                record.path.unlink(missing_ok=True)
+            else:
+                self._add(record)
+
+    def _add(self, record: _Record) -> None:
+        self._records[record.path.name] = record
+        (record.parent.children if record.parent else self._roots).append(record)
+        self.num_bytes += record.num_bytes
+
+    def _best(self, tokens: Array, needs_state: bool) -> tuple[_Record | None, int]:
+        """The file with the longest beginning of tokens, and its length; with state at that very length."""
+        best: _Record | None = None
+        length, open_records = 0, [(record, 0) for record in self._roots]
+        while open_records:
+            record, matched = open_records.pop()
+            header = record.header
+            if header.start > matched or header.fingerprint != self._fingerprint:
+                continue
+            here = tokens[header.start : record.end]
+            different = np.flatnonzero(header.tokens[: len(here)] != here)
+            matched = header.start + (int(different[0]) if len(different) else len(here))
+            is_usable = not needs_state or (header.has_state and matched == record.end)
+            if is_usable and matched > max(length, header.start):
+                best, length = record, matched
+            open_records += [(child, matched) for child in record.children]
+        return best, length
+
+    def _shrink(self) -> None:
+        """Delete what was used least recently and nothing goes on from, until the budget is kept."""
+        while self.num_bytes > self._budget_bytes:
+            last = [record for record in self._records.values() if not record.children]
+            self._forget(min(last, key=lambda record: record.used_at))
+
+    def _forget(self, record: _Record) -> None:
+        """Delete a file, and those that go on from it."""
+        for child in list(record.children):
+            self._forget(child)
+        if self._records.pop(record.path.name, None) is None:
+            return
+        (record.parent.children if record.parent else self._roots).remove(record)
+        self.num_bytes -= record.num_bytes
+        self._thread.submit(record.path.unlink, missing_ok=True)
+
+
+def _write(path: Path, header: Header, contents: Contents) -> int:
+    remove_unfinished(path.parent, NAME)
+    return prefix_file.write(path, header, contents)
+
+
+def _read_all(paths: list[Path], used_at: float) -> list[Contents | Exception]:
+    return [_read(path, used_at) for path in paths]
+
+
+def _read(path: Path, used_at: float) -> Contents | Exception:
+    try:
+        os.utime(path, (used_at, used_at))
+        return prefix_file.read(path)
+    except Exception as fault:
+        return fault
+
+
+def _up(record: _Record | None) -> Iterator[_Record]:
+    while record:
+        yield record
+        record = record.parent

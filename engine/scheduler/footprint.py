@@ -1,0 +1,97 @@
+"""What a model takes in memory beside its weights, found by looking at what its caches really hold."""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import mlx.core as mx
+
+from engine.kv_cache.per_row import Caches, arrays_of, leaves, make_caches
+from engine.kv_cache.rows import settle
+from engine.kv_cache.sliding_window import most_columns
+
+PROBE_TOKENS = 32
+PROBES = 2
+"""The least of them counts: what is freed a little later than it could be is no need."""
+
+CONTEXT_TOKENS = 256
+LEAST_GROWTH = 0.25
+"""Of what a forward takes. Less than that between no context and CONTEXT_TOKENS is measured by accident."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of a row's caches, and of what a forward needs while it runs.
+
+    fixed_bytes: of a row, however long: recurrent state, that of a snapshot too.
+    token_bytes: of each token in the caches that keep all of them.
+    windows: (bytes a token, tokens) of each kind of sliding window.
+    fed_bytes: a forward's, for each token that it feeds.
+    seen_bytes: a forward's, for each token that it feeds and each in the caches; next to nothing where
+        attention never writes its scores to memory.
+    """
+
+    fixed_bytes: int
+    token_bytes: int
+    windows: tuple[tuple[int, int], ...] = ()
+    fed_bytes: int = 0
+    seen_bytes: float = 0.0
+
+    def row_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
+        """Caches of a row with buffers for num_tokens, fed up to chunk_tokens at a time."""
+        windows = sum(
+            each * min(num_tokens + chunk_tokens, most_columns(window, chunk_tokens))
+            for each, window in self.windows
+        )
+        return self.fixed_bytes + self.token_bytes * num_tokens + windows
+
+    def forward_bytes(self, num_fed: int, num_seen: int) -> int:
+        """What a forward over num_fed tokens needs, where the longest row holds num_seen."""
+        return ceil(num_fed * (self.fed_bytes + self.seen_bytes * num_seen))
+
+
+def measure(model: Any, kv_bits: int | None = None) -> Footprint:
+    """Feed a few tokens twice, and look at the caches and at the peak of MLX's memory."""
+    caches = make_caches(model, kv_bits)
+    first = min(_forward_bytes(model, caches, PROBE_TOKENS, False) for _ in range(PROBES))
+    _forward_bytes(model, caches, CONTEXT_TOKENS, False)
+    second = min(_forward_bytes(model, caches, PROBE_TOKENS, False) for _ in range(PROBES))
+    growth = second - first if second > first * (1 + LEAST_GROWTH) else 0
+    whole = _forward_bytes(model, caches, PROBE_TOKENS, True) - growth
+    fixed_bytes, token_bytes = 0, 0
+    windows: dict[int, int] = {}
+    for cache in leaves(caches):
+        num_bytes = sum(array.nbytes for array in arrays_of(cache))
+        keys = getattr(cache, "keys", None)
+        if keys is None:
+            fixed_bytes += 2 * num_bytes
+            continue
+        each = ceil(num_bytes / (keys[0] if isinstance(keys, tuple | list) else keys).shape[-2])
+        if window := getattr(cache, "window", None) or getattr(cache, "max_size", None):
+            windows[window] = windows.get(window, 0) + each
+        else:
+            token_bytes += each
+    return Footprint(
+        fixed_bytes,
+        token_bytes,
+        tuple((each, window) for window, each in windows.items()),
+        fed_bytes=ceil(max(first, whole) / PROBE_TOKENS),
+        seen_bytes=growth / (PROBE_TOKENS * CONTEXT_TOKENS),
+    )
+
+
+def _forward_bytes(model: Any, caches: Caches, num_tokens: int, is_choosing: bool) -> int:
+    """The most that a forward needs at once, beside what the caches keep.
+
+    is_choosing: with a choice at every position, as a step has it that verifies drafts.
+    """
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    logits = model(mx.ones((1, num_tokens), mx.int32), cache=caches)
+    if is_choosing:
+        noisy = logits.astype(mx.float32) + mx.random.gumbel(logits.shape, key=mx.random.key(0))
+        mx.eval(mx.argmax(noisy, axis=-1))
+        del noisy
+    settle(caches)
+    del logits
+    return max(0, mx.get_peak_memory() - max(before, mx.get_active_memory()))

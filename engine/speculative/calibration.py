@@ -1,0 +1,132 @@
+"""Measuring what steps cost on this machine, once per model, and keeping it on disk."""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from config.settings import Settings
+from config.whole_file import remove_unfinished, write_whole
+from engine.kv_cache.rows import Rows, make_caches, make_rows
+from engine.model.loading import LoadedModel
+from engine.request import ModelInfo
+from engine.speculative.step_costs import StepCosts
+
+log = logging.getLogger("reprise.engine")
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+CONTEXT_TOKENS = 48
+ROUNDS = 6
+PLAIN_STEPS = 4
+"""Pipelined steps that one measurement of width 1 runs through."""
+
+Progress = Callable[[float], None]
+
+
+def load_costs(
+    loaded: LoadedModel, settings: Settings, batched: bool, widest: int, progress: Progress
+) -> StepCosts:
+    """The costs that are on disk for this model and machine, or freshly measured ones, which are then kept.
+
+    widest: tokens that one step may feed to a row.
+    progress: takes the share that has been measured, in [0, 1].
+    """
+    path = Path(settings.calibration_file).expanduser() if settings.calibration_file else None
+    key = _key(loaded.info, settings, widest)
+    if path and not settings.recalibrate and (found := _read(path).get(key)):
+        try:
+            return StepCosts({(rows, width): seconds for rows, width, seconds in found})
+        except (TypeError, ValueError):
+            log.warning("%s holds no usable costs for this model; measuring them again", path)
+    table = measure(loaded, settings, batched, widest, progress)
+    if path:
+        _write(path, key, table)
+    return StepCosts(table)
+
+
+def measure(
+    loaded: LoadedModel, settings: Settings, batched: bool, widest: int, progress: Progress
+) -> dict[tuple[int, int], float]:
+    """Seconds of one step by (rows, width): plain steps pipelined as by the worker, wide ones awaited."""
+    model, vocab_size = loaded.model, loaded.info.vocab_size
+    widths = sorted({w for w in WIDTHS if w < widest} | {widest})
+    # Rows that take a forward each cost what one costs, as often as there are rows.
+    most = settings.max_rows if batched else 1
+    grid = sorted({r for r in (1, 2, 4, 8, 16, 32, 64) if r < most} | {most})
+    prompt = mx.array([[(7 * i + 3) % vocab_size for i in range(CONTEXT_TOKENS)]])
+    table: dict[tuple[int, int], float] = {}
+    for num_rows in grid:
+        rows = make_rows(model, batched)
+        for _ in range(num_rows):
+            caches = make_caches(model, settings.kv_bits)
+            model(prompt, cache=caches)
+            rows.add(caches, CONTEXT_TOKENS)
+        # Round after round over all widths, and the fastest counts: other work on the machine only adds.
+        for done in range(ROUNDS):
+            for width in widths:
+                taken_s = _plain_step_s(rows, num_rows) if width == 1 else _wide_step_s(rows, num_rows, width)
+                table[num_rows, width] = min(taken_s, table.get((num_rows, width), taken_s))
+            progress((grid.index(num_rows) + (done + 1) / ROUNDS) / len(grid))
+    mx.clear_cache()
+    return table
+
+
+def _plain_step_s(rows: Rows, num_rows: int) -> float:
+    feed = mx.zeros(num_rows, mx.int32)
+    mx.eval(feed)
+    previous: mx.array | None = None
+    start = time.perf_counter()
+    for _ in range(PLAIN_STEPS):
+        feed = mx.argmax(rows.forward(feed[:, None])[:, -1], axis=-1)
+        mx.async_eval(feed)
+        if previous is not None:
+            previous.tolist()
+        previous = feed
+    feed.tolist()
+    return (time.perf_counter() - start) / PLAIN_STEPS
+
+
+def _wide_step_s(rows: Rows, num_rows: int, width: int) -> float:
+    fed = [[1 + (row + at) % 7 for at in range(width)] for row in range(num_rows)]
+    held = list(rows.lengths)
+    start = time.perf_counter()
+    mx.argmax(rows.forward_ragged(fed), axis=-1).tolist()
+    for row, length in enumerate(held):
+        rows.roll_back(row, length + 1)
+    return time.perf_counter() - start
+
+
+def _key(info: ModelInfo, settings: Settings, widest: int) -> str:
+    facts = (info.architecture, info.num_parameters, info.weight_bytes, info.num_layers, info.vocab_size)
+    machine = (info.dtype, info.device, os.cpu_count(), version("mlx"))
+    shape = (widest, settings.max_rows, settings.kv_bits)
+    return hashlib.sha256(repr((facts, machine, shape)).encode()).hexdigest()[:24]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as fault:
+        log.warning("cannot read the costs in %s (%s); measuring them again", path, fault)
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(path: Path, key: str, table: dict[tuple[int, int], float]) -> None:
+    kept = _read(path) | {key: [[rows, width, seconds] for (rows, width), seconds in table.items()]}
+    remove_unfinished(path.parent, re.escape(path.name))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(kept).encode())
+    except OSError as fault:
+        log.warning("cannot keep the costs in %s: %s; they are measured again at the next start", path, fault)

@@ -1,0 +1,67 @@
+"""Which widths give the very logits of width 1 on this model and machine: tried, byte by byte."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import mlx.core as mx
+
+from engine.kv_cache.rows import Rows, make_caches, make_rows
+from engine.speculative.calibration import Progress
+
+DRAWS = 3
+LENGTHS = (21, 70, 200)
+"""Tokens that the probed rows hold; row r holds r more, so that rows differ in length."""
+
+
+def find_exact_shapes(
+    model: Any,
+    batched: bool,
+    kv_bits: int | None,
+    vocab_size: int,
+    shapes: Iterable[tuple[int, int]],
+    progress: Progress,
+) -> frozenset[tuple[int, int]]:
+    """Those (rows, width) of shapes whose logits had the same bytes as width 1 at every draw.
+
+    One draw that differs rules a shape out. What passes is very likely exact, not proven to be.
+    """
+    shapes = sorted(shapes)
+    exact = set()
+    for done, (num_rows, width) in enumerate(shapes):
+        draws = [(LENGTHS[draw % len(LENGTHS)], draw) for draw in range(DRAWS)]
+        if all(_is_exact(model, batched, kv_bits, vocab_size, num_rows, width, *draw) for draw in draws):
+            exact.add((num_rows, width))
+        progress((done + 1) / len(shapes))
+    mx.clear_cache()
+    return frozenset(exact)
+
+
+def _is_exact(
+    model: Any,
+    batched: bool,
+    kv_bits: int | None,
+    vocab_size: int,
+    num_rows: int,
+    width: int,
+    length: int,
+    draw: int,
+) -> bool:
+    fed = [
+        [(draw * 977 + row * 131 + at * 29) % vocab_size for at in range(width)] for row in range(num_rows)
+    ]
+    narrow = _rows(model, batched, kv_bits, vocab_size, num_rows, length)
+    steps = [narrow.forward(mx.array([[line[at]] for line in fed]))[:, 0] for at in range(width)]
+    wide = _rows(model, batched, kv_bits, vocab_size, num_rows, length).forward_ragged(fed)
+    return bool(mx.array_equal(mx.stack(steps, axis=1), wide).item())
+
+
+def _rows(
+    model: Any, batched: bool, kv_bits: int | None, vocab_size: int, num_rows: int, length: int
+) -> Rows:
+    rows = make_rows(model, batched)
+    for row in range(num_rows):
+        tokens = [(row * 37 + at * 61 + 11) % vocab_size for at in range(length + row)]
+        caches = make_caches(model, kv_bits)
+        model(mx.array([tokens]), cache=caches)
+        rows.add(caches, len(tokens))
+    return rows

@@ -1,0 +1,4 @@
+"""Drafts between two vocabularies: what the draft model reads, and which target tokens its drafts become.
+
+Everything here is decided on the bytes of tokens, never on a tokenizer's decoded text.
+"""

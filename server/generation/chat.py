@@ -1,0 +1,49 @@
+"""A conversation answered, whatever the API that it came by: each shows the same parts in its own shape."""
+
+from fastapi import Request, Response
+
+from server.errors import BadRequestError
+from server.generation.chat_grammar import chat_grammar
+from server.generation.prompts import ChatPrompt
+from server.generation.respond import respond
+from server.generation.service import Service
+from server.output.parser import CallRules, reader_maker
+from server.output.parts import MakeReader
+from server.output.presenter import Presenter
+from server.requests.chat import ChatRequest
+
+
+async def answer_chat(
+    request: Request, service: Service, body: ChatRequest, presenter: Presenter
+) -> Response:
+    """Answer a conversation. Raises ApiError while the status can still say so."""
+    check_tools(service, body)
+    prompt = await service.prompts.encode_chat(request, body)
+    content = await service.prompts.check_form(request, body)
+    grammar = chat_grammar(body, service.engine.tokenizer.markers, prompt.is_thinking, content)
+    if grammar is not None and grammar is not content:
+        await service.prompts.check_grammar(request, grammar, "tools")
+    make_reader = _reader_maker(service, body, prompt)
+    return await respond(
+        request, service, body, presenter, [prompt.tokens], make_reader, prompt.prediction, grammar
+    )
+
+
+def check_tools(service: Service, body: ChatRequest) -> None:
+    """Raise BadRequestError for tools that this model cannot be shown."""
+    if body.shown_tools and not service.engine.tokenizer.markers.can_call:
+        raise BadRequestError(
+            f"'tools': the chat template of {service.engine.info.name} has no form for calls that is known "
+            "here. Leave tools out, or serve a model that was trained to call them.",
+            param="tools",
+            code="tools_not_supported",
+        )
+
+
+def _reader_maker(service: Service, body: ChatRequest, prompt: ChatPrompt) -> MakeReader:
+    tokenizer = service.engine.tokenizer
+    tools = [tool.for_template() for tool in body.shown_tools]
+    rules = None
+    if tools:
+        rules = CallRules(lambda text: tokenizer.parse_calls(text, tools), body.parallel_tool_calls)
+    return reader_maker(tokenizer.markers, prompt.is_thinking, rules)

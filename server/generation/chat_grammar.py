@@ -1,0 +1,144 @@
+"""What the answer to a chat must be, written as one grammar: thinking, then calls, or content, or either.
+
+The grammar is llguidance's dialect of Lark: <[7]> is the token 7, %json a schema, %lark a grammar within it.
+"""
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from engine.model.markers import Marker, Markers
+from engine.request import Grammar
+from server.errors import BadRequestError
+from server.requests.chat import ChatRequest
+from server.requests.tools import Tool
+
+CALL_FORMAT = "json_tools"
+"""The one form of calls that grammars are written for, by mlx-lm's name."""
+
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How JSON is spaced: as models are shown it."""
+
+_ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
+_TEXT = "TEXT: /(.|\\n)*/"
+_SPACE = "SPACE: /[ \\n]{0,4}/"
+
+
+def chat_grammar(
+    body: ChatRequest, markers: Markers, is_thinking: bool, content: Grammar | None = None
+) -> Grammar | None:
+    """The grammar of the whole answer; None where anything may be said.
+
+    is_thinking: the prompt has begun the thinking. content: what content must be.
+    Raises BadRequestError if this model's calls are not of the one form that grammars are written for.
+    """
+    must_call = body.tool_choice.mode == "required"
+    tools = body.callable_tools
+    enforced = {tool.function.name for tool in body.enforced_tools}
+    if content is None and not enforced:
+        return None
+    if not tools and not markers.can_think:
+        return content
+    rules = [*_thinking(markers, is_thinking), _TEXT, _SPACE]
+    if tools:
+        _check_format(body, markers, content)
+        rules += _calls(tools, enforced, markers, body.parallel_tool_calls)
+    if must_call:
+        answer = "calls"
+    elif content is None:
+        answer = "said_and_called"
+        rules.append(f"said_and_called: TEXT {'(call TEXT)*' if body.parallel_tool_calls else 'call?'}")
+    else:
+        answer = "(calls | content)" if tools else "content"
+        rules.append(_content(content))
+    return Grammar("lark", "\n".join([f"start: thinking {answer}", *rules]) + "\n")
+
+
+def _check_format(body: ChatRequest, markers: Markers, content: Grammar | None) -> None:
+    """Refuse what cannot be enforced for this model."""
+    start = markers.call_start
+    # Where text may come first, it must not be able to spell the marker.
+    is_plain = body.tool_choice.mode != "required" and content is None
+    if markers.call_format == CALL_FORMAT and start and (len(start.tokens) == 1 or not is_plain):
+        return
+    if body.tool_choice.mode == "required":
+        param, way_out = "tool_choice", "Leave it at 'auto'"
+    elif content is not None:
+        param, way_out = (
+            "tools",
+            "A form of content together with tools needs that too: leave out one of them",
+        )
+    else:
+        param, way_out = "tools", "Leave out 'strict'"
+    raise BadRequestError(
+        f"'{param}': which calls are made can be enforced only for models that write them as JSON "
+        f"after the token <tool_call>; this one's form is {markers.call_format}. {way_out}.",
+        param=param,
+        code="unsupported_value",
+    )
+
+
+def _thinking(markers: Markers, is_thinking: bool) -> list[str]:
+    """The rule of what may come before the answer itself."""
+    if markers.think_end is None:
+        return ['thinking: ""']
+    rest = f"TEXT {_tokens(markers.think_end)} SPACE"
+    if is_thinking:
+        return [f"thinking: {rest}"]
+    if markers.think_start is None:
+        return ['thinking: ""']
+    return [f"thinking: (SPACE {_tokens(markers.think_start)} {rest})?"]
+
+
+def _calls(
+    tools: Sequence[Tool], enforced: Collection[str], markers: Markers, is_parallel: bool
+) -> list[str]:
+    """The rules of calls. enforced: names of those whose arguments follow their schemas."""
+    names = " | ".join(f"call_{index}" for index in range(len(tools)))
+    start = "" if markers.call_start is None else _tokens(markers.call_start)
+    end = "" if markers.call_end is None else _tokens(markers.call_end)
+    rules = [
+        "calls: call (SPACE call)*" if is_parallel else "calls: call",
+        f"call: {start} ({names}) {end}",
+    ]
+    for index, tool in enumerate(tools):
+        function = tool.function
+        head = json.dumps(f'\n{{"name": {json.dumps(function.name)}, "arguments": ')
+        schema = function.parameters if function.name in enforced else _ANY_ARGUMENTS
+        rules += [
+            f'call_{index}: {head} arguments_{index} "}}\\n"',
+            f"arguments_{index}: {_json(schema)}",
+        ]
+    return rules
+
+
+def _content(grammar: Grammar) -> str:
+    match grammar.kind:
+        case "json_schema":
+            return f"content: {_json(json.loads(grammar.text))}"
+        case "lark":
+            return f"content: %lark {{\n{grammar.text}\n}}"
+        case "regex":
+            return f"content: %lark {{\nstart: /{_escaped(grammar.text)}/\n}}"
+
+
+def _json(schema: object) -> str:
+    styled = {**schema, "x-guidance": JSON_STYLE} if isinstance(schema, dict) else schema
+    return f"%json {json.dumps(styled)}"
+
+
+def _escaped(regex: str) -> str:
+    r"""A regular expression as it may stand between slashes: those in it are escaped, if they are not."""
+    written, is_escaped = "", False
+    for character in regex:
+        if character == "\n":
+            character = "n" if is_escaped else "\\n"
+        elif character == "/" and not is_escaped:
+            character = "\\/"
+        is_escaped = character == "\\" and not is_escaped
+        written += character
+    return written
+
+
+def _tokens(marker: Marker) -> str:
+    return " ".join(f"<[{token}]>" for token in marker.tokens)

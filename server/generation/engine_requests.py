@@ -1,0 +1,171 @@
+"""From a validated body and its token ids to the sequences that the engine is asked for."""
+
+import secrets
+from collections.abc import Sequence
+from typing import get_args
+
+from config.settings import Settings
+from engine.request import DraftType, GenerationRequest, Grammar, ModelInfo, Sampling
+from server.errors import BadRequestError
+from server.requests.common import GenerationFields
+
+GREEDY_BELOW = 1e-5
+_UINT64 = 2**64
+
+
+def make_orders(
+    request_id: str,
+    body: GenerationFields,
+    prompts: Sequence[tuple[int, ...]],
+    info: ModelInfo,
+    settings: Settings,
+    prediction: tuple[int, ...] = (),
+    tenant: str = "",
+    grammar: Grammar | None = None,
+) -> list[GenerationRequest]:
+    """Make one order for each choice: all those of the first prompt, then of the next, as OpenAI counts them.
+
+    prediction, tenant, grammar: see GenerationRequest; the same for all choices.
+    Raises BadRequestError for what depends on the model or the settings: ids, lengths, n, draft type.
+    """
+    if body.n > settings.max_n:
+        raise BadRequestError(
+            f"'n' is {body.n}; at most {settings.max_n} choices are allowed (--max-n).",
+            param="n",
+            code="invalid_value",
+        )
+    num_sequences = len(prompts) * body.n
+    capacity = settings.max_rows + settings.max_queue
+    if num_sequences > capacity:
+        raise BadRequestError(
+            f"{len(prompts)} prompts with {body.n} choices each are {num_sequences} sequences; "
+            f"this server holds {capacity} at most (--max-rows and --max-queue).",
+            param=body.prompt_field,
+            code="invalid_value",
+        )
+    _check_bias(body, info)
+    _check_draft(body, settings)
+    seed = secrets.randbits(63) if body.seed is None else body.seed
+    samplings = [_sampling(body, choice_seed(seed, choice), info) for choice in range(body.n)]
+    orders: list[GenerationRequest] = []
+    for prompt in prompts:
+        room = _check_length(prompt, body.prompt_field, info)
+        wanted = body.wanted_tokens or settings.default_max_tokens or room
+        for sampling in samplings:
+            orders.append(
+                GenerationRequest(
+                    id=f"{request_id}-{len(orders)}",
+                    prompt=prompt,
+                    max_tokens=min(wanted, room),
+                    sampling=sampling,
+                    stop=body.stop,
+                    draft=body.draft.choice,
+                    prediction=prediction,
+                    tenant=tenant,
+                    grammar=grammar,
+                    top_logprobs=body.num_top_logprobs,
+                    prompt_logprobs=body.wants_prompt_logprobs,
+                )
+            )
+    return orders
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of one of n choices, in [0, 2**64): the request's own for the first, scattered for others.
+
+    Source: the finaliser of SplitMix64 (Steele et al. 2014).
+    """
+    if choice == 0:
+        return seed % _UINT64
+    mixed = (seed + choice * 0x9E3779B97F4A7C15) % _UINT64
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % _UINT64
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) % _UINT64
+    return mixed ^ (mixed >> 31)
+
+
+def check_ids(prompt: Sequence[int], param: str, info: ModelInfo) -> None:
+    """Refuse token ids that the model does not have. param: where the prompt stands in the body."""
+    if min(prompt) < 0 or max(prompt) >= info.vocab_size:
+        index = next(i for i, token in enumerate(prompt) if not 0 <= token < info.vocab_size)
+        raise _unknown_id(f"{param}[{index}]", prompt[index], info)
+
+
+def _check_bias(body: GenerationFields, info: ModelInfo) -> None:
+    for token, _ in body.logit_bias:
+        if token >= info.vocab_size:
+            raise _unknown_id("logit_bias", token, info)
+
+
+def _check_draft(body: GenerationFields, settings: Settings) -> None:
+    if body.draft.type == "draft-model" and settings.draft_model is None:
+        others = ", ".join(kind for kind in get_args(DraftType) if kind != "draft-model")
+        raise BadRequestError(
+            "'draft.type' is 'draft-model', but this server has no draft model; "
+            f"use one of {others}, or start the server with --draft-model.",
+            param="draft.type",
+            code="no_draft_model",
+        )
+
+
+def _unknown_id(param: str, token: int, info: ModelInfo) -> BadRequestError:
+    shown = str(token) if abs(token) < 10**20 else "far too large"
+    return BadRequestError(
+        f"'{param}': token id {shown} is outside the vocabulary of {info.vocab_size} tokens; "
+        f"ids go from 0 to {info.vocab_size - 1}.",
+        param=param,
+        code="invalid_token_id",
+    )
+
+
+def _check_length(prompt: tuple[int, ...], param: str, info: ModelInfo) -> int:
+    """How many tokens are left for the answer, at least one."""
+    if not prompt:
+        raise BadRequestError(
+            "The prompt is empty; send at least one token.", param=param, code="invalid_value"
+        )
+    room = info.context_tokens - len(prompt)
+    if room < 1:
+        raise context_error(len(prompt), param, info)
+    return room
+
+
+def context_error(num_tokens: int, param: str, info: ModelInfo, is_least: bool = False) -> BadRequestError:
+    """What the client is told of a prompt, or of a prediction, that fills the context or more.
+
+    is_least: it may have more tokens than that.
+    """
+    what = "prediction" if param == "prediction" else "prompt"
+    counted = f"{'at least ' if is_least else ''}{num_tokens} tokens"
+    limit = info.memory_limit
+    if limit is None:
+        message = (
+            f"The {what} has {counted}; this model takes {info.context_tokens}, prompt and answer "
+            "together. Shorten it."
+        )
+    else:
+        message = (
+            f"The {what} has {counted}, which would take {_mebibytes(limit.bytes_of(num_tokens))} of memory "
+            f"to compute; this server has {_mebibytes(limit.room_bytes)} for it, that is "
+            f"{info.context_tokens} tokens, prompt and answer together. Shorten it, or start the server with "
+            "a larger --memory-bytes."
+        )
+    return BadRequestError(message, param=param, code="context_length_exceeded")
+
+
+def _mebibytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"
+
+
+def _sampling(body: GenerationFields, seed: int, info: ModelInfo) -> Sampling:
+    return Sampling(
+        seed=seed,
+        # Below this no noise can overturn the likeliest token, but logits divided by it overflow.
+        temperature=0.0 if body.temperature < GREEDY_BELOW else body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k if 0 < body.top_k < info.vocab_size else 0,
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias=body.logit_bias,
+    )

@@ -1,0 +1,195 @@
+"""Text to token ids, on a thread of its own: the tokenizer takes one caller, the event loop must not wait."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic_core import to_json
+
+from engine.request import EngineError, Grammar, GrammarError
+from server.engine_protocol import EngineFace
+from server.errors import BadRequestError, ClientGoneError, from_engine
+from server.generation.engine_requests import check_ids, context_error
+from server.requests.chat import ChatRequest
+from server.requests.completions import CompletionRequest
+from server.requests.structured_output import StructuredFields
+from server.validation.grammar_errors import explain
+
+TokenIds = tuple[int, ...]
+ResultT = TypeVar("ResultT")
+MOST_BYTES = 4
+"""Bytes of one character in UTF-8, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as the model reads it, up to where the answer begins.
+
+    prediction: token ids of the answer that the client expects; often none.
+    is_thinking: the prompt has begun the model's thinking.
+    """
+
+    tokens: TokenIds
+    prediction: TokenIds = ()
+    is_thinking: bool = False
+
+
+class PromptEncoder:
+    """Renders chat templates and encodes prompts.
+
+    Text that cannot fit into the context is refused unencoded, or one client could keep the thread busy.
+    """
+
+    def __init__(self, engine: EngineFace, max_pending: int) -> None:
+        self._engine = engine
+        self._max_pending = max_pending
+        self._num_pending = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+
+    async def encode_chat(self, request: Request, body: ChatRequest) -> ChatPrompt:
+        """Render and encode a conversation. Raises BadRequestError, and as _run()."""
+        messages = [message.for_template() for message in body.messages]
+        calls = (call for message in body.messages for call in message.tool_calls or ())
+        num_characters = sum(len(message["content"] or "") for message in messages)
+        self._check_size(num_characters + sum(len(call.function.arguments) for call in calls), "messages")
+        predicted = body.prediction.content if body.prediction else ""
+        self._check_size(len(predicted), "prediction")
+        tools = [tool.for_template() for tool in body.shown_tools]
+        self._check_size(sum(len(to_json(tool)) for tool in tools) // MOST_BYTES, "tools")
+        return await self._run(
+            request, self._encode_chat, messages, tools, body.template_arguments, predicted
+        )
+
+    async def encode_prompts(self, request: Request, body: CompletionRequest) -> list[TokenIds]:
+        """Token ids of each prompt. Raises BadRequestError, and as _run()."""
+        for prompt in body.prompt:
+            if isinstance(prompt, str):
+                self._check_size(len(prompt), "prompt")
+        return await self._run(request, self._encode_all, body.prompt)
+
+    async def prompt_texts(self, request: Request, body: CompletionRequest) -> list[str]:
+        """The text of each prompt, to be said before the answers. Raises as _run()."""
+        decode = self._engine.tokenizer.decode
+        return await self._run(
+            request, lambda: [one if isinstance(one, str) else decode(one) for one in body.prompt]
+        )
+
+    async def check_grammar(self, request: Request, grammar: Grammar, param: str) -> None:
+        """Compile a grammar, so that a request with it starts at once.
+
+        param: the field that it was made of. Raises BadRequestError if it cannot be used, and as _run().
+        """
+        try:
+            await self._run(request, self._engine.check_grammar, grammar)
+        except GrammarError as fault:
+            message = f"'{param}' {explain(str(fault))}."
+            raise BadRequestError(message, param=param, code="unsupported_grammar") from fault
+
+    async def check_form(self, request: Request, body: StructuredFields) -> Grammar | None:
+        """The grammar of the form that the answer must have, compiled. Raises as check_grammar()."""
+        if body.form is None:
+            return None
+        grammar, param = body.form
+        await self.check_grammar(request, grammar, param)
+        return grammar
+
+    async def encode_text(self, request: Request, text: str, param: str, is_prompt: bool) -> TokenIds:
+        """Token ids of text; a prompt gets what prompts begin or end with. Raises as encode_prompts()."""
+        self._check_size(len(text), param)
+        tokenizer = self._engine.tokenizer
+        encode = tokenizer.encode if is_prompt else tokenizer.encode_answer
+        return tuple(await self._run(request, encode, text))
+
+    async def decode(self, request: Request, tokens: Sequence[int]) -> str:
+        """The text of token ids. Raises BadRequestError, and as _run()."""
+        if len(tokens) > self._engine.info.context_tokens:
+            raise context_error(len(tokens), "tokens", self._engine.info)
+        if not tokens:
+            return ""
+        check_ids(tokens, "tokens", self._engine.info)
+        return await self._run(request, self._engine.tokenizer.decode, tokens)
+
+    async def split(self, request: Request, tokens: Sequence[int]) -> list[bytes]:
+        """Each token's own bytes. Raises as _run()."""
+        piece = self._engine.tokenizer.piece
+        return await self._run(request, lambda: [piece(token) for token in tokens])
+
+    def beside(self, job: Callable[[], ResultT]) -> ResultT:
+        """Run a job on the thread and wait for it: for callers off the event loop.
+
+        Raises CancelledError if the server stops.
+        """
+        return self._thread.submit(job).result()
+
+    def close(self) -> None:
+        """End the thread; what still waits for it is dropped."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, request: Request, job: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """Run a job on the thread.
+
+        Raises ClientGoneError if the client leaves first, TooBusyError if too many wait, and
+        UnavailableError if the server stops.
+        """
+        if self._num_pending >= self._max_pending:
+            raise from_engine(EngineError("queue_full", "Too many prompts are waiting; try again later."))
+        self._num_pending += 1
+        future = asyncio.get_running_loop().run_in_executor(self._thread, partial(job, *arguments))
+        # The body has been read, so the next thing to receive is a disconnect.
+        left = asyncio.ensure_future(request.receive())
+        either: set[asyncio.Future[Any]] = {future, left}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not future.done():
+                future.cancel()
+                raise ClientGoneError
+            if future.cancelled():
+                raise from_engine(EngineError("draining", "The server is shutting down."))
+            return future.result()
+        finally:
+            left.cancel()
+            self._num_pending -= 1
+
+    def _check_size(self, num_characters: int, param: str) -> None:
+        info = self._engine.info
+        least = num_characters // self._engine.tokenizer.longest_token
+        if least >= info.context_tokens:
+            raise context_error(least, param, info, is_least=True)
+
+    def _encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        arguments: dict[str, Any],
+        predicted: str,
+    ) -> ChatPrompt:
+        prediction = tuple(self._engine.tokenizer.encode_answer(predicted)) if predicted else ()
+        if len(prediction) >= self._engine.info.context_tokens:
+            raise context_error(len(prediction), "prediction", self._engine.info)
+        tokens = self._render(messages, tools, arguments)
+        return ChatPrompt(tokens, prediction, self._engine.tokenizer.opens_thinking(tokens))
+
+    def _render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: dict[str, Any]
+    ) -> TokenIds:
+        try:
+            # Templates ask whether there are tools, and some take an empty list for some.
+            rendered = self._engine.tokenizer.render_chat(messages, tools or None, arguments or None)
+        # TemplateError is one; naming it would import MLX.
+        except ValueError as fault:
+            raise BadRequestError(f"{fault}", param="messages", code="template_error") from fault
+        return tuple(rendered)
+
+    def _encode_all(self, prompts: Sequence[str | list[int]]) -> list[TokenIds]:
+        encoded: list[TokenIds] = []
+        for index, prompt in enumerate(prompts):
+            if isinstance(prompt, str):
+                encoded.append(tuple(self._engine.tokenizer.encode(prompt)))
+            else:
+                check_ids(prompt, "prompt" if len(prompts) == 1 else f"prompt[{index}]", self._engine.info)
+                encoded.append(tuple(prompt))
+        return encoded

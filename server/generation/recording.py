@@ -1,0 +1,87 @@
+"""What is recorded of a request: a line for each finished choice, which `reprise bench` can read.
+
+    {"id": "req-12-0", "model": "...", "messages": [...], "tools": [...], "temperature": 0.2,
+     "prompt": "<|im_start|>user...", "output": "def f...", "draft_type": "auto", "finish_reason": "stop",
+     "prompt_tokens": 812, "cached_tokens": 640, "completion_tokens": 97, ...}
+
+A line serves as a chat request (`--prompts`), and as a pair of prompt and answer (`--pairs`).
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from engine.request import Finished, GenerationRequest
+from server.generation.service import Service
+from server.generation.submission import Submission
+from server.requests.chat import ChatRequest
+from server.requests.common import GenerationFields
+
+KEPT = {
+    "messages",
+    "response_format",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "max_tokens",
+    "max_completion_tokens",
+    "reasoning_effort",
+    "chat_template_kwargs",
+}
+"""Fields of a request that are recorded if it has them: those that say what is asked, and how."""
+
+
+def record_answers(service: Service, body: GenerationFields, submission: Submission) -> None:
+    """Have a request's finished choices recorded, where the server records."""
+    if service.recorder is not None and submission.finished:
+        ends = [(submission.orders[at], end) for at, end in sorted(submission.finished.items())]
+        service.recorder.note(partial(_lines, service, body, ends))
+
+
+def _lines(
+    service: Service, body: GenerationFields, ends: Sequence[tuple[GenerationRequest, Finished]]
+) -> Iterator[bytes]:
+    said = body.model_dump(mode="json", by_alias=True, exclude_unset=True, include=KEPT)
+    if isinstance(body, ChatRequest) and body.shown_tools:
+        said["tools"] = [tool.model_dump(mode="json", exclude_unset=True) for tool in body.shown_tools]
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    for order, end in ends:
+        line = {"time": now, "id": order.id, "model": service.engine.info.name} | said
+        line |= _text(service, order, end)
+        line["draft_type"] = order.draft.type or service.settings.draft_type
+        yield json.dumps(line | _counts(end)).encode() + b"\n"
+
+
+def _text(service: Service, order: GenerationRequest, end: Finished) -> dict[str, str]:
+    tokenizer = service.engine.tokenizer
+    tokens = end.tokens
+    if tokens and tokens[-1] in tokenizer.eos_ids:
+        tokens = tokens[:-1]
+    decode: Callable[[Sequence[int]], str] = tokenizer.decode
+    prompt, output = service.prompts.beside(lambda: (decode(order.prompt), decode(tokens)))
+    return {"prompt": prompt, "output": output}
+
+
+def _counts(end: Finished) -> dict[str, Any]:
+    usage, drafting = end.usage, end.usage.drafting
+    return {
+        "finish_reason": end.reason,
+        "prompt_tokens": usage.num_prompt_tokens,
+        "cached_tokens": usage.num_cached_tokens,
+        "completion_tokens": usage.num_completion_tokens,
+        "draft_tokens": drafting.num_drafted,
+        "accepted_tokens": drafting.num_accepted,
+        "forwards": drafting.num_forwards,
+    }

@@ -1,0 +1,66 @@
+"""From token ids to a response: what all endpoints that generate do alike."""
+
+from collections.abc import Sequence
+
+from fastapi import Request, Response
+
+from engine.request import Failed, Finished, Grammar
+from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
+from server.generation.engine_requests import make_orders
+from server.generation.generation import Generation
+from server.generation.prompts import TokenIds
+from server.generation.recording import record_answers
+from server.generation.service import Service
+from server.generation.sse import TokenStream, write_frames
+from server.generation.submission import Submission
+from server.http.request_log import record_of
+from server.http.tenants import tenant_of
+from server.output.parts import MakeReader
+from server.output.presenter import Presenter
+from server.requests.common import GenerationFields
+
+
+async def respond(
+    request: Request,
+    service: Service,
+    body: GenerationFields,
+    presenter: Presenter,
+    prompts: Sequence[TokenIds],
+    make_reader: MakeReader,
+    prediction: TokenIds = (),
+    grammar: Grammar | None = None,
+) -> Response:
+    """Generate, and answer at once or as a stream. Raises ApiError while the status can still say so."""
+    record = record_of(request)
+    tenant = tenant_of(request, service.settings)
+    orders = make_orders(
+        record.order_id, body, prompts, service.engine.info, service.settings, prediction, tenant, grammar
+    )
+
+    def count(index: int, end: Finished | Failed) -> None:
+        service.metrics.count_sequence(end, is_first=index % body.n == 0)
+
+    submission = Submission(service.engine, service.post_office, orders, service.settings.keep_alive_s, count)
+    generation = Generation(service, record, submission, make_reader, body.n)
+    submission.start(is_streaming=body.stream)
+
+    async def end() -> None:
+        await generation.close()
+        record_answers(service, body, submission)
+
+    is_handed_over = False
+    try:
+        async with submission.watching(request.receive):
+            if not body.stream:
+                answers = await generation.answers()
+                whole = presenter.whole(answers, generation.usage(), generation.timings())
+                return Response(whole, media_type="application/json")
+            first = await generation.receive()
+        frames = write_frames(generation, presenter, first)
+        is_handed_over = True
+        return TokenStream(frames, at_end=end)
+    except ClientGoneError:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    finally:
+        if not is_handed_over:
+            await end()

@@ -1,0 +1,99 @@
+"""What is read from its source at each scrape: the engine, its caches and tables, memory, the process."""
+
+import os
+from collections.abc import Iterator, Mapping
+
+import psutil
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.request import GAP_BOUNDS_S, EngineCounts, SharedMemoryError
+from server.engine_protocol import EngineFace
+from server.metrics.definitions import GROUPS, NGRAMS, PREFIXES, RESPONSES, MetricGroup
+from server.responses_api.store import ResponseStore
+
+_Values = Mapping[str, float]
+_NGRAM_KEYS = {"occupied": "occupied_entries", "occupancy": "occupancy_ratio"}
+_GAPS = "reprise_inter_token_seconds"
+
+
+class Readings(Collector):
+    """Asks everything there is to be asked. store: of the responses, once the app has one."""
+
+    def __init__(self, engine: EngineFace) -> None:
+        self.store: ResponseStore | None = None
+        self._engine = engine
+        self._process = psutil.Process(os.getpid())
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector. What has no value now is left out."""
+        counts = self._engine.counts()
+        values = {
+            **self._engine_values(counts),
+            **_named(PREFIXES, "reprise_prefix_cache_", self._engine.prefix_status()),
+            **_named(NGRAMS, "reprise_ngram_table_", self._ngram_status()),
+            **_named(RESPONSES, "reprise_response_store_", self._store_status()),
+            **self._process_values(),
+        }
+        for group in GROUPS:
+            for metric in group.metrics if group.is_read else ():
+                if metric.name == _GAPS:
+                    yield _gaps(metric.text, counts)
+                elif metric.name in values:
+                    make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                    yield make(metric.name, metric.text, values[metric.name])
+
+    def _engine_values(self, counts: EngineCounts) -> _Values:
+        status = self._engine.status()
+        return {
+            "reprise_ready": status.state == "ready",
+            "reprise_rows": status.num_running,
+            "reprise_waiting": status.num_waiting,
+            "reprise_failed_steps_total": counts.num_failed_steps,
+            "reprise_preemptions_total": counts.num_preemptions,
+            "reprise_stalls_total": counts.num_stalls,
+            "reprise_mlx_active_bytes": counts.active_bytes,
+            "reprise_mlx_peak_bytes": counts.peak_bytes,
+            "reprise_mlx_cache_bytes": counts.cache_bytes,
+        }
+
+    def _ngram_status(self) -> _Values:
+        try:
+            told = self._engine.memory_status()
+        except SharedMemoryError:
+            return {}
+        return {_NGRAM_KEYS.get(key, key): value for key, value in told.items()}
+
+    def _store_status(self) -> _Values:
+        if self.store is None:
+            return {}
+        return {
+            "bytes": self.store.num_bytes,
+            "budget_bytes": self.store.max_bytes,
+            "responses": len(self.store),
+        }
+
+    def _process_values(self) -> _Values:
+        with self._process.oneshot():
+            spent = self._process.cpu_times()
+            return {
+                "process_resident_memory_bytes": self._process.memory_info().rss,
+                "process_cpu_seconds_total": spent.user + spent.system,
+                "process_start_time_seconds": self._process.create_time(),
+                "process_open_fds": self._process.num_fds(),
+                "process_threads": self._process.num_threads(),
+            }
+
+
+def _named(group: MetricGroup, prefix: str, values: Mapping[str, float]) -> _Values:
+    """Values by the names of the group's metrics. What the group does not name is nobody's metric."""
+    short = {m.name.removeprefix(prefix).removesuffix("_total"): m.name for m in group.metrics}
+    named = {key.removeprefix("num_"): value for key, value in values.items()}
+    return {short[key]: value for key, value in named.items() if key in short}
+
+
+def _gaps(text: str, counts: EngineCounts) -> HistogramMetricFamily:
+    bounds = [*(str(float(bound)) for bound in GAP_BOUNDS_S), "+Inf"]
+    return HistogramMetricFamily(
+        _GAPS, text, list(zip(bounds, counts.gaps_up_to, strict=True)), counts.gap_sum_s
+    )

@@ -1,0 +1,139 @@
+"""What Prometheus can scrape from GET /metrics; all of it is named in metric_list.py."""
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from engine.request import Failed, Finished, Usage
+from server.engine_protocol import EngineFace
+from server.metrics.collectors import Readings
+from server.metrics.definitions import GROUPS, MetricEntry
+from server.metrics.endpoints import endpoint_of
+from server.output.usage import DRAFT_MODEL
+from server.responses_api.store import ResponseStore
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+
+class Metrics:
+    """The counters of one app, in a registry of its own. May be used on any thread."""
+
+    def __init__(self, engine: EngineFace) -> None:
+        made = {m.name: _make(m) for group in GROUPS if not group.is_read for m in group.metrics}
+        self._counters = {name: metric for name, metric in made.items() if isinstance(metric, Counter)}
+        self._histograms = {name: metric for name, metric in made.items() if isinstance(metric, Histogram)}
+        self._gauges = {name: metric for name, metric in made.items() if isinstance(metric, Gauge)}
+        self._readings = Readings(engine)
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_WithoutDates(list(made.values())))
+        self._registry.register(self._readings)
+
+    def watch(self, store: ResponseStore) -> None:
+        """Tell from now on what this store holds."""
+        self._readings.store = store
+
+    def begin_request(self) -> None:
+        """An HTTP request has come; end_request() follows."""
+        self._gauges["reprise_requests_in_progress"].inc()
+
+    def end_request(self, path: str, status: int, error: str | None, generated_for_s: float | None) -> None:
+        """An HTTP request was answered, or its client left.
+
+        error: the code of what its client was told, if that was an error.
+        generated_for_s: how long it took, if the engine was asked for tokens; None for all else.
+        """
+        self._gauges["reprise_requests_in_progress"].dec()
+        self._count("requests", 1, endpoint_of(path), str(status))
+        if error is not None:
+            self._count("errors", 1, error)
+        if generated_for_s is not None:
+            self._observe("request_duration_seconds", generated_for_s)
+
+    def count_sequence(self, event: Finished | Failed, is_first: bool) -> None:
+        """A sequence has ended, well or badly.
+
+        is_first: whether it is the first choice of its prompt, whose tokens count once.
+        """
+        usage = event.usage
+        self._count("sequences", 1, event.reason if isinstance(event, Finished) else event.kind)
+        if isinstance(event, Failed) and event.kind == "cancelled":
+            self._count("cancelled_sequences", 1, _stage(usage))
+        if is_first:
+            self._count("prompt_tokens", usage.num_prompt_tokens)
+            self._count("cached_prompt_tokens", usage.num_cached_tokens)
+        self._count("completion_tokens", usage.num_completion_tokens)
+        if usage.queue_s < usage.total_s:
+            self._observe("queue_seconds", usage.queue_s)
+        if usage.num_completion_tokens:
+            self._observe("time_to_first_token_seconds", usage.first_token_s)
+        self._count_drafts(usage)
+
+    def as_text(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _count_drafts(self, usage: Usage) -> None:
+        drafting = usage.drafting
+        self._count("forwards", drafting.num_forwards)
+        self._count("gate_decisions", 1, drafting.gate_decision)
+        for source, drafted, accepted in drafting.by_source:
+            self._count("drafted_tokens", drafted, source)
+            self._count("accepted_tokens", accepted, source)
+            if source == DRAFT_MODEL and drafting.strategy:
+                self._count("draft_model_tokens", drafted, drafting.strategy)
+                self._count("draft_model_accepted_tokens", accepted, drafting.strategy)
+        for outcome, count in drafting.translation.items():
+            if outcome == "resynchronised":
+                self._count("draft_resynchronisations", count, drafting.strategy or "")
+            else:
+                self._count("draft_translations", count, drafting.strategy or "", outcome)
+        if drafting.num_drafted:
+            self._observe("acceptance_ratio", drafting.num_accepted / drafting.num_drafted)
+        if drafting.num_forwards:
+            self._observe("tokens_per_forward", usage.num_completion_tokens / drafting.num_forwards)
+
+    def _count(self, name: str, amount: float, *labels: str) -> None:
+        counter = self._counters[f"reprise_{name}_total"]
+        (counter.labels(*labels) if labels else counter).inc(amount)
+
+    def _observe(self, name: str, value: float) -> None:
+        self._histograms[f"reprise_{name}"].observe(value)
+
+
+class _WithoutDates(Collector):
+    """Metrics without the date of each one's making, which would double their number."""
+
+    def __init__(self, metrics: Sequence[Counter | Gauge | Histogram]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._metrics:
+            for family in metric.collect():
+                family.samples = [s for s in family.samples if not s.name.endswith("_created")]
+                yield family
+
+
+def _stage(usage: Usage) -> str:
+    """How far a sequence had got: what it had not reached is counted up to its end."""
+    if usage.queue_s >= usage.total_s:
+        return "waiting"
+    return "prefill" if usage.prefill_s >= usage.total_s else "decode"
+
+
+def _make(entry: MetricEntry) -> Counter | Gauge | Histogram:
+    match entry.kind:
+        case "counter":
+            return Counter(entry.name, entry.text, entry.labels, registry=None)
+        case "gauge":
+            return Gauge(entry.name, entry.text, entry.labels, registry=None)
+        case "histogram":
+            return Histogram(entry.name, entry.text, entry.labels, buckets=entry.buckets, registry=None)

@@ -1,0 +1,48 @@
+"""What a chat template is given: the conversation, and arguments of the client's choice."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from server.requests.messages import Message, check_conversation
+from server.validation.fields import wrong
+
+MAX_MESSAGES = 4096
+RESERVED_TEMPLATE_KEYS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "processor_kwargs",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""What the server decides when it renders a template."""
+
+
+def _template_keys(given: dict[str, Any]) -> dict[str, Any]:
+    for key in sorted(given.keys() & RESERVED_TEMPLATE_KEYS):
+        raise wrong("invalid_value", "is the server's to set", f".{key}")
+    return given
+
+
+def _conversation(given: list[Message]) -> list[Message]:
+    check_conversation(given)
+    return given
+
+
+Messages = Annotated[
+    list[Message], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_conversation)
+]
+TemplateArguments = Annotated[dict[str, Any], AfterValidator(_template_keys)]

@@ -1,0 +1,101 @@
+"""POST /v1/responses, and what is kept of it."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from server.errors import BadRequestError
+from server.generation.chat import answer_chat, check_tools
+from server.generation.headings import head
+from server.generation.service import Service, service_of
+from server.http.openapi import asks, takes
+from server.http.tenants import key_digest
+from server.responses_api.items import ItemReference
+from server.responses_api.presenter import ResponsePresenter, item_id
+from server.responses_api.queries import GetQuery, ListQuery, page
+from server.responses_api.schemas import ResponsesRequest
+from server.responses_api.to_chat import PREVIOUS, Translation
+from server.validation.body import read_body, validated
+
+router = APIRouter()
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+@router.post("/v1/responses", openapi_extra=takes(ResponsesRequest))
+async def create_response(request: Request) -> Response:
+    """Answer a conversation, which may go on where an earlier response ended."""
+    service = service_of(request)
+    body = await read_body(request, ResponsesRequest)
+    service.check_ready()
+    heading = head(request, service, body.model)
+    translation = _translation(request, service, body)
+    chat, said = translation.chat(), translation.said
+
+    def keep(response: dict[str, Any]) -> None:
+        if body.store:
+            given = [item.kept(item_id(heading, _PREFIXES[item.type], i)) for i, item in enumerate(said)]
+            said_by_all = given + response["output"]
+            service.responses.add(
+                key_digest(request), response, translation.previous, said_by_all, len(given)
+            )
+
+    presenter = ResponsePresenter(heading, body, len(said), keep)
+    try:
+        return await answer_chat(request, service, chat, presenter)
+    except BadRequestError as fault:
+        raise translation.reworded(fault) from fault
+
+
+@router.post("/v1/responses/input_tokens", openapi_extra=takes(ResponsesRequest))
+async def count_input_tokens(request: Request) -> JSONResponse:
+    """How many tokens the prompt of such a request has."""
+    service = service_of(request)
+    body = await read_body(request, ResponsesRequest)
+    service.check_ready()
+    service.check_model(body.model)
+    translation = _translation(request, service, body)
+    chat = translation.chat()
+    try:
+        check_tools(service, chat)
+        prompt = await service.prompts.encode_chat(request, chat)
+    except BadRequestError as fault:
+        raise translation.reworded(fault) from fault
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
+
+
+@router.get("/v1/responses/{response_id}", openapi_extra=asks(GetQuery))
+async def get_response(request: Request, response_id: str) -> Response:
+    """A response that is kept, as it was given."""
+    validated(dict(request.query_params), GetQuery)
+    kept = service_of(request).responses.find(key_digest(request), response_id)
+    return Response(kept.body, media_type="application/json")
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(request: Request, response_id: str) -> JSONResponse:
+    """Forget a response. Those that continue it can still be continued."""
+    service_of(request).responses.remove(key_digest(request), response_id)
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.get("/v1/responses/{response_id}/input_items", openapi_extra=asks(ListQuery))
+async def list_input_items(request: Request, response_id: str) -> JSONResponse:
+    """The items of a kept response's own input, without what it continues."""
+    query = validated(dict(request.query_params), ListQuery)
+    turn = service_of(request).responses.find(key_digest(request), response_id).turn
+    return JSONResponse(page(turn.items()[: turn.num_input], query))
+
+
+def _translation(request: Request, service: Service, body: ResponsesRequest) -> Translation:
+    """The request with all that is kept and that it names. Raises NotFoundError."""
+    owner, store = key_digest(request), service.responses
+    previous = None
+    if body.previous_response_id is not None:
+        code = "previous_response_not_found"
+        previous = store.find(owner, body.previous_response_id, PREVIOUS, code).turn
+    said = [
+        store.find_item(owner, item.id, f"input[{index}].id") if isinstance(item, ItemReference) else item
+        for index, item in enumerate(body.input)
+    ]
+    return Translation(body, previous, said)

@@ -1,0 +1,46 @@
+"""Objects of several kinds, told apart by their type field."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from server.errors import shortened
+from server.validation.fields import wrong
+
+
+def one_of(
+    kinds: Mapping[str, type[BaseModel]],
+    *,
+    refused: Mapping[str, str] | None = None,
+    default: str | None = None,
+) -> Callable[[object], Any]:
+    """A validator of objects that are one of these models each.
+
+    Not pydantic's unions: their errors name every member, and paths that no client wrote.
+
+    refused: why not, for known types that are not taken, by the beginning of their name.
+    default: the type of an object that has none.
+    """
+
+    def choose(given: object) -> Any:
+        if isinstance(given, tuple(kinds.values())):
+            return given
+        if not isinstance(given, dict):
+            raise wrong("invalid_type", "must be an object")
+        kind = given.get("type")
+        if kind is None:
+            kind = default
+        if kind is None:
+            raise wrong("missing_required_parameter", "is missing", ".type")
+        if not isinstance(kind, str):
+            raise wrong("invalid_type", "must be a string", ".type")
+        if kind in kinds:
+            return kinds[kind].model_validate(given)
+        for start, reason in (refused or {}).items():
+            if kind.startswith(start):
+                raise wrong("unsupported_value", f"is '{shortened(kind)}', {reason}", ".type")
+        known = ", ".join(f"'{name}'" for name in kinds)
+        raise wrong("invalid_value", f"is '{shortened(kind)}'; this server takes {known}", ".type")
+
+    return choose

@@ -1,0 +1,169 @@
+"""A fault at any station of a request: one request ends badly at most, and the others do not notice."""
+
+import inspect
+import threading
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+import pytest
+
+from drafters.base import Ask, Draft
+from engine.kv_cache.rows import BatchedRows, SeparateRows
+from engine.model.detokenizer import AnswerText
+from engine.prefix_cache.trie import PrefixCache
+from engine.request import Event, Failed, Finished, GenerationRequest
+from engine.sampling.sampler import Sampler
+from engine.scheduler import prefill_budget as scheduler
+from engine.scheduler.memory_budget import Admission
+from engine.scheduler.prefix_lookup import Beginnings
+from engine.scheduler.request_queue import Intake
+from engine.scheduler.speculation import Planner
+from engine.sequence import Sequence
+from engine.speculative import verify as drafted_step
+from engine.speculative.proposers import Drafting, DraftSources, SequenceDrafts
+from engine.speculative.slowdown_budget import Ledger
+from engine.speculative.step_costs import StepClock
+from engine.worker import Worker
+from tests.drafters.fakes import Coin
+from tests.engine.conftest import StartEngine
+from tests.engine.driven import loaded_once, truth
+from tests.engine.support import Answer, ask, prompt_of, request, wait_until
+
+EVERYWHERE: dict[str, tuple[Any, str]] = {
+    "take": (Sequence, "of"),
+    "queue": (Worker, "submit"),
+    "drop": (Intake, "drop_ended"),
+    "admit": (Intake, "admit"),
+    "await a prefill": (Beginnings, "awaits"),
+    "find a beginning": (Beginnings, "find"),
+    "may it begin": (Admission, "may_begin"),
+    "make room": (Admission, "make_room"),
+    "share the budget": (scheduler, "plan_prefill"),
+    "begin to draft": (Drafting, "begin"),
+    "plan": (Planner, "plan"),
+    "propose": (SequenceDrafts, "propose"),
+    "sample": (Sampler, "sample"),
+    "wide step": (drafted_step, "run"),
+    "charge": (Ledger, "charge"),
+    "clock": (StepClock, "lap"),
+    "commit": (Sequence, "commit"),
+    "detokenise": (AnswerText, "add"),
+    "last characters": (AnswerText, "finish"),
+    "observe": (SequenceDrafts, "observe"),
+    "usage": (Sequence, "usage"),
+    "keep a row": (Beginnings, "keep_row"),
+    "find a prefix": (PrefixCache, "find"),
+    "keep a prefix": (PrefixCache, "put"),
+}
+OF_ROWS = {"join": "add", "dispatch": "forward", "verify": "forward_ragged", "roll back": "roll_back",
+           "retire": "remove"}  # fmt: skip
+STATIONS = {
+    **{f"{name} [llama]": ("llama", *at) for name, at in EVERYWHERE.items()},
+    **{f"{name} [llama]": ("llama", BatchedRows, at) for name, at in OF_ROWS.items()},
+    **{f"{name} [gemma3]": ("gemma3_text", SeparateRows, at) for name, at in OF_ROWS.items()},
+}
+NOBODYS = {"plan", "propose", "wide step", "keep a row", "keep a prefix", "find a prefix"}
+"""Where a fault is no reason for any answer to fail: what they are for is a bonus."""
+
+
+class Fault:
+    """Something that raises when it is called, so many times once it is armed."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.num_left = self.num_raised = 0
+        original = getattr(owner, name)
+
+        def broken(*args: Any, **named: Any) -> Any:
+            if self.num_left:
+                self.num_left -= 1
+                self.num_raised += 1
+                raise RuntimeError(f"a fault in {name}")
+            return original(*args, **named)
+
+        is_bound = isinstance(inspect.getattr_static(owner, name), classmethod)
+        patch.setattr(owner, name, staticmethod(broken) if is_bound else broken)
+
+
+class Flighty(Coin):
+    """Is silent at every other place, so that wide and plain steps take turns."""
+
+    def propose(self, ask: Ask) -> Draft:
+        draft = super().propose(ask)
+        return draft if sum(draft.tokens) % 2 else Draft()
+
+
+def asked(start: int) -> list[GenerationRequest]:
+    return [
+        request(prompt_of(9 + 7 * i, start + i), name=f"{start + i}", max_tokens=16, temperature=0.9)
+        for i in range(4)
+    ]
+
+
+def check(answers: SequenceOf[tuple[GenerationRequest, Answer]], name: str, most_failed: int) -> int:
+    """Each has one end, and every good one is right. Returns how many are bad."""
+    ends = [answer.end() for _, answer in answers]
+    for (one, _), end in zip(answers, ends, strict=True):
+        if isinstance(end, Finished):
+            assert list(end.tokens) == truth(name, one)
+    failed = [end for end in ends if isinstance(end, Failed)]
+    assert {end.kind for end in failed} <= {"request"}
+    assert len(failed) <= most_failed
+    return len(failed)
+
+
+@pytest.mark.parametrize("station", STATIONS)
+def test_a_fault_at_any_station_ends_one_request_at_most(
+    station: str, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, owner, method = STATIONS[station]
+    first, second, third = asked(0), asked(10), asked(20)
+    fault = Fault(monkeypatch, owner, method)
+    known = {one.prompt: truth(name, one) for one in (*first, *second, *third)}
+    drafter = Flighty(known, 0.8, num_ids=4096, name="suffix")
+    sources = DraftSources({"suffix": drafter}, lambda _: 1.0)
+    engine = start_engine(
+        load=lambda _: loaded_once(name), make_sources=lambda _: sources, max_rows=3, draft_type="suffix"
+    )
+    answers = [(one, Answer()) for one in first]
+    has_begun = threading.Event()
+    for one, answer in answers:
+        answer.on_delta = has_begun.set
+        engine.submit(one, answer)
+    assert has_begun.wait(60)
+    fault.num_left = 1
+    answers += [(one, ask(engine, one)) for one in second]
+    is_nobodys = station.partition(" [")[0] in NOBODYS
+    check(answers, name, 0 if is_nobodys else 1)
+    assert fault.num_raised == 1
+    check([(one, ask(engine, one)) for one in third], name, 0)
+    wait_until(lambda: engine.status().num_running == 0)
+    assert (engine.status().state, engine.status().num_waiting) == ("ready", 0)
+    assert drafter.num_open == 0
+
+
+def test_a_sink_that_raises_at_every_event_harms_nobody(start_engine: StartEngine) -> None:
+    engine = start_engine(load=lambda _: loaded_once("llama"))
+    events: list[Event] = []
+
+    def broken(event: Event) -> None:
+        events.append(event)
+        raise ValueError("sink")
+
+    first, *others = asked(0)
+    engine.submit(first, broken)
+    check([(one, ask(engine, one)) for one in others], "llama", 0)
+    wait_until(lambda: engine.status().num_running == 0)
+    assert [event.is_terminal for event in events].count(True) == 1
+    assert isinstance(events[-1], Finished)
+
+
+def test_cancelling_where_a_prefix_cannot_be_kept_harms_nobody(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Fault(monkeypatch, PrefixCache, "put")
+    engine = start_engine(load=lambda _: loaded_once("llama"), prefill_chunk_tokens=8)
+    long = ask(engine, request(prompt_of(900), name="long"))
+    fault.num_left = 1
+    engine.cancel("long")
+    assert long.failed().kind == "cancelled"
+    check([(one, ask(engine, one)) for one in asked(0)], "llama", 0)

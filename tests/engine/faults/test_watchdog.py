@@ -1,0 +1,83 @@
+"""An engine that hangs says so, once, and says when it goes on."""
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from engine.faults.watchdog import Watchdog
+from engine.request import EngineStatus
+from tests.engine.conftest import StartEngine
+from tests.engine.faults.test_faults import Poisoned
+from tests.engine.support import ask, prompt_of, request, wait_until
+
+STALL_S = 0.3
+
+
+class Hanging(Poisoned):
+    """A model that hangs in a step with the poison token until it is let go on."""
+
+    may_go_on: threading.Event
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        if (tokens == 4000).any().item():
+            self.may_go_on.wait(60)
+        logits: mx.array = self.model(tokens, cache=cache)
+        return logits
+
+
+@pytest.mark.parametrize("at", [3, -1], ids=["prefill", "decode"])
+def test_a_step_that_hangs_is_a_stall_until_it_goes_on(
+    at: int, start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "reprise.engine")
+    Hanging.may_go_on = threading.Event()
+    engine = start_engine(wrap=Hanging, stall_seconds=STALL_S)
+    prompt = prompt_of(9)
+    prompt[at] = 4000
+    answer = ask(engine, request(prompt, max_tokens=4))
+    wait_until(lambda: engine.status().state == "stalled")
+    stalled: EngineStatus = engine.status()
+    assert "no token and no prefill progress for 0.3 s" in str(stalled.fault)
+    assert engine.counts().num_stalls == 1
+    # Whoever comes now waits too, and that is no news.
+    late = ask(engine, request(prompt_of(8), name="late", max_tokens=4))
+    Hanging.may_go_on.set()
+    answer.finished()
+    late.finished()
+    wait_until(lambda: engine.status().state == "ready")
+    assert caplog.messages == [
+        "the engine stalls: no token and no prefill progress for 0.3 s while requests wait",
+        "the engine goes on, after a stall",
+    ]
+
+
+@pytest.mark.parametrize("seen", [itertools.repeat(None), itertools.count()], ids=["idle", "busy"])
+def test_neither_an_idle_engine_nor_a_busy_one_stalls(seen: Iterator[int | None]) -> None:
+    num_looks = 0
+
+    def look() -> int | None:
+        nonlocal num_looks
+        num_looks += 1
+        return next(seen)
+
+    stalls: list[None] = []
+    watchdog = Watchdog(0.1, look, lambda: stalls.append(None))
+    watchdog.start()
+    wait_until(lambda: num_looks > 50)
+    watchdog.stop()
+    assert watchdog.reason is None
+    assert not stalls
+
+
+def test_a_stall_is_counted_before_it_can_be_seen() -> None:
+    seen_at_count: list[str | None] = []
+    watchdog = Watchdog(0.1, lambda: "the same", lambda: seen_at_count.append(watchdog.reason))
+    watchdog.start()
+    wait_until(lambda: watchdog.reason is not None)
+    watchdog.stop()
+    assert seen_at_count == [None]

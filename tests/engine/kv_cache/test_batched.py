@@ -1,0 +1,178 @@
+"""Ragged rows with rollback equal one row at a time, bit for bit on the CPU."""
+
+import random
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_lm.models.cache import make_prompt_cache
+
+from engine.kv_cache.batched import Extent, RaggedKVCache, RowLengths, grown, rounded, shrunk
+from engine.kv_cache.rows import BatchedRows, make_caches
+from tests.engine.support import VOCAB_SIZE, make_model
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_ragged_rounds_with_rollback_equal_single_rows(name: str, dtype: mx.Dtype) -> None:
+    model = make_model(name, dtype)
+    rng = random.Random(5)
+    rows = BatchedRows(model)
+    kept: list[list[int]] = []
+    for length in (7, 300, 1, 42):
+        tokens = [rng.randrange(VOCAB_SIZE) for _ in range(length)]
+        caches = make_caches(model)
+        model(mx.array(tokens)[None], cache=caches)
+        rows.add(caches, length)
+        kept.append(tokens)
+    for _ in range(12):
+        widths = [rng.choice((1, 1, 3, 6)) for _ in kept]
+        fed = [[rng.randrange(VOCAB_SIZE) for _ in range(width)] for width in widths]
+        logits = rows.forward_ragged(fed)
+        for row, tokens in enumerate(kept):
+            single = make_prompt_cache(model)
+            model(mx.array(tokens)[None], cache=single)
+            alone = model(mx.array(fed[row])[None], cache=single)
+            assert mx.array_equal(logits[row, : widths[row]], alone[0]).item()
+            tokens += fed[row][: rng.randint(1, widths[row])]
+            assert rows.roll_back(row, len(tokens)) == rows.lengths[row] == len(tokens)
+
+
+def test_leaving_rows_hand_their_place_to_the_last() -> None:
+    model = make_model("llama")
+    rows = BatchedRows(model)
+    tokens = [[5 + row] * (row + 2) for row in range(4)]
+    for one in tokens:
+        caches = make_caches(model)
+        model(mx.array(one)[None], cache=caches)
+        rows.add(caches, len(one))
+    rows.remove(1)
+    rows.remove(2)
+    assert list(rows.lengths) == [2, 5]
+    logits = rows.forward(mx.array([[9], [9]]))
+    for row, one in enumerate((tokens[0], tokens[3])):
+        single = make_prompt_cache(model)
+        assert mx.array_equal(logits[row, 0], model(mx.array([[*one, 9]]), cache=single)[0, -1]).item()
+
+
+def test_going_back_further_than_there_is_raises() -> None:
+    rows = BatchedRows(make_model("llama"))
+    rows.add(make_caches(rows.model), 0)
+    with pytest.raises(ValueError, match="holds 0 tokens"):
+        rows.roll_back(0, 1)
+
+
+def test_padding_is_written_as_zeros() -> None:
+    shared = RowLengths()
+    shared.add(0)
+    shared.add(0)
+    cache = RaggedKVCache(shared)
+    for widths in ([2, 3], [3, 1]):
+        shared.begin(widths)
+        numbers = mx.ones((2, 1, max(widths), 4))
+        for row, width in enumerate(widths):
+            numbers[row, :, width:] = mx.nan
+        _, values = cache.update_and_fetch(numbers, numbers)
+        shared.end()
+        assert not mx.isnan(values).any().item()
+    assert shared.lengths == [5, 4]
+
+
+def test_what_a_broken_forward_left_behind_is_never_read() -> None:
+    shared = RowLengths()
+    shared.add(0)
+    shared.add(0)
+    cache = RaggedKVCache(shared)
+    for widths, filling, is_built in (([1, 3], 1.0, True), ([5, 5], mx.nan, False), ([1, 1], 1.0, True)):
+        shared.begin(widths)
+        numbers = mx.full((2, 1, max(widths), 4), filling)
+        _, values = cache.update_and_fetch(numbers, numbers)
+        if is_built:
+            shared.end()
+            assert not mx.isnan(values).any().item()
+
+
+def test_an_empty_row_finds_nothing_of_the_one_before_it() -> None:
+    model = make_model("llama")
+    rows = BatchedRows(model)
+    for length in (6, 9, 8):
+        caches = make_caches(model)
+        model(mx.array([[7] * length]), cache=caches)
+        caches[0].values[:] = mx.nan
+        rows.add(caches, length)
+    rows.remove(2)
+    rows.remove(0)
+    rows.add(make_caches(model), 0)
+    logits = rows.forward(mx.array([[9], [9]]))
+    assert mx.array_equal(logits[1, 0], model(mx.array([[9]]))[0, -1]).item()
+
+
+EXTENTS = st.tuples(st.integers(1, 64), st.integers(1, 40).map(lambda steps: steps * 256))
+NEEDS = st.tuples(st.integers(1, 64), st.integers(0, 9000))
+
+
+@given(EXTENTS, NEEDS, st.none() | st.integers(0, 10**6))
+def test_buffers_grow_to_what_is_needed_and_keep_what_they_had(
+    extent: Extent, needed: Extent, most_places: int | None
+) -> None:
+    slots, columns = grown(extent, needed, most_places)
+    assert slots >= max(extent[0], needed[0])
+    assert columns >= max(extent[1], needed[1])
+    least = max(extent[0], needed[0]) * max(extent[1], rounded(needed[1]))
+    assert most_places is None or slots * columns <= max(least, most_places)
+
+
+@given(EXTENTS, NEEDS)
+def test_what_shrank_still_holds_what_is_needed(extent: Extent, needed: Extent) -> None:
+    needed = min(needed[0], extent[0]), min(needed[1], extent[1])
+    slots, columns = shrunk(extent, needed)
+    assert extent[0] >= slots >= needed[0]
+    assert extent[1] >= columns >= needed[1]
+    assert slots * columns <= max(1024, 8 * needed[0] * rounded(needed[1]))
+
+
+def test_buffers_shrink_when_rows_leave() -> None:
+    rows, kept = rows_of(2000, 30, 40, 50, 60, 70, 80, 90)
+    slots, _ = rows.extent
+    rows.remove(0)
+    kept[0] = kept.pop()
+    assert rows.extent == (slots, 256)
+    while len(kept) > 1:
+        rows.remove(len(kept) - 1)
+        kept.pop()
+    assert rows.extent[0] <= 4
+    assert_goes_on(rows, kept)
+
+
+def test_a_limit_holds_but_for_what_rows_need() -> None:
+    rows, kept = rows_of(300, 30, 40, 50, 60)
+    assert rows.extent == (8, 512)
+    rows.limit(0)
+    assert rows.extent == (5, 512)
+    rows.limit(6 * 512)
+    rows.forward_ragged([[7] * 300, *([[7]] * 4)])
+    assert rows.extent == (5, 768)
+    for row, tokens in enumerate(kept):
+        tokens += [7] * (1 if row else 300)
+    assert_goes_on(rows, kept)
+
+
+def rows_of(*lengths: int) -> tuple[BatchedRows, list[list[int]]]:
+    """Rows of these lengths, and their tokens."""
+    rows = BatchedRows(make_model("llama"))
+    kept = [[5 + (row * 31 + at * at) % 4000 for at in range(length)] for row, length in enumerate(lengths)]
+    for tokens in kept:
+        caches = make_caches(rows.model)
+        rows.model(mx.array(tokens)[None], cache=caches)
+        rows.add(caches, len(tokens))
+    return rows, kept
+
+
+def assert_goes_on(rows: BatchedRows, kept: list[list[int]]) -> None:
+    """The next token's logits are those of each row alone."""
+    logits = rows.forward(mx.array([[9]] * len(kept)))
+    for row, tokens in enumerate(kept):
+        single = make_prompt_cache(rows.model)
+        alone = rows.model(mx.array([[*tokens, 9]]), cache=single)[0, -1]
+        assert mx.allclose(logits[row, 0], alone, rtol=1e-4, atol=1e-4).item()

@@ -1,0 +1,208 @@
+"""Going back is exact: thousands of random drafts, kept in part, leave every kind of cache as if never made.
+
+Most of it runs through a model of integers, which no order of adding can round: what it answers, and what
+its caches hold, must equal one plain prefill, byte for byte, on any machine.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+
+from engine.kv_cache.per_row import Caches, leaves, make_caches
+from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows
+from engine.kv_cache.slices import rebuild
+
+NUM_SCHEDULES = 10_000
+MOST_ROUNDS = 2
+MOST_ROWS = 4
+WIDEST = 8
+WINDOW = 16
+DIM = 32
+NUM_TOKENS = 251
+MOST_TOKENS = 420
+PERIOD = 5
+
+# Numbers by place and token; the second half tells the place, as rotary embeddings would.
+EMBEDDING = np.tile(np.arange(NUM_TOKENS, dtype=np.float32)[:, None], (PERIOD, 1, DIM))
+EMBEDDING[:, :, DIM // 2 :] += np.arange(PERIOD)[:, None, None]
+# With 0 and 255 in every group of 32, eight bits hold these whole numbers exactly.
+EMBEDDING[:, :, :2] = 0, 255
+
+# What a token i places back adds to the recurrent state.
+POWERS = np.array([[3 ** max(0, i - j) % NUM_TOKENS * (i >= j) for j in range(MOST_TOKENS)]
+                   for i in range(MOST_TOKENS)])  # fmt: skip
+
+KINDS: dict[str, Callable[[], list[Any]]] = {
+    "full": lambda: [KVCache()],
+    "window": lambda: [RotatingKVCache(WINDOW)],
+    "recurrent": lambda: [ArraysCache(2)],
+    "hybrid": lambda: [ArraysCache(2), KVCache(), RotatingKVCache(WINDOW)],
+    "list": lambda: [CacheList(ArraysCache(2), RotatingKVCache(WINDOW)), CacheList(KVCache(), KVCache())],
+}
+
+
+class Whole:
+    """A model in whole numbers that reads everything its caches offer; logits (rows, width, numbers)."""
+
+    def __init__(self, kind: str) -> None:
+        self.make_cache = KINDS[kind]
+        self.embedding, self.powers = mx.array(EMBEDDING), mx.array(POWERS, mx.int32)
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        return mx.concatenate([self._layer(tokens, one) for one in leaves(cache)], axis=-1)
+
+    def _layer(self, tokens: mx.array, cache: Any) -> mx.array:
+        if isinstance(cache, ArraysCache):
+            return self._recurrent(tokens, cache)
+        width = tokens.shape[1]
+        offset = cache.offset
+        at = (offset[:, None] if isinstance(offset, mx.array) else offset) + mx.arange(width)
+        mask = cache.make_mask(width, return_array=True, window_size=None)
+        numbers = self.embedding[at % PERIOD, tokens][:, None]
+        _, values = cache.update_and_fetch(numbers, numbers)
+        if hasattr(cache, "bits"):
+            values = mx.dequantize(*values, group_size=cache.group_size, bits=cache.bits)
+        summed: mx.array = values.sum(axis=2, keepdims=True) if mask is None else mask @ values
+        return summed[:, 0]
+
+    def _recurrent(self, tokens: mx.array, cache: ArraysCache) -> mx.array:
+        width = tokens.shape[1]
+        state = cache[0] if cache[0] is not None else mx.array(0)
+        last = cache[1] if cache[1] is not None else mx.zeros((1, 3))
+        powers = self.powers[:width, :width]
+        states = ((powers * tokens).sum(axis=-1) + powers[:, 0] * 3 * state) % NUM_TOKENS
+        convolved = mx.concatenate([last, tokens], axis=1)
+        cache[0], cache[1] = states[-1:], convolved[:, -3:]
+        cache.advance(width)
+        return mx.stack([states[None], convolved[:, :-3] + 2 * convolved[:, 3:]], axis=-1)
+
+
+class Life:
+    """One row's true tokens and what a model answers to them in one plain prefill."""
+
+    def __init__(self, model: Any, kv_bits: int | None, rng: random.Random, num_tokens: int) -> None:
+        self.rng = rng
+        self.tokens = [rng.randrange(NUM_TOKENS) for _ in range(num_tokens)]
+        self.caches = make_caches(model, kv_bits)
+        self.logits = np.array(model(mx.array([self.tokens]), cache=self.caches)[0])
+        self.num_computed = self.num_committed = 0
+
+    def feed(self) -> tuple[list[int], int]:
+        """What is pending and some drafted tokens, and how many of all these are true."""
+        pending = self.tokens[self.num_computed : self.num_committed + 1]
+        # As the engine does: when too much is pending, compute that first.
+        width = self.rng.randint(1, WIDEST) if len(pending) <= WIDEST else 1
+        kept = self.rng.randint(1, width)
+        true = self.tokens[self.num_committed + 1 : self.num_committed + kept]
+        return [*pending, *true, *(self.rng.randrange(NUM_TOKENS) for _ in range(width - kept))], kept
+
+    @property
+    def is_over(self) -> bool:
+        """Whether another schedule might need more tokens than there are."""
+        return self.num_committed + MOST_ROUNDS * WIDEST >= len(self.tokens)
+
+
+def run_schedule(rows: Rows, lives: list[Life], num_rounds: int) -> None:
+    """Some wide steps of which random parts are kept; every kept answer equals the plain one."""
+    checks = []
+    for _ in range(num_rounds):
+        fed = [life.feed() for life in lives]
+        # Some of what is kept may be known to be so when it is fed.
+        floors = [
+            life.num_computed + life.rng.randint(0, kept) for life, (_, kept) in zip(lives, fed, strict=True)
+        ]
+        logits = rows.forward_ragged([tokens for tokens, _ in fed], floors)
+        for row, (life, (tokens, kept)) in enumerate(zip(lives, fed, strict=True)):
+            assert rows.lengths[row] == life.num_computed + len(tokens)
+            start, life.num_committed = life.num_computed, life.num_committed + kept
+            plain = life.logits[start : life.num_committed]
+            checks.append((logits[row, : len(plain)], plain))
+            life.num_computed = rows.roll_back(row, life.num_committed)
+            assert rows.lengths[row] == life.num_computed
+            assert floors[row] <= life.num_computed <= life.num_committed
+    mx.eval([ours for ours, _ in checks])
+    for ours, plain in checks:
+        assert np.array(ours).tobytes() == plain.tobytes()
+
+
+def contents(caches: list[Any], length: int) -> list[bytes]:
+    """All that caches of one row say of their first length tokens; of windows, what the next token sees."""
+    held = []
+    for cache in leaves(caches):
+        if isinstance(cache, ArraysCache):
+            held += [np.array(array).tobytes() for array in cache.cache if array is not None]
+            continue
+        cache.trim(cache.offset - length)
+        parts = cache.keys if hasattr(cache, "bits") else (cache.keys,)
+        if hasattr(cache, "window"):
+            cache.update_and_fetch(*[mx.zeros((1, 1, 1, DIM))] * 2)
+            parts = tuple(part[:, :, 1 - min(length + 1, WINDOW) :] for part in cache.keys_and_values())
+            held += [np.array(part).tobytes() for part in parts]
+        else:
+            held += [np.array(part[:, :, :length]).tobytes() for part in parts]
+    return held
+
+
+def run_lives(kind: str, kv_bits: int | None, batched: bool) -> None:
+    """Rows live for some schedules each; then what they hold equals a plain prefill of the same tokens."""
+    rng = random.Random(f"{kind} {kv_bits}")
+    model = Whole(kind)
+    num_done = 0
+    while num_done < NUM_SCHEDULES:
+        num_rows = rng.randint(1, MOST_ROWS)
+        rows: Rows = BatchedRows(model) if batched else SeparateRows(model)
+        lives = [Life(model, kv_bits, rng, rng.randint(200, MOST_TOKENS)) for _ in range(num_rows)]
+        for life in lives:
+            life.num_computed = life.num_committed = rng.randint(0, 90) * rng.randint(0, 1)
+            caches = make_caches(model, kv_bits)
+            if life.num_computed:
+                model(mx.array([life.tokens[: life.num_computed]]), cache=caches)
+            rows.add(caches, life.num_computed)
+        while not any(life.is_over for life in lives):
+            num_rounds = rng.randint(1, MOST_ROUNDS)
+            run_schedule(rows, lives, num_rounds)
+            num_done += num_rows
+            if isinstance(rows, BatchedRows):
+                poison_leftovers(rows)
+        for row, life in enumerate(lives):
+            again = make_caches(model, kv_bits)
+            model(mx.array([life.tokens[: life.num_computed]]), cache=again)
+            ours = caches_of(rows, row, life.num_computed)
+            assert contents(ours, life.num_computed) == contents(again, life.num_computed)
+
+
+def caches_of(rows: Rows, row: int, length: int) -> Caches:
+    """A row's caches in mlx-lm's form."""
+    if isinstance(rows, SeparateRows):
+        return rows.caches[row]
+    assert isinstance(rows, BatchedRows)
+    return rebuild(make_caches(rows.model), [rows.strip(row, 0, length)], [], length)
+
+
+def poison_leftovers(rows: BatchedRows) -> None:
+    """Whatever rejected drafts may have left behind, make it the worst: not a number."""
+    for cache in rows.caches:
+        assert cache.keys is not None
+        assert cache.values is not None
+        for row, length in enumerate(rows.lengths):
+            end = rows.shared.dirty_ends[row]
+            cache.keys[row, :, length:end] = mx.nan
+            cache.values[row, :, length:end] = mx.nan
+
+
+@pytest.mark.parametrize(
+    ("kind", "kv_bits"),
+    [("full", None), ("full", 8), ("window", None), ("recurrent", None), ("hybrid", None), ("list", None)],
+    ids=["full", "quantised", "window", "recurrent", "hybrid", "list"],
+)
+def test_what_is_rejected_leaves_no_trace(kind: str, kv_bits: int | None) -> None:
+    run_lives(kind, kv_bits, batched=False)
+
+
+def test_what_is_rejected_leaves_no_trace_in_a_batch() -> None:
+    run_lives("full", None, batched=True)

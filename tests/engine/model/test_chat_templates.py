@@ -1,0 +1,102 @@
+"""A chat template is a program that comes with the model: it must neither run code nor hold up the server."""
+
+import time
+
+import psutil
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from engine.model.chat_templates import RenderError, TemplateProcess
+
+CHAT = [[{"role": "user", "content": "héllo ☃ \ud800"}, {"role": "assistant", "content": None}]]
+
+
+@pytest.fixture(scope="module")
+def process():
+    made = TemplateProcess(time_limit_s=2.0)
+    yield made
+    made.stop()
+
+
+def _render(process, template, **given):
+    return process.render(conversations=CHAT, chat_template=template, **given)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ bos }}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+        "{{ messages | tojson(indent=2) }}{{ tools | tojson }}{{ flag }}{{ numbers | sum }}",
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+        "{% generation %}{{ strftime_now('%Y') }}{% endgeneration %}{{ dict(a=1) }}",
+        "{%- for m in messages %}{{ m.role }}{% break %}{% endfor -%}",
+    ],
+)
+def test_it_renders_what_transformers_would(process, template):
+    given = {"tools": [{"type": "function"}], "bos": "<s>", "flag": True, "numbers": [1, 2.5]}
+    expected = render_jinja_template(conversations=CHAT, chat_template=template, **given)
+    assert _render(process, template, **given) == expected
+
+
+def test_a_complaint_is_the_template_s_own(process):
+    with pytest.raises(RenderError, match=r"^roles must alternate$"):
+        _render(process, "{{ raise_exception('roles must alternate') }}")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('touch FILE').read() }}",
+        "{{ lipsum.__globals__['os'].system('touch FILE') }}",
+        "{{ ('%s'|attr('format'))|attr('__globals__') }}",
+        "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{% include '/etc/passwd' %}",
+        "{% import '/etc/passwd' as a %}",
+        "{{ open('/etc/passwd').read() }}",
+        "{{ import('os') }}",
+    ],
+)
+def test_it_reaches_no_code_and_no_file(process, tmp_path, template):
+    file = tmp_path / "made"
+    try:
+        ((rendered,), _) = _render(process, template.replace("FILE", str(file)))
+    except RenderError:
+        rendered = ""
+    assert not file.exists()
+    assert "root:" not in rendered
+    assert "module" not in rendered
+    assert "built-in" not in rendered
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ 'a' * 10 ** 11 }}",
+        "{{ 'a' | center(10 ** 11) }}",
+        "{% set ns = namespace(s='a') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+        "{{ '%0999999999d' % 1 }}{{ '%0999999999d' % 1 }}{{ '%0999999999d' % 1 }}",
+        "{% macro a() %}{{ a() }}{{ a() }}{% endmacro %}{{ a() }}",
+    ],
+)
+def test_what_takes_too_much_is_ended_and_the_next_one_renders(process, template):
+    start_s = time.monotonic()
+    with pytest.raises(RenderError):
+        _render(process, template)
+    assert time.monotonic() - start_s < 60
+    assert _render(process, "{{ messages[0].role }}")[0] == ["user"]
+
+
+def test_the_process_knows_nothing_of_the_environment(process, monkeypatch):
+    monkeypatch.setenv("REPRISE_API_KEY", "secret")
+    process.stop()
+    assert _render(process, "{{ messages[0].role }}")[0] == ["user"]
+    children = [one for one in psutil.Process().children() if "-I" in one.cmdline()]
+    # Other tests' processes are there too; the newest is this one's.
+    child = max(children, key=lambda one: one.create_time())
+    assert "secret" not in child.environ().values()

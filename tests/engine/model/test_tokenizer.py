@@ -1,0 +1,92 @@
+"""What a tokenizer tells of a model's markers, and of prompts that have begun the thinking."""
+
+import json
+
+import pytest
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tool_parsers import gemma4, json_tools
+from mlx_lm.utils import load_tokenizer
+from transformers import AddedToken
+
+from config.settings import BUNDLED_MODEL
+from engine.model.detokenizer import AnswerText
+from engine.model.markers import Markers
+from engine.model.tokenizer import Tokenizer
+from tests.engine.support import VOCAB_SIZE, make_tokenizer
+
+
+def make_thinker(tool_module=json_tools, special=()) -> Tokenizer:
+    """The bundled tokenizer with markers of thinking, as tokens that are not special, as some models have it.
+
+    special: more tokens, special ones.
+    """
+    inner = load_tokenizer(BUNDLED_MODEL)._tokenizer
+    inner.add_tokens([AddedToken(text, special=False, normalized=False) for text in ("<think>", "</think>")])
+    inner.add_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    wrapped = TokenizerWrapper(
+        inner,
+        tool_parser=tool_module.parse_tool_call,
+        tool_call_start=tool_module.tool_call_start,
+        tool_call_end=tool_module.tool_call_end,
+    )
+    return Tokenizer(wrapped, VOCAB_SIZE + 8)
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Tokenizer:
+    return make_thinker()
+
+
+def test_the_bundled_model_calls_and_does_not_think() -> None:
+    markers = make_tokenizer().markers
+    assert (markers.can_call, markers.can_think, markers.call_format) == (True, False, "json_tools")
+    assert [marker.text for marker in markers.all] == ["<tool_call>", "</tool_call>"]
+
+
+def test_a_thinking_model_has_all_markers(thinker: Tokenizer) -> None:
+    texts = [marker.text for marker in thinker.markers.all]
+    assert texts == ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+    assert all(len(marker.tokens) == 1 for marker in thinker.markers.all)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_open"),
+    [
+        ("<|im_start|>assistant\n", False),
+        ("<|im_start|>assistant\n<think>", True),
+        ("<|im_start|>assistant\n<think>\n", True),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("what is <think><|im_end|>\n<|im_start|>assistant\n", False),
+        ("<think>" + "\n" * 40, False),
+        ("", False),
+    ],
+)
+def test_only_a_prompt_that_ends_with_the_marker_has_begun_the_thinking(
+    thinker: Tokenizer, prompt: str, is_open: bool
+) -> None:
+    assert thinker.opens_thinking(thinker.encode(prompt)) == is_open
+    assert not make_tokenizer().opens_thinking(make_tokenizer().encode(prompt))
+
+
+def test_calls_with_quotes_of_special_tokens_are_read() -> None:
+    tokenizer = make_thinker(gemma4, ["<|tool_call>", "<tool_call|>", '<|"|>'])
+    said = 'Look<|"|>: <|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|>.'
+    answer = AnswerText(tokenizer, [])
+    text = "".join(answer.add(token) for token in tokenizer.encode(said))
+    assert text == said.replace('<|"|>', "", 1)
+    (call,) = tokenizer.parse_calls(text.partition("<|tool_call>")[2].partition("<tool_call|>")[0], [])
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Rome"})
+
+
+def test_tokens_of_thinking_are_counted_with_their_markers(thinker: Tokenizer) -> None:
+    thought = thinker.encode("<think>one two</think>")
+    said = thinker.encode("three")
+    count = thinker.markers.count_thinking
+    assert count([*thought, *said], False, 1) == len(thought)
+    assert count([*thought[1:], *said], True, 1) == len(thought) - 1
+    assert count([*thought[:-1]], False, 1) == len(thought) - 1
+    assert count([*thought, *said, *thought, *said], False, 2) == 2 * len(thought)
+    assert count([*thought, *said, *thought, *said], False, 1) == len(thought)
+    assert count([*thought, *said], False, 0) == 0
+    assert count(said, False, 1) == 0
+    assert Markers().count_thinking(said, False, 0) == 0

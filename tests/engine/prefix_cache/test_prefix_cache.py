@@ -1,0 +1,329 @@
+"""What was computed once is not computed again, within its bytes; and it changes no token."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import ArraysCache, KVCache
+
+from engine.kv_cache.rows import Caches
+from engine.kv_cache.slices import State, Strip, prefix_fault
+from engine.model.loading import LoadedModel
+from engine.prefix_cache.trie import PrefixCache
+from engine.request import Usage
+from engine.speculative.proposers import DraftSources
+from tests.engine.conftest import StartEngine
+from tests.engine.support import (
+    CONFIGS,
+    Answer,
+    ask,
+    make_loaded,
+    make_model,
+    oracle,
+    prompt_of,
+    request,
+)
+
+BYTES_PER_TOKEN = 2 * 4 * 4
+STATE_BYTES = 4
+
+
+def make_empty() -> Caches:
+    """A layer with keys and values, and one with state."""
+    return [KVCache(), ArraysCache(1)]
+
+
+def strip_of(tokens: Sequence[int]) -> Strip:
+    """Keys and values that are the tokens themselves."""
+    one = mx.broadcast_to(mx.array(tokens, mx.float32)[None, None, :, None], (1, 1, len(tokens), 4))
+    return [mx.contiguous(one), mx.contiguous(one)]
+
+
+def state_of(tokens: Sequence[int]) -> State:
+    """State that is the sum of the tokens."""
+    return [mx.array(sum(tokens), mx.int32)]
+
+
+class Held:
+    """A prefix cache to put tokens into and to look them up in; what comes out is checked."""
+
+    def __init__(self, budget_bytes: int = 10**6, needs_state: bool = False) -> None:
+        empty = make_empty if needs_state else lambda: [KVCache()]
+        self.cache = PrefixCache(budget_bytes, empty, needs_state)
+
+    def put(self, *tokens: int) -> None:
+        state = state_of(tokens) if self.cache.needs_state else []
+        self.cache.put(tokens, lambda start, end: strip_of(tokens[start:end]), state)
+
+    def find(self, *prompt: int) -> int:
+        """The number of tokens found."""
+        found = self.cache.find(prompt)
+        if found is None:
+            return 0
+        caches, length = found
+        assert caches[0].offset == length
+        assert caches[0].keys[0, 0, :, 0].tolist() == list(prompt[:length])
+        assert caches[0].values[0, 0, :, 3].tolist() == list(prompt[:length])
+        if self.cache.needs_state:
+            assert caches[1].cache[0].item() == sum(prompt[:length])
+        return length
+
+
+def test_the_longest_common_beginning_is_found() -> None:
+    held = Held()
+    held.put(1, 2, 3, 4)
+    held.put(1, 2, 9)
+    assert held.find(1, 2, 3, 7) == 3
+    assert held.find(1, 2, 3, 4, 5) == 4
+    assert held.find(1, 2, 9, 9, 9) == 3
+    assert held.find(8, 1, 2) == 0
+    status = held.cache.status()
+    assert (status.hits, status.misses) == (3, 1)
+
+
+def test_the_last_token_of_a_prompt_is_left_to_compute() -> None:
+    held = Held()
+    held.put(1, 2, 3)
+    assert held.find(1, 2, 3) == 2
+    assert held.find(1) == 0
+
+
+def test_what_prompts_begin_with_is_kept_once() -> None:
+    held = Held()
+    held.put(*range(1, 101), 200)
+    held.put(*range(1, 101), 300, 301)
+    assert held.cache.num_bytes == 103 * BYTES_PER_TOKEN
+    held.put(*range(1, 51))
+    assert held.cache.num_bytes == 103 * BYTES_PER_TOKEN
+    assert held.find(*range(1, 101), 300, 301, 5) == 102
+
+
+def test_state_can_be_gone_on_from_only_where_it_was_taken() -> None:
+    held = Held(needs_state=True)
+    held.put(1, 2, 3, 4)
+    assert held.find(1, 2, 3, 9) == 0
+    assert held.cache.match((1, 2, 3, 9)) == 3
+    held.put(1, 2)
+    assert held.find(1, 2, 3, 9) == 2
+    assert held.find(1, 2, 3, 4, 9) == 4
+    assert held.cache.num_bytes == 4 * BYTES_PER_TOKEN + 2 * STATE_BYTES
+
+
+def test_the_least_recently_used_goes_first_and_bytes_are_counted() -> None:
+    held = Held(8 * BYTES_PER_TOKEN)
+    held.put(1, 1, 1)
+    held.put(2, 2, 2)
+    held.find(1, 1, 1, 5)
+    held.put(3, 3, 3)
+    assert held.cache.num_bytes == 6 * BYTES_PER_TOKEN
+    assert held.find(2, 2, 2, 5) == 0
+    assert held.find(1, 1, 1, 5) == 3
+    held.put(*[4] * 9)
+    assert held.find(1, 1, 1, 5) == 3
+    assert held.cache.status().evictions == 1
+
+
+def test_what_would_not_fit_with_what_it_follows_is_not_kept() -> None:
+    held = Held(8 * BYTES_PER_TOKEN)
+    held.put(1, 1, 1, 1, 1)
+    held.put(1, 1, 1, 1, 1, 2, 2, 2, 2)
+    assert held.find(1, 1, 1, 1, 1, 2, 2) == 5
+
+
+@pytest.mark.parametrize("needs_state", [False, True])
+def test_whatever_is_put_and_dropped_nothing_wrong_is_found(needs_state: bool) -> None:
+    """Random tokens out of three, so that they branch a lot, against a plain list of what was put."""
+    rng = random.Random(5)
+    held, put = Held(60 * BYTES_PER_TOKEN, needs_state), []
+    for _ in range(3000):
+        tokens = tuple(rng.randrange(3) for _ in range(rng.randint(1, 12)))
+        if rng.random() < 0.5:
+            held.put(*tokens)
+            put.append(tokens)
+        else:
+            length = held.find(*tokens)
+            kept = [one for one in put if one[:length] == tokens[:length]]
+            assert length == 0 or (kept and (not needs_state or tokens[:length] in put))
+            assert length < len(tokens)
+        assert held.cache.num_bytes <= held.cache.budget_bytes
+    assert held.cache.status().evictions > 100
+    held.cache.shrink_to(0)
+    status = held.cache.status()
+    assert (status.num_bytes, status.num_entries, status.num_tokens) == (0, 0, 0)
+    assert held.cache._num_arrays == 0
+
+
+def test_with_room_enough_the_longest_that_was_put_is_found() -> None:
+    rng = random.Random(6)
+    for needs_state in (False, True):
+        held = Held(needs_state=needs_state)
+        put: list[tuple[int, ...]] = [()]
+        for _ in range(1500):
+            tokens = tuple(rng.randrange(3) for _ in range(rng.randint(1, 12)))
+            wanted = tokens[:-1]
+            ends = {one[:end] for one in put for end in ([len(one)] if needs_state else range(len(one) + 1))}
+            expected = max(n for n in range(len(tokens)) if wanted[:n] in ends)
+            assert held.find(*tokens) == expected
+            held.put(*tokens)
+            put.append(tokens)
+
+
+def test_what_a_row_writes_later_does_not_reach_the_cache() -> None:
+    held = Held()
+    held.put(1, 2, 3)
+    caches, _ = held.cache.find([1, 2, 3, 4])  # type: ignore[misc]
+    caches[0].update_and_fetch(mx.full((1, 1, 1, 4), 99.0), mx.full((1, 1, 1, 4), 99.0))
+    assert held.find(1, 2, 3, 4) == 3
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_architecture_can_be_taken_apart(name: str) -> None:
+    assert prefix_fault(make_model(name)) is None
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
+@pytest.mark.parametrize("kv_bits", [4, 8])
+def test_quantised_keys_can_be_taken_apart(name: str, kv_bits: int) -> None:
+    assert prefix_fault(make_model(name, head_dim=32), kv_bits) is None
+
+
+def test_a_cache_that_does_not_go_on_as_it_did_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.kv_cache.slices.take_state", lambda _: [None] * 9)
+    assert "cannot be taken apart" in str(prefix_fault(make_model("gemma3_text")))
+
+
+class Chat:
+    """Requests that go on from one another, each held against the plain loop."""
+
+    def __init__(self, start_engine: StartEngine, name: str) -> None:
+        self.engine = start_engine(name, prefill_chunk_tokens=48)
+        self.loaded = make_loaded(name)
+
+    def say(self, prompt: Sequence[int], seed: int, max_tokens: int = 24) -> tuple[list[int], Usage]:
+        """The answer's tokens and the usage."""
+        asked = request(prompt, max_tokens, name=f"{seed}", temperature=0.7 * (seed % 2), seed=seed)
+        finished = ask(self.engine, asked).finished()
+        assert list(finished.tokens) == oracle(self.loaded, asked)
+        return list(finished.tokens), finished.usage
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_conversation_goes_on_from_where_it_was(name: str, start_engine: StartEngine) -> None:
+    """Four turns, each with the whole history; what is computed anew is the turn's own, and a token."""
+    chat = Chat(start_engine, name)
+    history, held = prompt_of(150), 0
+    for turn in range(4):
+        answer, usage = chat.say(history, seed=turn)
+        # The answer's last token may not have been fed.
+        assert held - 1 <= usage.num_cached_tokens <= held
+        held = len(history) + len(answer)
+        history = [*history, *answer, *prompt_of(20, turn + 1)]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
+def test_quantised_keys_are_kept_too(name: str, start_engine: StartEngine) -> None:
+    wide = lambda _: LoadedModel(make_model(name, head_dim=32), loaded.tokenizer, loaded.info)  # noqa: E731
+    loaded = make_loaded(name)
+    warm, cold = (
+        start_engine(load=wide, kv_bits=8, prefix_cache_bytes=num_bytes) for num_bytes in (10**8, 0)
+    )
+    history = prompt_of(90)
+    for turn in range(3):
+        answers = [ask(engine, request(history, 24)).finished() for engine in (warm, cold)]
+        assert answers[0].tokens == answers[1].tokens
+        assert answers[0].usage.num_cached_tokens >= (len(history) - 21 if turn else 0)
+        history = [*history, *answers[0].tokens, *prompt_of(20, turn + 1)]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_history_without_what_was_thought_is_known_up_to_the_answer(
+    name: str, start_engine: StartEngine
+) -> None:
+    """The next turn leaves out the beginning of the answer, as templates do with thinking."""
+    chat = Chat(start_engine, name)
+    opening = list(chat.loaded.tokenizer.answer_opening)
+    asked = prompt_of(100)
+    answer, _ = chat.say([*asked, *opening, 77], seed=1)
+    _, usage = chat.say([*asked, *opening, 88, *answer[10:], *prompt_of(9, 3), *opening, 77], seed=2)
+    assert usage.num_cached_tokens in (len(asked), len(asked) + len(opening))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_beginning_that_two_prompts_share_serves_a_third(name: str, start_engine: StartEngine) -> None:
+    """Where there is state, the second prompt shows where it is worth keeping."""
+    chat = Chat(start_engine, name)
+    system = prompt_of(120)
+    for other in range(3):
+        _, usage = chat.say([*system, *prompt_of(40, other + 1)], seed=other)
+    assert usage.num_cached_tokens == len(system)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_together_they_prefill_what_they_share_once(name: str, start_engine: StartEngine) -> None:
+    """Prompts that arrive at the same time: those behind wait until the first has got so far."""
+    engine, loaded = start_engine(name, prefill_chunk_tokens=32), make_loaded(name)
+    system = prompt_of(130)
+    asked = [request([*system, *prompt_of(30, i)], 12, name=f"{i}", seed=i) for i in range(1, 5)]
+    answers = [ask(engine, one) for one in asked]
+    assert [list(a.finished().tokens) for a in answers] == [oracle(loaded, one) for one in asked]
+    assert cached_of(answers) == [0, 130, 130, 130]
+
+
+def cached_of(answers: Sequence[Answer]) -> list[int]:
+    """Prompt tokens that each had for nothing."""
+    return [answer.events[-1].usage.num_cached_tokens for answer in answers]  # type: ignore[union-attr]
+
+
+def test_a_prompt_that_was_given_up_half_way_is_not_lost(start_engine: StartEngine) -> None:
+    engine = start_engine("llama", prefill_chunk_tokens=16)
+    prompt = prompt_of(600)
+    first = Answer()
+    engine.submit(request(prompt, name="gone"), first)
+    while not engine.status().num_running:
+        pass
+    engine.cancel("gone")
+    first.failed()
+    usage = ask(engine, request(prompt, 4, name="again")).finished().usage
+    assert 0 < usage.num_cached_tokens < 600
+
+
+@pytest.mark.parametrize("prefix_cache_bytes", [0, 10**8])
+@pytest.mark.parametrize("with_drafts", [False, True])
+def test_choices_of_one_prompt_share_its_prefill(
+    prefix_cache_bytes: int, with_drafts: bool, start_engine: StartEngine
+) -> None:
+    """Six sequences with one prompt, and one with another that need not wait for them."""
+    prompt = prompt_of(200)
+    fed: list[int] = []
+
+    class Counting:
+        def __init__(self, model: Any) -> None:
+            self.model = model
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.model, name)
+
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+            if tokens.shape[1] > 8:
+                fed.append(tokens.shape[1])
+            return self.model(tokens, cache=cache)
+
+    engine = start_engine(
+        "llama",
+        wrap=Counting,
+        make_sources=(lambda _: DraftSources({}, lambda _: 0.0)) if with_drafts else None,
+        load_draft=(lambda _: make_loaded("llama")) if with_drafts else None,
+        draft_model="the one that load_draft makes" if with_drafts else None,
+        num_draft_tokens=4,
+        prefix_cache_bytes=prefix_cache_bytes,
+        prefill_chunk_tokens=64,
+    )
+    fed.clear()
+    asked = [request(prompt, 20, name=str(i), temperature=0.8, seed=i) for i in range(6)]
+    asked.append(request(prompt_of(60, 1), 20, name="other"))
+    answers = [ask(engine, one) for one in asked]
+    loaded = make_loaded("llama")
+    assert [list(answer.finished().tokens) for answer in answers] == [oracle(loaded, one) for one in asked]
+    assert sum(fed) < 2 * len(prompt)

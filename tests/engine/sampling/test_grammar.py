@@ -1,0 +1,177 @@
+"""Answers keep to their grammar; drafts under a grammar change nothing but the time."""
+
+import dataclasses
+import json
+import random
+from collections.abc import Sequence
+
+import jsonschema
+import pytest
+
+from drafters.base import NO_DRAFT, Ask, Draft
+from engine.request import DraftChoice, GenerationRequest, Grammar, GrammarError
+from engine.sampling.grammar import Grammars
+from engine.speculative.proposers import DraftSources
+from tests.engine.conftest import StartEngine
+from tests.engine.speculative.test_drafting import Scripted, run, sources
+from tests.engine.support import ask, make_loaded, make_tokenizer, oracle, prompt_of, request
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "kind": {"enum": ["lantern", "bridge"]},
+        "sizes": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": 999},
+            "minItems": 2,
+            "maxItems": 3,
+        },
+    },
+    "required": ["name", "kind", "sizes"],
+    "additionalProperties": False,
+}
+PERSON = Grammar("json_schema", json.dumps(SCHEMA))
+WORDS = Grammar("regex", "(red|green|blue)( (red|green|blue)){3}")
+PAIR = Grammar("lark", 'start: "<" /[a-z]{2,5}/ "=" /[0-9]{1,3}/ ">"')
+TEMPERATURES = [0.0, 0.8]
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(make_tokenizer())
+
+
+def constrained(temperature: float) -> list[GenerationRequest]:
+    """Requests with a grammar each, and one without."""
+    kinds = [PERSON, WORDS, None, PAIR, PERSON]
+    return [
+        dataclasses.replace(
+            request(prompt_of(10 + 9 * i, i), 120, name=str(i), temperature=temperature, seed=i),
+            grammar=grammar,
+            max_tokens=40 if grammar is None else 120,
+        )
+        for i, grammar in enumerate(kinds)
+    ]
+
+
+def plainly(requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+    return [dataclasses.replace(one, draft=DraftChoice("none")) for one in requests]
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
+def test_answers_keep_to_their_grammar_and_drafts_change_none(
+    name: str, temperature: float, start_engine: StartEngine
+) -> None:
+    asked = constrained(temperature)
+    engine = start_engine(name, make_sources=lambda _: DraftSources({}, lambda _: 1.0))
+    alone = [ask(engine, one).finished() for one in plainly(asked)]
+    assert all(one.usage.drafting.num_drafted == 0 for one in alone)
+    plain = [list(one.tokens) for one in alone]
+    decode = make_tokenizer().decode
+    texts = [decode(tokens[:-1]) for tokens in plain]
+    for at in (0, 4):
+        jsonschema.validate(json.loads(texts[at]), SCHEMA)
+    assert set(texts[1].split()) <= {"red", "green", "blue"}
+    assert plain[2] == oracle(make_loaded(name), asked[2])
+    assert run(engine, asked) == plain
+    drafted = [ask(engine, one).finished() for one in asked]
+    assert [list(one.tokens) for one in drafted] == plain
+    assert [source for source, _, _ in drafted[0].usage.drafting.by_source] == ["grammar"]
+    # Other drafters' drafts are cut to what the grammar allows: right ones, wrong ones, and both.
+    answers = {one.prompt: tokens for one, tokens in zip(asked, plain, strict=True)}
+    for chance in (1.0, 0.7, 0.0):
+        other = start_engine(name, make_sources=sources(Scripted(answers, chance)), draft_type="suffix")
+        assert run(other, asked) == plain
+        assert [run(other, [one])[0] for one in asked] == plain
+
+
+def test_what_is_forced_is_drafted_and_longer_drafts_that_agree_go_first(start_engine: StartEngine) -> None:
+    asked = constrained(0.0)[0]
+    plain = run(start_engine("llama"), [asked])[0]
+    shown = []
+
+    class Watched(Scripted):
+        def propose(self, ask: Ask) -> Draft:
+            _, at = self.open_now[ask.seq]
+            tokens = plain[at : at + 6] if at == 0 else []
+            shown.append(tokens)
+            return Draft(tokens, self.name, 0, 0.9) if tokens else NO_DRAFT
+
+    engine = start_engine(
+        "llama", make_sources=sources(Watched({asked.prompt: plain}, 1.0)), draft_type="suffix"
+    )
+    finished = ask(engine, asked).finished()
+    assert list(finished.tokens) == plain
+    counts = {source: (drafted, right) for source, drafted, right in finished.usage.drafting.by_source}
+    assert counts["suffix"] == (6, 6)
+    assert counts["grammar"][1] == counts["grammar"][0] > 3
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (Grammar("json_schema", '{"not": {"type": "string"}}'), "not"),
+        (Grammar("json_schema", '{"$ref": "#/nowhere"}'), "nowhere"),
+        (Grammar("json_schema", '{"type": "array", "uniqueItems": true}'), "uniqueItems"),
+        (Grammar("json_schema", "{"), "EOF"),
+        (Grammar("regex", "(?=a)b"), "look-ahead"),
+        (Grammar("lark", "start: nope"), "nope"),
+    ],
+)
+def test_a_grammar_that_cannot_be_used_is_refused_by_what_is_at_fault(
+    grammar: Grammar, words: str, grammars: Grammars
+) -> None:
+    with pytest.raises(GrammarError, match=words):
+        grammars.check(grammar)
+
+
+@pytest.mark.parametrize("grammar", [PERSON, WORDS, PAIR], ids=lambda grammar: grammar.kind)
+def test_walking_through_a_draft_leaves_no_trace(grammar: Grammar, grammars: Grammars) -> None:
+    rng = random.Random(4)
+    straight, wandering = grammars.matcher(grammar), grammars.matcher(grammar)
+    eos = min(make_tokenizer().eos_ids)
+    for _ in range(200):
+        (mask,) = straight.masks()
+        allowed = mask.nonzero()[0].tolist()
+        draft: list[int] = []
+        for _ in range(rng.randint(0, 5)):
+            last = wandering.masks(draft)[-1]
+            following = int(rng.choice(last.nonzero()[0].tolist()))
+            if following == eos:
+                break
+            draft.append(following)
+        assert wandering.count_allowed(draft) == len(draft)
+        assert wandering.count_allowed([*draft, eos]) == len(draft)
+        masks = wandering.masks(draft)
+        assert len(masks) == len(draft) + 1
+        assert (masks[0] == mask).all()
+        assert wandering.forced() == straight.forced()
+        token = rng.choice(allowed)
+        if token == eos:
+            return
+        straight.commit([token])
+        wandering.commit([token])
+    raise AssertionError("the grammar never came to an end")
+
+
+def test_a_fault_of_a_grammar_ends_its_own_request_alone(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = constrained(0.8)[:3]
+    engine = start_engine("llama", make_sources=lambda _: DraftSources({}, lambda _: 1.0))
+    plain = run(engine, asked)
+    original = type(Grammars(make_tokenizer()).matcher(WORDS)).masks
+    calls = []
+
+    def failing(self: object, drafted: Sequence[int] = ()) -> object:
+        calls.append(self)
+        if self is calls[0] and len(calls) > 6:
+            raise GrammarError("the grammar cannot go on")
+        return original(self, drafted)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(Grammars(make_tokenizer()).matcher(WORDS)), "masks", failing)
+    first, *others = [ask(engine, one) for one in asked]
+    assert "the grammar cannot go on" in first.failed().message
+    assert [list(one.finished().tokens) for one in others] == plain[1:]

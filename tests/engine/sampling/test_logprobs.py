@@ -1,0 +1,139 @@
+"""Log probabilities are those of the plain loop, with and without drafts, alone and in a batch."""
+
+import dataclasses
+import math
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from engine.request import Delta, GenerationRequest, TokenLogprob
+from tests.engine.conftest import StartEngine
+from tests.engine.driven import Driven, loaded_once, truth
+from tests.engine.speculative.test_drafting import Scripted, sources
+from tests.engine.support import Answer, ask, make_loaded, make_tokenizer, oracle, prompt_of, request
+
+NAMES = ["llama", "gemma3_text"]
+
+
+def entries(answer: Answer) -> list[TokenLogprob]:
+    if not answer.events or not answer.events[-1].is_terminal:
+        answer.finished()
+    return told_by(answer)
+
+
+def told_by(answer: Answer) -> list[TokenLogprob]:
+    return [entry for event in answer.events if isinstance(event, Delta) for entry in event.logprobs]
+
+
+def asked(temperature: float) -> list[GenerationRequest]:
+    """Requests that want 3, 0, no and 5 alternatives."""
+    return [
+        dataclasses.replace(
+            request(prompt_of(8 + 9 * i, i), 24, name=str(i), temperature=temperature, seed=i),
+            top_logprobs=num,
+        )
+        for i, num in enumerate((3, 0, None, 5))
+    ]
+
+
+def true_logprobs(name: str, tokens: list[int], num_prompt: int) -> list[mx.array]:
+    """(vocabulary,) for each token from num_prompt on, by one token after the other."""
+    loaded = make_loaded(name)
+    caches = make_prompt_cache(loaded.model)
+    fed, found = tokens[:num_prompt], []
+    for at in range(num_prompt, len(tokens)):
+        logits = loaded.model(mx.array([fed]), cache=caches)[0, -1].astype(mx.float32)
+        found.append(logits - mx.logsumexp(logits))
+        fed = [tokens[at]]
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", NAMES)
+def test_they_are_the_plain_loops_with_and_without_drafts(
+    name: str, temperature: float, start_engine: StartEngine
+) -> None:
+    requests = asked(temperature)
+    plain_engine = start_engine(name)
+    plain = [entries(ask(plain_engine, one)) for one in requests]
+    assert plain[2] == []
+    for one, found in zip(requests, plain, strict=True):
+        if one.top_logprobs is None:
+            continue
+        answer = oracle(make_loaded(name), one)
+        assert [entry.token for entry in found] == answer
+        truth = true_logprobs(name, [*one.prompt, *answer], len(one.prompt))
+        for entry, line in zip(found, truth, strict=True):
+            # mlx-lm's own window cache rounds otherwise than ours.
+            likeliest = sorted(line.tolist())[::-1][: one.top_logprobs]
+            assert entry.logprob == pytest.approx(line[entry.token].item(), abs=1e-5)
+            assert [value for _, _, value in entry.top] == pytest.approx(likeliest, abs=1e-5)
+            assert all(value == pytest.approx(line[token].item(), abs=1e-5) for token, _, value in entry.top)
+    answers = {one.prompt: oracle(make_loaded(name), one) for one in requests}
+    for chance in (1.0, 0.6):
+        engine = start_engine(name, make_sources=sources(Scripted(answers, chance)), draft_type="suffix")
+        together = [ask(engine, one) for one in requests]
+        assert [entries(one) for one in together] == plain
+        assert [entries(ask(engine, one)) for one in requests] == plain
+
+
+@pytest.mark.parametrize("chunk", [5, 512])
+def test_those_of_a_prompt_come_first_whatever_is_cached(chunk: int, start_engine: StartEngine) -> None:
+    prompt = prompt_of(40)
+    engine = start_engine("llama", prefill_chunk_tokens=chunk)
+    one = dataclasses.replace(request(prompt, 4), top_logprobs=2, prompt_logprobs=True)
+    truth = true_logprobs("llama", list(prompt), 1)
+    for _ in range(2):
+        answer = ask(engine, one)
+        finished = answer.finished()
+        first = answer.events[0]
+        assert isinstance(first, Delta)
+        assert first.text == ""
+        assert [entry.token for entry in first.logprobs] == list(prompt)
+        assert first.logprobs[0].logprob is None
+        for entry, line in zip(first.logprobs[1:], truth, strict=True):
+            assert entry.logprob is not None
+            assert math.isclose(entry.logprob, line[entry.token].item(), abs_tol=1e-5)
+            assert len(entry.top) == 2
+        assert len(entries(answer)) == len(prompt) + finished.usage.num_completion_tokens
+
+
+def test_those_of_a_prompt_are_told_once_though_the_first_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = Driven(loaded_once("llama"), prefix_cache_bytes=0)
+    one = dataclasses.replace(request(prompt_of(12)), top_logprobs=0, prompt_logprobs=True)
+    answer = driven.ask(one)
+    other = driven.ask(request(prompt_of(12, 1), name="other"))
+    driven.turn_until(lambda: len(driven.worker.members) == 2)
+    told = [entry.token for entry in told_by(answer)]
+    assert told == list(one.prompt)
+
+    def fail(*_: object) -> mx.array:
+        raise RuntimeError("out of luck")
+
+    # Both begin again, from their prompts.
+    with monkeypatch.context() as patch:
+        patch.setattr(type(driven.worker.rows), "forward", fail)
+        driven.worker.turn()
+    assert driven.worker.members == []
+    driven.turn_until(lambda: not driven.worker.has_work)
+    assert [entry.token for entry in entries(answer)] == [*one.prompt, *truth("llama", one)]
+    other.finished()
+
+
+def test_pieces_are_the_bytes_of_each_token() -> None:
+    tokenizer = make_tokenizer()
+    text = 'naïve ✓ 🙂\n    return {"a": 1}'
+    ids = tokenizer.encode_answer(text)
+    assert b"".join(tokenizer.piece(token) for token in ids) == text.encode()
+    assert len(ids) > len(text.split())
+
+
+def test_what_completes_a_stop_string_has_no_entry(start_engine: StartEngine) -> None:
+    plain = oracle(make_loaded("llama"), request(prompt_of(9), 12))
+    stop = make_tokenizer().decode(plain[5:6])
+    one = dataclasses.replace(request(prompt_of(9), 12, stop=(stop,)), top_logprobs=0)
+    answer = ask(start_engine("llama"), one)
+    found = entries(answer)
+    assert [entry.token for entry in found] == plain[: len(found)]
+    assert len(found) < len(plain)

@@ -1,0 +1,40 @@
+"""What rows take is foretold from what caches really hold, for every kind of cache."""
+
+import mlx.core as mx
+import pytest
+
+from engine.kv_cache.per_row import arrays_of, leaves, make_caches
+from engine.kv_cache.rows import settle
+from engine.scheduler.footprint import Footprint, measure
+from tests.engine.support import CONFIGS, make_model
+
+CHUNK = 64
+KINDS = [(name, None) for name in CONFIGS] + [("llama", 8), ("llama", 4)]
+
+
+@pytest.mark.parametrize(("name", "kv_bits"), KINDS)
+def test_rows_take_what_was_foretold(name: str, kv_bits: int | None) -> None:
+    model = make_model(name, **({"head_dim": 32} if kv_bits else {}))
+    footprint = measure(model, kv_bits)
+    caches, length = make_caches(model, kv_bits), 0
+    for chunk in (1, 50, CHUNK, CHUNK, 7, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK):
+        model(mx.ones((1, chunk), mx.int32), cache=caches)
+        settle(caches)
+        length += chunk
+        held = sum(array.nbytes for cache in leaves(caches) for array in arrays_of(cache))
+        # Buffers grow by 256 tokens; windows have up to 640 beside their own; a snapshot doubles state.
+        assert held <= footprint.row_bytes(length + 256, CHUNK)
+        assert footprint.row_bytes(length, CHUNK) <= 2 * held
+
+
+def test_what_a_forward_takes_grows_with_what_is_fed_and_seen() -> None:
+    footprint = Footprint(0, 1, fed_bytes=100, seen_bytes=0.5)
+    assert footprint.forward_bytes(10, 0) == 1000
+    assert footprint.forward_bytes(10, 100) == 1500
+    assert measure(make_model("llama")).fed_bytes > 0
+
+
+def test_a_window_takes_no_more_once_it_is_full() -> None:
+    footprint = Footprint(0, 10, windows=((3, 16),))
+    growth = footprint.row_bytes(9001, CHUNK) - footprint.row_bytes(9000, CHUNK)
+    assert growth == 10

@@ -1,0 +1,219 @@
+"""Rows begin where memory has room for them, give way when it gets short, and say the same all the same."""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from config.settings import Settings
+from engine.kv_cache.rows import can_batch
+from engine.model.loading import LoadedModel, ModelError
+from engine.request import GenerationRequest
+from engine.scheduler import footprint
+from engine.scheduler import memory_budget as admission
+from engine.scheduler.footprint import Footprint
+from engine.speculative.proposers import DraftSources
+from tests.drafters.fakes import Liar
+from tests.engine.driven import Driven, truth
+from tests.engine.support import make_loaded, make_model, oracle, prompt_of, request
+
+ROOMY = 2**40
+NEVER_END = ((2, -100.0),)
+WIDE = {"num_key_value_heads": 4, "head_dim": 64, "num_hidden_layers": 4}
+"""Keys and values that outweigh all else: 8 KiB a token."""
+
+
+@pytest.fixture(autouse=True)
+def limit_of_mlx() -> Iterator[None]:
+    """MLX's own limit is the process's, and other tests have none."""
+    before = mx.set_memory_limit(ROOMY)
+    yield
+    mx.set_memory_limit(before)
+
+
+@pytest.fixture
+def free_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only caches count, so that tests know to the byte what fits; and answers need little room to begin."""
+
+    def measure(model: Any, kv_bits: int | None = None) -> Footprint:
+        return replace(footprint.measure(model, kv_bits), fed_bytes=0, seen_bytes=0.0)
+
+    monkeypatch.setattr(admission, "measure", measure)
+    monkeypatch.setattr(admission, "ANSWER_TOKENS", 16)
+
+
+@functools.cache
+def wide_model() -> Any:
+    return make_model("llama", **WIDE)
+
+
+def loaded_wide() -> LoadedModel:
+    return replace(make_loaded("llama"), model=wide_model())
+
+
+def memory_for(loaded: LoadedModel, num_tokens: int) -> int:
+    """Just enough memory for one sequence of that length."""
+    settings = Settings(memory_bytes=ROOMY)
+    foreseen = admission.make_admission(loaded, settings, can_batch(loaded.model), None)
+    return loaded.info.weight_bytes + foreseen.bytes_alone(num_tokens)
+
+
+def memory_for_three(loaded: LoadedModel) -> int:
+    """Enough for three rows of 180 tokens to begin, and not for all of them to have 250."""
+    own = footprint.measure(loaded.model)
+    if can_batch(loaded.model):
+        # Beside two rows of 256 columns a third and its prompt's own buffers; not three of 512.
+        return loaded.info.weight_bytes + 1400 * own.token_bytes
+    return loaded.info.weight_bytes + 3 * own.row_bytes(200 + 304, 256)
+
+
+@pytest.mark.usefixtures("free_forwards")
+@pytest.mark.parametrize(
+    ("name", "is_drafting"), [("llama", False), ("llama", True), ("qwen3_next", False), ("gemma3_text", True)]
+)
+def test_rows_that_outgrow_memory_say_what_they_would_have_said(name: str, is_drafting: bool) -> None:
+    asked = [
+        request(prompt_of(150 + 5 * i, i), name=str(i), max_tokens=100, temperature=0.9) for i in range(3)
+    ]
+    expected = {one.prompt: truth(name, one) for one in asked}
+    loaded = make_loaded(name)
+    sources = DraftSources({"suffix": Liar(expected, name="suffix")}, lambda _: 1.0)
+    driven = Driven(
+        loaded,
+        (lambda _: sources) if is_drafting else None,
+        memory_bytes=memory_for_three(loaded),
+        prefix_cache_bytes=0,
+    )
+    answers = [driven.ask(one) for one in asked]
+    driven.finish()
+    assert driven.worker.tally.num_preemptions > 0
+    assert [list(answer.finished().tokens) for answer in answers] == list(expected.values())
+
+
+def test_mlx_never_takes_more_than_was_foretold() -> None:
+    loaded = loaded_wide()
+    needed = memory_for(loaded, 600) + 4 * 2**20
+    before = mx.get_active_memory() - loaded.info.weight_bytes
+    driven = Driven(loaded, memory_bytes=needed)
+    mx.reset_peak_memory()
+    for i in range(6):
+        asked = request(prompt_of(40 + 70 * (i % 5), i), name=str(i), max_tokens=60, logit_bias=NEVER_END)
+        driven.ask(asked)
+    num_running = 0
+    while driven.worker.has_work:
+        driven.worker.turn()
+        num_running = max(num_running, len(driven.worker.members) + len(driven.worker.intake.prefilling))
+    assert all(len(answer.finished().tokens) == 60 for answer in driven.answers.values())
+    assert 1 < num_running < 6
+    assert mx.get_peak_memory() - before <= needed
+
+
+@pytest.mark.usefixtures("free_forwards")
+def test_kept_prefixes_give_way_before_any_row_does() -> None:
+    loaded = loaded_wide()
+    driven = Driven(loaded, memory_bytes=memory_for(loaded, 600), prefix_cache_bytes=2**28)
+    for i in range(3):
+        driven.ask(request(prompt_of(250, i), name=str(i), max_tokens=2))
+    driven.finish()
+    prefixes = driven.worker.beginnings.cache
+    assert prefixes is not None
+    kept = prefixes.num_bytes
+    assert kept > 0
+    long = request(prompt_of(440, 9), name="long", max_tokens=60, temperature=0.9)
+    driven.ask(long)
+    driven.turn_until(lambda: bool(driven.worker.members))
+    held = prefixes.num_bytes
+    assert held <= kept
+    driven.turn_until(lambda: driven.worker.members[0].num_answered > 50)
+    assert prefixes.num_bytes < kept
+    driven.finish()
+    assert driven.worker.tally.num_preemptions == 0
+    assert list(driven.answers["long"].finished().tokens) == oracle(loaded, long)
+
+
+@pytest.mark.usefixtures("free_forwards")
+def test_what_does_not_fit_lets_some_pass_but_not_all() -> None:
+    loaded = loaded_wide()
+    driven = Driven(loaded, memory_bytes=memory_for(loaded, 600), prefix_cache_bytes=0, max_rows=4)
+    driven.ask(short("first", 150))
+    driven.turn_until(lambda: bool(driven.worker.members))
+    large = driven.ask(request(prompt_of(500, 1), name="large", max_tokens=20))
+    for i in range(40):
+        driven.ask(short(str(i), 4))
+    driven.turn_until(lambda: bool(large.events and large.events[-1].is_terminal))
+    num_before = sum(bool(driven.answers[str(i)].events) for i in range(40))
+    assert 16 <= num_before <= 20
+    driven.finish()
+    assert all(answer.finished() for answer in driven.answers.values())
+
+
+def short(name: str, max_tokens: int) -> GenerationRequest:
+    return request(prompt_of(9, len(name)), name=name, max_tokens=max_tokens, logit_bias=NEVER_END)
+
+
+def test_a_short_request_finds_a_row_while_long_prompts_prefill() -> None:
+    driven = Driven(make_loaded("llama"), prefill_chunk_tokens=16, max_rows=4, prefix_cache_bytes=0)
+    for i in range(8):
+        driven.ask(request(prompt_of(300, i), name=f"long {i}", max_tokens=2))
+    driven.worker.turn()
+    hurried = driven.ask(short("hurried", 3))
+    driven.turn_until(lambda: bool(hurried.events))
+    assert not any(driven.answers[f"long {i}"].events for i in range(8))
+    driven.finish()
+    assert all(answer.finished() for answer in driven.answers.values())
+
+
+def test_a_long_prompt_gets_on_beside_a_stream_of_short_ones() -> None:
+    driven = Driven(make_loaded("llama"), prefill_chunk_tokens=16, max_rows=4, prefix_cache_bytes=0)
+    for i in range(4):
+        driven.ask(short(f"before {i}", 4))
+    long = driven.ask(request(prompt_of(300), name="long", max_tokens=2))
+    num_asked = 0
+    while not long.events:
+        if len(driven.worker.intake.waiting) < 4:
+            driven.ask(request(prompt_of(15, num_asked), name=str(num_asked), max_tokens=4))
+            num_asked += 1
+        driven.worker.turn()
+        assert num_asked < 500
+    driven.finish()
+
+
+@pytest.mark.usefixtures("free_forwards")
+def test_the_context_is_what_memory_holds() -> None:
+    loaded = loaded_wide()
+    needed = memory_for(loaded, 512)
+    driven = Driven(loaded, memory_bytes=needed)
+    info = driven.loaded.info
+    assert info.context_tokens == 512
+    limit = info.memory_limit
+    assert limit is not None
+    assert limit.most_tokens == info.context_tokens
+    assert limit.bytes_of(info.context_tokens) <= limit.room_bytes < limit.bytes_of(1024)
+    fits = request(prompt_of(info.context_tokens - 40), name="fits", max_tokens=40, temperature=0.9)
+    driven.ask(fits)
+    driven.finish()
+    assert list(driven.answers["fits"].finished().tokens) == oracle(loaded, fits)
+
+
+def test_with_memory_enough_the_context_is_the_model_s_own() -> None:
+    loaded = make_loaded("llama")
+    memory_for(loaded, 1024)
+    assert loaded.info.context_tokens == 1024
+    assert loaded.info.memory_limit is None
+
+
+def test_memory_that_holds_no_row_is_told_before_the_first_request() -> None:
+    loaded = make_loaded("llama")
+    with pytest.raises(ModelError, match=r"no room for a row of llama.*takes [\d.]+ MiB"):
+        admission.make_admission(loaded, Settings(memory_bytes=loaded.info.weight_bytes), True, None)
+
+
+@pytest.mark.usefixtures("free_forwards")
+def test_a_context_that_was_asked_for_and_does_not_fit_is_refused() -> None:
+    loaded = loaded_wide()
+    needed = memory_for(loaded, 512)
+    with pytest.raises(ModelError, match=r"--max-context-tokens 1024 takes .* MiB.*hold \d+ tokens"):
+        admission.make_admission(loaded, Settings(memory_bytes=needed, max_context_tokens=1024), True, None)

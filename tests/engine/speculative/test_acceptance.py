@@ -1,0 +1,221 @@
+"""The gate learns how good drafts are and takes the width that promises most; the ledger bounds the loss."""
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters.base import Draft
+from engine.speculative.acceptance import (
+    GLOBAL_DECAY,
+    Acceptance,
+    Offer,
+    Tally,
+    choose_width,
+    expected_tokens,
+    steady,
+)
+from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, Ledger
+from engine.speculative.step_costs import StepCosts
+
+STAIRCASE = {1: 1.0, 2: 0.99, 3: 1.13, 4: 1.43, 5: 1.75, 8: 2.84, 10: 4.5, 16: 4.5, 24: 4.5, 32: 4.5}
+DRAFT = Draft((1, 2, 3), "suffix", 2, 0.7)
+
+
+def stairs(width: int) -> float:
+    return StepCosts({(1, w): s for w, s in STAIRCASE.items()}).seconds(1, width)
+
+
+def always(_: int) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("num_drafted", [0, 1, 4, 31])
+def test_expected_tokens_are_the_mean_of_a_simulation(rate: float, num_drafted: int) -> None:
+    rng = random.Random(3)
+    total = 0
+    for _ in range(4000):
+        accepted = next((i for i in range(num_drafted) if rng.random() >= rate), num_drafted)
+        total += accepted + 1
+    assert expected_tokens(rate, num_drafted) == pytest.approx(total / 4000, rel=0.06)
+
+
+def test_a_hopeless_draft_is_not_worth_a_step() -> None:
+    assert choose_width([Offer(steady(0.01, 31))], [3, 5, 32], lambda w: 1.0 + 0.3 * (w - 1), always) == 1
+
+
+def test_a_sure_draft_takes_the_whole_tile_of_the_staircase() -> None:
+    assert choose_width([Offer(steady(0.99, 31))], range(2, 33), stairs, always) == 32
+
+
+def test_an_unsure_draft_takes_a_short_step_of_the_staircase() -> None:
+    assert choose_width([Offer(steady(0.6, 31))], range(2, 33), stairs, always) in (3, 4)
+
+
+def test_what_the_ledger_forbids_is_not_taken() -> None:
+    assert choose_width([Offer(steady(0.99, 31))], range(2, 33), stairs, lambda w: w <= 4) <= 4
+
+
+def test_pending_tokens_are_fed_but_not_counted_as_gain() -> None:
+    widths = [8]
+    assert (
+        choose_width([Offer(steady(0.9, 7), num_pending=1)], widths, lambda w: 1 + 0.3 * (w - 1), always) == 8
+    )
+    assert (
+        choose_width([Offer(steady(0.9, 7), num_pending=8)], widths, lambda w: 1 + 0.3 * (w - 1), always) == 1
+    )
+
+
+def test_acceptance_follows_what_comes_true() -> None:
+    acceptance = Acceptance(Tally(GLOBAL_DECAY))
+    assert acceptance.rate(DRAFT) == pytest.approx(0.7)
+    for _ in range(50):
+        acceptance.learn(DRAFT, 3, 3)
+    assert acceptance.rate(DRAFT) > 0.9
+    for _ in range(100):
+        acceptance.learn(DRAFT, 1, 0)
+    assert acceptance.rate(DRAFT) < 0.2
+
+
+def test_buckets_and_sources_are_learned_apart() -> None:
+    acceptance = Acceptance(Tally(GLOBAL_DECAY))
+    for _ in range(100):
+        acceptance.learn(DRAFT, 1, 0)
+    assert acceptance.rate(Draft((1,), "suffix", 3, 0.7)) == pytest.approx(0.7)
+    assert acceptance.rate(Draft((1,), "ngram-mod", 2, 0.7)) == pytest.approx(0.7)
+
+
+def test_a_request_starts_where_earlier_ones_ended() -> None:
+    everyone = Tally(GLOBAL_DECAY)
+    first = Acceptance(everyone)
+    for _ in range(200):
+        first.learn(DRAFT, 1, 0)
+    assert Acceptance(everyone).rate(DRAFT) < 0.3
+
+
+END = 9
+LINES = Draft((1, 2, END, 3, END, 4), "suffix", 2, 0.95)
+
+
+def test_a_copy_may_end_where_a_line_does() -> None:
+    acceptance = Acceptance(Tally(GLOBAL_DECAY), line_ends={END})
+    offer = acceptance.offer(LINES, 0.95)
+    assert offer.stops == (2, 4)
+    gains = [after - before for before, after in pairwise(offer.expected)]
+    chances = [after / before for before, after in pairwise([1.0, *gains])]
+    assert chances == pytest.approx([0.95, 0.95, 0.6, 0.95, 0.85, 0.95])
+    assert choose_width([offer], [3, 7], lambda w: 1 + 0.3 * (w - 1), always) == 3
+
+
+def test_whether_copies_end_with_the_first_line_is_learned_from_all_requests() -> None:
+    everyone = Tally(GLOBAL_DECAY)
+    for _ in range(50):
+        Acceptance(everyone, line_ends={END}).learn(LINES, 6, 2)
+    acceptance = Acceptance(everyone, line_ends={END})
+    first, second = (acceptance.offer(LINES, 0.95).expected[at] for at in (2, 3))
+    assert second - first < 0.2
+    assert acceptance.rate(LINES) > 0.95
+    # An answer that has gone beyond its first line is another case.
+    acceptance.pass_over([5, END])
+    first, second = (acceptance.offer(LINES, 0.95).expected[at] for at in (2, 3))
+    assert second - first > 0.7
+
+
+def test_a_line_s_end_is_nothing_special_in_what_is_no_copy() -> None:
+    acceptance = Acceptance(Tally(GLOBAL_DECAY), line_ends={END})
+    draft = Draft(LINES.tokens, "prediction", 0, 0.95)
+    assert acceptance.offer(draft, 0.95).expected == pytest.approx(steady(0.95, 6))
+    acceptance.learn(draft, 6, 2)
+    assert acceptance.offer(LINES, 0.95).stops == (2, 4)
+    assert acceptance.offer(draft, 0.9).stops == ()
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.5, 20.0), st.integers(1, 32)), min_size=1, max_size=200),
+    st.floats(0.0, 0.1),
+)
+def test_the_ledger_keeps_the_bound_at_every_moment(steps: list[tuple[float, int]], overhead: float) -> None:
+    ledger = Ledger(overhead)
+    for step_s, num_tokens in steps:
+        if ledger.allows(step_s, 1.0, has_draft=True):
+            ledger.charge(step_s, 1.0, num_tokens)
+        else:
+            ledger.charge(1.0, 1.0, 1)
+        assert ledger.spent_s <= (1 + overhead) * ledger.plain_s + ALLOWANCE_STEPS + 1e-6
+
+
+def test_neighbours_may_cost_more_than_own_drafts_but_not_without_bound() -> None:
+    ledger = Ledger(0.02)
+    ledger.charge(106.0, 100.0, 1)
+    ledger.plain_s = 100.0
+    assert not ledger.allows(6.0, 1.0, has_draft=True)
+    assert ledger.allows(6.0, 1.0, has_draft=False)
+    assert not ledger.allows(60.0, 1.0, has_draft=False)
+
+
+def test_costs_lie_on_lines_between_what_was_measured() -> None:
+    costs = StepCosts({(1, 1): 1.0, (1, 4): 2.5, (4, 1): 2.0, (4, 4): 5.5})
+    assert costs.seconds(1, 1) == pytest.approx(1.0)
+    assert costs.seconds(1, 3) == pytest.approx(2.0)
+    assert costs.seconds(4, 4) == pytest.approx(5.5)
+    assert costs.seconds(2, 1) == pytest.approx(4 / 3)
+    assert costs.seconds(1, 7) == pytest.approx(4.0)
+
+
+def test_costs_follow_the_machine_but_not_one_pause() -> None:
+    costs = StepCosts({(1, 1): 1.0, (1, 8): 3.0})
+    costs.observe(1, 1, 1000.0)
+    assert costs.seconds(1, 1) < 1.2
+    for _ in range(300):
+        costs.observe(1, 1, 2.0)
+        costs.observe(1, 8, 6.0)
+    assert costs.seconds(1, 1) == pytest.approx(2.0, rel=0.05)
+    assert costs.seconds(1, 8) == pytest.approx(6.0, rel=0.05)
+
+
+def test_costs_learn_that_one_width_is_dearer_than_measured() -> None:
+    costs = StepCosts({(1, 1): 1.0, (1, 8): 2.0})
+    for _ in range(400):
+        costs.observe(1, 1, 1.0)
+        costs.observe(1, 8, 4.0)
+    assert costs.seconds(1, 8) / costs.seconds(1, 1) == pytest.approx(4.0, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [{}, {(1, 2): 1.0}, {(1, 1): 0.0}, {(1, 1): 1.0, (1, 2): 1.0, (2, 1): 1.0}, {(1, 1): float("nan")}],
+)
+def test_a_table_that_is_no_grid_of_seconds_is_refused(table: dict[tuple[int, int], float]) -> None:
+    with pytest.raises(ValueError, match="full grid"):
+        StepCosts(table)
+
+
+def simulate(right: Callable[[int], bool], num_tokens: int = 600) -> float:
+    """Speed over plain of one sequence on the staircase, whose drafts are right where `right` says."""
+    everyone, ledger = Tally(GLOBAL_DECAY), Ledger(0.02)
+    acceptance = Acceptance(everyone)
+    at, spent = 0, 0.0
+    while at < num_tokens:
+        rate = acceptance.rate(DRAFT)
+        width = choose_width(
+            [Offer(steady(rate, 31))],
+            range(2, 33),
+            stairs,
+            lambda w: ledger.allows(stairs(w), 1.0, has_draft=True),
+        )
+        accepted = next((i for i in range(width - 1) if not right(at + i)), width - 1)
+        acceptance.learn(DRAFT, max(1, width - 1), accepted if width > 1 else int(right(at)))
+        ledger.charge(stairs(width), 1.0, accepted + 1)
+        spent += stairs(width)
+        at += accepted + 1
+    return at / spent
+
+
+def test_a_copied_answer_is_several_times_as_fast_and_a_trap_within_the_bound() -> None:
+    assert simulate(lambda at: at % 97 != 0) > 3.5
+    assert simulate(lambda _: False) >= 1 / (1.02 + (ALLOWANCE_STEPS + 4.5) / 600)
+    assert simulate(lambda at: at % 2 == 0) > 0.97

@@ -1,0 +1,434 @@
+"""Drafting never changes the answer: whatever drafts, whatever the architecture, alone or in a batch."""
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from config.settings import Settings
+from drafters.assembly import make_drafters
+from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
+from drafters.repetition import repetition_score
+from engine.engine import Engine
+from engine.request import DraftChoice, DraftType, GenerationRequest
+from engine.speculative.acceptance import Acceptance
+from engine.speculative.draft_model.draft_length import DraftLength
+from engine.speculative.proposers import DraftSources
+from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, Ledger
+from engine.speculative.step_costs import StepClock, StepCosts
+from tests.engine.conftest import StartEngine
+from tests.engine.support import CONFIGS, Answer, ask, make_loaded, oracle, prompt_of, request
+
+TEMPERATURES = [0.0, 0.8]
+
+
+class Scripted:
+    """A drafter that knows the true answers and is right as often as it was told to be."""
+
+    name = "suffix"
+
+    def __init__(
+        self, answers: dict[tuple[int, ...], list[int]], chance: float, silence: float = 0.0
+    ) -> None:
+        self.answers, self.chance, self.silence = answers, chance, silence
+        self.open_now: dict[int, tuple[list[int], int]] = {}
+        self.num_settled = 0
+
+    def open(self, opening: Opening) -> None:
+        self.open_now[opening.seq] = self.answers[tuple(opening.prompt)], 0
+
+    def propose(self, ask: Ask) -> Draft:
+        answer, at = self.open_now[ask.seq]
+        rng = random.Random(f"{ask.seq} {at}")
+        if rng.random() < self.silence:
+            return NO_DRAFT
+        tokens = [
+            token if rng.random() < self.chance else (token + 1) % 4096
+            for token in answer[at : at + rng.randint(1, ask.limit)]
+        ]
+        return Draft(tokens, self.name, 0, 0.9) if tokens else NO_DRAFT
+
+    def observe(self, seq: int, tokens: Sequence[int]) -> None:
+        answer, at = self.open_now[seq]
+        assert answer[at : at + len(tokens)] == list(tokens)
+        self.open_now[seq] = answer, at + len(tokens)
+
+    def settle(self, seq: int, offered: int, accepted: int) -> None:
+        assert 0 <= accepted <= offered >= 1
+        assert seq in self.open_now
+        self.num_settled += 1
+
+    def close(self, seq: int) -> None:
+        del self.open_now[seq]
+
+
+def raising(answers: dict[tuple[int, ...], list[int]], method: str) -> Scripted:
+    """A drafter that raises in one of its methods."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault in a drafter")
+
+    drafter = Scripted(answers, 1.0)
+    setattr(drafter, method, fail)
+    return drafter
+
+
+def sources(drafter: Drafter) -> Callable[[str], DraftSources]:
+    return lambda _: DraftSources({"suffix": drafter}, lambda _: 1.0)
+
+
+def requests(temperature: float) -> list[GenerationRequest]:
+    lengths = [3, 40, 17, 90, 8, 25, 5, 61]
+    return [
+        request(prompt_of(length, i), 30 + 3 * i, name=str(i), temperature=temperature, seed=i)
+        for i, length in enumerate(lengths)
+    ]
+
+
+@functools.cache
+def answers_of(name: str, temperature: float) -> dict[tuple[int, ...], list[int]]:
+    """The true answer to each of the requests, by its prompt."""
+    loaded = make_loaded(name)
+    return {one.prompt: oracle(loaded, one) for one in requests(temperature)}
+
+
+def run(engine: Engine, asked: Sequence[GenerationRequest]) -> list[list[int]]:
+    answers: list[Answer] = [ask(engine, one) for one in asked]
+    return [list(answer.finished().tokens) for answer in answers]
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("chance", [1.0, 0.0, 0.7], ids=["oracle", "liar", "coin"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_drafting_never_changes_the_tokens(
+    name: str, chance: float, temperature: float, start_engine: StartEngine
+) -> None:
+    asked, expected = requests(temperature), answers_of(name, temperature)
+    drafter = Scripted(expected, chance)
+    engine = start_engine(name, make_sources=sources(drafter), draft_type="suffix")
+    first = ask(engine, asked[0]).finished()
+    assert list(first.tokens) == expected[asked[0].prompt]
+    report = first.usage.drafting
+    assert sum(length for _, length in report.origins) == len(first.tokens)
+    assert sum(length for source, length in report.origins if source == "suffix") == report.num_accepted
+    assert 0 < report.drafter_s < first.usage.total_s
+    assert run(engine, asked) == [expected[one.prompt] for one in asked]
+    assert run(engine, asked[3:5]) == [expected[one.prompt] for one in asked[3:5]]
+    assert drafter.num_settled
+    assert not drafter.open_now
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_plain_and_wide_steps_may_take_turns(name: str, start_engine: StartEngine) -> None:
+    asked, expected = requests(0.8), answers_of(name, 0.8)
+    drafter = Scripted(expected, 0.8, silence=0.8)
+    engine = start_engine(name, make_sources=sources(drafter), draft_type="suffix", max_rows=3)
+    assert run(engine, asked) == [expected[one.prompt] for one in asked]
+
+
+@pytest.mark.parametrize(("name", "is_drafting"), [("llama", True), ("gemma3_text", True), ("mamba2", False)])
+def test_exact_mode_drafts_only_where_bytes_agree(
+    name: str, is_drafting: bool, start_engine: StartEngine
+) -> None:
+    asked, expected = requests(0.8)[:3], answers_of(name, 0.8)
+    costs = StepCosts({(1, width): 1.0 for width in (1, 2, 4)})
+    make_sources = sources(Scripted(expected, 1.0))
+    engine = start_engine(
+        name, make_sources=make_sources, costs=costs, draft_type="suffix", exact=True, max_rows=3
+    )
+    answers = [ask(engine, one).finished() for one in asked]
+    assert [list(answer.tokens) for answer in answers] == [expected[one.prompt] for one in asked]
+    assert run(engine, asked) == [expected[one.prompt] for one in asked]
+    assert all(bool(answer.usage.drafting.num_drafted) == is_drafting for answer in answers)
+
+
+@pytest.mark.parametrize("method", ["open", "propose", "observe", "settle", "close"])
+def test_a_drafter_that_raises_costs_nothing_but_its_drafts(method: str, start_engine: StartEngine) -> None:
+    asked, expected = requests(0.0)[:3], answers_of("llama", 0.0)
+    engine = start_engine("llama", make_sources=sources(raising(expected, method)), draft_type="suffix")
+    assert run(engine, asked) == [expected[one.prompt] for one in asked]
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("draft", ["llama", "gemma3_text", "mamba2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
+def test_a_draft_model_never_changes_the_tokens(
+    name: str, draft: str, temperature: float, start_engine: StartEngine
+) -> None:
+    asked, expected = requests(temperature), answers_of(name, temperature)
+    engine = start_engine(
+        name,
+        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        load_draft=lambda _: make_loaded(draft),
+        draft_type="draft-model",
+        draft_model="the one that load_draft makes",
+        num_draft_tokens=4,
+        prefill_chunk_tokens=16,
+    )
+    assert run(engine, asked) == [expected[one.prompt] for one in asked]
+    last = ask(engine, asked[1]).finished()
+    assert list(last.tokens) == expected[asked[1].prompt]
+    if draft == name:
+        assert last.usage.drafting.num_drafted
+        assert last.usage.drafting.num_accepted == last.usage.drafting.num_drafted
+        assert dict(last.usage.drafting.origins)["draft-model"] > 0
+        assert 0 < last.usage.drafting.drafter_s < last.usage.total_s
+
+
+def test_a_draft_model_with_windows_goes_back_over_many_forwards(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A random model is never right, so it would soon be asked no more.
+    monkeypatch.setattr(DraftLength, "rate", 0.9)
+    monkeypatch.setattr(StepClock, "lap", lambda *_: None)
+    asked = [request(prompt_of(35, 35), 330)]
+    engine = start_engine(
+        "llama",
+        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        load_draft=lambda _: make_loaded("gemma3_text"),
+        draft_type="draft-model",
+        draft_model="the one that load_draft makes",
+        num_draft_tokens=12,
+    )
+    loaded = make_loaded("llama")
+    for one in asked:
+        finished = ask(engine, one).finished()
+        assert list(finished.tokens) == oracle(loaded, one)
+        # Had it failed to go back, the request would have had no more drafts from then on.
+        assert finished.usage.drafting.num_drafted >= 12 * (one.max_tokens - 14)
+
+
+class Faulty:
+    """A model whose answers are wrong, or that raises, at some of its calls, counted from the first."""
+
+    def __init__(self, model: Any, is_wrong: Callable[[int], bool], raises: bool = False) -> None:
+        self.model, self.is_wrong, self.raises = model, is_wrong, raises
+        self.num_calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        self.num_calls += 1
+        logits: mx.array = self.model(tokens, cache=cache)
+        if not self.is_wrong(self.num_calls):
+            return logits
+        if self.raises:
+            raise RuntimeError("a fault in the draft model")
+        return -logits
+
+
+def test_a_recurrent_draft_model_that_errs_goes_on_drafting(start_engine: StartEngine) -> None:
+    asked = request(prompt_of(20), 300, temperature=0.8)
+    engine = start_engine(
+        "mamba2",
+        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        load_draft=lambda _: make_loaded(
+            "mamba2", lambda model: Faulty(model, lambda call: call > 60 and call % 5 == 0)
+        ),
+        draft_type="draft-model",
+        draft_model="the one that load_draft makes",
+        num_draft_tokens=8,
+    )
+    finished = ask(engine, asked).finished()
+    assert list(finished.tokens) == oracle(make_loaded("mamba2"), asked)
+    # Four calls in five are right, so every other draft or so brings tokens.
+    assert finished.usage.drafting.num_accepted > 100
+
+
+def test_a_draft_model_that_cannot_read_the_prompt_costs_only_drafts(start_engine: StartEngine) -> None:
+    asked, expected = requests(0.8)[:4], answers_of("llama", 0.8)
+    broken = []
+
+    def wrap(model: Any) -> Any:
+        broken.append(Faulty(model, lambda call: call == broken[0].num_until_fault, raises=True))
+        broken[0].num_until_fault = 0
+        return broken[0]
+
+    engine = start_engine(
+        "llama",
+        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        load_draft=lambda _: make_loaded("llama", wrap),
+        draft_type="draft-model",
+        draft_model="the one that load_draft makes",
+    )
+    broken[0].num_until_fault = broken[0].num_calls + 1
+    answers = [ask(engine, one).finished() for one in asked]
+    assert [list(answer.tokens) for answer in answers] == [expected[one.prompt] for one in asked]
+    assert [bool(answer.usage.drafting.num_drafted) for answer in answers] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("draft_type", ["none", "suffix"])
+def test_no_prompt_is_read_by_a_draft_model_that_will_not_draft(
+    draft_type: DraftType, start_engine: StartEngine
+) -> None:
+    asked, expected = requests(0.8)[1], answers_of("llama", 0.8)
+    made = []
+    engine = start_engine(
+        "llama",
+        make_sources=sources(Scripted(expected, 0.5)),
+        load_draft=lambda _: make_loaded(
+            "llama", lambda model: made.append(Faulty(model, lambda _: False)) or made[0]
+        ),
+        draft_model="the one that load_draft makes",
+    )
+    before = made[0].num_calls
+    asked = dataclasses.replace(asked, draft=DraftChoice(draft_type))
+    assert run(engine, [asked]) == [expected[asked.prompt]]
+    assert made[0].num_calls == before
+
+
+def test_the_bound_holds_though_a_recurrent_row_is_fed_again_what_it_kept(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the gate believes: here it takes drafts for good of which only the first token is."""
+    asked = request(prompt_of(20), 200, temperature=0.8)
+    answer = oracle(make_loaded("mamba2"), asked)
+    beyond = []
+
+    class FirstOnly(Scripted):
+        def propose(self, ask: Ask) -> Draft:
+            _, at = self.open_now[ask.seq]
+            tokens = answer[at : at + 1] + [(token + 1) % 4096 for token in answer[at + 1 : at + 15]]
+            return Draft(tokens[: ask.limit], self.name, 0, 0.9) if tokens else NO_DRAFT
+
+    def watch(ledger: Ledger, step_s: float, plain_s: float, num_tokens: int) -> None:
+        charge(ledger, step_s, plain_s, num_tokens)
+        beyond.append(ledger.spent_s - ledger.plain_s - ALLOWANCE_STEPS * plain_s)
+
+    charge = Ledger.charge
+    monkeypatch.setattr(Ledger, "charge", watch)
+    monkeypatch.setattr(Acceptance, "rate", lambda *_: 0.95)
+    monkeypatch.setattr(StepClock, "lap", lambda *_: None)
+    engine = start_engine(
+        "mamba2",
+        make_sources=sources(FirstOnly({asked.prompt: answer}, 1.0)),
+        costs=StepCosts({(1, 1): 1.0, (1, 2): 3.0, (1, 16): 4.0}),
+        draft_type="suffix",
+        draft_overhead=0.0,
+    )
+    assert run(engine, [asked]) == [answer]
+    assert max(beyond) <= 1e-9
+
+
+def test_exact_mode_keeps_its_widths_when_a_draft_model_has_nothing(start_engine: StartEngine) -> None:
+    """A row too far behind for its draft model must not leave the others a width that was not tried."""
+    first, second = (request(prompt_of(20, i), 300, name=str(i), seed=i, temperature=0.8) for i in range(2))
+    loaded = make_loaded("llama")
+    expected = {one.prompt: oracle(loaded, one) for one in (first, second)}
+    shapes: list[tuple[int, ...]] = []
+
+    class Known(Scripted):
+        """Always two tokens for the first; for the second many, and later none: then its model is asked."""
+
+        def propose(self, ask: Ask) -> Draft:
+            answer, at = self.open_now[ask.seq]
+            most = 2 if answer == expected[first.prompt] else 7 if at < 150 else 0
+            tokens = answer[at : at + min(most, ask.limit)]
+            return Draft(tokens, self.name, 0, 0.9) if tokens else NO_DRAFT
+
+    class Recorded:
+        """Wrong at a width of three for two rows, as a kernel may be; and it notes all shapes."""
+
+        def __init__(self, model: Any) -> None:
+            self.model = model
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.model, name)
+
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+            shapes.append(tuple(tokens.shape))
+            logits: mx.array = self.model(tokens, cache=cache)
+            return -logits if tokens.shape == (2, 3) else logits
+
+    engine = start_engine(
+        "llama",
+        wrap=Recorded,
+        make_sources=sources(Known(expected, 1.0)),
+        load_draft=lambda _: make_loaded("llama"),
+        costs=StepCosts({(rows, width): 1.0 for rows in (1, 2) for width in (1, 2, 3, 4, 5, 8)}),
+        draft_model="the one that load_draft makes",
+        exact=True,
+        max_rows=2,
+        num_draft_tokens=7,
+        gate="off",
+    )
+    shapes.clear()
+    assert run(engine, [first, second]) == [expected[first.prompt], expected[second.prompt]]
+    assert (2, 8) in shapes
+    assert (2, 3) not in shapes
+
+
+SETTINGS = [
+    {"temperature": 0.9, "top_p": 0.8, "top_k": 40, "min_p": 0.01},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.3},
+    # A dozen tokens, and a penalty that forces turns among them: one forgotten count changes the answer.
+    {"frequency_penalty": 5.0, "logit_bias": tuple((token, 300.0) for token in range(7, 19))},
+    {"temperature": 0.7, "frequency_penalty": 1.5, "logit_bias": ((7, 3.0), (9, -100.0))},
+    {"temperature": 1.3, "repetition_penalty": 1.2, "top_p": 0.9},
+]
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba2"])
+def test_penalties_filters_and_bias_see_the_drafted_tokens(name: str, start_engine: StartEngine) -> None:
+    asked = [request(prompt_of(20 + i, i), 40, name=str(i), **s) for i, s in enumerate(SETTINGS)]
+    plain = run(start_engine(name), asked)
+    answers = {one.prompt: tokens for one, tokens in zip(asked, plain, strict=True)}
+    for chance, silence in ((1.0, 0.0), (0.7, 0.0), (0.0, 0.0), (0.7, 0.6)):
+        drafter = Scripted(answers, chance, silence)
+        engine = start_engine(name, make_sources=sources(drafter), draft_type="suffix")
+        assert run(engine, asked) == plain
+        assert [run(engine, [one])[0] for one in asked] == plain
+
+
+def test_a_request_cancelled_in_mid_draft_leaves_the_others_as_they_were(start_engine: StartEngine) -> None:
+    asked, expected = requests(0.8), answers_of("llama", 0.8)
+    drafter = Scripted(expected, 0.7)
+    engine = start_engine("llama", make_sources=sources(drafter), draft_type="suffix")
+    answers = []
+    for at, one in enumerate(asked):
+        answer = Answer()
+        if at % 2:
+            answer.on_delta = functools.partial(engine.cancel, one.id)
+        engine.submit(one, answer)
+        answers.append(answer)
+    for at, (one, answer) in enumerate(zip(asked, answers, strict=True)):
+        if at % 2 == 0:
+            assert list(answer.finished().tokens) == expected[one.prompt]
+        else:
+            answer.end()
+    assert run(engine, asked) == [expected[one.prompt] for one in asked]
+    assert not drafter.open_now
+
+
+@pytest.mark.parametrize("draft_type", ["suffix", "ngram-simple", "ngram-mod", "auto"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
+def test_no_real_drafter_changes_the_tokens(
+    name: str, draft_type: DraftType, start_engine: StartEngine
+) -> None:
+    settings = Settings(ngram_mod_size=3, ngram_table_entries=4096)
+    engine = start_engine(
+        name,
+        make_sources=lambda v: DraftSources(make_drafters(settings, v), repetition_score),
+        prefill_chunk_tokens=32,
+    )
+    # A seed answers a prompt that holds its own answer to an earlier one, so that there is much to draft.
+    loaded = make_loaded(name)
+    asked = []
+    for seed in range(4):
+        first = request(prompt_of(12, seed), 30, temperature=0.8, seed=seed)
+        prompt = [*first.prompt, *oracle(loaded, first), *first.prompt]
+        wanted = GenerationRequest(
+            str(seed), tuple(prompt), 30, first.sampling, draft=DraftChoice(draft_type)
+        )
+        asked.append(dataclasses.replace(wanted, prediction=tuple(prompt[12:])))
+    expected = [oracle(loaded, one) for one in asked]
+    assert run(engine, asked) == expected
+    assert run(engine, asked[:2]) == expected[:2]
+    last = ask(engine, asked[3]).finished()
+    assert list(last.tokens) == expected[3]
+    assert last.usage.drafting.num_drafted

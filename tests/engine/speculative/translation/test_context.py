@@ -1,0 +1,268 @@
+"""Translation in context: nothing is lost there and back, and only true continuations are proposed."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from engine.model.vocabulary import Vocabulary, whole_characters
+from engine.speculative.translation.context import LONGEST_TAIL, ContextTranslator
+from engine.speculative.translation.token_map import TokenMap
+from engine.speculative.translation.translation import PREFIX_TOKENS, Pair
+from tests.engine import tokenizers_zoo as zoo
+
+FRAGMENTS = [
+    *(
+        "the",
+        " house",
+        " of",
+        " the king",
+        "ing",
+        "\n",
+        "\n\n    ",
+        "    ",
+        "  two  ",
+        "\t",
+        " 12",
+        "3",
+        "4567",
+    ),
+    *("def add(left, right):\n    return left + right\n", "it's", ", ", "x" * 30, "\r\n", "\u00a0"),
+    *(
+        " Za\u017c\u00f3\u0142\u0107",
+        "g\u0119\u015bl\u0105 ja\u017a\u0144",
+        "e\u0301",
+        "\ufb01",
+        "\u4e2d\u6587",
+    ),
+    *("\U0001f600", "\U0001f468\u200d\U0001f469", "<think>", "</s>", "<|end|>", "<0x41>", "\u2581", "\ufffd"),
+]
+TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=6), max_size=12).map("".join)
+SEEDS = st.lists(st.binary(min_size=1, max_size=4) | st.integers(0) | TEXTS, max_size=10)
+"""What tokens are made of: texts, bytes and ids as they come, broken characters and specials among them."""
+
+
+@cache
+def vocabulary(kind: str) -> Vocabulary:
+    return Vocabulary(zoo.make(kind))
+
+
+@cache
+def make_pair(draft: str, target: str) -> Pair:
+    ours, theirs = vocabulary(draft), vocabulary(target)
+    return Pair(ours, theirs, TokenMap(ours, theirs))
+
+
+def pairs(kinds: Sequence[str]) -> st.SearchStrategy[Pair]:
+    return st.builds(make_pair, st.sampled_from(kinds), st.sampled_from(kinds))
+
+
+ANY = pairs(list(zoo.KINDS))
+EXACT = pairs(list(zoo.EXACT))
+PREFIXES = st.integers(0, 7)
+
+
+def tokens_of(vocabulary: Vocabulary, seeds: Sequence[str | bytes | int]) -> list[int]:
+    tokens: list[int] = []
+    for seed in seeds:
+        if isinstance(seed, int):
+            tokens.append(seed % vocabulary.size)
+        else:
+            tokens += vocabulary.spell(seed if isinstance(seed, bytes) else seed.encode())[0]
+    return tokens
+
+
+def told_text(pair: Pair, tokens: Sequence[int]) -> tuple[bytes, bytes]:
+    """The bytes that a draft model reads of committed tokens, and those of the last character that waits."""
+    text = b""
+    start = 0
+    for token in tokens:
+        piece = pair.target.pieces[token]
+        if not piece:
+            piece = pair.draft.text(pair.told(token))
+            start = len(text) + len(piece)
+        text += piece
+    end = start + whole_characters(text[start:])
+    return text[:end], text[end:]
+
+
+@settings(deadline=None, max_examples=40)
+@given(ANY, SEEDS, PREFIXES, st.lists(st.integers(1, 30)))
+def test_a_reading_depends_on_the_tokens_and_not_on_when_they_came(
+    pair: Pair, seeds: list[str | bytes | int], p: int, sizes: list[int]
+) -> None:
+    tokens = tokens_of(pair.target, seeds)
+    reader = ContextTranslator(pair, p)
+    before: list[int] = []
+    num_settled = 0
+    end = 0
+    for size in [*sizes, len(tokens)]:
+        end += size
+        reading = reader.follow(tokens[:end])
+        ids = list(reading.ids)
+        assert ids[: reading.num_same] == before[: reading.num_same]
+        assert num_settled <= reading.num_same or not before
+        assert num_settled <= reading.num_settled <= len(ids)
+        assert ids[:num_settled] == before[:num_settled]
+        assert bool(ids) == bool(tokens or pair.draft.opening)
+        before, num_settled = ids, reading.num_settled
+    at_once = ContextTranslator(pair, p).follow(tokens)
+    assert (list(at_once.ids), at_once.num_settled) == (before, num_settled)
+
+
+@settings(deadline=None, max_examples=40)
+@given(EXACT, SEEDS, PREFIXES)
+def test_nothing_is_lost_there(pair: Pair, seeds: list[str | bytes | int], p: int) -> None:
+    tokens = tokens_of(pair.target, seeds)
+    said, _ = told_text(pair, tokens)
+    assert pair.draft.text(ContextTranslator(pair, p).follow(tokens).ids) == said
+
+
+@settings(deadline=None, max_examples=80)
+@given(ANY, SEEDS, SEEDS, PREFIXES)
+def test_only_true_continuations_are_proposed(
+    pair: Pair, seeds: list[str | bytes | int], drafted_seeds: list[str | bytes | int], p: int
+) -> None:
+    tokens, drafted = tokens_of(pair.target, seeds), tokens_of(pair.draft, drafted_seeds)
+    translator = ContextTranslator(pair, p)
+    translator.follow(tokens)
+    proposal = translator.carry_back(drafted)
+    _, pending = told_text(pair, tokens)
+    end = next((at for at, token in enumerate(drafted) if not pair.draft.pieces[token]), len(drafted))
+    said = pair.draft.text(drafted[:end])
+    special = pair.shared_start(drafted[end : end + 1])
+    if special and proposal[-1:] == special and pending + pair.target.text(proposal[:-1]) == said:
+        proposal = proposal[:-1]
+    assert all(pair.target.pieces[token] for token in proposal)
+    if proposal:
+        assert said.startswith(pending + pair.target.text(proposal))
+    counts = translator.counts
+    assert counts.translated + counts.absorbed + counts.skipped == bool(drafted)
+
+
+@settings(deadline=None, max_examples=40)
+@given(EXACT, TEXTS, TEXTS, PREFIXES)
+def test_nothing_is_lost_back(pair: Pair, text: str, more: str, p: int) -> None:
+    translator = ContextTranslator(pair, p)
+    translator.follow(tokens_of(pair.target, [text]))
+    proposal = translator.carry_back(tokens_of(pair.draft, [more]))
+    # Some have no tokens for the mark that they write for a space, but bytes.
+    can_be_said = pair.target.encode(more.encode()) is not None
+    assert pair.target.text(proposal) == more.encode() * can_be_said
+    assert translator.counts.skipped == (not can_be_said)
+
+
+@settings(deadline=None, max_examples=40)
+@given(EXACT, TEXTS, st.integers(0, 40), PREFIXES)
+def test_what_was_drafted_right_is_proposed_where_a_character_is_cut(
+    pair: Pair, text: str, num_tokens: int, p: int
+) -> None:
+    # Some can say these in bytes alone: how they write a space, a special, or a byte.
+    assume("\u2581" not in text and "<" not in text)
+    tokens = tokens_of(pair.target, [text])
+    head, rest = tokens[:num_tokens], pair.target.text(tokens[num_tokens:])
+    _, pending = told_text(pair, head)
+    translator = ContextTranslator(pair, p)
+    translator.follow(head)
+    proposal = translator.carry_back(tokens_of(pair.draft, [pending + rest]))
+    assert pair.target.text(proposal) == rest
+
+
+@pytest.mark.parametrize(
+    ("draft", "target"),
+    [
+        ("sentencepiece-first", "byte-level"),
+        ("byte-level-polish", "sentencepiece-never"),
+        ("characters", "byte-level"),
+    ],
+)
+def test_a_reading_is_what_the_tokenizer_makes_of_the_whole_text(draft: str, target: str) -> None:
+    pair = make_pair(draft, target)
+    text = "\n".join(zoo.ENGLISH + zoo.POLISH).encode()
+    tokens = tokens_of(pair.target, [text])
+    translator = ContextTranslator(pair, PREFIX_TOKENS)
+    for end in range(len(tokens)):
+        translator.follow(tokens[:end])
+    assert translator.follow(tokens).ids == pair.draft.encode(text)
+
+
+def test_a_draft_that_melts_into_the_text_is_told_without_it() -> None:
+    pair = make_pair("characters", "byte-level")
+    translator = ContextTranslator(pair, PREFIX_TOKENS)
+    translator.follow(tokens_of(pair.target, ["in", " t"]))
+    proposal = translator.carry_back(tokens_of(pair.draft, ["he"]))
+    assert pair.target.text(proposal) == b"he"
+    assert translator.counts.resynchronised == 1
+
+
+def test_the_end_of_an_answer_is_proposed() -> None:
+    pair = make_pair("sentencepiece-first", "byte-level")
+    end, theirs = pair.draft.eos[0], pair.target.eos[0]
+    translator = ContextTranslator(pair, PREFIX_TOKENS)
+    translator.follow(tokens_of(pair.target, ["the house"]))
+    said = pair.target.encode(b" of")
+    assert translator.carry_back([end]) == [theirs]
+    assert translator.carry_back([*tokens_of(pair.draft, [" of"]), end, end]) == [*said, theirs]
+
+
+def test_a_draft_of_half_a_character_is_absorbed() -> None:
+    pair = make_pair("byte-level", "characters")
+    translator = ContextTranslator(pair, PREFIX_TOKENS)
+    translator.follow(tokens_of(pair.target, ["the"]))
+    assert translator.carry_back(tokens_of(pair.draft, [b"\xf0\x9f"])) == []
+    assert (translator.counts.absorbed, translator.counts.skipped) == (1, 0)
+
+
+def test_what_a_tokenizer_cannot_say_is_skipped_until_it_is_past() -> None:
+    pair = make_pair("characters-no-bytes", "byte-level")
+    translator = ContextTranslator(pair, PREFIX_TOKENS)
+    tokens = tokens_of(pair.target, ["\U0001f600"])
+    translator.follow(tokens)
+    drafted = tokens_of(pair.draft, [" dog"])
+    assert translator.carry_back(drafted) == []
+    assert translator.counts.skipped == 1
+    tokens += tokens_of(pair.target, [" quick brown fox" * 3])
+    translator.follow(tokens)
+    assert pair.target.text(translator.carry_back(drafted)) == b" dog"
+
+
+class Counting(Vocabulary):
+    """Counts the bytes that it is asked to encode."""
+
+    num_bytes = 0
+
+    def encode(self, text: bytes) -> list[int] | None:
+        self.num_bytes += len(text)
+        return super().encode(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["the king of the house, ", "\u4e2d\u6587", "x", " ", "\U0001f600", "12", "\n"]
+)
+@pytest.mark.parametrize(
+    ("draft", "target"), [("sentencepiece-first", "byte-level"), ("lower-case", "characters")]
+)
+def test_no_step_costs_more_in_a_longer_text(draft: str, target: str, text: str) -> None:
+    ours, theirs = Counting(zoo.make(draft)), Counting(zoo.make(target))
+    pair = Pair(ours, theirs, TokenMap(ours, theirs))
+    tokens = tokens_of(theirs, [text * 3000])[:600]
+    translator = ContextTranslator(pair, PREFIX_TOKENS)
+    costs = []
+    for end in range(1, len(tokens) + 1):
+        ours.num_bytes = theirs.num_bytes = 0
+        reading = translator.follow(tokens[:end])
+        translator.carry_back(ours.spell(text.encode())[0])
+        costs.append(ours.num_bytes + theirs.num_bytes)
+        assert len(reading.ids) - reading.num_settled <= 4 * LONGEST_TAIL
+    assert max(costs[300:]) <= max(costs[:300])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(["byte-level", "byte-level-spaces", "sentencepiece-never", "characters"]), TEXTS)
+def test_the_tokens_of_a_text_are_those_of_its_words(kind: str, text: str) -> None:
+    """Words are encoded one by one; the tokenizer says the same of the whole text."""
+    assume("<" not in text)
+    whole = zoo.make(kind).backend.encode(text, add_special_tokens=False).ids
+    assert vocabulary(kind).encode(text.encode()) in (whole, None)

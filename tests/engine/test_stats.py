@@ -1,0 +1,75 @@
+"""What the engine counts is what happened."""
+
+import time
+
+from engine.request import GAP_BOUNDS_S
+from server.metrics.definitions import PREFIXES
+from tests.engine.faults.test_faults import POISON, Poisoned
+from tests.engine.support import Answer, ask, prompt_of, request
+
+NUM_TOKENS, PAUSE_S = 12, 2.6
+
+
+def test_every_token_but_a_sequence_s_first_has_a_time_before_it(start_engine):
+    engine = start_engine()
+    started = time.perf_counter()
+    answers = [ask(engine, request(prompt_of(8, i), NUM_TOKENS, name=str(i))) for i in range(3)]
+    num_tokens = sum(answer.finished().usage.num_completion_tokens for answer in answers)
+    counts = engine.counts()
+    assert len(counts.gaps_up_to) == len(GAP_BOUNDS_S) + 1
+    assert counts.gaps_up_to[-1] == num_tokens - len(answers)
+    assert list(counts.gaps_up_to) == sorted(counts.gaps_up_to)
+    assert 0 < counts.gap_sum_s <= len(answers) * (time.perf_counter() - started)
+
+
+def test_a_pause_is_seen_once_and_where_it_was(start_engine):
+    engine = start_engine()
+    answer = Answer()
+    # The first token has no time before it, and the second delta brings a later one.
+    answer.on_delta = lambda: time.sleep(PAUSE_S) if len(answer.events) == 2 else None
+    engine.submit(request(prompt_of(8), NUM_TOKENS), answer)
+    answer.finished()
+    counts = engine.counts()
+    at_most_2_5_s, at_most_10_s = (counts.gaps_up_to[GAP_BOUNDS_S.index(bound)] for bound in (2.5, 10.0))
+    assert at_most_10_s - at_most_2_5_s == 1
+    assert counts.gap_sum_s >= PAUSE_S
+
+
+def test_failed_steps_are_counted(start_engine):
+    engine = start_engine(wrap=Poisoned)
+    prompt = [*prompt_of(8), POISON]
+    ask(engine, request(prompt, NUM_TOKENS)).failed()
+    assert engine.counts().num_failed_steps >= 1
+
+
+def test_memory_is_what_mlx_holds(start_engine):
+    engine = start_engine()
+    ask(engine, request(prompt_of(8), NUM_TOKENS)).finished()
+    counts = engine.counts()
+    assert 0 < counts.active_bytes <= counts.peak_bytes
+    assert counts.cache_bytes >= 0
+
+
+def test_prefixes_are_counted(start_engine):
+    engine = start_engine()
+    for _ in range(2):
+        ask(engine, request(prompt_of(64), NUM_TOKENS)).finished()
+    told = engine.prefix_status()
+    assert told["hits"] == told["misses"] == 1
+    assert 0 < told["num_bytes"] <= told["budget_bytes"]
+    assert start_engine(prefix_cache_bytes=0).prefix_status() == {}
+
+
+def test_every_count_of_the_prefix_cache_has_its_metric(start_engine):
+    known = {metric.name.removesuffix("_total") for metric in PREFIXES.metrics}
+    told = start_engine().prefix_status()
+    assert {f"reprise_prefix_cache_{name.removeprefix('num_')}" for name in told} == known
+
+
+def test_counts_can_be_asked_for_when_the_engine_has_stopped(start_engine):
+    engine = start_engine()
+    ask(engine, request(prompt_of(8), NUM_TOKENS)).finished()
+    before = engine.counts()
+    engine.stop(drain_s=0)
+    assert engine.counts().gaps_up_to == before.gaps_up_to
+    assert engine.prefix_status() == {}

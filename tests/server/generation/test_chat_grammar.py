@@ -1,0 +1,129 @@
+"""The grammar of a whole answer, read by llguidance: what it lets pass and what it does not."""
+
+import pytest
+
+from engine.request import Grammar
+from engine.sampling.grammar import Grammars
+from server.errors import BadRequestError
+from server.generation.chat_grammar import chat_grammar
+from server.requests.chat import ChatRequest
+from tests.engine.model.test_tokenizer import make_thinker
+
+CITY = {"$ref": "#/$defs/city"}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": CITY},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"city": {"enum": ["Rome", "Paris"]}},
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+NOW = {"type": "function", "function": {"name": "now"}}
+STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+NUMBER = Grammar("json_schema", '{"type": "integer"}')
+
+
+def call(name, arguments):
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+ROME = call("weather", '{"city": "Rome"}')
+OSLO = call("weather", '{"city": "Oslo"}')
+CLOCK = call("now", "{}")
+THOUGHT = "<think>\nhm ż 😀\n</think>\n\n"
+WEATHER_NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.fixture(scope="module")
+def thinker():
+    return make_thinker()
+
+
+@pytest.fixture(scope="module")
+def grammars(thinker):
+    return Grammars(thinker)
+
+
+def ask(tools=(WEATHER, NOW), **fields):
+    return ChatRequest.model_validate(
+        {"messages": [{"role": "user", "content": "x"}], "tools": list(tools), **fields}
+    )
+
+
+ONE = {"parallel_tool_calls": False}
+ANSWERS = [
+    # What is asked for, what content must be, then a whole answer and whether it passes.
+    (ask(tool_choice="required"), None, ROME, True),
+    (ask(tool_choice="required"), None, CLOCK, True),
+    (ask(tool_choice="required"), None, THOUGHT + ROME, True),
+    (ask(tool_choice="required"), None, f"{ROME}\n{CLOCK}{ROME}", True),
+    (ask(tool_choice="required"), None, OSLO, False),
+    (ask(tool_choice="required"), None, "hello", False),
+    (ask(tool_choice="required"), None, f"Sure. {ROME}", False),
+    (ask(tool_choice="required"), None, "", False),
+    (ask(tool_choice="required"), None, call("other", "{}"), False),
+    (ask(tool_choice="required"), None, call("now", '{"a": 1}'), False),
+    (ask(tool_choice="required", **ONE), None, ROME, True),
+    (ask(tool_choice="required", **ONE), None, f"{ROME}\n{CLOCK}", False),
+    (ask(tool_choice="required"), NUMBER, ROME, True),
+    (ask(tool_choice="required"), NUMBER, "12", False),
+    (ask(tool_choice=WEATHER_NAMED), None, ROME, True),
+    (ask(tool_choice=WEATHER_NAMED), None, CLOCK, False),
+    (ask([STRICT, NOW]), None, "hello ż 😀", True),
+    (ask([STRICT, NOW]), None, f"{THOUGHT}Sure. {ROME}{CLOCK} So.", True),
+    (ask([STRICT, NOW]), None, f"Sure. {OSLO}", False),
+    (ask([STRICT, NOW]), None, call("now", '{"a": 1}'), True),
+    (ask([STRICT, NOW], **ONE), None, f"Sure. {ROME}", True),
+    (ask([STRICT, NOW], **ONE), None, f"Sure. {ROME} Now", False),
+    (ask(), NUMBER, "12", True),
+    (ask(), NUMBER, THOUGHT + "12", True),
+    (ask(), NUMBER, ROME, True),
+    (ask(), NUMBER, OSLO, True),
+    (ask(), NUMBER, "hello", False),
+    (ask([STRICT]), NUMBER, OSLO, False),
+    (ask([]), NUMBER, THOUGHT + "12", True),
+    (ask([]), NUMBER, "12", True),
+    (ask([]), NUMBER, THOUGHT + "x", False),
+    (ask([]), Grammar("regex", "a/b\\/[c\n]+"), THOUGHT + "a/b/c\n", True),
+    (ask([]), Grammar("regex", "a/b\\/[c\n]+"), "a/bb", False),
+    (ask([]), Grammar("lark", 'start: "a" rest\nrest: "b"+\n'), THOUGHT + "abb", True),
+    (ask([]), Grammar("lark", 'start: "a" rest\nrest: "b"+\n'), "ba", False),
+]
+
+
+@pytest.mark.parametrize(("body", "content", "answer", "passes"), ANSWERS)
+def test_answers_are_what_was_asked_for(thinker, grammars, body, content, answer, passes):
+    grammar = chat_grammar(body, thinker.markers, False, content)
+    assert _passes(thinker, grammars, grammar, answer) == passes
+
+
+@pytest.mark.parametrize(
+    ("answer", "passes"),
+    [("hm</think>" + ROME, True), ("</think>\n" + ROME, True), (ROME, False), ("hm</think>hello", False)],
+)
+def test_where_the_prompt_has_begun_the_thinking_the_answer_ends_it(thinker, grammars, answer, passes):
+    grammar = chat_grammar(ask(tool_choice="required"), thinker.markers, True)
+    assert _passes(thinker, grammars, grammar, answer) == passes
+
+
+def test_where_anything_may_be_said_there_is_no_grammar(thinker):
+    assert chat_grammar(ask(), thinker.markers, False) is None
+    assert chat_grammar(ask([]), thinker.markers, True) is None
+    assert chat_grammar(ask([STRICT], tool_choice="none"), thinker.markers, False) is None
+
+
+def test_strictness_needs_a_marker_that_text_cannot_spell(thinker):
+    start = type(thinker.markers.call_start)("<tool_call>", (5, 6))
+    markers = type(thinker.markers)(call_start=start, call_end=start, call_format="json_tools")
+    assert chat_grammar(ask(tool_choice="required"), markers, False) is not None
+    with pytest.raises(BadRequestError, match="Leave out 'strict'"):
+        chat_grammar(ask([STRICT]), markers, False)
+
+
+def _passes(thinker, grammars, grammar, answer):
+    matcher = grammars.matcher(grammar)
+    tokens = thinker.encode(answer)
+    if matcher.count_allowed(tokens) < len(tokens):
+        return False
+    matcher.commit(tokens)
+    return bool(matcher.masks()[0][sorted(thinker.eos_ids)[0]])

@@ -1,0 +1,218 @@
+"""What --record keeps: every finished answer with what was asked, and no trouble for anybody."""
+
+import json
+import logging
+import os
+import shutil
+import stat
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.pairs import read_pairs
+from bench.workloads import read_prompts
+from config.setting import SettingsError
+from config.settings import Settings
+from server.app import create_app
+from server.generation.recorder import Recorder
+from tests.server.fake_engine import FakeEngine, says
+
+CHAT = "/v1/chat/completions"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+
+Recording = Callable[..., Any]
+
+
+@pytest.fixture
+def recording(engine: FakeEngine, tmp_path: Path) -> Recording:
+    """A client of a server that records in recorded.jsonl; on leaving, everything has been written."""
+
+    @asynccontextmanager
+    async def start(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+        chosen = Settings(record=str(tmp_path / "recorded.jsonl"), **settings)
+        app = create_app(engine, chosen)
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://reprise") as client,
+        ):
+            yield client
+
+    return start
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "recorded.jsonl").read_text().splitlines()]
+
+
+async def test_a_line_says_what_was_asked_and_answered(
+    recording: Recording, engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.script = says("good ", "morning")
+    async with recording() as client:
+        body = HELLO | {"tools": [TOOL], "temperature": 0.5, "max_tokens": 20, "draft": {"type": "suffix"}}
+        assert (await client.post(CHAT, json=body, headers={"X-Request-Id": "mine"})).status_code == 200
+    (line,) = lines_of(tmp_path)
+    assert line["id"].startswith("mine-")
+    assert line["messages"] == HELLO["messages"]
+    assert line["tools"] == [TOOL]
+    assert (line["temperature"], line["max_tokens"], line["draft_type"]) == (0.5, 20, "suffix")
+    assert (line["prompt"], line["output"]) == ("user: hello\n", "good morning")
+    assert line["model"] == engine.info.name
+    assert line["completion_tokens"] == len("good morning")
+    assert line["finish_reason"] == "stop"
+
+
+async def test_every_choice_of_every_endpoint_has_its_line(
+    recording: Recording, engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.script = says("yes")
+    async with recording() as client:
+        for path, body in (
+            (CHAT, HELLO | {"n": 2}),
+            (CHAT, HELLO | {"stream": True}),
+            ("/v1/completions", {"prompt": ["one", "two"]}),
+            ("/v1/responses", {"input": "hello"}),
+            ("/v1/messages", HELLO | {"model": "reprise-demo", "max_tokens": 9}),
+        ):
+            body = body | ({"model": engine.info.name} if "model" in body else {})
+            assert (await client.post(path, json=body)).status_code == 200, path
+    lines = lines_of(tmp_path)
+    assert [line["output"] for line in lines] == ["yes"] * 7
+    assert [line["prompt"] for line in lines if "messages" not in line] == ["one", "two"]
+    assert sum(line.get("messages") == HELLO["messages"] for line in lines) == 5
+
+
+async def test_what_was_recorded_is_read_as_prompts_and_as_pairs(
+    recording: Recording, engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.script = says("hi")
+    further = [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "\U0001f600 and now?"}]
+    async with recording() as client:
+        for body in (HELLO, {"messages": HELLO["messages"] + further}):
+            assert (await client.post(CHAT, json=body)).status_code == 200
+        assert (await client.post("/v1/completions", json={"prompt": "once"})).status_code == 200
+    chat, plain = read_prompts(tmp_path / "recorded.jsonl")
+    assert [turn.reference for turn in chat.turns] == ["hi", "hi"]
+    assert list(chat.turns[1].messages) == HELLO["messages"] + further
+    assert (plain.turns[0].text, plain.turns[0].reference) == ("once", "hi")
+    pairs = read_pairs(tmp_path / "recorded.jsonl")
+    assert [pair.output for pair in pairs] == ["hi"] * 3
+    assert pairs[0].prompt == "user: hello\n"
+
+
+async def test_the_token_that_ends_an_answer_is_no_part_of_it(
+    recording: Recording, engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.tokenizer.eos_ids = frozenset(b".")
+    engine.script = says("one. two.")
+    async with recording() as client:
+        await client.post(CHAT, json=HELLO)
+    assert lines_of(tmp_path)[0]["output"] == "one. two"
+
+
+async def test_only_the_owner_may_read_the_file_and_the_log_tells_of_it(
+    recording: Recording, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "recorded.jsonl"
+    file.touch(mode=0o644)
+    async with recording() as client:
+        await client.post(CHAT, json=HELLO)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert f"what is asked and answered is recorded in {file}" in caplog.text
+
+
+async def test_without_the_setting_nothing_is_recorded(client: httpx.AsyncClient, tmp_path: Path) -> None:
+    assert (await client.post(CHAT, json=HELLO)).status_code == 200
+    assert Settings().record is None
+    assert not [*tmp_path.iterdir()]  # noqa: ASYNC240
+
+
+async def test_a_folder_that_is_gone_disturbs_no_request_and_is_told_once(
+    recording: Recording, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with recording() as client:
+        shutil.rmtree(tmp_path)
+        for _ in range(3):
+            assert (await client.post(CHAT, json=HELLO)).status_code == 200
+    assert [record.getMessage() for record in caplog.records if "not everything" in record.getMessage()] == [
+        f"{tmp_path / 'recorded.jsonl'}: No such file or directory; not everything is recorded"
+    ]
+
+
+async def test_a_full_disk_leaves_no_half_line(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    room = [3]
+
+    def write_little(file: int, line: bytes) -> int:
+        return write(file, line[: room.pop()] if room else line)
+
+    async with recording() as client:
+        monkeypatch.setattr("server.generation.recorder.os.write", write_little)
+        for said in ("first", "second"):
+            body = {"messages": [{"role": "user", "content": said}]}
+            assert (await client.post(CHAT, json=body)).status_code == 200
+    assert [line["messages"][0]["content"] for line in lines_of(tmp_path)] == ["second"]
+
+
+async def test_no_more_than_its_bytes_are_recorded(
+    recording: Recording, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with recording(record_bytes=1000) as client:
+        for _ in range(9):
+            assert (await client.post(CHAT, json=HELLO)).status_code == 200
+    assert 0 < (tmp_path / "recorded.jsonl").stat().st_size <= 1000
+    assert lines_of(tmp_path)
+    assert sum("nothing more is recorded" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_line_that_a_crash_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "recorded.jsonl"
+    file.write_bytes(b'{"half')
+    recorder = Recorder(file, 10**6)
+    recorder.start()
+    recorder.note(lambda: [b"{}\n"])
+    recorder.close()
+    assert file.read_bytes() == b'{"half\n{}\n'
+
+
+def test_what_cannot_be_made_into_a_line_is_logged_and_others_follow(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> list[bytes]:
+        raise ValueError("broken")
+
+    recorder = Recorder(tmp_path / "recorded.jsonl", 10**6)
+    recorder.start()
+    for make_lines in (fail, fail, lambda: [b"{}\n"]):
+        recorder.note(make_lines)
+    recorder.close()
+    assert (tmp_path / "recorded.jsonl").read_bytes() == b"{}\n"
+    assert sum("could not be recorded" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_disk_that_hangs_keeps_nobody_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # Not started: nothing is ever taken.
+    recorder = Recorder(tmp_path / "recorded.jsonl", 10**6)
+    for _ in range(1000):
+        recorder.note(lambda: [b"{}\n"])
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert messages == [
+        f"{recorder.path} takes too long to write; some of what is said is not recorded",
+    ]
+
+
+@pytest.mark.parametrize("name", ["", "missing/recorded.jsonl", "pipe"])
+def test_a_file_that_cannot_be_written_is_refused_at_start(
+    name: str, tmp_path: Path, engine: FakeEngine
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SettingsError, match=r"^record: .* cannot be written: "):
+        create_app(engine, Settings(record=str(tmp_path / name)))

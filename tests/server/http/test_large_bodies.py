@@ -1,0 +1,79 @@
+"""A large body is read beside the event loop, and one of too many values not at all."""
+
+import json
+import threading
+from typing import Annotated
+
+import pytest
+from fastapi import Request
+from pydantic import AfterValidator
+
+from config.settings import Settings
+from server.errors import BadRequestError
+from server.validation.body import MAX_CONTAINERS, MAX_VALUES, SMALL_BYTES, check_values, read_body
+from server.validation.fields import RequestModel
+from tests.server.openai_shapes import assert_error
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture
+def settings():
+    return Settings(max_body_bytes=8 * 2**20)
+
+
+class Witness(RequestModel):
+    """Notes on which thread it was validated."""
+
+    text: Annotated[str, AfterValidator(lambda _: threading.current_thread().name)]
+
+
+async def _reader_of(num_bytes):
+    body = json.dumps({"text": ""}).encode()
+    body = body.replace(b'""', b'"' + b"a" * (num_bytes - len(body)) + b'"')
+    assert len(body) == num_bytes
+
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    return (await read_body(Request(scope, receive), Witness)).text
+
+
+async def test_a_large_body_is_read_on_a_thread_of_its_own_and_a_small_one_is_not():
+    here = threading.current_thread().name
+    assert await _reader_of(SMALL_BYTES) == here
+    assert await _reader_of(SMALL_BYTES + 1) != here
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": [' + b"1," * MAX_VALUES + b"1]}",
+        b'{"prompt": [' + b"[]," * MAX_CONTAINERS + b"1]}",
+        b'{"prompt": [' + b"{}," * MAX_CONTAINERS + b"1]}",
+        b'{"prompt": [' + b'"",' * MAX_VALUES + b'""]}',
+        b'{"prompt": [' + b'"\\\\",' * MAX_VALUES + b'""]}',
+        b'{"prompt": [' + b'"\\"",' * MAX_VALUES + b'""]}',
+        b'{"prompt": {' + b'"a":1,' * MAX_VALUES + b'"a":1}}',
+    ],
+    ids=["numbers", "arrays", "objects", "texts", "backslashes", "quotes", "pairs"],
+)
+async def test_too_many_values_are_refused_unread(client, engine, body):
+    response = await client.post("/v1/completions", content=body, headers=JSON)
+    assert response.status_code == 400
+    assert str(MAX_VALUES) in assert_error(response.json(), None, "json_too_large")
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "text", ["1," * 2_000_000, '{"a": [],' * 300_000, '\\",' * 700_000, "\\\\" * 2_000_000]
+)
+def test_text_may_hold_what_looks_like_values(text):
+    check_values(json.dumps({"prompt": text}).encode())
+
+
+def test_a_string_that_does_not_end_is_not_counted_on():
+    check_values(b'{"prompt": "' + b"1," * (2 * MAX_VALUES))
+    with pytest.raises(BadRequestError):
+        check_values(b'"' + b'",1,"' * MAX_VALUES)

@@ -1,0 +1,198 @@
+"""Whatever a client of Anthropic's API sends, it gets Anthropic's error object; the engine hears nothing."""
+
+import json
+
+import pytest
+
+from server.messages_api.schemas import CountTokensRequest
+from tests.server.messages_api.anthropic_shapes import assert_anthropic_error
+
+PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+HELLO = [{"role": "user", "content": "hello"}]
+LOOK = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
+CALLED = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": [1, 2]}}
+
+
+def _turn(*blocks, role="user"):
+    return {"messages": [{"role": role, "content": list(blocks)}]}
+
+
+TOO_LONG = {"messages": [{"role": "user", "content": "x" * 5000}]}
+RESULT = {"type": "tool_result", "tool_use_id": "t1"}
+ANSWERED = [*HELLO, {"role": "assistant", "content": [CALLED]}]
+BAD = [
+    # (fields, part of the message)
+    ({"max_tokens": None}, "Missing required parameter: 'max_tokens'"),
+    ({"max_tokens": 0}, "'max_tokens' must be greater than or equal to 1"),
+    ({"max_tokens": "5"}, "'max_tokens' must be a valid integer, not a string"),
+    ({"messages": []}, "'messages' must have at least 1 item"),
+    ({"messages": [{}] * 4097}, "'messages' has 4097 entries; at most 4096 are allowed"),
+    (_turn(*[{}] * 8193), "'messages' has 8193 blocks in all; at most 8192 are allowed"),
+    (_turn({"content": [{}] * 8192}), "'messages' has 8193 blocks in all; at most 8192 are allowed"),
+    ({"messages": "hi"}, "'messages' must be a valid list, not a string"),
+    (
+        {"messages": [{"role": "tool", "content": "x"}]},
+        "'messages[0].role' must be 'user', 'assistant' or 'system'",
+    ),
+    ({"messages": [{"role": "user"}]}, "Missing required parameter: 'messages[0].content'"),
+    ({"messages": [{"role": "user", "content": []}]}, "'messages[0].content' is empty"),
+    ({"messages": [{"role": "user", "content": 5}]}, "'messages[0].content' must be a valid list"),
+    (
+        {"messages": [*HELLO, {"role": "assistant", "content": "The answer is ("}]},
+        "'messages[1].role' is 'assistant', but prefilled",
+    ),
+    (_turn(5), "'messages[0].content[0]' must be an object"),
+    (_turn({"text": "x"}), "'messages[0].content[0].type' is missing"),
+    (_turn({"type": 5}), "'messages[0].content[0].type' must be a string"),
+    (_turn({"type": "text", "text": 5}), "'messages[0].content[0].text' must be a valid string"),
+    (_turn({"type": "text", "text": "x", "colour": 1}), "Unknown parameter: 'messages[0].content[0].colour'"),
+    (
+        _turn({"type": "text", "text": "x", "citations": [{}]}),
+        "'messages[0].content[0].citations' is not supported",
+    ),
+    (
+        _turn({"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/x"}}),
+        "'messages[0].content[0].type' is 'image', but this model reads text alone",
+    ),
+    (_turn({"type": "document", "source": {}}), "is 'document', but this model reads text alone"),
+    (
+        _turn({"type": "server_tool_use"}),
+        "is 'server_tool_use'; this server takes 'text', 'thinking', 'tool_use', 'tool_result'",
+    ),
+    (_turn(CALLED), "'messages[0].content[0].type' is 'tool_use', which a message of the user does not have"),
+    (_turn(RESULT), "'messages[0].content[0].tool_use_id' names no tool_use block"),
+    (
+        {"messages": [*ANSWERED, *_turn(RESULT | {"content": [{"type": "image"}]})["messages"]]},
+        "'messages[2].content[0].content[0].type' is 'image'",
+    ),
+    (
+        {
+            "messages": [
+                *HELLO,
+                *_turn({"type": "redacted_thinking", "data": "x"}, role="assistant")["messages"],
+            ]
+        },
+        "is 'redacted_thinking', which only the server that made it can read",
+    ),
+    (
+        {"messages": [*HELLO, *_turn(CALLED | {"input": "x"}, role="assistant")["messages"]]},
+        "'messages[1].content[0].input' must be a valid dictionary",
+    ),
+    (TOO_LONG, "tokens; this model takes 1000"),
+    ({"messages": [{"role": "user", "content": "refuse me"}]}, "roles must alternate"),
+    ({"system": [{}] * 8193}, "'system' has 8193 entries; at most 8192 are allowed"),
+    ({"system": 5}, "'system' must be a valid list"),
+    ({"system": [{"type": "image"}]}, "'system[0].type' is 'image'"),
+    (
+        {"model": "claude-opus"},
+        "The model 'claude-opus' does not exist here; this server serves 'org/fake-model' or 'alias'",
+    ),
+    ({"temperature": 1.5}, "'temperature' must be less than or equal to 1"),
+    ({"top_p": 2}, "'top_p' must be less than or equal to 1"),
+    ({"top_k": -1}, "'top_k' must be greater than or equal to 0"),
+    ({"stop_sequences": "x"}, "'stop_sequences' must be a valid list"),
+    ({"stop_sequences": [""]}, "'stop_sequences[0]' has 0 characters"),
+    ({"stop_sequences": ["x"] * 65}, "'stop_sequences' must have at most 64 items"),
+    ({"stream": 1}, "'stream' must be a valid boolean"),
+    ({"metadata": {"a": "b"}}, "Unknown parameter: 'metadata.a'"),
+    ({"service_tier": "priority"}, "'service_tier' must be 'auto' or 'standard_only'"),
+    ({"container": "c1"}, "'container' is not supported: nothing is run, stored or fetched here"),
+    ({"mcp_servers": [{"url": "http://127.0.0.1:1"}]}, "'mcp_servers' is not supported"),
+    (
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+        "'context_management' is not supported",
+    ),
+    ({"compaction": {}}, "'compaction' is not supported yet"),
+    ({"fallbacks": ["x"]}, "'fallbacks' is not supported yet"),
+    ({"n": 2}, "Unknown parameter: 'n'"),
+    ({"thinking": {"type": "enabled"}}, "'thinking.budget_tokens' is missing"),
+    (
+        {"thinking": {"type": "enabled", "budget_tokens": 5}},
+        "'thinking.budget_tokens' must be greater than or equal to 1024",
+    ),
+    (
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        "'thinking.budget_tokens' is 1024, but must be below max_tokens, 50",
+    ),
+    (
+        {"thinking": {"type": "between_tools"}},
+        "'thinking.type' is 'between_tools', which this server does not have",
+    ),
+    ({"output_config": {"effort": "huge"}}, "'output_config.effort' must be 'low', 'medium'"),
+    (
+        {"output_config": {"format": {"type": "json_schema"}}},
+        "Missing required parameter: 'output_config.format.schema'",
+    ),
+    ({"output_config": {"task_budget": {}}}, "'output_config.task_budget' is not supported yet"),
+    (
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        "'tools[0].type' is 'web_search_20250305', which Anthropic runs",
+    ),
+    (
+        {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+        "'tools[0].type' is 'bash_20250124', whose schema is Anthropic's own",
+    ),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"enum": ["x" * 70_000]}}}},
+        "'output_config.format.schema' is too large; as JSON a schema may have 65536 bytes",
+    ),
+    (
+        {"tools": [LOOK | {"strict": True, "input_schema": {"type": "object", "extends": {}}}]},
+        "'tools[0].input_schema.extends' is not supported",
+    ),
+    ({"tools": [{"name": "look"}]}, "Missing required parameter: 'tools[0].input_schema'"),
+    (
+        {"tools": [LOOK | {"input_schema": {"type": "string"}}]},
+        "'tools[0].input_schema.type' must be 'object'",
+    ),
+    ({"tools": [LOOK | {"name": "look here"}]}, "'tools[0].name'"),
+    ({"tools": [LOOK] * 129}, "'tools' has 129 entries; at most 128 are allowed"),
+    ({"tools": [LOOK, LOOK]}, "'tools[1].name' stands twice"),
+    ({"tools": [LOOK | {"defer_loading": True}]}, "'tools[0].defer_loading' is not supported"),
+    (
+        {"tools": [LOOK | {"allowed_callers": ["code_execution_20250825"]}]},
+        "'tools[0].allowed_callers' must be ['direct']",
+    ),
+    ({"tool_choice": {"type": "any"}}, "'tool_choice' is allowed only with tools"),
+    (
+        {"tools": [LOOK], "tool_choice": {"type": "tool", "name": "go"}},
+        "'tool_choice.name' is 'go', which is not among the tools",
+    ),
+    ({"tools": [LOOK], "tool_choice": "auto"}, "'tool_choice' must be an object"),
+]
+
+
+OF_THE_PROMPT = [
+    (fields, told)
+    for fields, told in BAD
+    if fields.keys() <= CountTokensRequest.model_fields.keys() and "max_tokens" not in told
+]
+
+
+def _named(rows):
+    return pytest.mark.parametrize(
+        ("fields", "told"), rows, ids=[json.dumps(fields)[:60] for fields, _ in rows]
+    )
+
+
+async def _assert_told(client, engine, path, body, told):
+    response = await client.post(path, json={key: value for key, value in body.items() if value is not None})
+    status, kind = (404, "not_found_error") if "model" in body else (400, "invalid_request_error")
+    assert response.status_code == status, response.text
+    assert told in assert_anthropic_error(response.json(), kind)
+    assert not engine.requests
+
+
+@_named(BAD)
+async def test_bad_input_is_told_in_anthropics_shape(client, engine, fields, told):
+    await _assert_told(client, engine, PATH, {"max_tokens": 50, "messages": HELLO, **fields}, told)
+
+
+@_named(OF_THE_PROMPT)
+async def test_what_is_wrong_with_a_prompt_is_wrong_with_its_count(client, engine, fields, told):
+    await _assert_told(client, engine, COUNT, {"messages": HELLO, **fields}, told)
+
+
+async def test_a_count_has_no_fields_of_sampling(client, engine):
+    body = {"messages": HELLO, "temperature": 1}
+    await _assert_told(client, engine, COUNT, body, "Unknown parameter: 'temperature'")

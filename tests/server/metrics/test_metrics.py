@@ -1,0 +1,292 @@
+"""GET /metrics, read with Prometheus' own parser."""
+
+import asyncio
+import dataclasses
+import re
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.request import GAP_BOUNDS_S, DraftingReport, EngineCounts, Failed, Usage
+from server.app import create_app
+from server.generation.submission import SETTLE_S
+from server.metrics.definitions import GROUPS
+from server.reference.__main__ import METRICS_PAGE
+from server.reference.metrics_page import write_metrics
+from tests.server import fake_engine
+from tests.server.fake_engine import FakeEngine
+
+PREFIX_COUNTS = [
+    *("num_bytes", "budget_bytes", "num_entries", "num_tokens", "hits", "misses", "evictions"),
+    *("num_files", "file_bytes"),
+]
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+DRAFTING = DraftingReport(
+    num_drafted=14,
+    num_accepted=7,
+    num_forwards=4,
+    by_source=(("suffix", 10, 6), ("prediction", 4, 1)),
+    gate_decision="lookup",
+)
+
+
+TRANSLATED = dataclasses.replace(
+    DRAFTING,
+    by_source=(("draft-model", 14, 7),),
+    strategy="context",
+    translation={"translated": 9, "absorbed": 2, "resynchronised": 1, "skipped": 3},
+)
+
+
+async def _scrape(client):
+    """Every sample: name and labels as Prometheus would show them, and its value."""
+    response = await client.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    samples = {}
+    for family in text_string_to_metric_families(response.text):
+        assert family.documentation, family.name
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sample.labels.items())
+            samples[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+    return samples
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
+async def test_a_request_is_counted_with_its_tokens_and_drafts(client, engine, stream):
+    engine.drafting = DRAFTING
+    await client.post(COMPLETIONS, json={"prompt": "hello!!!", "n": 2, "stream": stream})
+    samples = await _scrape(client)
+    assert samples[f"reprise_requests_total{{endpoint={COMPLETIONS},status=200}}"] == 1
+    assert samples["reprise_prompt_tokens_total"] == 8
+    assert samples["reprise_cached_prompt_tokens_total"] == 3
+    assert samples["reprise_completion_tokens_total"] == 16
+    assert samples["reprise_drafted_tokens_total{source=suffix}"] == 20
+    assert samples["reprise_accepted_tokens_total{source=suffix}"] == 12
+    assert samples["reprise_accepted_tokens_total{source=prediction}"] == 2
+    assert samples["reprise_forwards_total"] == 8
+    assert samples["reprise_gate_decisions_total{decision=lookup}"] == 2
+
+
+async def test_times_and_shares_are_observed_for_each_sequence(client, engine):
+    engine.drafting = DRAFTING
+    await client.post(COMPLETIONS, json={"prompt": "hello!!!", "n": 2})
+    samples = await _scrape(client)
+    for name, total in {
+        "queue_seconds": 0.1,
+        "time_to_first_token_seconds": 0.5,
+        "acceptance_ratio": 1.0,
+        "tokens_per_forward": 4.0,
+    }.items():
+        assert samples[f"reprise_{name}_count"] == 2
+        assert samples[f"reprise_{name}_sum"] == pytest.approx(total)
+
+
+async def test_the_duration_is_that_of_requests_that_asked_for_tokens(client):
+    await client.post(COMPLETIONS, json={"prompt": "hello", "n": 2})
+    await client.post(COMPLETIONS, json={"prompt": "hello", "stream": True})
+    await client.post(COMPLETIONS, json={})
+    await client.get("/health")
+    samples = await _scrape(client)
+    assert samples["reprise_request_duration_seconds_count"] == 2
+    assert samples["reprise_request_duration_seconds_sum"] > 0
+
+
+async def test_what_did_not_happen_is_not_observed(client, engine):
+    engine.script = fake_engine.fail_first
+    await client.post(COMPLETIONS, json={"prompt": "hello"})
+    samples = await _scrape(client)
+    assert samples[f"reprise_requests_total{{endpoint={COMPLETIONS},status=500}}"] == 1
+    for name in ("time_to_first_token_seconds", "acceptance_ratio"):
+        assert samples[f"reprise_{name}_count"] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "label", "status"),
+    [
+        ("GET", "/health", "/health", 200),
+        ("GET", "/v1/models/org/fake-model", "/v1/models/{name}", 200),
+        ("GET", "/v1/models/no/such", "/v1/models/{name}", 404),
+        ("GET", "/v1/models", "/v1/models", 200),
+        ("POST", CHAT, CHAT, 415),
+        ("GET", "/v1/secret-7", "other", 404),
+        ("GET", "/metrics/7", "other", 404),
+    ],
+)
+async def test_a_label_is_a_known_address_whatever_is_asked(client, method, path, label, status):
+    await client.request(method, path)
+    samples = await _scrape(client)
+    counted = {name for name in samples if name.startswith("reprise_requests_total")}
+    assert counted == {f"reprise_requests_total{{endpoint={label},status={status}}}"}
+
+
+async def test_the_engine_s_state_is_asked_at_each_scrape(client, engine):
+    before = await _scrape(client)
+    assert (before["reprise_rows"], before["reprise_waiting"]) == (0, 0)
+    assert before["reprise_ngram_table_entries"] == 1024
+    assert before["reprise_ngram_table_occupancy_ratio"] == 0.25
+    engine.memory = {"entries": 1024, "hits": 9}
+    after = await _scrape(client)
+    assert after["reprise_ngram_table_hits_total"] == 9
+    assert "reprise_ngram_table_occupancy_ratio" not in after
+    engine.memory = None
+    assert not any(name.startswith("reprise_ngram") for name in await _scrape(client))
+
+
+async def test_a_scrape_works_when_the_engine_is_dead(client, engine):
+    engine.fault = "RuntimeError: out of luck"
+    assert "reprise_rows" in await _scrape(client)
+
+
+async def test_apps_count_for_themselves(client, settings):
+    create_app(FakeEngine(), settings)
+    await client.get("/health")
+    assert (await _scrape(client))["reprise_requests_total{endpoint=/health,status=200}"] == 1
+
+
+async def test_the_page_has_every_metric_and_every_metric_is_there(client, engine):
+    engine.drafting = TRANSLATED
+    engine.prefixes = dict.fromkeys(PREFIX_COUNTS, 1)
+    engine.memory = dict.fromkeys(
+        ["entries", "occupied", "occupancy", "bytes", "inserts", "overwrites", "hits", "misses"], 1
+    )
+    await client.post(COMPLETIONS, json={"prompt": "hello!!!"})
+    await client.post(COMPLETIONS, json={})
+    engine.script = lambda *_: Failed("cancelled", "the client left", Usage(total_s=1.0))
+    await client.post(COMPLETIONS, json={"prompt": "hello!!!"})
+    names = {name.partition("{")[0] for name in await _scrape(client)}
+    for ending in ("_bucket", "_count", "_sum"):
+        names = {name.removesuffix(ending) for name in names}
+    listed = {metric.name: metric for group in GROUPS for metric in group.metrics}
+    assert names == set(listed)
+    assert METRICS_PAGE.read_text(encoding="utf-8") == write_metrics(), (
+        "run .venv/bin/python -m server.reference"
+    )
+    for name, metric in listed.items():
+        assert re.search(rf"^\| `{name}` \| {metric.kind}.* \| .+\. \|$", write_metrics(), re.MULTILINE), name
+
+
+async def test_drafts_of_another_vocabulary_are_counted_by_strategy(client, engine):
+    engine.drafting = TRANSLATED
+    await client.post(COMPLETIONS, json={"prompt": "hello!!!", "n": 2})
+    samples = await _scrape(client)
+    for outcome, count in (("translated", 18), ("absorbed", 4), ("skipped", 6)):
+        assert samples[f"reprise_draft_translations_total{{outcome={outcome},strategy=context}}"] == count
+    assert samples["reprise_draft_resynchronisations_total{strategy=context}"] == 2
+    assert samples["reprise_draft_model_tokens_total{strategy=context}"] == 28
+    assert samples["reprise_draft_model_accepted_tokens_total{strategy=context}"] == 14
+
+
+async def test_names_are_as_prometheus_wants_them():
+    for metric in (metric for group in GROUPS for metric in group.metrics):
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+        assert re.fullmatch(r"(reprise|process)_[a-z_]+", metric.name)
+
+
+async def test_every_sequence_is_counted_by_how_it_ended(client, engine):
+    for script in (fake_engine.echo, fake_engine.fail_first, fake_engine.says("no end", reason="length")):
+        engine.script = script
+        await client.post(COMPLETIONS, json={"prompt": "hello", "n": 2, "stream": True})
+    samples = await _scrape(client)
+    for end in ("stop", "request", "length"):
+        assert samples[f"reprise_sequences_total{{end={end}}}"] == 2
+    assert not any(name.startswith("reprise_cancelled") for name in samples)
+
+
+@pytest.mark.parametrize(
+    ("queue_s", "prefill_s", "stage"), [(1.0, 1.0, "waiting"), (0.5, 1.0, "prefill"), (0.5, 0.8, "decode")]
+)
+async def test_a_cancelled_sequence_is_counted_by_how_far_it_had_got(
+    client, engine, queue_s, prefill_s, stage
+):
+    usage = Usage(num_prompt_tokens=4, queue_s=queue_s, prefill_s=prefill_s, first_token_s=1.0, total_s=1.0)
+    engine.script = lambda *_: Failed("cancelled", "the client left", usage)
+    await client.post(COMPLETIONS, json={"prompt": "hello"})
+    samples = await _scrape(client)
+    assert samples[f"reprise_cancelled_sequences_total{{stage={stage}}}"] == 1
+    assert samples["reprise_sequences_total{end=cancelled}"] == 1
+    assert samples["reprise_queue_seconds_count"] == (stage != "waiting")
+
+
+def test_a_sequence_is_counted_however_late_it_ends(engine, url):
+    """The engine may be long at a prompt; whoever asked has left, and is not waited for."""
+
+    def linger(engine, job):
+        job.cancelled.wait(10)
+        engine.wait_until(lambda: False, SETTLE_S + 0.5)
+        return Failed("cancelled", "the client left", Usage(num_prompt_tokens=5, total_s=1.0))
+
+    engine.script = linger
+    with httpx.Client(timeout=httpx.Timeout(10, read=0.2)) as http, pytest.raises(httpx.ReadTimeout):
+        http.post(url + COMPLETIONS, json={"prompt": "hello"})
+    assert engine.wait_until(lambda: engine.num_live == 0, 10)
+    text = ""
+    for _ in range(50):
+        text = httpx.get(f"{url}/metrics").text
+        if "reprise_prompt_tokens_total 5.0" in text:
+            break
+    assert 'reprise_cancelled_sequences_total{stage="decode"} 1.0' in text
+
+
+async def test_errors_are_counted_by_code_also_those_in_a_stream(client, engine):
+    await client.post(COMPLETIONS, json={})
+    await client.get("/nowhere")
+    await client.post("/v1/messages", json={})
+    engine.script = fake_engine.fail_midway
+    await client.post(COMPLETIONS, json={"prompt": "hello", "stream": True})
+    samples = await _scrape(client)
+    assert {name: value for name, value in samples.items() if name.startswith("reprise_errors")} == {
+        "reprise_errors_total{code=missing_required_parameter}": 2,
+        "reprise_errors_total{code=unknown_url}": 1,
+        "reprise_errors_total{code=request_failed}": 1,
+    }
+
+
+async def test_requests_in_progress_are_those_that_are_not_answered(client, engine):
+    engine.script = fake_engine.wait_first
+    asked = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "hello"}))
+    assert await asyncio.to_thread(engine.wait_until, lambda: engine.num_live == 1, 5)
+    # The scrape is one itself.
+    assert (await _scrape(client))["reprise_requests_in_progress"] == 2
+    engine.let_go_on()
+    await asked
+    assert (await _scrape(client))["reprise_requests_in_progress"] == 1
+
+
+async def test_the_engine_s_counts_and_the_memory_are_told(client, engine):
+    gaps = (0, 1, 2, *[3] * (len(GAP_BOUNDS_S) - 2))
+    engine.counted = EngineCounts(1, 2, 3, gaps, 0.5, 4, 5, 6)
+    engine.prefixes = {"num_bytes": 7, "budget_bytes": 8, "num_entries": 9, "hits": 10}
+    samples = await _scrape(client)
+    for name, value in {
+        "reprise_failed_steps_total": 1,
+        "reprise_preemptions_total": 2,
+        "reprise_stalls_total": 3,
+        f"reprise_inter_token_seconds_bucket{{le={GAP_BOUNDS_S[1]}}}": 1,
+        "reprise_inter_token_seconds_count": 3,
+        "reprise_inter_token_seconds_sum": 0.5,
+        "reprise_mlx_active_bytes": 4,
+        "reprise_mlx_peak_bytes": 5,
+        "reprise_mlx_cache_bytes": 6,
+        "reprise_prefix_cache_bytes": 7,
+        "reprise_prefix_cache_budget_bytes": 8,
+        "reprise_prefix_cache_entries": 9,
+        "reprise_prefix_cache_hits_total": 10,
+        "reprise_ready": 1,
+    }.items():
+        assert samples[name] == value, name
+    assert samples["process_resident_memory_bytes"] > 2**20
+    assert samples["process_threads"] >= 1
+    engine.state = "draining"
+    assert (await _scrape(client))["reprise_ready"] == 0
+
+
+async def test_kept_responses_are_told(client):
+    before = await _scrape(client)
+    assert (before["reprise_response_store_bytes"], before["reprise_response_store_responses"]) == (0, 0)
+    await client.post("/v1/responses", json={"model": "alias", "input": "hello"})
+    after = await _scrape(client)
+    assert after["reprise_response_store_responses"] == 1
+    assert 0 < after["reprise_response_store_bytes"] < after["reprise_response_store_budget_bytes"]

@@ -1,0 +1,161 @@
+"""docs/api.md is what the code says, and says something of every field there is."""
+
+import re
+from collections.abc import Iterable
+from types import UnionType
+from typing import Annotated, NotRequired, Required, Union, get_args, get_origin
+
+import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
+from openai.types import completion_create_params, embedding_create_params
+from openai.types.chat import completion_create_params as chat_completion_create_params
+from openai.types.responses import input_token_count_params, response_create_params
+from pydantic import BaseModel, Field
+from typing_extensions import get_type_hints, is_typeddict
+
+from config.settings import Settings
+from server.app import BODIES, ROUTES
+from server.messages_api.schemas import CountTokensRequest, MessagesRequest
+from server.metrics.endpoints import ENDPOINTS
+from server.reference.__main__ import PAGE
+from server.reference.pages import write_reference
+from server.reference.rows import SINCE, UndocumentedError, read_rows
+from server.requests.chat import ChatRequest
+from server.requests.completions import CompletionRequest
+from server.requests.tokens import EmbeddingsRequest
+from server.responses_api.schemas import ResponsesRequest
+from server.validation.fields import RequestModel, not_yet
+
+
+def test_the_page_is_what_the_code_says():
+    assert PAGE.read_text(encoding="utf-8") == write_reference(), "run .venv/bin/python -m server.reference"
+
+
+def test_every_setting_that_the_page_names_exists():
+    flags = re.findall(r"--([a-z][a-z-]+)", write_reference())
+    assert flags
+    assert {flag.replace("-", "_") for flag in flags} <= set(Settings.__dataclass_fields__)
+
+
+def test_the_page_has_every_address_and_every_address_is_told():
+    routes = {
+        f"{method} {re.sub('{.*?}', '{}', route.path)}"
+        for module in ROUTES
+        for route in module.router.routes
+        for method in route.methods
+    }
+    assert routes - {"GET /"} == {re.sub("{.*?}", "{}", endpoint) for endpoint in ENDPOINTS}
+    titles = re.findall(r"^## ([A-Z]+ /.*)$", write_reference(), re.MULTILINE)
+    assert {re.sub("{.*?}", "{}", title) for title in titles} == routes
+
+
+@pytest.mark.parametrize("model", BODIES, ids=lambda model: model.__name__)
+def test_every_field_of_every_body_says_what_it_does(model):
+    rows = read_rows(model.model_json_schema())
+    assert {row.path for row in rows if "." not in row.path} == set(model.model_fields)
+    assert all(row.does and re.fullmatch(r"\d+\.\d+\.\d+", row.since) for row in rows)
+
+
+class Silent(BaseModel):
+    """What is inside."""
+
+    level: int
+
+
+class Outer(BaseModel):
+    """A body."""
+
+    inner: list[Silent] = Field(description="Objects.")
+
+
+class Told(RequestModel):
+    """A body."""
+
+    needed: list[str] = Field(description="Texts.")
+    level: int = Field(3, ge=1, le=9, description="A number.", json_schema_extra={SINCE: "0.9.0"})
+    idle: bool = Field(False, description="Accepted; nothing to do.")
+    absent: not_yet("plain", phrase="is not here") = None
+
+
+def test_a_field_without_a_description_is_a_fault():
+    with pytest.raises(UndocumentedError, match=r"Silent.level \(inner\[\].level\) has no description"):
+        read_rows(Outer.model_json_schema())
+
+
+def test_a_row_tells_type_default_effect_and_version():
+    rows = {row.path: row for row in read_rows(Told.model_json_schema())}
+    needed, level, idle, absent = (rows[name] for name in ("needed", "level", "idle", "absent"))
+    assert (needed.kind, needed.default, needed.does) == ("array of strings", "required", "Texts.")
+    assert (needed.since, needed.has_no_effect) == ("0.1.0", False)
+    assert (level.kind, level.default, level.since) == ("whole number (1 to 9)", "`3`", "0.9.0")
+    assert (idle.kind, idle.default, idle.has_no_effect) == ("boolean", "`false`", True)
+    assert (absent.kind, absent.refused) == ('`"plain"`', "is not here")
+
+
+SENT_AS_HEADERS = {"user_profile_id", "workspace_id"}
+
+
+def _published(*params: type) -> set[str]:
+    """Every field of a request, as the SDK's own types have it."""
+    return {name for param in params for name in get_type_hints(param)} - SENT_AS_HEADERS
+
+
+PUBLISHED = [
+    (ChatRequest, chat_completion_create_params.CompletionCreateParams),
+    (CompletionRequest, completion_create_params.CompletionCreateParams),
+    (ResponsesRequest, response_create_params.ResponseCreateParams),
+    (ResponsesRequest, input_token_count_params.InputTokenCountParams),
+    (EmbeddingsRequest, embedding_create_params.EmbeddingCreateParams),
+    (MessagesRequest, message_create_params.MessageCreateParams),
+    (CountTokensRequest, message_count_tokens_params.MessageCountTokensParams),
+]
+
+
+@pytest.mark.parametrize(("model", "params"), PUBLISHED, ids=lambda value: getattr(value, "__name__", ""))
+def test_every_published_field_works_or_is_refused_by_name(model, params):
+    published = _published(*(get_args(params) or (params,)))
+    known = {field.alias or name for name, field in model.model_fields.items()}
+    assert len(published) > 4
+    assert published <= known
+
+
+CONVERSATIONS = PUBLISHED[0], PUBLISHED[2], PUBLISHED[5]
+
+
+@pytest.mark.parametrize(("model", "params"), CONVERSATIONS, ids=lambda value: getattr(value, "__name__", ""))
+def test_so_does_every_field_of_what_is_inside(model, params):
+    known = {row.path: row for row in read_rows(model.model_json_schema())}
+    told = {path for one in get_args(params) for path in _paths(one, known)}
+    assert any(path.count(".") > 1 for path in told)
+    assert told - set(known) - SENT_AS_HEADERS == set()
+
+
+def _paths(published, known, prefix="", above=()):
+    """Every field of a TypedDict, and of those within it that are of a kind that is taken here."""
+    for name, hint in get_type_hints(published, include_extras=True).items():
+        path = f"{prefix}{name}"
+        yield path
+        if path not in known or known[path].refused is not None:
+            continue
+        for inner, suffix in _typed_dicts(hint):
+            within = f"{path}{suffix}."
+            has_fields = any(other.startswith(within) for other in known)
+            if has_fields and inner not in above and _is_taken(inner, known.get(f"{within}type")):
+                yield from _paths(inner, known, within, (*above, inner))
+
+
+def _typed_dicts(hint, suffix=""):
+    """The TypedDicts of a type; those in its arrays with a suffix."""
+    if is_typeddict(hint):
+        yield hint, suffix
+    elif get_origin(hint) in (Union, UnionType, Annotated, Required, NotRequired):
+        for one in get_args(hint):
+            yield from _typed_dicts(one, suffix)
+    elif get_origin(hint) in (list, Iterable):
+        yield from _typed_dicts(get_args(hint)[0], f"{suffix}[]")
+
+
+def _is_taken(published, row):
+    """Whether its type is one of those that the row of the type has."""
+    constants = re.findall(r"'([\w.]+)'", str(get_type_hints(published).get("type", "")))
+    return row is None or not constants or any(f'"{constant}"' in row.kind for constant in constants)

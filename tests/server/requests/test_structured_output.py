@@ -1,0 +1,393 @@
+"""What a request may say of the answer's form, and what it becomes for the engine."""
+
+import contextlib
+import json
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic_core import PydanticCustomError
+
+from engine.request import Grammar
+from server.errors import BadRequestError
+from server.requests.chat import ChatRequest
+from server.validation.body import parse_body
+from server.validation.json_schema import check_schema
+from server.validation.json_schema_recursion import find_endless
+from server.validation.regex import check_regex
+from tests.server.openai_shapes import assert_error
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+BODIES = {CHAT: {"messages": [{"role": "user", "content": "hello"}]}, COMPLETIONS: {"prompt": "hello"}}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name"],
+}
+SCHEMA = "response_format.json_schema.schema"
+
+
+def json_schema(schema, **fields):
+    named = {"name": "it", "schema": schema, **fields}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
+
+
+GOOD = [
+    ({"response_format": {"type": "json_object"}}, Grammar("json_schema", '{"type":"object"}')),
+    (json_schema(PERSON), Grammar("json_schema", json.dumps(PERSON, separators=(",", ":")))),
+    (json_schema({}, strict=False, description="x"), Grammar("json_schema", "{}")),
+    (json_schema({"type": "object"}, strict=True), Grammar("json_schema", '{"type":"object"}')),
+    ({"guided_json": PERSON}, Grammar("json_schema", json.dumps(PERSON, separators=(",", ":")))),
+    ({"guided_json": '{"type": "integer"}'}, Grammar("json_schema", '{"type":"integer"}')),
+    ({"guided_regex": "[a-z]{1,5}"}, Grammar("regex", "[a-z]{1,5}")),
+    ({"guided_choice": ["yes", "no"]}, Grammar("regex", "yes|no")),
+    ({"guided_choice": ["a.b|c", "(1/2)"]}, Grammar("regex", r"a\.b\|c|\(1\/2\)")),
+    ({"guided_grammar": 'start: "a"+'}, Grammar("lark", 'start: "a"+')),
+    ({"response_format": {"type": "text"}, "guided_regex": "a"}, Grammar("regex", "a")),
+]
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(("fields", "grammar"), GOOD, ids=repr)
+async def test_a_form_becomes_a_grammar_that_is_compiled_before_the_answer(
+    client, engine, path, fields, grammar
+):
+    response = await client.post(path, json={**BODIES[path], **fields})
+    assert response.status_code == 200, response.text
+    assert engine.checked_grammars == [grammar]
+    assert engine.requests[-1].grammar == grammar
+
+
+@pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"response_format": None}])
+async def test_any_text_needs_no_grammar(client, engine, fields):
+    assert (await client.post(CHAT, json={**BODIES[CHAT], **fields})).status_code == 200
+    assert engine.checked_grammars == []
+    assert engine.requests[-1].grammar is None
+
+
+async def test_the_order_of_properties_stays_as_it_was_sent(client, engine):
+    schema = {"type": "object", "properties": {"z": {}, "a": {}, "m": {}}}
+    await client.post(CHAT, json={**BODIES[CHAT], **json_schema(schema)})
+    assert list(json.loads(engine.requests[-1].grammar.text)["properties"]) == ["z", "a", "m"]
+
+
+FAULTS = [
+    ('Unimplemented keys: ["not", "if"]', "uses 'not', 'if', which cannot be enforced"),
+    ("oneOf constraints are not supported. Enable 'coerce_one_of' option", "use 'anyOf'"),
+    ("Resource 'http://x/y' is not present in a registry and retrieving it failed: no", "nothing is fetched"),
+    ("Unknown format: idn-email", "cannot be enforced: Unknown format: idn-email"),
+    (
+        "no answer can begin: too much\n<state>\nsecret\n</state>",
+        "cannot be enforced: no answer can begin: too much.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fault", "told"), FAULTS)
+async def test_what_the_library_cannot_use_is_a_400_that_names_the_construct(client, engine, fault, told):
+    engine.grammar_fault = fault
+    for fields, param in ((json_schema(PERSON), SCHEMA), ({"guided_json": PERSON}, "guided_json")):
+        response = await client.post(CHAT, json={**BODIES[CHAT], **fields})
+        assert response.status_code == 400
+        message = assert_error(response.json(), param, "unsupported_grammar")
+        assert told in message
+        assert "secret" not in message
+    assert engine.requests == []
+
+
+def nested(levels):
+    schema = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def alternatives(num):
+    """So many schemas with two alternatives each."""
+    return [{"anyOf": [{"required": [f"{name}{i}"]} for name in "ab"]} for i in range(num)]
+
+
+def doubling(levels, keyword):
+    """Each level refers to the one below twice."""
+    names = {f"a{i}": {keyword: [{"$ref": f"#/$defs/a{i - 1}"}] * 2} for i in range(1, levels)}
+    return {"$ref": f"#/$defs/a{levels - 1}", "$defs": {"a0": {"type": "string"}, **names}}
+
+
+FINE = {
+    "few combinations": {"allOf": alternatives(6)},
+    "many alternatives": {"anyOf": [{"const": i} for i in range(1000)]},
+    "doubling alternatives": doubling(30, "anyOf"),
+    "doubling what must hold": doubling(30, "allOf"),
+    "optional members beside a base": {
+        "allOf": [
+            {"type": "object", "properties": {"id": {"type": "string", "format": "uuid"}}},
+            {"properties": {str(i): {"anyOf": [{"type": "string"}, {"type": "null"}]} for i in range(50)}},
+        ]
+    },
+    "many formats": {"properties": {str(i): {"type": "string", "format": "date"} for i in range(100)}},
+    "cents": {"type": "number", "multipleOf": 0.01},
+}
+
+
+@pytest.mark.parametrize("schema", FINE.values(), ids=FINE)
+def test_schemas_that_only_look_dangerous_pass(schema):
+    check_schema(schema)
+
+
+ENDLESS = {
+    "itself": {"$ref": "#"},
+    "a cycle of references": {
+        "$ref": "#/$defs/a",
+        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+    },
+    "a required member of its own kind": {
+        "type": "object",
+        "properties": {"next": {"$ref": "#"}},
+        "required": ["next"],
+    },
+    "an item of its own kind": {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+    "all of itself": {"allOf": [{"$ref": "#"}]},
+    "any of itself": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]},
+    "deep within": {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/a"}},
+        "$defs": {"a": {"type": "array", "prefixItems": [{"$ref": "#/$defs/a"}], "minItems": 1}},
+    },
+}
+WITH_AN_END = {
+    "a tree": {
+        "$ref": "#/$defs/n",
+        "$defs": {
+            "n": {
+                "type": "object",
+                "properties": {
+                    "children": {"type": "array", "items": {"$ref": "#/$defs/n"}},
+                    "next": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]},
+                },
+                "required": ["children", "next"],
+            }
+        },
+    },
+    "an optional member of its own kind": {"type": "object", "properties": {"next": {"$ref": "#"}}},
+    "any type": {"properties": {"next": {"$ref": "#"}}, "required": ["next"]},
+    "or null": {"type": ["object", "null"], "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
+    "escaped": {"$ref": "#/$defs/a~1b~0c", "$defs": {"a/b~c": {"type": "null"}}},
+    "a list's entry": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/anyOf/0"}}]},
+}
+
+
+@pytest.mark.parametrize("schema", ENDLESS.values(), ids=ENDLESS)
+def test_a_schema_that_always_holds_itself_again_is_found(schema):
+    assert find_endless(schema) is not None
+
+
+@pytest.mark.parametrize("schema", WITH_AN_END.values(), ids=WITH_AN_END)
+def test_recursion_that_can_end_is_fine(schema):
+    assert find_endless(schema) is None
+    check_schema(schema)
+
+
+BAD_SCHEMAS = [
+    (ENDLESS["itself"], "", "invalid_schema", "has no end"),
+    (ENDLESS["deep within"], "", "invalid_schema", "'.$defs.a' always holds itself again"),
+    ({"enum": ["x" * 100] * 90_000}, "", "schema_too_large", "a schema may have 65536"),
+    (nested(51), "", "schema_too_deep", "more than 50"),
+    ({"properties": {str(i): {} for i in range(501)}}, "", "schema_too_large", "has 501 properties"),
+    ({"prefixItems": [{"$ref": "#/$defs/a"}] * 501}, "", "schema_too_large", "has 501 references"),
+    ({"prefixItems": [{"format": "date"}] * 101}, "", "schema_too_large", "101 patterns and formats"),
+    ({"allOf": [{"pattern": "a"}] * 9}, "", "schema_too_large", "may have 8, since some of them must hold"),
+    ({"allOf": alternatives(7)}, "", "schema_too_large", "too many alternatives"),
+    ({"allOf": [{"properties": {"a": one}} for one in alternatives(7)]}, "", "schema_too_large", "too many"),
+    ({"properties": {"a": {"allOf": alternatives(7)}}}, ".properties.a", "schema_too_large", "too many"),
+    ({"oneOf": [{"const": i} for i in range(201)]}, ".oneOf", "schema_too_large", "201 alternatives"),
+    ({"const": "x" * 4097}, ".const", "invalid_value", "4097 characters"),
+    ({"enum": ["a", "x" * 4097]}, ".enum", "invalid_value", "4097 characters"),
+    ({"multipleOf": 123_456_789}, ".multipleOf", "unsupported_schema", "10000 is the limit"),
+    ({"multipleOf": 1.0000001}, ".multipleOf", "unsupported_schema", "10000 is the limit"),
+    ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, ".allOf[0].multipleOf", "unsupported_schema", ""),
+    ({"nullable": True, "type": "string"}, ".nullable", "unsupported_schema", "add 'null' to type"),
+    ({"items": [{}]}, ".items", "unsupported_schema", "use prefixItems"),
+    ({"x-guidance": {"lenient": True}}, ".x-guidance", "unsupported_schema", "leave it out"),
+    (
+        {"properties": {"a": {"pattern": "((a{9}){9}){99}"}}},
+        ".properties.a.pattern",
+        "invalid_value",
+        "repeats",
+    ),
+    ({"patternProperties": {"a{99999}": {}}}, ".patternProperties", "invalid_value", "repeats"),
+]
+
+
+@pytest.mark.parametrize(("schema", "at", "code", "told"), BAD_SCHEMAS, ids=lambda value: repr(value)[:60])
+def test_schemas_beyond_the_limits_are_refused_at_once(schema, at, code, told):
+    # Not through an app: the body of one is larger than its limit.
+    body = json.dumps({**BODIES[CHAT], **json_schema(schema)}).encode()
+    start_s = time.perf_counter()
+    with pytest.raises(BadRequestError) as refused:
+        parse_body(body, ChatRequest)
+    spent_s = time.perf_counter() - start_s
+    assert told in assert_error(refused.value.body(), SCHEMA + at, code)
+    # 100 ms are promised; the machine that tests run on may be busy.
+    assert spent_s < 2
+
+
+async def test_keywords_stand_for_themselves_only_where_a_schema_is(client):
+    schema = {"type": "object", "properties": {"nullable": {"const": True}, "items": {"enum": [["a"]]}}}
+    assert (await client.post(CHAT, json={**BODIES[CHAT], **json_schema(schema)})).status_code == 200
+
+
+REGEXES = [
+    ("[a-z]{1,50}", True),
+    ("(a{0,10}b){100}", True),
+    (r"\{9999999\}", True),
+    ("[{9999999}]", True),
+    ("[]{99999}]", True),
+    (r"\p{L}{1,100}", True),
+    ("a{10000}", True),
+    ("a{10001}", False),
+    ("a{0,99999999999}", False),
+    ("a{1000}{1000}", False),
+    ("(a{100}|b)+c{11}", True),
+    ("((a{100}|b)c?){11}", False),
+    ("(?:(?:a?){99}){99}", False),
+    ("[^]]{2000}{2}", False),
+    ("a" * 4097, False),
+    ("((((", True),
+    ("))){5}", True),
+    ("{5}", True),
+    ("[[[", True),
+    ("\\", True),
+]
+
+
+@pytest.mark.parametrize(("regex", "is_allowed"), REGEXES, ids=lambda value: repr(value)[:30])
+def test_expressions_that_repeat_too_much_are_found(regex, is_allowed):
+    if is_allowed:
+        check_regex(regex)
+    else:
+        with pytest.raises(ValueError, match=r"repeats|characters"):
+            check_regex(regex)
+
+
+KEYWORDS = (
+    *(
+        "type",
+        "properties",
+        "items",
+        "required",
+        "minItems",
+        "prefixItems",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "$ref",
+    ),
+    *("multipleOf", "pattern", "patternProperties", "enum", "const", "format", "$defs", "a"),
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(
+        ["object", "array", "null", "#", "#/", "#/$defs/a", "#/properties/a", "#/items/0", "a{5}"]
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(st.sampled_from(KEYWORDS), VALUES, max_size=5))
+def test_whatever_is_sent_as_a_schema_passes_or_is_refused(schema):
+    with contextlib.suppress(PydanticCustomError):
+        check_schema(schema)
+
+
+@given(st.text(alphabet="ab()[]{}^\\*+?,0159|pPL") | st.text())
+def test_whatever_is_sent_as_an_expression_passes_or_is_refused(regex):
+    with contextlib.suppress(PydanticCustomError):
+        check_regex(regex)
+
+
+BAD_FIELDS = [
+    ({"response_format": "json"}, "response_format", "invalid_type", "must be an object"),
+    ({"response_format": {}}, "response_format.type", "missing_required_parameter", "missing"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value", "'json_schema'"),
+    ({"response_format": {"type": "json_object", "n": 1}}, "response_format.n", "unknown_parameter", ""),
+    (
+        {"response_format": {"type": "json_schema"}},
+        "response_format.json_schema",
+        "missing_required_parameter",
+        "",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        SCHEMA,
+        "missing_required_parameter",
+        "",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        "response_format.json_schema.name",
+        "missing_required_parameter",
+        "",
+    ),
+    (json_schema({}, name="a b"), "response_format.json_schema.name", "invalid_value", ""),
+    (json_schema({}, name="x" * 65), "response_format.json_schema.name", "invalid_value", "64"),
+    (json_schema({}, strict=1), "response_format.json_schema.strict", "invalid_type", "boolean"),
+    (json_schema([]), SCHEMA, "invalid_type", "a JSON schema"),
+    (json_schema(True), SCHEMA, "invalid_type", "a JSON schema"),
+    ({"guided_json": "{"}, "guided_json", "invalid_json", "not valid JSON"),
+    ({"guided_json": "5"}, "guided_json", "invalid_type", "a JSON schema"),
+    ({"guided_json": " " * 70_000}, "guided_json", "schema_too_large", "65536"),
+    ({"guided_regex": ""}, "guided_regex", "invalid_type", "not empty"),
+    ({"guided_regex": 5}, "guided_regex", "invalid_type", "a regular expression"),
+    ({"guided_regex": "(a{1000}){1000}"}, "guided_regex", "invalid_value", "repeats"),
+    ({"guided_choice": []}, "guided_choice", "invalid_value", "between 1 and 1000"),
+    ({"guided_choice": ["a", ""]}, "guided_choice[1]", "invalid_type", "not empty"),
+    ({"guided_choice": "a"}, "guided_choice", "invalid_type", "an array"),
+    ({"guided_choice": ["x" * 20_000] * 2}, "guided_choice", "invalid_value", "32768"),
+    ({"guided_grammar": " "}, "guided_grammar", "invalid_type", "not empty"),
+    ({"guided_grammar": "start: a\n" * 1001}, "guided_grammar", "invalid_value", "too long"),
+    ({"guided_grammar": 'start: "a"{1001}'}, "guided_grammar", "invalid_value", "more than 1000 times"),
+    ({"guided_grammar": 'start: "a" ~ 1..99999'}, "guided_grammar", "invalid_value", "more than 1000 times"),
+    ({"guided_grammar": "start: %json {"}, "guided_grammar", "invalid_value", "%json"),
+    (
+        {"guided_grammar": 'start: %json {"multipleOf": 99999}'},
+        "guided_grammar.multipleOf",
+        "unsupported_schema",
+        "",
+    ),
+    (
+        {"guided_grammar": "start: a\na[temperature=1]: /x/"},
+        "guided_grammar",
+        "unsupported_value",
+        "temperature",
+    ),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex", "invalid_value", "guided_choice exclude"),
+    (
+        {"response_format": {"type": "json_object"}, "guided_json": {}},
+        "response_format",
+        "invalid_value",
+        "guided_json exclude",
+    ),
+]
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(("fields", "param", "code", "told"), BAD_FIELDS, ids=lambda value: repr(value)[:60])
+async def test_wrong_fields_are_400s_that_name_them(client, engine, path, fields, param, code, told):
+    response = await client.post(path, json={**BODIES[path], **fields})
+    assert response.status_code == 400
+    assert told in assert_error(response.json(), param, code)
+    assert engine.checked_grammars == []
+
+
+@pytest.mark.parametrize("text", ["a.b", "(1/2)", "x|y", "[z]^$", "\\n", "{3}", "a-b&c~d#e", "✓\n\t"])
+async def test_choices_are_taken_letter_by_letter(client, engine, text):
+    await client.post(CHAT, json={**BODIES[CHAT], "guided_choice": ["other", text]})
+    assert re.fullmatch(engine.requests[-1].grammar.text, text)
+    assert not re.fullmatch(engine.requests[-1].grammar.text, text + "x")

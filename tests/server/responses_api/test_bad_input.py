@@ -1,0 +1,329 @@
+"""Whatever is wrong with a request to /v1/responses, the error names the field as the client wrote it."""
+
+import json
+import time
+
+import httpx
+import pytest
+
+from config.settings import Settings
+from server.app import create_app
+from tests.server.fake_engine import FakeEngine
+from tests.server.openai_shapes import assert_error
+from tests.server.responses_api.test_responses import PATH, WEATHER
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "o"}
+HI = {"role": "user", "content": "hi"}
+INCLUDED = "this server does not have"
+
+
+def items(*given):
+    return {"input": list(given)}
+
+
+def content(*parts):
+    return items({"role": "user", "content": list(parts)})
+
+
+def tool(**fields):
+    return {"tools": [{"type": "function", "name": "f", **fields}]}
+
+
+def text_format(**given):
+    return {"text": {"format": given}}
+
+
+BAD = [
+    # (fields, param, code, part of the message)
+    ({"input": None}, "input", "missing_required_parameter", "say something"),
+    ({"input": []}, "input", "missing_required_parameter", "say something"),
+    ({"input": 5}, "input", "invalid_type", "must be a string or an array"),
+    ({"input": {}}, "input", "invalid_type", "must be a string or an array"),
+    (items(5), "input[0]", "invalid_type", "must be an object"),
+    (items(HI, {"type": 5}), "input[1].type", "invalid_type", "must be a string"),
+    (items({"type": "web_search_call", "id": "x"}), "input[0].type", "invalid_value", "this server takes"),
+    (items({}), "input[0].id", "missing_required_parameter", "Missing"),
+    (items({"role": "tool", "content": "x"}), "input[0].role", "invalid_value", "must be"),
+    (items({"role": "user"}), "input[0].content", "missing_required_parameter", "Missing"),
+    (items({"role": "user", "content": 5}), "input[0].content", "invalid_type", "a string or an array"),
+    (items({**HI, "name": "x"}), "input[0].name", "unknown_parameter", "Unknown"),
+    (content("x"), "input[0].content[0]", "invalid_type", "must be an object"),
+    (content({"text": "x"}), "input[0].content[0].type", "missing_required_parameter", "missing"),
+    (
+        content({"type": "input_image", "image_url": "http://localhost/x.png"}),
+        "input[0].content[0].type",
+        "unsupported_value",
+        "it reads text",
+    ),
+    (
+        content(
+            {"type": "input_text", "text": "x"}, {"type": "input_file", "file_url": "file:///etc/passwd"}
+        ),
+        "input[0].content[1].type",
+        "unsupported_value",
+        "it reads text",
+    ),
+    (
+        content({"type": "input_text", "text": 5}),
+        "input[0].content[0].text",
+        "invalid_type",
+        "a valid string",
+    ),
+    (content({"type": "text", "text": "x"}), "input[0].content[0].type", "invalid_value", "'input_text'"),
+    (items(HI, {**CALL, "call_id": None}), "input[1].call_id", "missing_required_parameter", "Missing"),
+    (items(HI, {**CALL, "arguments": {}}), "input[1].arguments", "invalid_type", "not an object"),
+    (items(HI, {**CALL, "arguments": "{"}), "input[1].arguments", "invalid_value", "JSON text of an object"),
+    (items(HI, {**CALL, "arguments": "[]"}), "input[1].arguments", "invalid_value", "JSON text of an object"),
+    (items(HI, OUTPUT), "input[1].call_id", "invalid_value", "names no call"),
+    (items(HI, CALL, {**OUTPUT, "call_id": "c2"}), "input[2].call_id", "invalid_value", "names no call"),
+    (
+        items(HI, CALL, {**OUTPUT, "output": [{"type": "input_image"}]}),
+        "input[2].output[0].type",
+        "unsupported_value",
+        "it reads text",
+    ),
+    (
+        items({"type": "reasoning", "summary": [], "encrypted_content": "gAAAAB"}),
+        "input[0].encrypted_content",
+        "invalid_value",
+        "did not come from this server",
+    ),
+    (
+        items({"type": "reasoning", "encrypted_content": "reprise:?"}),
+        "input[0].encrypted_content",
+        "invalid_value",
+        "did not come from this server",
+    ),
+    (items({"role": "user", "content": "refuse me"}), "input", "template_error", "roles must alternate"),
+    ({"input": "x" * 1200}, "input", "context_length_exceeded", "this model takes 1000"),
+    ({"input": "x" * 3000}, "input", "context_length_exceeded", "this model takes 1000"),
+    ({"instructions": 5}, "instructions", "invalid_type", "valid string"),
+    ({"previous_response_id": 5}, "previous_response_id", "invalid_type", "valid string"),
+    ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value", "greater than or equal to 1"),
+    ({"max_output_tokens": "5"}, "max_output_tokens", "invalid_type", "not a string"),
+    ({"max_tokens": 5}, "max_tokens", "unknown_parameter", "Unknown"),
+    ({"messages": []}, "messages", "unknown_parameter", "Unknown"),
+    ({"n": 2}, "n", "unknown_parameter", "Unknown"),
+    ({"temperature": 2.1}, "temperature", "invalid_value", "less than or equal to 2"),
+    ({"top_p": "1"}, "top_p", "invalid_type", "not a string"),
+    ({"top_k": -2}, "top_k", "invalid_value", "greater than or equal to -1"),
+    ({"seed": 1.5}, "seed", "invalid_type", "valid integer"),
+    ({"stop": ["a", ""]}, "stop[1]", "invalid_value", "between 1 and"),
+    ({"logit_bias": {"999": 1}}, "logit_bias", "invalid_token_id", "outside the vocabulary"),
+    ({"draft": {"type": "magic"}}, "draft.type", "invalid_value", "must be"),
+    (
+        {"chat_template_kwargs": {"tools": 1}},
+        "chat_template_kwargs.tools",
+        "invalid_value",
+        "server's to set",
+    ),
+    ({"stream": "yes"}, "stream", "invalid_type", "valid boolean"),
+    ({"stream_options": {}}, "stream_options", "invalid_value", "only with stream: true"),
+    (
+        {"stream": True, "stream_options": {"include_usage": True}},
+        "stream_options.include_usage",
+        "unknown_parameter",
+        "Unknown",
+    ),
+    ({"store": 1}, "store", "invalid_type", "valid boolean"),
+    ({"tools": {}}, "tools", "invalid_type", "not an object"),
+    ({"tools": [5]}, "tools[0]", "invalid_type", "must be an object"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_value", "run them yourself"),
+    ({"tools": [WEATHER, {"type": "mcp"}]}, "tools[1].type", "unsupported_value", "run them yourself"),
+    ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type", "unsupported_value", "send functions"),
+    ({"tools": [{"name": "x"}]}, "tools[0].type", "missing_required_parameter", "missing"),
+    (tool(name="a b"), "tools[0].name", "invalid_value", "pattern"),
+    (tool(function={}), "tools[0].function", "unknown_parameter", "Unknown"),
+    (tool(parameters={"type": "string"}), "tools[0].parameters.type", "invalid_value", "'object'"),
+    (tool(defer_loading=True), "tools[0].defer_loading", "unsupported_parameter", "leave it out"),
+    ({"tools": [WEATHER, WEATHER]}, "tools[1].name", "invalid_value", "may stand once"),
+    ({"tool_choice": "sometimes"}, "tool_choice", "invalid_value", "'required'"),
+    ({"tool_choice": 5}, "tool_choice", "invalid_type", "must be an object"),
+    ({"tool_choice": {"type": "file_search"}}, "tool_choice.type", "unsupported_value", "send functions"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.name", "missing_required_parameter", "Missing"),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value", "only with tools"),
+    (
+        {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "time"}},
+        "tool_choice",
+        "invalid_value",
+        "not among the tools",
+    ),
+    (
+        {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "none", "tools": []}},
+        "tool_choice.mode",
+        "invalid_value",
+        "must be",
+    ),
+    (
+        {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+        "tool_choice.tools",
+        "invalid_value",
+        "1 to 128",
+    ),
+    (text_format(type="xml"), "text.format.type", "invalid_value", "'json_schema'"),
+    (text_format(type="json_schema"), "text.format.name", "missing_required_parameter", "Missing"),
+    (
+        text_format(type="json_schema", name="a b", schema={}),
+        "text.format.name",
+        "invalid_value",
+        "pattern",
+    ),
+    (
+        text_format(type="json_schema", name="n", schema={"items": [{}]}),
+        "text.format.schema.items",
+        "unsupported_schema",
+        "use prefixItems",
+    ),
+    (
+        text_format(type="json_schema", name="n", schema=[]),
+        "text.format.schema",
+        "invalid_type",
+        "not an array",
+    ),
+    ({"guided_regex": ""}, "guided_regex", "invalid_type", "regular expression"),
+    ({"text": {"verbosity": "high"}}, "text.verbosity", "unsupported_parameter", "leave it out"),
+    ({"text": {"colour": 1}}, "text.colour", "unknown_parameter", "Unknown"),
+    ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value", "must be"),
+    (
+        {"reasoning": {"summary": "detailed"}},
+        "reasoning.summary",
+        "unsupported_parameter",
+        "nothing is summarised",
+    ),
+    ({"reasoning": {"mode": "pro"}}, "reasoning.mode", "unsupported_parameter", "leave it out"),
+    ({"include": ["file_search_call.results"]}, "include[0]", "unsupported_value", INCLUDED),
+    ({"include": ["reasoning.encrypted_content", "x"]}, "include[1]", "unsupported_value", INCLUDED),
+    ({"include": "x"}, "include", "invalid_type", "not a string"),
+    ({"top_logprobs": 21}, "top_logprobs", "invalid_value", "less than or equal to 20"),
+    ({"metadata": {"a": 5}}, "metadata.a", "invalid_type", "valid string"),
+    ({"metadata": {"a": "x" * 513}}, "metadata.a", "invalid_value", "512 in a value"),
+    ({"metadata": {"a" * 65: "x"}}, "metadata." + "a" * 61 + "...", "invalid_value", "64 characters"),
+    ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "invalid_value", "at most 16"),
+    ({"truncation": "auto"}, "truncation", "unsupported_parameter", "nothing is dropped"),
+    ({"background": True}, "background", "unsupported_parameter", "stream it"),
+    ({"conversation": "conv_1"}, "conversation", "unsupported_parameter", "previous_response_id"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter", "no templates"),
+    ({"moderation": {"model": "m"}}, "moderation", "unsupported_parameter", "leave it out"),
+    ({"context_management": [{"type": "x"}]}, "context_management", "unsupported_parameter", "leave it out"),
+    ({"access_programs": {"cyber": "standard"}}, "access_programs", "unsupported_parameter", "leave it out"),
+    ({"image": {"context_compression": "auto"}}, "image", "unsupported_parameter", "leave it out"),
+    (
+        {"prompt_cache_options": {"prewarm": True}},
+        "prompt_cache_options.prewarm",
+        "unsupported_parameter",
+        "out",
+    ),
+    ({"prompt_cache_retention": "1y"}, "prompt_cache_retention", "invalid_value", "must be"),
+    ({"service_tier": "first"}, "service_tier", "invalid_value", "must be"),
+    ({"max_tool_calls": 0}, "max_tool_calls", "invalid_value", "greater than or equal to 1"),
+    ({"modle": "x"}, "modle", "unknown_parameter", "Unknown"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code", "phrase"), BAD, ids=[f"{i}-{b[1]}"[:40] for i, b in enumerate(BAD)]
+)
+async def test_bad_input_is_named_and_never_reaches_the_engine(client, engine, fields, param, code, phrase):
+    response = await client.post(PATH, json={"input": "hello", **fields})
+    assert response.status_code == 400, response.text
+    message = assert_error(response.json(), param, code)
+    assert phrase in message
+    assert f"'{param}'" in message or param == "input"
+    assert engine.requests == []
+
+
+async def test_a_schema_that_the_library_cannot_use_is_named(client, engine):
+    engine.grammar_fault = 'Unimplemented keys: ["not"]'
+    schema = text_format(type="json_schema", name="n", schema={"not": {}})
+    response = await client.post(PATH, json={"input": "hello", **schema})
+    assert response.status_code == 400
+    assert "'text.format.schema' uses 'not'" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "text.format.schema"
+    tools = {"tools": [{**WEATHER, "strict": True}], "tool_choice": "required"}
+    response = await client.post(PATH, json={"input": "hello", **tools})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools"
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("is_streaming", [True, False], ids=["streaming", "not streaming"])
+async def test_an_unknown_response_cannot_be_continued(client, engine, is_streaming):
+    asked = {"input": "x", "previous_response_id": "resp_0", "stream": is_streaming}
+    response = await client.post(PATH, json=asked)
+    assert response.status_code == 404
+    message = assert_error(response.json(), "previous_response_id", "previous_response_not_found")
+    assert "'resp_0'" in message
+    assert "--response-store-bytes" in message
+    assert engine.requests == []
+
+
+async def test_an_unknown_item_cannot_be_referred_to(client, engine):
+    response = await client.post(PATH, json=items(HI, {"type": "item_reference", "id": "msg_0"}))
+    assert response.status_code == 404
+    assert "send the item itself" in assert_error(response.json(), "input[1].id", "item_not_found")
+    assert engine.requests == []
+
+
+async def test_an_unknown_model_is_a_404(client):
+    response = await client.post(PATH, json={"input": "x", "model": "gpt"})
+    assert response.status_code == 404
+    assert_error(response.json(), "model", "model_not_found")
+
+
+async def test_what_is_wrong_with_what_was_kept_is_charged_to_the_chain(client):
+    one = (await client.post(PATH, json={"input": "x" * 400})).json()
+    response = await client.post(PATH, json={"input": "x" * 400, "previous_response_id": one["id"]})
+    assert response.status_code == 400
+    assert_error(response.json(), "input", "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("?stream=true", "stream"),
+        ("?starting_after=3", "starting_after"),
+        ("?include=message.output_text.logprobs", "include"),
+        ("?colour=red", "colour"),
+        ("/input_items?limit=0", "limit"),
+        ("/input_items?limit=101", "limit"),
+        ("/input_items?limit=ten", "limit"),
+        ("/input_items?order=up", "order"),
+        ("/input_items?before=x", "before"),
+    ],
+)
+async def test_a_query_that_means_nothing_is_refused(client, query, param):
+    one = (await client.post(PATH, json={"input": "x"})).json()
+    response = await client.get(f"{PATH}/{one['id']}{query}")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+PART = {"type": "input_text", "text": ""}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ('{"input": ' + "[" * 200_000 + "]" * 200_000 + "}", None),
+        (json.dumps(items(*[HI] * 9000)), "input"),
+        (json.dumps(items(*[{"role": "user", "content": [PART] * 100}] * 100)), "input"),
+        (json.dumps({"input": "x", "tools": [WEATHER] * 3000}), "tools"),
+        (json.dumps({"input": "x", "include": ["x"] * 100_000}), "include[0]"),
+        (json.dumps({"input": "x", "metadata": {str(i): "" for i in range(50_000)}}), "metadata"),
+        (json.dumps({"input": "x" * 700_000}), "input"),
+    ],
+    ids=["deep", "items", "parts", "tools", "include", "metadata", "text"],
+)
+async def test_what_is_far_too_much_is_refused_in_no_time(body, param):
+    # No other work of a busy machine counts.
+    app = create_app(FakeEngine(), Settings())
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://reprise") as http,
+    ):
+        started_s = time.process_time()
+        response = await http.post(PATH, content=body, headers={"Content-Type": "application/json"})
+        assert time.process_time() - started_s < 1
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param

@@ -1,0 +1,32 @@
+"""Whatever fits our own OpenAPI document, and whatever does not, is answered, and with no fault of ours."""
+
+import pytest
+
+from config.settings import Settings
+from server.app import create_app
+from tests.server.fake_engine import FakeEngine
+from tests.server.served import served
+from tests.server.validation.any_request import GOOD, OPERATIONS, send_many
+
+
+@pytest.fixture(scope="module")
+def any_engine():
+    return FakeEngine()
+
+
+@pytest.fixture(scope="module")
+def any_url(any_engine):
+    """A real server around an engine that says every prompt back, for all the requests there are."""
+    with served(create_app(any_engine, Settings(served_model_name=("reprise-demo",)))) as address:
+        yield address
+    assert any_engine.num_live == 0
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_no_request_brings_out_a_fault(operation, any_url):
+    send_many(operation, any_url, 16, max_tokens=4)
+
+
+def test_many_of_those_requests_come_to_the_engine(any_engine):
+    """Else nothing would have been tried but how requests are refused."""
+    assert len(any_engine.requests) >= 2 * len(GOOD)
