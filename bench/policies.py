@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from drafters.base import Ask, Draft, Drafter, Opening
-from engine.speculative.proposers import count_accepted
+from engine.speculative.acceptance import count_accepted
 
 LIMIT = 31
 """Tokens of the longest draft: a full tile of 32 with the token before it."""

@@ -11,7 +11,7 @@ from bench.replay.players import ServerPlayer
 from bench.replay.rules import Setup
 from drafters.base import Ask, Draft, Opening
 from drafters.suffix import NUM_CLASSES, SuffixDrafter
-from engine.speculative.proposers import count_accepted
+from engine.speculative.acceptance import count_accepted
 
 CLASSES = ("<3", "3", "4-5", "6-8", "9-15", "16-31", "32+")
 KINDS = ("cursor", "match", "disputed", "finished")

@@ -10,8 +10,9 @@ from config.settings import Settings
 from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening, SharedMemory
 from drafters.repetition import repetition_score
 from engine.request import GenerationRequest, Sampling
-from engine.speculative.acceptance import LEAST_GAIN, Offer, choose_width
-from engine.speculative.proposers import Drafting, DraftSources, count_accepted
+from engine.speculative.acceptance import count_accepted
+from engine.speculative.draft_length import LEAST_GAIN, Offer, choose_width
+from engine.speculative.proposers import Drafting, DraftSources
 
 WIDTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """What the gate weighs, beside where a draft stops being sure: as many as a server measures, and 10."""

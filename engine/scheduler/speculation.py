@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from engine import sequence
-from engine.speculative.acceptance import LEAST_GAIN, Offer, choose_width
+from engine.speculative.draft_length import LEAST_GAIN, Offer, choose_width
 from engine.speculative.draft_model.costs import DraftCosts, DraftWork
 from engine.speculative.draft_model.draft_length import MODEL, PROBE_RATE, PROBE_TOKENS, DraftLength, Wanted
 from engine.speculative.step_costs import StepCosts

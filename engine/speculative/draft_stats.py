@@ -7,7 +7,7 @@ from engine.request import DraftingReport
 
 if TYPE_CHECKING:
     # The command line composes drafters before it knows that it can listen; this would load transformers.
-    from engine.speculative.translation.translation import TranslationCounts, Translator
+    from engine.speculative.translation.translator import TranslationCounts, Translator
 
 PLAIN = "model"
 """The source of a token that the model chose without a draft, or instead of one, or behind one."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
 from engine.request import DraftingReport, GenerationRequest
-from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, Offer, Tally, expected_tokens
+from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, Tally, count_accepted
+from engine.speculative.draft_length import Offer, expected_tokens
 from engine.speculative.draft_model.draft_length import MODEL, Carried, DraftLength, Trials
 from engine.speculative.draft_stats import DraftCounts
 from engine.speculative.slowdown_budget import Ledger
@@ -266,18 +267,3 @@ class SequenceDrafts:
             return None
         finally:
             self.counts.drafter_s += perf_counter() - start
-
-
-def count_accepted(draft: Sequence[int], sampled: Sequence[int]) -> int:
-    """Count the leading draft tokens that the target chose too.
-
-    draft: (k,) proposed ids. sampled: target ids, sampled[i] drawn after draft[:i]; may end early.
-
-    Source: Leviathan et al. 2022, greedy and sampled cases alike (see engine/README.md).
-    """
-    num_accepted = 0
-    for proposed, chosen in zip(draft, sampled, strict=False):
-        if proposed != chosen:
-            break
-        num_accepted += 1
-    return num_accepted

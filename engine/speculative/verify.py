@@ -17,7 +17,7 @@ from engine.kv_cache.rows import Rows
 from engine.sampling.grammar import Mask
 from engine.sampling.logprobs import Likelihood, measure
 from engine.sampling.sampler import Draw, Sampler
-from engine.speculative.proposers import count_accepted
+from engine.speculative.acceptance import count_accepted
 
 
 @dataclass(frozen=True, slots=True)

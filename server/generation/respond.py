@@ -1,5 +1,6 @@
 """From token ids to a response: what all endpoints that generate do alike."""
 
+import time
 from collections.abc import Sequence
 
 from fastapi import Request, Response
@@ -15,6 +16,7 @@ from server.generation.sse import TokenStream, write_frames
 from server.generation.submission import Submission
 from server.http.request_log import record_of
 from server.http.tenants import tenant_of
+from server.output.openai_format import Heading
 from server.output.parts import MakeReader
 from server.output.presenter import Presenter
 from server.requests.common import GenerationFields
@@ -64,3 +66,14 @@ async def respond(
     finally:
         if not is_handed_over:
             await end()
+
+
+def head(request: Request, service: Service, model: str | None, service_tier: str | None = None) -> Heading:
+    """The heading of the response to this request. Raises ModelNotFoundError."""
+    return Heading(
+        id=record_of(request).unique,
+        created=int(time.time()),
+        model=service.check_model(model),
+        system_fingerprint=service.fingerprint,
+        service_tier=service_tier,
+    )

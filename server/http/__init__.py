@@ -1,4 +1,4 @@
-"""The HTTP layer around the routes: access, limits, connections, error format, request ids and the OpenAPI document.
+"""The HTTP layer around the routes: access, limits, connections, error format, request ids, OpenAPI document.
 
 Nothing here knows what a request asks for or what its response looks like.
 """

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from server.generation.chat import answer_chat
-from server.generation.headings import head
+from server.generation.respond import head
 from server.generation.service import service_of
 from server.http.openapi import takes
 from server.output.openai_chunks import ChunkPresenter

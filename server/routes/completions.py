@@ -2,8 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.generation.headings import head
-from server.generation.respond import respond
+from server.generation.respond import head, respond
 from server.generation.service import service_of
 from server.http.openapi import takes
 from server.output.echo import echo_readers

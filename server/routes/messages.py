@@ -5,7 +5,7 @@ from fastapi.responses import JSONResponse
 
 from server.errors import BadRequestError
 from server.generation.chat import answer_chat, check_tools
-from server.generation.headings import head
+from server.generation.respond import head
 from server.generation.service import service_of
 from server.http.openapi import takes
 from server.http.request_log import record_of

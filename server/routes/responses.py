@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 
 from server.errors import BadRequestError
 from server.generation.chat import answer_chat, check_tools
-from server.generation.headings import head
+from server.generation.respond import head
 from server.generation.service import Service, service_of
 from server.http.openapi import asks, takes
 from server.http.tenants import key_digest

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from drafters.base import Draft
-from engine.speculative.acceptance import Acceptance, Offer, steady
+from engine.speculative.acceptance import Acceptance
+from engine.speculative.draft_length import Offer, steady
 from engine.speculative.draft_model.costs import DraftWork
 
 MODEL = "draft-model"

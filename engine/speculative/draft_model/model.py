@@ -13,14 +13,15 @@ import mlx.core as mx
 
 from engine.kv_cache.per_row import is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_row_caches
-from engine.kv_cache.rows import can_batch, make_rows, rollback_fault
+from engine.kv_cache.probes import can_batch, rollback_fault
+from engine.kv_cache.rows import make_rows
 from engine.kv_cache.sliding_window import ROLLBACK_TOKENS
 from engine.model.loading import LoadedModel, ModelError
 from engine.sampling.sampler import Sampler
+from engine.speculative.acceptance import count_accepted
 from engine.speculative.draft_model.costs import DraftWork
 from engine.speculative.draft_model.reader import DraftReader, GiveUp
 from engine.speculative.draft_model.sampling import make_draft_sampling
-from engine.speculative.proposers import count_accepted
 from engine.speculative.translation.translation import Translation
 from engine.speculative.verify import Feed
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from engine.kv_cache.per_row import Caches
 from engine.kv_cache.sliding_window import ROLLBACK_TOKENS
-from engine.speculative.translation.translation import Translator
+from engine.speculative.translation.translator import Translator
 
 MOST_IDS_PER_TOKEN = 2
 """A text that takes the draft model more ids than that for each of the target's tokens is not drafted for:

@@ -12,7 +12,8 @@ import numpy as np
 
 from engine.sampling.sampler import Sampler, keep_likely, noise_key
 from engine.speculative.translation.token_map import NONE
-from engine.speculative.translation.translation import Pair, Translation
+from engine.speculative.translation.translation import Translation
+from engine.speculative.translation.translator import Pair
 
 WINDOW_SHARE = 2
 """Positions that noise is made for, a drafted token; behind them the last one's is used again."""

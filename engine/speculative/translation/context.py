@@ -18,7 +18,7 @@ from engine.model.text_boundaries import (
     word_edges,
 )
 from engine.model.vocabulary import whole_characters
-from engine.speculative.translation.translation import Pair, Reading, TranslationCounts, count
+from engine.speculative.translation.translator import Pair, Reading, TranslationCounts, count
 
 SETTLE_TOKENS = 8
 """The settled edge moves up whenever so many tokens more than the prefix have come behind it."""

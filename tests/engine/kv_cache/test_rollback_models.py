@@ -13,7 +13,8 @@ import pytest
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from engine.kv_cache.per_row import kv_bits_fault, make_caches
-from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows, can_batch, make_rows, rollback_fault
+from engine.kv_cache.probes import can_batch, rollback_fault
+from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows, make_rows
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_model, prompt_of
 
 EXACT = [name for name in CONFIGS if name != "mamba2"]

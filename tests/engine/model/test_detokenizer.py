@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.model.detokenizer import AnswerText, StopMatcher
+from engine.model.detokenizer import AnswerText
+from engine.model.stop_strings import StopMatcher
 from engine.model.tokenizer import Tokenizer
 from tests.engine.support import make_tokenizer
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from config.settings import Settings
-from engine.kv_cache.rows import can_batch
+from engine.kv_cache.probes import can_batch
 from engine.model.loading import LoadedModel, ModelError
 from engine.request import GenerationRequest
 from engine.scheduler import footprint

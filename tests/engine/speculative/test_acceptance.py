@@ -9,15 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.base import Draft
-from engine.speculative.acceptance import (
-    GLOBAL_DECAY,
-    Acceptance,
-    Offer,
-    Tally,
-    choose_width,
-    expected_tokens,
-    steady,
-)
+from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, Tally
+from engine.speculative.draft_length import Offer, choose_width, expected_tokens, steady
 from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, Ledger
 from engine.speculative.step_costs import StepCosts
 

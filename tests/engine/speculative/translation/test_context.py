@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from engine.model.vocabulary import Vocabulary, whole_characters
 from engine.speculative.translation.context import LONGEST_TAIL, ContextTranslator
 from engine.speculative.translation.token_map import TokenMap
-from engine.speculative.translation.translation import PREFIX_TOKENS, Pair
+from engine.speculative.translation.translation import PREFIX_TOKENS
+from engine.speculative.translation.translator import Pair
 from tests.engine import tokenizers_zoo as zoo
 
 FRAGMENTS = [

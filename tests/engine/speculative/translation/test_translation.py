@@ -8,13 +8,10 @@ from hypothesis import strategies as st
 
 from engine.model.vocabulary import VocabularyError
 from engine.speculative.translation.context import ContextTranslator
+from engine.speculative.translation.naive import NaiveTranslator
+from engine.speculative.translation.shared import SharedTranslator, Untranslated
 from engine.speculative.translation.token_map import NONE
-from engine.speculative.translation.translation import (
-    NaiveTranslator,
-    SharedTranslator,
-    Translation,
-    Untranslated,
-)
+from engine.speculative.translation.translation import Translation
 from tests.engine import tokenizers_zoo as zoo
 
 SIMPLE = ("naive", "shared")

@@ -1,0 +1,47 @@
+"""Cut an answer's text at the first of its stop strings."""
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Cuts text at the first stop string to complete, however the text is dealt out.
+
+    Holds back only what could still become a stop string. When two complete at the same character,
+    the longer one counts.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops = stops
+        self.held = ""
+        self.matched: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has come."""
+        return self.matched is not None
+
+    def feed(self, text: str) -> str:
+        """Take more text; returns what may be sent. After a match, matched is set and nothing follows."""
+        if not self.stops or self.stopped:
+            return "" if self.stopped else text
+        text = self.held + text
+        matches = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if matches:
+            _, at, self.matched = min(matches)
+            self.held = ""
+            return text[:at]
+        longest = max(map(len, self.stops)) - 1
+        start = next(
+            (at for at in range(max(0, len(text) - longest), len(text)) if self._could_begin(text[at:])),
+            len(text),
+        )
+        self.held = text[start:]
+        return text[:start]
+
+    def flush(self) -> str:
+        """What was held back, when no more text comes."""
+        text, self.held = self.held, ""
+        return text
+
+    def _could_begin(self, text: str) -> bool:
+        return any(stop.startswith(text) for stop in self.stops)

@@ -1,0 +1,63 @@
+"""Translation of text without its context: the published baseline."""
+
+from collections.abc import Sequence
+
+from engine.model.vocabulary import whole_characters
+from engine.speculative.translation.translator import (
+    AppendOnlyTranslator,
+    Pair,
+    Reading,
+    count,
+)
+
+
+class NaiveTranslator(AppendOnlyTranslator):
+    """Text of new tokens encoded alone, both ways: edges of tokens are where they happen to be.
+
+    Source: the published baseline; what `context` is measured against.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__(pair)
+        self._pending = b""
+
+    def follow(self, tokens: Sequence[int]) -> Reading:
+        """Encode the text of the new tokens; an incomplete character waits for its rest."""
+        target = self._pair.target
+        pieces = [self._pending]
+        for token in tokens[self._num_read :]:
+            if token in target.special:
+                self._say(b"".join(pieces))
+                pieces = []
+                self._say_special(token)
+            else:
+                pieces.append(target.text([token]))
+        text = b"".join(pieces)
+        whole = whole_characters(text)
+        self._say(text[:whole])
+        self._pending = text[whole:]
+        return self._read(tokens)
+
+    def carry_back(self, drafted: Sequence[int]) -> list[int]:
+        """Encode the drafted text up to a special token or an incomplete character."""
+        if self._pending:
+            self.counts.skipped += 1
+            return []
+        text, special = self._pair.parted(drafted)
+        whole = whole_characters(text)
+        ids = self._pair.target.encode(text[:whole])
+        if ids is None:
+            self.counts.skipped += 1
+            return []
+        if whole == len(text):
+            ids += special
+        return count(self.counts, ids, drafted)
+
+    def _say(self, text: bytes) -> None:
+        self._ids += self._pair.draft.spell(text)[0]
+
+    def _say_special(self, token: int) -> None:
+        told = self._pair.told(token)
+        # A text begins once.
+        if not (self._num_read == 0 and told == self._ids):
+            self._ids += told
