@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.machine import describe_machine
-from drafters.base import Ask, Drafter, Opening
+from drafters.base import Drafter, DraftQuery, SequenceStart
 from drafters.ngram_mod import NgramModDrafter
-from drafters.ngram_mod_memory import NgramModMemory
+from drafters.ngram_mod_tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.prediction import PredictionDrafter
 from drafters.suffix import SuffixDrafter
@@ -29,7 +29,7 @@ MakeDrafter = Callable[[], Drafter]
 
 DRAFTERS: dict[str, MakeDrafter] = {
     "ngram-simple": NgramSimpleDrafter,
-    "ngram-mod": lambda: NgramModDrafter(NgramModMemory("bench")),
+    "ngram-mod": lambda: NgramModDrafter(NgramModTables("bench")),
     # Every slot taken: each lookup finds something, mostly wrong.
     "ngram-mod, full": lambda: full_ngram_mod(),
     "suffix": SuffixDrafter,
@@ -61,7 +61,7 @@ class Cost:
 
 def full_ngram_mod() -> NgramModDrafter:
     """A small table that other text has filled."""
-    memory = NgramModMemory("bench", size=65_536)
+    memory = NgramModTables("bench", size=65_536)
     rng = random.Random(0)
     memory.table("").learn([rng.randrange(50_000) for _ in range(20 * memory.kind.size)])
     return NgramModDrafter(memory)
@@ -97,17 +97,17 @@ def measure(make: MakeDrafter, workload: Workload) -> Cost:
 def _run(drafter: Drafter, workload: Workload) -> Cost:
     answer = workload.answer
     start = time.process_time()
-    drafter.open(Opening(0, workload.prompt, workload.prompt))
+    drafter.open(SequenceStart(0, workload.prompt, workload.prompt))
     opened = time.process_time()
     at = 0
     while at < len(answer):
-        draft = drafter.propose(Ask(0, LIMIT)).tokens
+        draft = drafter.propose(DraftQuery(0, LIMIT)).tokens
         accepted = 0
         while accepted < min(len(draft), len(answer) - at - 1) and draft[accepted] == answer[at + accepted]:
             accepted += 1
         drafter.observe(0, answer[at : at + accepted + 1])
         if draft:
-            drafter.settle(0, len(draft), accepted)
+            drafter.record_verified(0, len(draft), accepted)
         at += accepted + 1
     ended = time.process_time()
     drafter.close(0)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.policies import LIMIT, Always, Chooser, Hindsight, replay
-from drafters.base import Drafter, Opening
+from drafters.base import Drafter, SequenceStart
 from drafters.ngram_mod import NgramModDrafter
-from drafters.ngram_mod_memory import NgramModMemory
+from drafters.ngram_mod_tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.suffix import SuffixDrafter
 from engine.speculative.step_costs import StepCosts
@@ -43,7 +43,7 @@ def best_width_speedup(
 def _speedup(
     costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], chooser: Chooser
 ) -> float:
-    outcome = replay(_drafters(draft_type), chooser, MeasuredCurve(costs), Opening(0, prompt), answer)
+    outcome = replay(_drafters(draft_type), chooser, MeasuredCurve(costs), SequenceStart(0, prompt), answer)
     return outcome.num_tokens / outcome.cost
 
 
@@ -51,5 +51,5 @@ def _drafters(draft_type: str) -> list[Drafter]:
     if draft_type == "ngram-simple":
         return [NgramSimpleDrafter()]
     if draft_type == "ngram-mod":
-        return [NgramModDrafter(NgramModMemory("hindsight"))]
+        return [NgramModDrafter(NgramModTables("hindsight"))]
     return [SuffixDrafter(0)]

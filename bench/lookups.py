@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from drafters.base import NO_DRAFT, Ask, Draft, MemoryFileError, Opening
+from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, TableFileError
 
 PRIOR = 0.5
 """These rules have no opinion; the gate's would be asked only by mistake."""
@@ -16,7 +16,7 @@ class _IndexedTexts:
         self.texts: dict[int, list[int]] = {}
         self.places: dict[int, dict[tuple[int, ...], int]] = {}
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: SequenceStart) -> None:
         """Index the prompt."""
         self.texts[opening.seq] = []
         self.places[opening.seq] = {}
@@ -26,7 +26,7 @@ class _IndexedTexts:
         """Add tokens, and index the ends that the rule looks up."""
         raise NotImplementedError
 
-    def settle(self, seq: int, offered: int, accepted: int) -> None:
+    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
         """Nothing to learn."""
 
     def close(self, seq: int) -> None:
@@ -47,7 +47,7 @@ class FixedLookup(_IndexedTexts):
         self.sizes = range(longest, shortest - 1, -1)
         self.newest = newest
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, ask: DraftQuery) -> Draft:
         """What followed the match. Its bucket is n."""
         text, places = self.texts[ask.seq], self.places[ask.seq]
         for size in self.sizes:
@@ -83,7 +83,7 @@ class LongCopyLookup(_IndexedTexts):
         self.n = n
         self.m = m
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, ask: DraftQuery) -> Draft:
         """What followed the match, without the last token of the text."""
         text = self.texts[ask.seq]
         if len(text) < self.n + self.m + 3:
@@ -130,7 +130,7 @@ class WipedTableLookup:
         self.num_low: dict[int, int] = {}
         self._oldest_weight = pow(self.MULTIPLIER, n, 1 << 64)
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: SequenceStart) -> None:
         """Learn the prompt."""
         seq = opening.seq
         self.texts[seq] = list(opening.prompt)
@@ -139,7 +139,7 @@ class WipedTableLookup:
         if len(self.table) > self.FULL * self.SIZE:
             self.table.clear()
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, ask: DraftQuery) -> Draft:
         """Token after token as the table has it."""
         line = self.texts[ask.seq][-self.n :]
         if len(line) < self.n:
@@ -161,7 +161,7 @@ class WipedTableLookup:
         if self.learnt[seq] + self.CHUNK_TOKENS < len(text) - 1:
             self._learn(seq, len(text) - 1)
 
-    def settle(self, seq: int, offered: int, accepted: int) -> None:
+    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
         """Wipe the table after drafts that failed."""
         if accepted >= self.LOW_ACCEPTANCE * offered:
             self.num_low[seq] = 0
@@ -184,12 +184,12 @@ class WipedTableLookup:
         self.table.clear()
 
     def save(self) -> str:
-        """Raises MemoryFileError: there is no file."""
-        raise MemoryFileError("this table is for comparisons only; there is no file")
+        """Raises TableFileError: there is no file."""
+        raise TableFileError("this table is for comparisons only; there is no file")
 
     def load(self) -> str:
-        """Raises MemoryFileError, as save does."""
-        raise MemoryFileError("this table is for comparisons only; there is no file")
+        """Raises TableFileError, as save does."""
+        raise TableFileError("this table is for comparisons only; there is no file")
 
     def _learn(self, seq: int, stop: int) -> None:
         """Write the n-grams from where it left off, as far as their followers stand before stop."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from drafters.base import Ask, Draft, Drafter, Opening
+from drafters.base import Draft, Drafter, DraftQuery, SequenceStart
 from engine.speculative.acceptance import count_accepted
 
 LIMIT = 31
@@ -130,7 +130,7 @@ def replay(
     drafters: Sequence[Drafter],
     chooser: Chooser,
     curve: Costs,
-    opening: Opening,
+    opening: SequenceStart,
     answer: Sequence[int],
 ) -> Outcome:
     """Say a known answer step by step, as the engine would: propose, verify, observe, settle."""
@@ -144,7 +144,7 @@ def replay(
     while at < len(answer):
         draft = Draft()
         for drafter in drafters:
-            draft = drafter.propose(Ask(opening.seq, limit))
+            draft = drafter.propose(DraftQuery(opening.seq, limit))
             if draft.tokens:
                 break
         follows = answer[at : at + limit]
@@ -156,7 +156,7 @@ def replay(
         for drafter in drafters:
             drafter.observe(opening.seq, said)
             if offered and drafter.name == draft.source:
-                drafter.settle(opening.seq, offered, accepted)
+                drafter.record_verified(opening.seq, offered, accepted)
         chooser.learn(draft, offered, said, costs.__getitem__)
     for drafter in drafters:
         drafter.close(opening.seq)

@@ -123,7 +123,7 @@ def verify(
                 verdict = verdicts[name, length]
                 drafted = []
                 for _ in range(RUNS):
-                    local.engine.memory_reset()
+                    local.engine.table_reset()
                     drafted.append(_answer(local, prompt, name, temperature, arguments, verdict))
                 margin = partial(_margin, local, prompt)
                 verdict.parity.compare(plain, drafted, margin)

@@ -5,7 +5,7 @@ from pathlib import Path
 from config.settings import Settings
 from drafters.base import Drafter
 from drafters.ngram_mod import NgramModDrafter
-from drafters.ngram_mod_memory import NgramModMemory
+from drafters.ngram_mod_tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.prediction import PredictionDrafter
 from drafters.suffix import SuffixDrafter
@@ -18,7 +18,7 @@ def make_drafters(settings: Settings, vocabulary: str) -> dict[str, Drafter]:
     """
     s = settings
     file = None if s.ngram_table_file is None else Path(s.ngram_table_file).expanduser()
-    memory = NgramModMemory(vocabulary, s.ngram_mod_size, s.ngram_table_entries, s.ngram_scope, file)
+    memory = NgramModTables(vocabulary, s.ngram_mod_size, s.ngram_table_entries, s.ngram_scope, file)
     drafters: list[Drafter] = [
         PredictionDrafter(),
         SuffixDrafter(),

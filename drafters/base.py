@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class SequenceStart:
     """A sequence begins.
 
     seq: its number, unique among open sequences.
@@ -27,7 +27,7 @@ class Opening:
 
 # Ask and Draft are not frozen: they are made in every step, and that would take twice as long.
 @dataclass(slots=True)
-class Ask:
+class DraftQuery:
     """What may follow the tokens that seq has committed so far? At most limit >= 1 tokens are wanted."""
 
     seq: int
@@ -63,16 +63,16 @@ class Drafter(Protocol):
 
     name: str
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: SequenceStart) -> None:
         """A sequence begins."""
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, query: DraftQuery) -> Draft:
         """Guess what follows. Changes no later answer: asking twice gives the same draft."""
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         """These tokens were committed, whoever drafted them: one or more, in order."""
 
-    def settle(self, seq: int, offered: int, accepted: int) -> None:
+    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
         """The last draft of this drafter was verified: offered >= 1 tokens, the first accepted were right.
 
         Called after the tokens of that step were observed.
@@ -83,7 +83,7 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
-class SharedMemory(Protocol):
+class SharedTable(Protocol):
     """A drafter whose memory outlives sequences, so that people can look at it and manage it."""
 
     def status(self) -> dict[str, Any]:
@@ -95,16 +95,16 @@ class SharedMemory(Protocol):
     def save(self) -> str:
         """Write it to the file that the settings name; returns a sentence that says what was written.
 
-        Raises MemoryFileError if there is no such setting or the file cannot be written.
+        Raises TableFileError if there is no such setting or the file cannot be written.
         """
 
     def load(self) -> str:
         """Read it back, in place of what is known now; returns a sentence that says what was read.
 
-        Raises MemoryFileError for a file that is missing, damaged, or from another vocabulary or version;
+        Raises TableFileError for a file that is missing, damaged, or from another vocabulary or version;
         what is known now then stays.
         """
 
 
-class MemoryFileError(Exception):
+class TableFileError(Exception):
     """A drafter's memory cannot be saved or loaded; the message says which file and why."""

@@ -13,7 +13,7 @@ from drafters.occurrences import Ids
 LONGEST_CHANGE = 8
 """Tokens on either side of a change that is worth learning."""
 
-MOST_CHANGES = 256
+MAX_CHANGES = 256
 """Changes that are remembered for one text; the oldest goes first."""
 
 _PATIENCE = 2  # more failures than successes at second places, after which one success is not enough
@@ -112,7 +112,7 @@ class Changes:
             change.sides.clear()
         change.num_seen += 1
         change.sides.add(_sides(source, start, stop))
-        if len(self._order) > MOST_CHANGES:
+        if len(self._order) > MAX_CHANGES:
             self._forget(next(iter(self._order)))
 
     def _forget(self, key: tuple[int, ...]) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drafters.base import NO_DRAFT, Ask, Draft, Opening
-from drafters.ngram_mod_memory import NgramModMemory
+from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from drafters.ngram_mod_table import NgramModTable
+from drafters.ngram_mod_tables import NgramModTables
 
 NAME = "ngram-mod"
 
@@ -44,7 +44,7 @@ class NgramModDrafter:
 
     name = NAME
 
-    def __init__(self, memory: NgramModMemory) -> None:
+    def __init__(self, memory: NgramModTables) -> None:
         self.memory = memory
         self._cursors: dict[int, _Cursor] = {}
 
@@ -53,17 +53,17 @@ class NgramModDrafter:
         """Sequences that are open."""
         return len(self._cursors)
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: SequenceStart) -> None:
         """Write the prompt to the tenant's table."""
         table = self.memory.table(opening.tenant)
         table.learn(opening.prompt)
         ngram = list(opening.prompt[-table.n :])
         self._cursors[opening.seq] = _Cursor(table, deque(ngram, table.n), table.hash(ngram))
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, query: DraftQuery) -> Draft:
         """Up to limit tokens, read from the table one after the other; none while the request cools down."""
-        cursor = self._cursors[ask.seq]
-        tokens = cursor.draft(ask.limit)
+        cursor = self._cursors[query.seq]
+        tokens = cursor.draft(query.limit)
         if not tokens:
             return NO_DRAFT
         bucket = sum(cursor.run >= start for start in BUCKET_STARTS)
@@ -75,7 +75,7 @@ class NgramModDrafter:
         for token in tokens:
             cursor.advance(token)
 
-    def settle(self, seq: int, offered: int, accepted: int) -> None:
+    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
         """Cool the request down if its drafts fail one after the other."""
         self._cursors[seq].judge(accepted / offered)
 
@@ -89,7 +89,7 @@ class NgramModDrafter:
         return self._cursors[seq].num_cooling > 0
 
     def status(self) -> dict[str, Any]:
-        """See NgramModMemory.status."""
+        """See NgramModTables.status."""
         return self.memory.status()
 
     def reset(self) -> None:
@@ -98,11 +98,11 @@ class NgramModDrafter:
         self.memory.reset()
 
     def save(self) -> str:
-        """See NgramModMemory.save."""
+        """See NgramModTables.save."""
         return self.memory.save()
 
     def load(self) -> str:
-        """See NgramModMemory.load."""
+        """See NgramModTables.load."""
         said = self.memory.load()
         self._drop_pending()
         return said

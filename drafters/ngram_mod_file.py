@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from config.whole_file import remove_unfinished, write_whole
-from drafters.base import MemoryFileError
+from drafters.base import TableFileError
 from drafters.ngram_mod_table import Slots, Tokens
 
 MAGIC = b"reprise ngram-mod\n"
@@ -46,11 +46,11 @@ class Contents:
     tokens: Tokens
 
 
-def write_memory(path: Path, kind: Kind, tables: list[Contents]) -> int:
+def write_tables(path: Path, kind: Kind, tables: list[Contents]) -> int:
     """Write the file or leave the old one as it is; returns its bytes.
 
     Only its owner may read it: it holds what people wrote. What a killed process left of such a file goes.
-    Raises MemoryFileError.
+    Raises TableFileError.
     """
     header = {
         "version": VERSION,
@@ -70,31 +70,31 @@ def write_memory(path: Path, kind: Kind, tables: list[Contents]) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
     except OSError as error:
-        raise MemoryFileError(f"cannot write {path}: {error.strerror or error}") from error
+        raise TableFileError(f"cannot write {path}: {error.strerror or error}") from error
     return len(content)
 
 
-def read_memory(path: Path, kind: Kind, max_tables: int) -> list[Contents]:
+def read_tables(path: Path, kind: Kind, max_tables: int) -> list[Contents]:
     """Read a file that this memory wrote, or one like it.
 
-    max_tables: a file with more is not read. Raises MemoryFileError.
+    max_tables: a file with more is not read. Raises TableFileError.
     """
     remove_unfinished(path.parent, re.escape(path.name))
     content = _read(path, len(MAGIC) + 65536 + max_tables * (128 + kind.size * _PAIR_BYTES))
     if not content.startswith(MAGIC):
-        raise MemoryFileError(f"cannot load {path}: it is not an ngram-mod file")
+        raise TableFileError(f"cannot load {path}: it is not an ngram-mod file")
     if len(content) < len(MAGIC) + _DIGEST_BYTES:
-        raise MemoryFileError(f"cannot load {path}: it is truncated")
+        raise TableFileError(f"cannot load {path}: it is truncated")
     body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:
-        raise MemoryFileError(f"cannot load {path}: it is damaged or truncated (its checksum is wrong)")
+        raise TableFileError(f"cannot load {path}: it is damaged or truncated (its checksum is wrong)")
     line, _, arrays = body[len(MAGIC) :].partition(b"\n")
     try:
         header = json.loads(line)
         _check_kind(path, header, kind)
         return _tables(header["tables"], arrays, kind.size, max_tables)
     except (ValueError, KeyError, TypeError) as error:
-        raise MemoryFileError(f"cannot load {path}: its contents make no sense ({error})") from error
+        raise TableFileError(f"cannot load {path}: its contents make no sense ({error})") from error
 
 
 def _check_kind(path: Path, header: dict[str, Any], kind: Kind) -> None:
@@ -102,7 +102,7 @@ def _check_kind(path: Path, header: dict[str, Any], kind: Kind) -> None:
     wanted["scope"] = kind.scope
     for name, value in wanted.items():
         if header[name] != value:
-            raise MemoryFileError(f"cannot load {path}: its {name} is {header[name]}, here it is {value}")
+            raise TableFileError(f"cannot load {path}: its {name} is {header[name]}, here it is {value}")
 
 
 def _tables(entries: list[dict[str, Any]], arrays: bytes, size: int, max_tables: int) -> list[Contents]:
@@ -127,7 +127,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
         with path.open("rb") as file:
             content = file.read(max_bytes + 1)
     except OSError as error:
-        raise MemoryFileError(f"cannot load {path}: {error.strerror or error}") from error
+        raise TableFileError(f"cannot load {path}: {error.strerror or error}") from error
     if len(content) > max_bytes:
-        raise MemoryFileError(f"cannot load {path}: it is larger than {max_bytes} bytes")
+        raise TableFileError(f"cannot load {path}: it is larger than {max_bytes} bytes")
     return content

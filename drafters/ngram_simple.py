@@ -6,7 +6,7 @@ Source: Saxena, "Prompt Lookup Decoding", 2023; there the text is scanned, here 
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from drafters.base import NO_DRAFT, Ask, Draft, Opening
+from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from drafters.context_trie import ContextTrie
 
 NAME = "ngram-simple"
@@ -41,25 +41,25 @@ class NgramSimpleDrafter:
         """Sequences that are open."""
         return len(self._texts)
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: SequenceStart) -> None:
         """Index the prompt."""
         text = ContextTrie(self.ngram_size_max)
         text.extend(opening.prompt)
         self._texts[opening.seq] = text
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, query: DraftQuery) -> Draft:
         """What followed the newest of the longest matches: limit tokens, or none without a match."""
-        text = self._texts[ask.seq]
+        text = self._texts[query.seq]
         if text.length < self.ngram_size_min:
             return NO_DRAFT
         bucket = bisect_right(BUCKET_STARTS, text.length)
-        return Draft(text.continuation(ask.limit), NAME, bucket, PRIORS[bucket])
+        return Draft(text.continuation(query.limit), NAME, bucket, PRIORS[bucket])
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         """Append to the text and find its new end's match."""
         self._texts[seq].extend(tokens)
 
-    def settle(self, seq: int, offered: int, accepted: int) -> None:
+    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
         """Nothing to learn: what was committed says it all."""
 
     def close(self, seq: int) -> None:

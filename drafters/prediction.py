@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drafters.base import NO_DRAFT, Ask, Draft, Opening
+from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from drafters.copying import CopyCursor
 from drafters.occurrences import LONGEST, Ids, Occurrences, Tail
 
@@ -51,7 +51,7 @@ class PredictionDrafter:
         """Sequences that are open, with or without a prediction."""
         return len(self._sequences)
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: SequenceStart) -> None:
         """Index the prediction, and stand at its beginning."""
         if not opening.prediction:
             self._sequences[opening.seq] = None
@@ -80,18 +80,18 @@ class PredictionDrafter:
             if match is not None:
                 cursor.set(match.place, match.length)
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, query: DraftQuery) -> Draft:
         """The prediction from the cursor on, with the changes that were learned; empty while it is lost."""
-        state = self._sequences[ask.seq]
+        state = self._sequences[query.seq]
         if state is None:
             return NO_DRAFT
-        tokens = state.cursor.draft(ask.limit)
+        tokens = state.cursor.draft(query.limit)
         if not tokens:
             return NO_DRAFT
         bucket = bisect_right(RUN_STARTS, state.cursor.run) if state.recent else START
         return Draft(tokens, self.name, bucket, PRIORS[bucket])
 
-    def settle(self, seq: int, offered: int, accepted: int) -> None:
+    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
         """Count what the client is told."""
         state = self._sequences[seq]
         if state is not None:

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-from drafters.base import NO_DRAFT, Ask, Draft, MemoryFileError, Opening
+from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, TableFileError
 from drafters.copying import CopyCursor
 from drafters.history import DEFAULT_TOKENS, History
 from drafters.occurrences import GrowingText
@@ -91,7 +91,7 @@ class SuffixDrafter:
         """Sequences that are open."""
         return len(self._sequences)
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: SequenceStart) -> None:
         """Index the prompt: some 2 microseconds a token."""
         text = GrowingText(opening.prompt)
         state = _Sequence(opening.tenant, text, CopyCursor(text.tokens, self._learns))
@@ -108,13 +108,13 @@ class SuffixDrafter:
             self._go_on(state, tokens)
         self._look(state)
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, query: DraftQuery) -> Draft:
         """The surest continuation; empty if the end of the sequence never occurred before."""
-        state = self._sequences[ask.seq]
+        state = self._sequences[query.seq]
         if state.best is None:
             return NO_DRAFT
         prior, bucket, kind, place = state.best
-        limit = ask.limit
+        limit = query.limit
         if kind == FINISHED:
             assert self._history is not None
             tokens = self._history.read(place, limit)
@@ -127,7 +127,7 @@ class SuffixDrafter:
                     tokens.append(tokens[at])
         return Draft(tokens, self.name, bucket, prior) if tokens else NO_DRAFT
 
-    def settle(self, seq: int, offered: int, accepted: int) -> None:
+    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
         """Nothing to learn here: what was observed says it all."""
 
     def close(self, seq: int) -> None:
@@ -152,12 +152,12 @@ class SuffixDrafter:
             self._history.reset()
 
     def save(self) -> str:
-        """Raises MemoryFileError: finished requests are kept in memory only."""
-        raise MemoryFileError("the suffix drafter keeps finished requests in memory only; there is no file")
+        """Raises TableFileError: finished requests are kept in memory only."""
+        raise TableFileError("the suffix drafter keeps finished requests in memory only; there is no file")
 
     def load(self) -> str:
-        """Raises MemoryFileError, as save does."""
-        raise MemoryFileError("the suffix drafter keeps finished requests in memory only; there is no file")
+        """Raises TableFileError, as save does."""
+        raise TableFileError("the suffix drafter keeps finished requests in memory only; there is no file")
 
     def _go_on(self, state: _Sequence, tokens: Sequence[int]) -> None:
         """Follow the match in a finished request through these tokens, or drop it."""

@@ -45,8 +45,8 @@ class Batch:
         self.rows = make_rows(self._model, self._batched)
         if self.draft_model:
             self.draft_model.clear()
-        self.feed = mx.array([], mx.int32)
-        self.unread: Step | None = None
+        self.next_tokens = mx.array([], mx.int32)
+        self.in_flight: Step | None = None
         self._sampler: Sampler | None = None
 
     @property
@@ -70,8 +70,8 @@ class Batch:
         self.rows.add(sequence.caches, sequence.num_computed)
         if self.draft_model:
             self._join_draft_model(self.draft_model, sequence)
-        last = mx.array(sequence.tokens[-1:], self.feed.dtype)
-        self.feed = mx.concatenate([self.feed, last]) if self.members else last
+        last = mx.array(sequence.tokens[-1:], self.next_tokens.dtype)
+        self.next_tokens = mx.concatenate([self.next_tokens, last]) if self.members else last
         sequence.caches, sequence.draft_reader = [], None
         self.members.append(sequence)
         self._sampler = None
@@ -98,7 +98,7 @@ class Batch:
             self.members.pop()
             order.pop()
         # Not a lazy nothing: that would keep what it was taken from.
-        self.feed = self.feed[mx.array(order, mx.int32)] if order else mx.array([], mx.int32)
+        self.next_tokens = self.next_tokens[mx.array(order, mx.int32)] if order else mx.array([], mx.int32)
         self._sampler = None
 
     def dispatch(self) -> None:
@@ -110,17 +110,17 @@ class Batch:
                 sequence.count_for_penalties()
             elif sequence.penalties:
                 # Its newest token is on the device alone.
-                sequence.penalties.observe(self.feed[row : row + 1])
-        logits = self.rows.forward(self.feed[:, None])[:, -1]
+                sequence.penalties.observe(self.next_tokens[row : row + 1])
+        logits = self.rows.forward(self.next_tokens[:, None])[:, -1]
         tokens = self.sampler.sample(logits, [s.next_position for s in self.members])
         measured = measure(logits, tokens, [s.request.top_logprobs for s in self.members])
         mx.async_eval(tokens, *(measured.arrays if measured else ()))
         for sequence in self.members:
             sequence.num_dispatched += 1
-        self.feed = tokens
-        self.unread = Step(list(self.members), tokens, measured)
+        self.next_tokens = tokens
+        self.in_flight = Step(list(self.members), tokens, measured)
 
-    def take_unread(self) -> Step | None:
+    def take_in_flight(self) -> Step | None:
         """The step whose tokens are to be waited for; from now on that is the caller's."""
-        step, self.unread = self.unread, None
+        step, self.in_flight = self.in_flight, None
         return step

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from config.settings import Settings
-from drafters.base import MemoryFileError
+from drafters.base import TableFileError
 from engine.faults.watchdog import Watchdog
 from engine.loop import Call, Cancel, Inbox, Loop, Stop, Submit
 from engine.model.loading import (
@@ -36,7 +36,7 @@ from engine.request import (
     GenerationRequest,
     Grammar,
     ModelInfo,
-    SharedMemoryError,
+    SharedTableError,
     Sink,
 )
 from engine.sampling.grammar import Grammars
@@ -45,7 +45,7 @@ from engine.setup import MakeSources, make_worker
 from engine.speculative import shared_table as memory
 from engine.speculative.proposers import DraftSources
 from engine.speculative.step_costs import StepCosts
-from engine.stats import Tally
+from engine.stats import EngineStats
 from engine.worker import Worker
 
 log = logging.getLogger("reprise.engine")
@@ -88,7 +88,7 @@ class Engine:
         self._loaded: LoadedModel | None = None
         self._grammars: Grammars
         self._worker: Worker | None = None
-        self._tally = Tally()
+        self._stats = EngineStats()
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._started = threading.Event()
         self._start_error: BaseException | None = None
@@ -161,7 +161,7 @@ class Engine:
     def status(self) -> EngineStatus:
         """What /health needs, as of now."""
         worker = self._worker
-        running = len(worker.members) + len(worker.intake.prefilling) if worker else 0
+        running = len(worker.members) + len(worker.request_queue.prefilling) if worker else 0
         with self._lock:
             waiting = max(0, self._num_live - running)
             status = EngineStatus(self._state, running, waiting, self._fault, self._retry_after_s())
@@ -171,29 +171,29 @@ class Engine:
 
     def counts(self) -> EngineCounts:
         """What it has counted, and what memory MLX holds, as of now."""
-        return self._tally.counts()
+        return self._stats.counts()
 
     def prefix_status(self) -> dict[str, int]:
         """Counts of the prefix cache, by the names of PrefixStatus; empty without one."""
         worker = self._worker
-        status = worker.beginnings.status() if worker else None
+        status = worker.prefix_lookup.status() if worker else None
         return asdict(status) if status else {}
 
-    def memory_status(self) -> dict[str, Any]:
-        """Counts of the n-gram table that requests share. Raises SharedMemoryError."""
+    def table_status(self) -> dict[str, Any]:
+        """Counts of the n-gram table that requests share. Raises SharedTableError."""
         return memory.find_table(self._sources()).status()
 
-    def memory_reset(self) -> None:
-        """Forget it, and whatever else drafters remember of finished requests. Raises SharedMemoryError."""
-        self._between_turns(partial(memory.forget, self._sources()))
+    def table_reset(self) -> None:
+        """Forget it, and whatever else drafters remember of finished requests. Raises SharedTableError."""
+        self._between_steps(partial(memory.forget, self._sources()))
 
-    def memory_save(self) -> str:
-        """Write it to the file of the settings; returns what was done. Raises SharedMemoryError."""
-        return str(self._between_turns(memory.find_table(self._sources()).save))
+    def table_save(self) -> str:
+        """Write it to the file of the settings; returns what was done. Raises SharedTableError."""
+        return str(self._between_steps(memory.find_table(self._sources()).save))
 
-    def memory_load(self) -> str:
-        """Read it from there; returns what was done. Raises SharedMemoryError."""
-        return str(self._between_turns(memory.find_table(self._sources()).load))
+    def table_load(self) -> str:
+        """Read it from there; returns what was done. Raises SharedTableError."""
+        return str(self._between_steps(memory.find_table(self._sources()).load))
 
     def margin(self, tokens: tuple[int, ...]) -> float:
         """By how much the likeliest token to follow leads the second: a difference of logits, >= 0.
@@ -206,7 +206,7 @@ class Engine:
             top: list[float] = mx.sort(logits)[-2:].tolist()  # type: ignore[assignment]
             return top[1] - top[0]
 
-        return float(self._between_turns(measure))
+        return float(self._between_steps(measure))
 
     def stop(self, drain_s: float) -> None:
         """Refuse new requests, let running ones finish for drain_s seconds, then end the thread.
@@ -234,20 +234,20 @@ class Engine:
 
     def _sources(self) -> DraftSources:
         if self._worker is None:
-            raise SharedMemoryError("the engine is not running")
+            raise SharedTableError("the engine is not running")
         return self._worker.drafting.sources
 
-    def _between_turns(self, action: Callable[[], Any]) -> Any:
+    def _between_steps(self, action: Callable[[], Any]) -> Any:
         """Have the worker do something, and wait for its outcome."""
         call = Call(action, Future())
         with self._lock:
             if self._state != "ready":
-                raise SharedMemoryError(f"the engine is {self._state}")
+                raise SharedTableError(f"the engine is {self._state}")
             self._inbox.put(call)
         try:
             return call.outcome.result()
-        except MemoryFileError as fault:
-            raise SharedMemoryError(str(fault)) from fault
+        except TableFileError as fault:
+            raise SharedTableError(str(fault)) from fault
 
     def _counted(self, request_id: str, sink: Sink) -> Sink:
         def counted(event: Event) -> None:
@@ -286,7 +286,7 @@ class Engine:
             self._worker = make_worker(
                 self._loaded, self.settings, self._make_sources, draft, self._costs, self._progress
             )
-            self._tally = self._worker.tally
+            self._stats = self._worker.stats
             memory.restore(self._sources(), self.settings)
         except BaseException as fault:
             self._start_error = (
@@ -310,7 +310,7 @@ class Engine:
             return worker.num_progressed, self._num_ended
 
     def _note_stall(self) -> None:
-        self._tally.num_stalls += 1
+        self._stats.num_stalls += 1
 
     def _loading(self, source: str) -> Callable[[float], None]:
         return partial(self._progress, f"Loading {shown_name(source)}")
@@ -330,7 +330,7 @@ class Engine:
         except BaseException as fault:
             self._die(loop, fault)
         finally:
-            worker.beginnings.close()
+            worker.prefix_lookup.close()
 
     def _die(self, loop: Loop, fault: BaseException) -> None:
         log.critical("the engine's thread died", exc_info=fault)

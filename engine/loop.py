@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.model.tokenizer import Tokenizer
-from engine.request import Failed, GenerationRequest, SharedMemoryError, Sink
+from engine.request import Failed, GenerationRequest, SharedTableError, Sink
 from engine.sampling.grammar import Grammars
 from engine.sequence import Sequence
 from engine.worker import Worker
@@ -79,7 +79,7 @@ class Loop:
             if not worker.has_work:
                 mx.clear_cache()
             self._take_messages()
-            worker.turn()
+            worker.step()
         self.end_all(STOPPING)
 
     def end_all(self, failed: Failed) -> None:
@@ -91,7 +91,7 @@ class Loop:
             if isinstance(message, Submit):
                 message.sink(failed)
             elif isinstance(message, Call):
-                message.outcome.set_exception(SharedMemoryError(failed.message))
+                message.outcome.set_exception(SharedTableError(failed.message))
 
     def _take_messages(self) -> None:
         """All that there are; without work wait for one that brings some, or for a stop."""
@@ -120,5 +120,5 @@ class Loop:
 
     def _stop(self, drain_s: float) -> None:
         self._deadline = time.perf_counter() + drain_s
-        for sequence in self._worker.intake.waiting:
+        for sequence in self._worker.request_queue.waiting:
             sequence.fail(STOPPING)

@@ -238,7 +238,7 @@ class EngineError(Exception):
         self.retry_after_s = retry_after_s
 
 
-class SharedMemoryError(Exception):
+class SharedTableError(Exception):
     """What drafters remember across requests cannot be shown, saved or loaded; the message says why."""
 
 
@@ -251,13 +251,13 @@ class MemoryLimit:
     """
 
     room_bytes: int
-    most_tokens: int
+    max_tokens: int
     taken_bytes: int
     token_bytes: float
 
     def bytes_of(self, num_tokens: int) -> int:
         """What a longer sequence would take."""
-        return self.taken_bytes + round((num_tokens - self.most_tokens) * self.token_bytes)
+        return self.taken_bytes + round((num_tokens - self.max_tokens) * self.token_bytes)
 
 
 @dataclass(frozen=True, slots=True)

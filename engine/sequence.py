@@ -74,7 +74,7 @@ class Sequence:
     matcher: Matcher | None = None
     prompt_logprobs: list[Likelihood] = field(default_factory=list)
     has_told_prompt: bool = False
-    num_inquests: int = 0
+    num_bisections: int = 0
     num_passed: int = 0
     ended: bool = False
     admitted_at: float = 0.0
@@ -160,7 +160,7 @@ class Sequence:
         tokens: list[int],
         likelihoods: SequenceOf[Likelihood | None],
         draft: Draft = NO_DRAFT,
-        num_offered: int = 0,
+        num_verified: int = 0,
     ) -> None:
         """Take one step's sampled tokens up to the end of the answer: detokenise, tell the drafters, emit.
 
@@ -183,7 +183,7 @@ class Sequence:
             if reason:
                 break
         if self.drafts:
-            self.drafts.observe(self.tokens[num_before:], draft, num_offered)
+            self.drafts.observe(self.tokens[num_before:], draft, num_verified)
         if self.matcher:
             self.matcher.commit(self.tokens[num_before:])
         if text or logprobs:

@@ -10,13 +10,13 @@ from engine.kv_cache.per_row import is_recurrent, kv_bits_fault, leaves, make_ca
 from engine.kv_cache.probes import can_batch, rollback_fault
 from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
 from engine.model.vocabulary import VocabularyError
-from engine.scheduler.memory_budget import make_admission
+from engine.scheduler.memory_budget import make_memory_budget
 from engine.scheduler.speculation import Planner
 from engine.speculative.calibration import load_costs
-from engine.speculative.draft_model.costs import DraftCosts
+from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.model import DraftModel
 from engine.speculative.exact_widths import find_exact_shapes
-from engine.speculative.proposers import Drafting, DraftSources
+from engine.speculative.proposers import DraftSources, Proposers
 from engine.speculative.step_costs import StepCosts
 from engine.speculative.translation.translation import Translation
 from engine.worker import Worker
@@ -58,10 +58,10 @@ def make_worker(
         log.warning("decoding plainly, without drafts: %s", fault)
         make_sources = None
     model = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
-    admission = make_admission(loaded, settings, batched, model)
+    memory_budget = make_memory_budget(loaded, settings, batched, model)
     if make_sources is None:
         planner = Planner(flat_costs(), batched)
-        return Worker(loaded, settings, batched, admission, Drafting(None, settings), planner)
+        return Worker(loaded, settings, batched, memory_budget, Proposers(None, settings), planner)
     sources = make_sources(loaded.tokenizer.fingerprint)
     model_costs, is_measured = FREE, costs is None
     if costs is None:
@@ -74,10 +74,10 @@ def make_worker(
             model_costs = load_costs(model.loaded, plainly, model.batched, 1, measuring)
     trying = partial(progress, "Trying which widths are exact")
     exact = _exact_shapes(loaded, settings, batched, costs, trying) if settings.exact else None
-    drafting_costs = DraftCosts(model_costs, costs, model.batched, is_measured) if model else None
+    drafting_costs = DraftModelCosts(model_costs, costs, model.batched, is_measured) if model else None
     planner = Planner(costs, batched, exact, drafting_costs, _is_recurrent(loaded))
-    drafting = Drafting(sources, settings, bool(model), loaded.tokenizer.line_ends)
-    return Worker(loaded, settings, batched, admission, drafting, planner, model)
+    drafting = Proposers(sources, settings, bool(model), loaded.tokenizer.line_ends)
+    return Worker(loaded, settings, batched, memory_budget, drafting, planner, model)
 
 
 def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Settings) -> DraftModel:
@@ -121,8 +121,8 @@ def _exact_shapes(
         # What is kept of a draft is fed again at widths that nobody can foresee.
         log.info("exact: the model keeps recurrent state, so nothing is drafted")
         return frozenset()
-    most_rows = settings.max_rows if batched else 1
-    shapes = [(rows, width) for rows in range(1, most_rows + 1) for width in costs.widths if width > 1]
+    max_rows = settings.max_rows if batched else 1
+    shapes = [(rows, width) for rows in range(1, max_rows + 1) for width in costs.widths if width > 1]
     found = find_exact_shapes(
         loaded.model, batched, settings.kv_bits, loaded.info.vocab_size, shapes, progress
     )

@@ -9,7 +9,7 @@ import mlx.core as mx
 from engine.request import GAP_BOUNDS_S, EngineCounts
 
 
-class Tally:
+class EngineStats:
     """Counts since the engine's start.
 
     num_failed_steps: steps that raised. num_preemptions: rows that had to make room and began again later.

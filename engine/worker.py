@@ -21,18 +21,18 @@ from engine.kv_cache.rows import Rows
 from engine.model.loading import LoadedModel
 from engine.request import Failed
 from engine.sampling.logprobs import Likelihood
-from engine.scheduler.memory_budget import Admission
-from engine.scheduler.prefix_lookup import Beginnings
-from engine.scheduler.request_queue import Intake
+from engine.scheduler.memory_budget import MemoryBudget
+from engine.scheduler.prefix_lookup import PrefixLookup
+from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence
 from engine.speculative import verify as drafted_step
 from engine.speculative.draft_model.costs import DraftWork
 from engine.speculative.draft_model.model import DraftModel
-from engine.speculative.proposers import Drafting
+from engine.speculative.proposers import Proposers
 from engine.speculative.step_costs import StepClock
-from engine.speculative.verify import Feed
-from engine.stats import Tally
+from engine.speculative.verify import RowInput
+from engine.stats import EngineStats
 
 log = logging.getLogger("reprise.engine")
 
@@ -55,12 +55,12 @@ class Worker:
         loaded: LoadedModel,
         settings: Settings,
         batched: bool,
-        admission: Admission,
-        drafting: Drafting,
+        memory_budget: MemoryBudget,
+        drafting: Proposers,
         planner: Planner,
         draft_model: DraftModel | None = None,
     ) -> None:
-        self.admission = admission
+        self.memory_budget = memory_budget
         self.drafting = drafting
         self.planner = planner
         self.clock = StepClock(planner.costs, batched)
@@ -68,21 +68,23 @@ class Worker:
         self.batch = Batch(loaded.model, self.vocab_size, batched, draft_model)
         budget_bytes = settings.prefix_cache_bytes
         if budget_bytes is None:
-            budget_bytes = admission.room_bytes // PREFIX_SHARE
-        self.beginnings = Beginnings(loaded.model, settings, budget_bytes, loaded.tokenizer.answer_opening)
-        self.intake = Intake(
+            budget_bytes = memory_budget.room_bytes // PREFIX_SHARE
+        self.prefix_lookup = PrefixLookup(
+            loaded.model, settings, budget_bytes, loaded.tokenizer.answer_opening
+        )
+        self.request_queue = RequestQueue(
             loaded.model,
             settings,
-            admission,
-            self.beginnings,
+            memory_budget,
+            self.prefix_lookup,
             draft_model,
             self._may_ask_model,
             fail,
         )
-        self.tally = Tally()
+        self.stats = EngineStats()
         self.num_steps = 0
         self.num_progressed = 0
-        self.recovery = Recovery(self.batch, self.intake, self.beginnings, self.tally)
+        self.recovery = Recovery(self.batch, self.request_queue, self.prefix_lookup, self.stats)
 
     @property
     def members(self) -> list[Sequence]:
@@ -97,12 +99,16 @@ class Worker:
     @property
     def live(self) -> list[Sequence]:
         """Every sequence that has not had its terminal event."""
-        return [s for s in (*self.members, *self.intake.prefilling, *self.intake.waiting) if not s.ended]
+        return [
+            s
+            for s in (*self.members, *self.request_queue.prefilling, *self.request_queue.waiting)
+            if not s.ended
+        ]
 
     @property
     def has_work(self) -> bool:
         """Whether a turn would do anything."""
-        return bool(self.members or self.intake.prefilling or self.intake.waiting)
+        return bool(self.members or self.request_queue.prefilling or self.request_queue.waiting)
 
     def _may_ask_model(self, sequence: Sequence) -> bool:
         """Whether the draft model has to read a prompt, because it may come to draft and that may pay."""
@@ -114,24 +120,24 @@ class Worker:
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence for admission."""
-        self.intake.waiting.append(sequence)
+        self.request_queue.waiting.append(sequence)
 
     def cancel(self, request_id: str) -> None:
         """End a sequence wherever it is; its row is freed by the next turn."""
         for sequence in self.live:
             if sequence.request.id == request_id:
-                if sequence in self.intake.prefilling:
-                    self.beginnings.keep_prefilled(sequence)
+                if sequence in self.request_queue.prefilling:
+                    self.prefix_lookup.keep_prefilled(sequence)
                 sequence.fail(Failed("cancelled", "the client left"))
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """Advance everything by one step. What is raised here ends at most the request that caused it."""
         try:
             self._advance()
         # Wherever it came from, nothing on the device is trusted now.
         except Exception as fault:
-            began = [*self.members, *self.intake.prefilling]
-            suspects = began or list(self.intake.waiting)[:1]
+            began = [*self.members, *self.request_queue.prefilling]
+            suspects = began or list(self.request_queue.waiting)[:1]
             if not suspects:
                 raise
             self.recovery.start_over(suspects, fault)
@@ -139,19 +145,19 @@ class Worker:
     def _advance(self) -> None:
         self._retire()
         self.recovery.go_on()
-        self.intake.admit(self.members, self.rows)
+        self.request_queue.admit(self.members, self.rows)
         if not self._make_room():
             return
-        feeds = self._plan()
-        if feeds and (previous := self.batch.take_unread()):
+        inputs = self._plan()
+        if inputs and (previous := self.batch.take_in_flight()):
             # The draft was made without the token that is still on its way: read it and look again.
             if not self._read(previous):
                 return
             self._retire()
-            feeds = self._plan()
-        if not (self._run_wide(feeds) if feeds else self._run_plain()):
+            inputs = self._plan()
+        if not (self._run_wide(inputs) if inputs else self._run_plain()):
             return
-        if self.intake.prefill(len(self.members), self._join):
+        if self.request_queue.prefill(len(self.members), self._join):
             self.clock.reset()
             self.num_progressed += 1
         self.num_steps += 1
@@ -160,7 +166,7 @@ class Worker:
 
     def _run_plain(self) -> bool:
         """Dispatch the next step and read the one before; False if either failed."""
-        previous = self.batch.take_unread()
+        previous = self.batch.take_in_flight()
         fault: Exception | None = None
         try:
             self.batch.dispatch()
@@ -175,12 +181,12 @@ class Worker:
 
     def _retire(self) -> None:
         """Free the rows of ended sequences and forget those that ended before they had one."""
-        self.intake.drop_ended()
+        self.request_queue.drop_ended()
         if not any(s.ended for s in self.members):
             return
         for row, sequence in enumerate(self.members):
-            if sequence.ended and self.admission.may_copy(len(sequence.tokens), self.beginnings.cache):
-                self.beginnings.keep_row(sequence, row, self.rows)
+            if sequence.ended and self.memory_budget.may_copy(len(sequence.tokens), self.prefix_lookup.cache):
+                self.prefix_lookup.keep_row(sequence, row, self.rows)
         self._free([row for row, sequence in enumerate(self.members) if sequence.ended])
 
     def _free(self, leaving: list[int]) -> None:
@@ -189,12 +195,14 @@ class Worker:
 
     def _make_room(self) -> bool:
         """Put the youngest back into the queue until the next step fits; False if the last one failed."""
-        prefixes = self.beginnings.cache
-        while not self.admission.make_room(self.members, self.intake.prefilling, self.batch.parts, prefixes):
-            running = [*self.members, *self.intake.prefilling]
+        prefixes = self.prefix_lookup.cache
+        while not self.memory_budget.make_room(
+            self.members, self.request_queue.prefilling, self.batch.parts, prefixes
+        ):
+            running = [*self.members, *self.request_queue.prefilling]
             if len(running) < 2:
                 break
-            if previous := self.batch.take_unread():
+            if previous := self.batch.take_in_flight():
                 # Its tokens are good, and may end rows.
                 if not self._read(previous):
                     return False
@@ -202,15 +210,15 @@ class Worker:
                 continue
             youngest = max(running, key=lambda s: s.submitted_at)
             log.info("request %s makes room and starts over later", youngest.request.id)
-            self.tally.num_preemptions += 1
-            if youngest in self.intake.prefilling:
-                self.intake.prefilling.remove(youngest)
+            self.stats.num_preemptions += 1
+            if youngest in self.request_queue.prefilling:
+                self.request_queue.prefilling.remove(youngest)
             else:
                 self._free([self.members.index(youngest)])
-            self.intake.put_back([youngest])
+            self.request_queue.put_back([youngest])
         return True
 
-    def _plan(self) -> list[Feed]:
+    def _plan(self) -> list[RowInput]:
         """What a wide step would feed, empty if a plain one is better.
 
         A grammar has to know a token before it can say which may be next: with one among the rows no step
@@ -219,34 +227,34 @@ class Worker:
         if not self.members:
             return []
         try:
-            feeds = self.planner.plan(self.members, self.rows.lengths)
+            inputs = self.planner.plan(self.members, self.rows.lengths)
         # Nobody's answer depends on drafts.
         except Exception as fault:
             for sequence in self.members:
                 sequence.give_up_drafts(fault)
             return self.planner.without_drafts(self.members, self.rows.lengths)
-        if not feeds and any(s.matcher for s in self.members):
+        if not inputs and any(s.matcher for s in self.members):
             return self.planner.without_drafts(self.members, self.rows.lengths)
-        return feeds
+        return inputs
 
-    def _run_wide(self, feeds: list[Feed]) -> bool:
+    def _run_wide(self, inputs: list[RowInput]) -> bool:
         """Verify drafts: one forward, one wait, commit, roll back; False if it failed."""
         members = list(self.members)
         for sequence in members:
             sequence.count_for_penalties()
         held = list(self.rows.lengths)
         try:
-            work, drafting_s = self._draft(feeds)
-            feeds = self.planner.without_inexact(feeds)
-            feeds = [self._masked(s, feed) for s, feed in zip(members, feeds, strict=True)]
+            work, drafting_s = self._draft(inputs)
+            inputs = self.planner.without_inexact(inputs)
+            inputs = [self._masked(s, row_input) for s, row_input in zip(members, inputs, strict=True)]
             wanted = [s.request.top_logprobs for s in members]
-            committed = drafted_step.run(self.rows, self.batch.sampler, feeds, wanted)
-            for row, (feed, (tokens, _)) in enumerate(zip(feeds, committed, strict=True)):
-                self.rows.roll_back(row, held[row] + len(feed.pending) + len(tokens) - 1)
+            committed = drafted_step.run(self.rows, self.batch.sampler, inputs, wanted)
+            for row, (row_input, (tokens, _)) in enumerate(zip(inputs, committed, strict=True)):
+                self.rows.roll_back(row, held[row] + len(row_input.pending) + len(tokens) - 1)
         except Exception as fault:
-            self.recovery.start_over(self._without_drafts(feeds, fault), fault)
+            self.recovery.start_over(self._without_drafts(inputs, fault), fault)
             return False
-        widths = [feed.width for feed in feeds]
+        widths = [row_input.width for row_input in inputs]
         plain_s = self.planner.plain_s(len(members))
         expected_s = self.planner.step_s(widths) + self.planner.work_s(len(members), work)
         # Unlike plain steps, one of width 1 was not dispatched ahead.
@@ -258,45 +266,47 @@ class Worker:
         elif work is None and max(widths) == 1:
             # It is here for a grammar's sake.
             taken_s = plain_s
-        for sequence, feed, (tokens, likelihoods) in zip(members, feeds, committed, strict=True):
+        for sequence, row_input, (tokens, likelihoods) in zip(members, inputs, committed, strict=True):
             if sequence.drafts:
-                sequence.drafts.ledger.charge(taken_s, plain_s, len(tokens))
-            self._commit(sequence, tokens, likelihoods, feed.source, len(feed.draft))
+                sequence.drafts.slowdown_budget.charge(taken_s, plain_s, len(tokens))
+            self._commit(sequence, tokens, likelihoods, row_input.source, len(row_input.draft))
             sequence.num_dispatched = sequence.num_answered
-        self.batch.feed = mx.array([s.tokens[-1] for s in members])
+        self.batch.next_tokens = mx.array([s.tokens[-1] for s in members])
         return True
 
-    def _draft(self, feeds: list[Feed]) -> tuple[DraftWork | None, float]:
+    def _draft(self, inputs: list[RowInput]) -> tuple[DraftWork | None, float]:
         """Let the draft model make the drafts that feeds want; returns what it did, and the seconds taken."""
         if self.batch.draft_model is None:
             return None, 0.0
         start = time.perf_counter()
-        work = self.batch.draft_model.fill_in(feeds, [s.tokens for s in self.members], self.batch.sampler)
+        work = self.batch.draft_model.fill_in(inputs, [s.tokens for s in self.members], self.batch.sampler)
         if work is None:
             return None, 0.0
         taken_s = time.perf_counter() - start
-        asked = [s.drafts for s, f in zip(self.members, feeds, strict=True) if f.num_wanted and s.drafts]
+        asked = [s.drafts for s, f in zip(self.members, inputs, strict=True) if f.num_wanted and s.drafts]
         for drafts in asked:
             drafts.counts.drafter_s += taken_s / len(asked)
         for row, sequence in enumerate(self.members):
             if sequence.drafts:
-                sequence.drafts.length.settle(work, row)
+                sequence.drafts.length.record_work(work, row)
         return work, taken_s
 
-    def _masked(self, sequence: Sequence, feed: Feed) -> Feed:
+    def _masked(self, sequence: Sequence, row_input: RowInput) -> RowInput:
         """The feed with its grammar's masks, without what the grammar forbids. A fault there is its own."""
         if sequence.matcher is None or sequence.ended:
-            return feed
+            return row_input
         try:
-            draft = feed.draft[: sequence.matcher.count_allowed(feed.draft)]
-            return replace(feed, draft=draft, masks=sequence.matcher.masks(draft))
+            draft = row_input.draft[: sequence.matcher.count_allowed(row_input.draft)]
+            return replace(row_input, draft=draft, masks=sequence.matcher.masks(draft))
         except Exception as fault:
             fail(sequence, fault)
-            return replace(feed, draft=(), source=NO_DRAFT)
+            return replace(row_input, draft=(), source=NO_DRAFT)
 
-    def _without_drafts(self, feeds: list[Feed], fault: Exception) -> list[Sequence]:
+    def _without_drafts(self, inputs: list[RowInput], fault: Exception) -> list[Sequence]:
         """End drafting for those who had drafts in a failed step; returns whom to suspect, if none had."""
-        drafted = [s for s, feed in zip(self.members, feeds, strict=True) if feed.source is not NO_DRAFT]
+        drafted = [
+            s for s, row_input in zip(self.members, inputs, strict=True) if row_input.source is not NO_DRAFT
+        ]
         for sequence in drafted:
             sequence.give_up_drafts(fault)
         return [] if drafted else list(self.members)
@@ -307,15 +317,15 @@ class Worker:
         tokens: list[int],
         likelihoods: list[Likelihood | None],
         draft: Draft = NO_DRAFT,
-        num_offered: int = 0,
+        num_verified: int = 0,
     ) -> None:
         if sequence.ended:
             return
         num_before = sequence.num_answered
         try:
-            sequence.commit(tokens, likelihoods, draft, num_offered)
+            sequence.commit(tokens, likelihoods, draft, num_verified)
             num_added = sequence.num_answered - num_before
-            sequence.last_token_at = self.tally.add_tokens(num_added, sequence.last_token_at)
+            sequence.last_token_at = self.stats.add_tokens(num_added, sequence.last_token_at)
             self.num_progressed += 1
         except Exception as fault:
             fail(sequence, fault)
@@ -345,6 +355,6 @@ class Worker:
         plain_s = self.planner.plain_s(len(step.members))
         for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
             if sequence.drafts:
-                sequence.drafts.ledger.charge(plain_s, plain_s, 1)
+                sequence.drafts.slowdown_budget.charge(plain_s, plain_s, 1)
             self._commit(sequence, [token], [likelihood])
         return True

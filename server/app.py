@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from config.settings import Settings
-from server.engine_protocol import EngineFace
+from server.engine_protocol import EngineProtocol
 from server.generation.recorder import Recorder
 from server.generation.service import Service
 from server.http.access import OPEN_PATHS, Access
@@ -62,7 +62,7 @@ BODIES = (
 )
 
 
-def create_app(engine: EngineFace, settings: Settings) -> FastAPI:
+def create_app(engine: EngineProtocol, settings: Settings) -> FastAPI:
     """Build the app. The engine is started and stopped by whoever serves the app.
 
     Raises SettingsError for a file of keys that cannot be used, or one to record in that cannot be written.

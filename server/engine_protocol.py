@@ -11,7 +11,7 @@ from engine.model.tool_calls import WrittenCall
 from engine.request import EngineCounts, EngineStatus, GenerationRequest, Grammar, ModelInfo, Sink
 
 
-class TokenizerFace(Protocol):
+class TokenizerProtocol(Protocol):
     """Text to tokens; called on one thread."""
 
     @property
@@ -57,7 +57,7 @@ class TokenizerFace(Protocol):
         """Token ids of a conversation up to the answer; raises a ValueError that says why not."""
 
 
-class EngineFace(Protocol):
+class EngineProtocol(Protocol):
     """The engine, as any thread may call it."""
 
     on_death: Callable[[str], None] | None
@@ -67,7 +67,7 @@ class EngineFace(Protocol):
         """The loaded model; only after start()."""
 
     @property
-    def tokenizer(self) -> TokenizerFace:
+    def tokenizer(self) -> TokenizerProtocol:
         """Its tokenizer; only after start()."""
 
     def start(self, on_progress: Callable[[str, float], None] | None = None) -> None:
@@ -94,17 +94,17 @@ class EngineFace(Protocol):
     def prefix_status(self) -> dict[str, int]:
         """Counts of the prefix cache, by the names of PrefixStatus; empty without one. Never waits."""
 
-    def memory_status(self) -> dict[str, Any]:
-        """Counts of the n-gram table that requests share; never waits. Raises SharedMemoryError."""
+    def table_status(self) -> dict[str, Any]:
+        """Counts of the n-gram table that requests share; never waits. Raises SharedTableError."""
 
-    def memory_reset(self) -> None:
-        """Forget it; waits for the engine's thread, as the next two. Raises SharedMemoryError."""
+    def table_reset(self) -> None:
+        """Forget it; waits for the engine's thread, as the next two. Raises SharedTableError."""
 
-    def memory_save(self) -> str:
-        """Write it to the file of the settings; returns what was done. Raises SharedMemoryError."""
+    def table_save(self) -> str:
+        """Write it to the file of the settings; returns what was done. Raises SharedTableError."""
 
-    def memory_load(self) -> str:
-        """Read it from there; returns what was done. Raises SharedMemoryError."""
+    def table_load(self) -> str:
+        """Read it from there; returns what was done. Raises SharedTableError."""
 
     def stop(self, drain_s: float) -> None:
         """Take nothing new, let running sequences finish for drain_s, then end."""

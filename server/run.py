@@ -15,10 +15,10 @@ import uvicorn
 from sse_starlette.sse import AppStatus
 
 from config.settings import Settings
-from engine.request import SharedMemoryError
+from engine.request import SharedTableError
 from server.app import create_app
 from server.banner import LoadingBar, banner, describe_drafts
-from server.engine_protocol import EngineFace
+from server.engine_protocol import EngineProtocol
 from server.http.access import is_loopback
 from server.http.api_keys import load_keys
 from server.http.connection import http_config
@@ -45,7 +45,7 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, engine: EngineFace, drain_s: float, on_ready: Callable[[], None]
+        self, config: uvicorn.Config, engine: EngineProtocol, drain_s: float, on_ready: Callable[[], None]
     ) -> None:
         super().__init__(config)
         self.fault: str | None = None
@@ -128,7 +128,7 @@ def refusal_to_listen(settings: Settings, taken: socket.socket) -> str | None:
     )
 
 
-def serve(engine: EngineFace, settings: Settings, taken: socket.socket) -> int:
+def serve(engine: EngineProtocol, settings: Settings, taken: socket.socket) -> int:
     """Start the engine, serve it on a socket until told to stop, and return the exit status.
 
     Raises what engine.start() raises.
@@ -153,7 +153,7 @@ def serve(engine: EngineFace, settings: Settings, taken: socket.socket) -> int:
     return 0
 
 
-def _announce(engine: EngineFace, settings: Settings, address: str) -> None:
+def _announce(engine: EngineProtocol, settings: Settings, address: str) -> None:
     names = tuple(dict.fromkeys((engine.info.name, *settings.served_model_name)))
     if settings.log_format == "json":
         ready = {"event": "ready", "address": address, "model": engine.info.name}
@@ -165,10 +165,10 @@ def _announce(engine: EngineFace, settings: Settings, address: str) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 
 
-def _can_draft(engine: EngineFace) -> bool:
+def _can_draft(engine: EngineProtocol) -> bool:
     try:
-        engine.memory_status()
-    except SharedMemoryError:
+        engine.table_status()
+    except SharedTableError:
         return False
     return True
 

@@ -108,7 +108,7 @@ class Runner:
 
     def run(self, chats: Sequence[Chat], how: Configuration) -> list[TurnRun]:
         """The measured turns of chats that are asked side by side; before them everything is forgotten."""
-        self.local.engine.memory_reset()
+        self.local.engine.table_reset()
         runs = []
         for number, turns in enumerate(zip_longest(*(chat.turns for chat in chats)), 1):
             asked = self.requests([turn for turn in turns if turn], how)

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drafters.base import NO_DRAFT, Ask, Draft, Opening
+from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from engine.speculative.step_costs import StepCosts
 
 PLACE = "prediction"
@@ -69,13 +69,13 @@ class ControlledDrafter:
         self.seed = seed
         self._sequences: dict[int, _Sequence] = {}
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: SequenceStart) -> None:
         """Take the answer, and draw for each of its tokens."""
         rng = random.Random(self.seed)
         drawn = [rng.random() < self.chance for _ in opening.prediction]
         self._sequences[opening.seq] = _Sequence(tuple(opening.prediction), drawn)
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, ask: DraftQuery) -> Draft:
         """The next tokens of the answer, the wrong ones changed."""
         own = self._sequences[ask.seq]
         place = slice(own.num_said, own.num_said + ask.limit)
@@ -89,7 +89,7 @@ class ControlledDrafter:
         """Go on behind these tokens."""
         self._sequences[seq].num_said += len(tokens)
 
-    def settle(self, seq: int, offered: int, accepted: int) -> None:
+    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
         """Nothing is learned."""
 
     def close(self, seq: int) -> None:

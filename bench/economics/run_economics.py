@@ -12,7 +12,7 @@ from bench import argument_types, document, draft_model, outputs
 from bench.decode.progress import Work
 from bench.economics.controlled import forced_costs
 from bench.economics.report import Meter, print_report, rows, section
-from bench.economics.trials import LEVELS, Ask, Laboratory, Trial
+from bench.economics.trials import LEVELS, DraftQuery, Laboratory, Trial
 from bench.energy import EnergyMeter
 from bench.errors import ArgumentsError
 from bench.local_engine import LocalEngine
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _asks(arguments: argparse.Namespace) -> list[list[Ask]]:
+def _asks(arguments: argparse.Namespace) -> list[list[DraftQuery]]:
     """What is asked of each chat, grouped by draft length. Raises ValueError."""
     known: dict[str, DraftType] = {name: name for name in (*TYPES, MODEL)}
     names = arguments.draft_types.split(",")
@@ -114,7 +114,7 @@ def _asks(arguments: argparse.Namespace) -> list[list[Ask]]:
 
 def _measure(
     arguments: argparse.Namespace,
-    groups: Sequence[Sequence[Ask]],
+    groups: Sequence[Sequence[DraftQuery]],
     prompts: Sequence[Chat] | None,
     meter: EnergyMeter,
 ) -> tuple[list[Trial], document.Document]:
@@ -133,7 +133,7 @@ def _measure(
                     document.typed(arguments), local.engine.info, local.engine.costs
                 )
                 controlled = _mixed(chats, arguments.chats)
-                drafts: list[list[Ask]] = [[("auto", local.engine.settings.num_draft_tokens)]]
+                drafts: list[list[DraftQuery]] = [[("auto", local.engine.settings.num_draft_tokens)]]
                 num_runs = len(chats) * 3 + len(chats) * (1 + sum(len(group) + 1 for group in groups))
                 num_runs += len(lengths) * (3 + len(controlled) * (2 + len(LEVELS)))
                 work = told.enter_context(Work(Console(stderr=True), num_runs))

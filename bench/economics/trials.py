@@ -15,7 +15,7 @@ CONTROLLED = "controlled"
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Acceptances that are aimed at; how drafts really fared is what counts."""
 
-LEAST_TOKENS = 8
+MIN_TOKENS = 8
 """A shorter answer says more about the clock than about drafts."""
 
 Advance = Callable[[], None]
@@ -76,7 +76,7 @@ class Trial:
         return self.spent.tps / self.plain_tps
 
 
-Ask = tuple[DraftType, int]
+DraftQuery = tuple[DraftType, int]
 """A type and the most tokens of one draft."""
 
 
@@ -108,7 +108,9 @@ class Laboratory:
         for length in lengths:
             self.control(0, chat, length, levels=(1.0,))
 
-    def compare(self, number: int, chat: Chat, asks: Sequence[Sequence[Ask]], is_gated: bool) -> list[Trial]:
+    def compare(
+        self, number: int, chat: Chat, asks: Sequence[Sequence[DraftQuery]], is_gated: bool
+    ) -> list[Trial]:
         """A chat with each type and length, in groups; a plain run stands before and after each group."""
         plain = self._run(chat, "none", None)
         found = []
@@ -116,7 +118,7 @@ class Laboratory:
             spent = [self._run(chat, draft_type, length) for draft_type, length in group]
             beside = [plain, self._run(chat, "none", None)]
             plain = beside[-1]
-            if len(plain.tokens) >= LEAST_TOKENS:
+            if len(plain.tokens) >= MIN_TOKENS:
                 found += [
                     _trial(number, chat, draft_type, length, is_gated, one, beside)
                     for (draft_type, length), one in zip(group, spent, strict=True)
@@ -136,7 +138,7 @@ class Laboratory:
         own, self.local.drafters[PLACE] = self.local.drafters[PLACE], oracle
         spent = []
         try:
-            for level in levels if len(before.tokens) >= LEAST_TOKENS else ():
+            for level in levels if len(before.tokens) >= MIN_TOKENS else ():
                 oracle.chance = chance_for(level, num_draft_tokens)
                 # With this type, and nobody's prediction, nothing would be drafted.
                 spent.append(self._run(one, "draft-model", num_draft_tokens, before.tokens))
@@ -154,7 +156,7 @@ class Laboratory:
         return min(runs, key=lambda one: one.decode_s)
 
     def _run_once(self, chat: Chat, choice: DraftChoice, known: tuple[int, ...]) -> Spent:
-        self.local.engine.memory_reset()
+        self.local.engine.table_reset()
         parts = []
         for turn in chat.turns:
             request = request_of(self.local, turn, self.max_tokens, self.seed, choice, known)

@@ -9,7 +9,7 @@ from bench.cost_curves import Curve
 from bench.pairs import TokenPair
 from bench.replay.players import ServerPlayer
 from bench.replay.rules import Setup
-from drafters.base import Ask, Draft, Opening
+from drafters.base import Draft, DraftQuery, SequenceStart
 from drafters.suffix import NUM_CLASSES, SuffixDrafter
 from engine.speculative.acceptance import count_accepted
 
@@ -30,12 +30,12 @@ class WatchedSuffix(SuffixDrafter):
         self.right: Counter[int] = Counter()
         self._at = 0
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: SequenceStart) -> None:
         """As the drafter does."""
         self._at = 0
         super().open(opening)
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, ask: DraftQuery) -> Draft:
         """As the drafter does, counted."""
         draft = super().propose(ask)
         if draft.tokens:

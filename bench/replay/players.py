@@ -7,12 +7,12 @@ from typing import Protocol
 from bench.pairs import TokenPair
 from bench.policies import Chooser, Costs, Outcome, replay
 from config.settings import Settings
-from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening, SharedMemory
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, SharedTable
 from drafters.repetition import repetition_score
 from engine.request import GenerationRequest, Sampling
 from engine.speculative.acceptance import count_accepted
-from engine.speculative.draft_length import LEAST_GAIN, Offer, choose_width
-from engine.speculative.proposers import Drafting, DraftSources
+from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width
+from engine.speculative.proposers import DraftSources, Proposers
 
 WIDTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """What the gate weighs, beside where a draft stops being sure: as many as a server measures, and 10."""
@@ -44,13 +44,13 @@ class TimedDrafter:
         self.name = drafter.name
         self.drafter_ns = self.open_ns = 0
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: SequenceStart) -> None:
         """As the drafter does."""
         start = thread_time_ns()
         self.drafter.open(opening)
         self.open_ns += thread_time_ns() - start
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, ask: DraftQuery) -> Draft:
         """As the drafter does."""
         start = thread_time_ns()
         draft = self.drafter.propose(ask)
@@ -63,10 +63,10 @@ class TimedDrafter:
         self.drafter.observe(seq, tokens)
         self.drafter_ns += thread_time_ns() - start
 
-    def settle(self, seq: int, offered: int, accepted: int) -> None:
+    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
         """As the drafter does."""
         start = thread_time_ns()
-        self.drafter.settle(seq, offered, accepted)
+        self.drafter.record_verified(seq, offered, accepted)
         self.drafter_ns += thread_time_ns() - start
 
     def close(self, seq: int) -> None:
@@ -83,7 +83,7 @@ class _Timed:
     def forget(self) -> None:
         """Forget what drafters remember of earlier pairs."""
         for timed in self.drafters:
-            if isinstance(timed.drafter, SharedMemory):
+            if isinstance(timed.drafter, SharedTable):
                 timed.drafter.reset()
 
     @property
@@ -107,7 +107,7 @@ class FixedPlayer(_Timed):
 
     def play(self, pair: TokenPair) -> Outcome:
         """Say one answer."""
-        return replay(self.drafters, self.chooser, self.costs, Opening(0, pair.prompt), pair.answer)
+        return replay(self.drafters, self.chooser, self.costs, SequenceStart(0, pair.prompt), pair.answer)
 
 
 class ServerPlayer(_Timed):
@@ -122,11 +122,11 @@ class ServerPlayer(_Timed):
     ) -> None:
         super().__init__(drafters)
         sources = DraftSources({timed.name: timed for timed in self.drafters}, repetition_score)
-        self.drafting = Drafting(sources, settings, line_ends=line_ends)
+        self.drafting = Proposers(sources, settings, line_ends=line_ends)
         self.limit = settings.num_draft_tokens
         self.costs = [costs.cost(max(1, width)) for width in range(self.limit + 2)]
         self.widths = sorted({w for w in WIDTHS if w <= self.limit} | {self.limit + 1})
-        self.least_tokens = LEAST_GAIN * min(self.costs[width] for width in self.widths) / self.costs[1]
+        self.least_tokens = MIN_GAIN * min(self.costs[width] for width in self.widths) / self.costs[1]
 
     def play(self, pair: TokenPair) -> Outcome:
         """Say one answer."""
@@ -135,29 +135,32 @@ class ServerPlayer(_Timed):
         # The server does not know where the answer ends.
         most = len(answer) + self.limit + 1
         drafts = self.drafting.begin(GenerationRequest("replay", pair.prompt, most, Sampling(0)))
-        ledger = drafts.ledger
+        slowdown_budget = drafts.slowdown_budget
         at = 0
         while at < len(answer):
-            offer = drafts.propose(self.limit, self.least_tokens, self._is_worth)
+            estimate = drafts.propose(self.limit, self.least_tokens, self._is_worth)
             offered = 0
-            if offer.is_worth:
-                offered = self._choose(offer, lambda w: ledger.allows(costs[w], plain, has_draft=True)) - 1
+            if estimate.is_worth:
+                offered = (
+                    self._choose(estimate, lambda w: slowdown_budget.allows(costs[w], plain, has_draft=True))
+                    - 1
+                )
             follows = answer[at : at + offered + 1]
-            accepted = count_accepted(offer.draft.tokens[:offered], follows)
+            accepted = count_accepted(estimate.draft.tokens[:offered], follows)
             said = follows[: accepted + 1]
             cost = costs[1 + offered]
             outcome.add_step(offered, accepted, len(said), cost)
-            ledger.charge(cost, plain, len(said))
-            drafts.observe(said, offer.draft if offered else NO_DRAFT, offered)
+            slowdown_budget.charge(cost, plain, len(said))
+            drafts.observe(said, estimate.draft if offered else NO_DRAFT, offered)
             at += len(said)
         drafts.close()
         return outcome
 
-    def _is_worth(self, offer: Offer) -> bool:
-        return self._choose(offer, lambda _: True) > 1
+    def _is_worth(self, estimate: DraftEstimate) -> bool:
+        return self._choose(estimate, lambda _: True) > 1
 
-    def _choose(self, offer: Offer, is_allowed: Callable[[int], bool]) -> int:
-        widest = 1 + offer.num_tokens
-        stops = {1 + stop for stop in offer.stops}
+    def _choose(self, estimate: DraftEstimate, is_allowed: Callable[[int], bool]) -> int:
+        widest = 1 + estimate.num_tokens
+        stops = {1 + stop for stop in estimate.stops}
         widths = sorted({w for w in (*self.widths, *stops) if 1 < w < widest} | {widest} - {1})
-        return choose_width([offer], widths, self.costs.__getitem__, is_allowed)
+        return choose_width([estimate], widths, self.costs.__getitem__, is_allowed)

@@ -26,7 +26,7 @@ from engine.model.mlx_lm_baseline import load_tokenizer
 
 OTHER_MODEL = BUNDLED_MODEL / "draft"
 PARTS = ("grid", "tables", "gate", "warm")
-MOST_MEASURED_CHATS = 1
+MAX_MEASURED_CHATS = 1
 """Of each workload, on the engine: what it gives is shown beside the replay, not searched by it."""
 
 Row = dict[str, Any]
@@ -155,7 +155,7 @@ def _first_of_each(told: Sequence[ToldChat]) -> list[ToldChat]:
     found: dict[str, list[ToldChat]] = {}
     for one in told:
         own = found.setdefault(one.chat.workload, [])
-        if one.pairs and len(own) < MOST_MEASURED_CHATS:
+        if one.pairs and len(own) < MAX_MEASURED_CHATS:
             own.append(one)
     return [one for own in found.values() for one in own]
 

@@ -15,7 +15,7 @@ from bench.sweep.report import print_report
 from bench.workloads import WORKLOADS
 from config.setting import SettingsError
 from config.settings import SETTINGS, Settings
-from drafters.base import MemoryFileError
+from drafters.base import TableFileError
 from engine.model.loading import ModelError
 
 _WIDTH = 140
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         _check(arguments)
         with outputs.make_progress(console) as progress:
             found = sweep(arguments, Bars(progress, console))
-    except (BenchError, MemoryFileError, ModelError) as fault:
+    except (BenchError, TableFileError, ModelError) as fault:
         print(f"reprise bench sweep: {fault}", file=sys.stderr)
         return 2
     print_report(console, found["sweep"], Settings())

@@ -17,7 +17,7 @@ from bench.sweep.asking import PLAIN, Advance, Measured, ToldChat, Variant, meas
 from bench.sweep.replaying import TABLE_ENTRIES, Setup, figures
 from drafters.base import Drafter
 from drafters.ngram_mod import NAME, NgramModDrafter
-from drafters.ngram_mod_memory import NgramModMemory
+from drafters.ngram_mod_tables import NgramModTables
 from drafters.suffix import SuffixDrafter
 from engine.request import DraftChoice, DraftType
 
@@ -49,13 +49,13 @@ class Side:
     told: Sequence[ToldChat]
 
 
-def memory_in(setup: Setup, file: Path) -> NgramModMemory:
+def memory_in(setup: Setup, file: Path) -> NgramModTables:
     """An empty n-gram memory of a model, which saves to that file and loads from it."""
-    return NgramModMemory(setup.vocabulary, setup.settings.ngram_mod_size, TABLE_ENTRIES, file=file)
+    return NgramModTables(setup.vocabulary, setup.settings.ngram_mod_size, TABLE_ENTRIES, file=file)
 
 
 def fill(setup: Setup, pairs: Sequence[TokenPair], file: Path) -> None:
-    """Write the table that a server has after these requests. Raises MemoryFileError."""
+    """Write the table that a server has after these requests. Raises TableFileError."""
     memory = memory_in(setup, file)
     player = setup.player(setup.settings, "ngram-mod", [NgramModDrafter(memory)])
     for pair in pairs:
@@ -75,7 +75,7 @@ def replays(
 
     first: the model that fills the table. side: the one that uses it, asked the same chats.
     folder: where tables are written. measured: what the engine gave, if it was asked; see measure_side().
-    Raises MemoryFileError if the two have different vocabularies.
+    Raises TableFileError if the two have different vocabularies.
     """
     outcomes: dict[Key, Outcome] = {}
     equal: dict[tuple[str, int], list[bool]] = {}
@@ -168,7 +168,7 @@ def measure_side(
 ) -> dict[Place, Measured]:
     """Some chats on the engine that runs the side's model, plainly, cold and warm, in turns.
 
-    Raises MemoryFileError if the two have different vocabularies.
+    Raises TableFileError if the two have different vocabularies.
     """
     file = folder / "measured.table"
     fill(first.setup, pairs_of(first.told), file)
@@ -189,6 +189,6 @@ def measure_side(
 
 
 def _prepare(is_warm: bool, local: LocalEngine) -> None:
-    local.engine.memory_reset()
+    local.engine.table_reset()
     if is_warm:
-        local.engine.memory_load()
+        local.engine.table_load()

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from drafters.ngram_mod_memory import NgramModMemory
 from drafters.ngram_mod_table import Hashes, NgramModTable, Tokens
+from drafters.ngram_mod_tables import NgramModTables
 
 NOBODY = 0x9E3779B97F4A7C15
 """The owner of an empty slot: a hash as unlikely as any. 0 is that of n tokens 0."""
@@ -138,7 +138,7 @@ class WatchedTable(NgramModTable):
         self._owners[slots[np.append(starts_group[1:], True)]] = owners[np.append(starts_group[1:], True)]
 
 
-class WatchedMemory(NgramModMemory):
+class WatchedMemory(NgramModTables):
     """One watched table for everybody."""
 
     def __init__(self, vocabulary: str, n: int, size: int) -> None:

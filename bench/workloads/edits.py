@@ -9,7 +9,7 @@ from bench.workloads.files import WHOLE, File, change, constants, set_value
 
 SHORT_STATEMENTS, MEDIUM_STATEMENTS = 6, 11
 NUM_TURNS = {"edits_short": 6, "edits_long": 4}
-MOST_STATEMENTS = 20_000
+MAX_STATEMENTS = 20_000
 
 
 def _edit(rng: random.Random, _: Grow) -> Sequence[Turn]:
@@ -46,9 +46,7 @@ def _edits_long(rng: random.Random, grow: Grow) -> Sequence[Turn]:
 
 
 def _grown(file: File, grow: Grow) -> str:
-    return file.text(
-        grow(lambda count: f"Set lantern to 100. {WHOLE}\n\n{file.text(count)}", MOST_STATEMENTS)
-    )
+    return file.text(grow(lambda count: f"Set lantern to 100. {WHOLE}\n\n{file.text(count)}", MAX_STATEMENTS))
 
 
 def _edits(file: str, rng: random.Random, num_turns: int) -> list[Turn]:

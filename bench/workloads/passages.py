@@ -8,7 +8,7 @@ from bench.workloads.chats import Grow, Message, Turn, Workload, ask, assistant,
 from bench.workloads.words import ADJECTIVES, NOUNS, Supply, names, number
 
 NUM_QUOTES = 3
-MOST_SENTENCES = 20_000
+MAX_SENTENCES = 20_000
 PATTERNS = (
     "{who} found the {thing} in the {place}.",
     "{who} bought the {thing} for {number} coins from {other}.",
@@ -53,7 +53,7 @@ def _quote(rng: random.Random, _: Grow) -> Sequence[Turn]:
 def _passage(rng: random.Random, grow: Grow) -> Sequence[Turn]:
     supply = Supply(_sentences(random.Random(rng.random())))
     count = grow(
-        lambda count: f"Quote the sentence that mentions .\n\n{_joined(supply.first(count))}", MOST_SENTENCES
+        lambda count: f"Quote the sentence that mentions .\n\n{_joined(supply.first(count))}", MAX_SENTENCES
     )
     return _quotes(supply.first(count), rng, NUM_QUOTES)
 

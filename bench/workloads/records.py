@@ -9,7 +9,7 @@ from bench.workloads.chats import Grow, Message, Turn, Workload, ask, assistant,
 from bench.workloads.words import FIELDS, Supply, names, value
 
 NUM_QUESTIONS = 3
-MOST_RECORDS = 20_000
+MAX_RECORDS = 20_000
 
 
 def _made(rng: random.Random, num_fields: int) -> Iterator[dict[str, Any]]:
@@ -33,7 +33,7 @@ def _records(rng: random.Random, _: Grow) -> Sequence[Turn]:
 
 def _json_rag(rng: random.Random, grow: Grow) -> Sequence[Turn]:
     supply = Supply(_made(random.Random(rng.random()), rng.randint(4, 6)))
-    count = grow(lambda count: f"What is the color of ?\n\n{_as_lines(supply.first(count))}", MOST_RECORDS)
+    count = grow(lambda count: f"What is the color of ?\n\n{_as_lines(supply.first(count))}", MAX_RECORDS)
     records = supply.first(count)
     messages: tuple[Message, ...] = ()
     turns: list[Turn] = []

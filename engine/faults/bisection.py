@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterable
 
 from engine.sequence import Sequence
 
-MOST_PATIENCE = 6
+MAX_PATIENCE = 6
 """A sequence is tried for 4 ** n tokens, n being the inquests it has been in before, at most so many."""
 
 
-class Inquest:
+class Bisection:
     """The search for the one request that breaks steps.
 
     candidates: a step over them failed, and one of them is to blame, if it is the fault of any single one.
@@ -21,9 +21,9 @@ class Inquest:
 
     def __init__(self, suspects: Iterable[Sequence]) -> None:
         suspects = [s for s in suspects if not s.ended]
-        self._num_tokens = 4 ** min(MOST_PATIENCE, max((s.num_inquests for s in suspects), default=0))
+        self._num_tokens = 4 ** min(MAX_PATIENCE, max((s.num_bisections for s in suspects), default=0))
         for sequence in suspects:
-            sequence.num_inquests += 1
+            sequence.num_bisections += 1
         self._try(suspects)
 
     @property

@@ -3,12 +3,12 @@
 import logging
 
 from engine.batch import Batch
-from engine.faults.bisection import Inquest
+from engine.faults.bisection import Bisection
 from engine.request import Failed
-from engine.scheduler.prefix_lookup import Beginnings
-from engine.scheduler.request_queue import Intake
+from engine.scheduler.prefix_lookup import PrefixLookup
+from engine.scheduler.request_queue import RequestQueue
 from engine.sequence import Sequence
-from engine.stats import Tally
+from engine.stats import EngineStats
 
 log = logging.getLogger("reprise.engine")
 
@@ -16,12 +16,14 @@ log = logging.getLogger("reprise.engine")
 class Recovery:
     """The inquest that goes on, if there is one, and how rows begin again for it."""
 
-    def __init__(self, batch: Batch, intake: Intake, beginnings: Beginnings, tally: Tally) -> None:
+    def __init__(
+        self, batch: Batch, request_queue: RequestQueue, prefix_lookup: PrefixLookup, stats: EngineStats
+    ) -> None:
         self._batch = batch
-        self._intake = intake
-        self._beginnings = beginnings
-        self._tally = tally
-        self._inquest: Inquest | None = None
+        self._request_queue = request_queue
+        self._prefix_lookup = prefix_lookup
+        self._stats = stats
+        self._bisection: Bisection | None = None
 
     def start_over(self, suspects: list[Sequence], fault: Exception) -> None:
         """A step over the suspects failed, and all rows with it. Whoever was alone in it is to blame.
@@ -30,41 +32,41 @@ class Recovery:
         Beginning again costs a prefill and changes no token: noise is keyed by position.
         """
         rows = self._batch.members
-        self._tally.num_failed_steps += 1
+        self._stats.num_failed_steps += 1
         self._batch.clear()
         if len(suspects) == 1:
             fail(suspects[0], fault)
             self._hold(None)
         elif suspects:
             log.warning("a step over %d rows failed (%s); trying half of them", len(suspects), fault)
-            rows = rows + self._intake.prefilling
-            self._intake.prefilling = []
-            if self._inquest:
-                self._inquest.narrow(suspects)
-            self._hold(self._inquest or Inquest(suspects))
-        self._intake.put_back(rows)
+            rows = rows + self._request_queue.prefilling
+            self._request_queue.prefilling = []
+            if self._bisection:
+                self._bisection.narrow(suspects)
+            self._hold(self._bisection or Bisection(suspects))
+        self._request_queue.put_back(rows)
 
     def go_on(self) -> None:
         """Try the others once those on trial have passed: rows make place for them, and lose only time."""
-        inquest = self._inquest
-        if inquest is None or not inquest.has_passed:
+        bisection = self._bisection
+        if bisection is None or not bisection.has_passed:
             return
-        inquest.acquit()
-        self._hold(inquest)
-        if inquest.is_over:
+        bisection.acquit()
+        self._hold(bisection)
+        if bisection.is_over:
             log.warning("each of the rows of the failed step passes without the others; going on")
             return
         for row, sequence in enumerate(self._batch.members):
-            self._beginnings.keep_row(sequence, row, self._batch.rows)
-        rows = self._batch.members + self._intake.prefilling
+            self._prefix_lookup.keep_row(sequence, row, self._batch.rows)
+        rows = self._batch.members + self._request_queue.prefilling
         self._batch.clear()
-        self._intake.prefilling = []
-        self._intake.put_back(rows)
+        self._request_queue.prefilling = []
+        self._request_queue.put_back(rows)
 
-    def _hold(self, inquest: Inquest | None) -> None:
+    def _hold(self, bisection: Bisection | None) -> None:
         """Go on with an inquest, or with none."""
-        self._inquest = None if inquest is None or inquest.is_over else inquest
-        self._intake.only = self._inquest.trial if self._inquest else None
+        self._bisection = None if bisection is None or bisection.is_over else bisection
+        self._request_queue.only = self._bisection.trial if self._bisection else None
 
 
 def fail(sequence: Sequence, fault: Exception) -> None:

@@ -25,7 +25,7 @@ class RowLengths:
     """
 
     def __init__(self) -> None:
-        self.most_places: int | None = None
+        self.max_places: int | None = None
         self.lengths: list[int] = []
         self.dirty_ends: list[int] = []
         self._forget_forward()
@@ -157,7 +157,7 @@ class RaggedKVCache:
                 for like in (keys, values)
             )
         elif num_slots > self.extent[0] or num_columns > self.extent[1]:
-            self.resize(*grown(self.extent, (num_slots, num_columns), self.rows.most_places))
+            self.resize(*grown(self.extent, (num_slots, num_columns), self.rows.max_places))
 
     @property
     def extent(self) -> Extent:
@@ -192,7 +192,7 @@ class RaggedKVCache:
         return mx.contiguous(keys), mx.contiguous(values)
 
 
-def grown(extent: Extent, needed: Extent, most_places: int | None) -> Extent:
+def grown(extent: Extent, needed: Extent, max_places: int | None) -> Extent:
     """Slots and columns that buffers of extent get so that they hold what is needed.
 
     Growth copies everything, so it is made rare: slots double and columns grow by a quarter. Where that
@@ -203,7 +203,7 @@ def grown(extent: Extent, needed: Extent, most_places: int | None) -> Extent:
         slots = max(num_slots, 2 * slots)
     if num_columns > columns:
         columns = rounded(max(num_columns, columns + columns // 4))
-    if most_places is not None and slots * columns > most_places:
+    if max_places is not None and slots * columns > max_places:
         return max(extent[0], num_slots), max(extent[1], rounded(num_columns))
     return slots, columns
 

@@ -15,7 +15,7 @@ from engine.kv_cache.batched import Extent, RaggedKVCache, RowLengths, rounded, 
 from engine.kv_cache.per_row import Caches as Caches
 from engine.kv_cache.per_row import Snapshot, is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_caches
-from engine.kv_cache.slices import State, Strip, cut_strip, take_state
+from engine.kv_cache.slices import KVSlice, State, cut_slice, take_state
 
 log = logging.getLogger("reprise.engine")
 
@@ -54,7 +54,7 @@ class Rows(Protocol):
         Raises ValueError if the row does not hold length tokens, or if it cannot go back so far.
         """
 
-    def strip(self, row: int, start: int, end: int) -> Strip:
+    def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
         """Copies of what a row keeps for its tokens start .. end, not yet evaluated. See pieces.py."""
 
     def state(self, row: int) -> State:
@@ -108,7 +108,7 @@ class BatchedRows:
 
     def limit(self, num_places: int) -> None:
         """Let slots times columns be more than num_places only as far as rows need it."""
-        self.shared.most_places = num_places
+        self.shared.max_places = num_places
         slots, columns = self.extent
         if slots * columns > num_places:
             num_slots, num_columns = self._needed
@@ -150,7 +150,7 @@ class BatchedRows:
         self.shared.lengths[row] = length
         return length
 
-    def strip(self, row: int, start: int, end: int) -> Strip:
+    def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
         """Copies, so that nothing keeps the shared buffers alive."""
         return [array for own in self.caches for array in own.get_row(row, start, end)]
 
@@ -228,9 +228,9 @@ class SeparateRows:
         self._snapshots[row] = None
         return self._lengths[row]
 
-    def strip(self, row: int, start: int, end: int) -> Strip:
+    def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
         """Of those of the row's caches that keep every token."""
-        return cut_strip(self.caches[row], start, end)
+        return cut_slice(self.caches[row], start, end)
 
     def state(self, row: int) -> State:
         """Of the row's other caches."""
@@ -247,11 +247,11 @@ def make_rows(model: Any, batched: bool) -> Rows:
     return BatchedRows(model) if batched else SeparateRows(model)
 
 
-def settle(caches: Caches) -> None:
+def evaluate(caches: Caches) -> None:
     """Wait until the caches hold values, not promises."""
     mx.eval(states(caches))
 
 
-def dispatch(caches: Caches) -> None:
+def evaluate_async(caches: Caches) -> None:
     """Start computing what the caches hold, without waiting."""
     mx.async_eval(states(caches))

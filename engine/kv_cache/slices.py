@@ -13,7 +13,7 @@ from mlx_lm.models.cache import KVCache
 from engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, is_recurrent, leaves, make_caches
 from engine.kv_cache.sliding_window import WindowKVCache
 
-Strip = list[mx.array]
+KVSlice = list[mx.array]
 """Of every layer that keeps them, keys and values of some tokens in a row; tokens are axis 2."""
 
 State = list[mx.array | None]
@@ -22,19 +22,19 @@ State = list[mx.array | None]
 
 def has_state(caches: Caches) -> bool:
     """Whether strips alone do not make up these caches."""
-    return any(not _is_strip(cache) for cache in leaves(caches))
+    return any(not _is_slice(cache) for cache in leaves(caches))
 
 
-def cut_strip(caches: Caches, start: int, end: int) -> Strip:
+def cut_slice(caches: Caches, start: int, end: int) -> KVSlice:
     """Copies of what the caches keep for tokens start .. end, not yet evaluated."""
-    kept = [cache for cache in leaves(caches) if _is_strip(cache)]
+    kept = [cache for cache in leaves(caches) if _is_slice(cache)]
     # Views would keep the whole buffer alive.
     return [mx.contiguous(array[:, :, start:end]) for cache in kept for array in _columns(cache)]
 
 
-def part_of(strip: Strip, start: int, end: int) -> Strip:
+def sub_slice(kv_slice: KVSlice, start: int, end: int) -> KVSlice:
     """Copies of tokens start .. end of a strip, counted from its beginning."""
-    return [mx.contiguous(array[:, :, start:end]) for array in strip]
+    return [mx.contiguous(array[:, :, start:end]) for array in kv_slice]
 
 
 def take_state(caches: Caches) -> State:
@@ -53,9 +53,9 @@ def num_bytes(arrays: Sequence[mx.array | None]) -> int:
     return sum(array.nbytes for array in arrays if array is not None)
 
 
-def rebuild(empty: Caches, strips: Sequence[Strip], state: State, length: int) -> Caches:
+def rebuild(empty: Caches, kv_slices: Sequence[KVSlice], state: State, length: int) -> Caches:
     """Fill empty caches with strips that follow one another and the state behind them: length tokens."""
-    joined = iter([_concatenated(arrays) for arrays in zip(*strips, strict=True)])
+    joined = iter([_concatenated(arrays) for arrays in zip(*kv_slices, strict=True)])
     states = iter(state)
     for cache in leaves(empty):
         if isinstance(cache, WindowKVCache):
@@ -81,9 +81,9 @@ def prefix_fault(model: Any, kv_bits: int | None = None) -> str | None:
     try:
         plain = make()
         model(mx.array([tokens[:4]]), cache=plain)
-        strips, state = [cut_strip(plain, 0, 1), cut_strip(plain, 1, 4)], take_state(plain)
+        kv_slices, state = [cut_slice(plain, 0, 1), cut_slice(plain, 1, 4)], take_state(plain)
         expected = model(mx.array([tokens[4:]]), cache=plain)
-        again = rebuild(make(), strips if strips[0] else [], state, 4)
+        again = rebuild(make(), kv_slices if kv_slices[0] else [], state, 4)
         if not mx.array_equal(expected, model(mx.array([tokens[4:]]), cache=again), equal_nan=True).item():
             return f"its {' and '.join(sorted(kinds))} do not go on as they did"
     except Exception as fault:
@@ -92,10 +92,10 @@ def prefix_fault(model: Any, kv_bits: int | None = None) -> str | None:
 
 
 def _is_known(cache: Any) -> bool:
-    return _is_strip(cache) or isinstance(cache, WindowKVCache) or is_recurrent(cache)
+    return _is_slice(cache) or isinstance(cache, WindowKVCache) or is_recurrent(cache)
 
 
-def _is_strip(cache: Any) -> bool:
+def _is_slice(cache: Any) -> bool:
     return type(cache) in (KVCache, FittedQuantizedKVCache)
 
 

@@ -8,9 +8,9 @@ ROLLBACK_TOKENS = 256
 """Most tokens to forget over several updates: a draft model feeds its drafts, up to 255, one by one."""
 
 
-def most_columns(window: int, most_fed: int) -> int:
+def max_columns(window: int, max_fed: int) -> int:
     """Columns that a buffer ever has, where no update brings more than most_fed tokens."""
-    return window + BLOCK_TOKENS + max(ROLLBACK_TOKENS, most_fed) + most_fed + SLACK_TOKENS
+    return window + BLOCK_TOKENS + max(ROLLBACK_TOKENS, max_fed) + max_fed + SLACK_TOKENS
 
 
 class WindowKVCache:

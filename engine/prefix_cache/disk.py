@@ -17,20 +17,20 @@ import mlx.core as mx
 import numpy as np
 
 from config.whole_file import remove_unfinished, unfinished_path
-from engine.kv_cache.slices import State, Strip, num_bytes
+from engine.kv_cache.slices import KVSlice, State, num_bytes
 from engine.prefix_cache import disk_file as prefix_file
 from engine.prefix_cache.disk_file import NAME, SUFFIX, Array, Contents, Header, PrefixFileError
 from engine.prefix_cache.trie import Cut
 
 log = logging.getLogger("reprise.engine")
 
-LEAST_SAVED_TOKENS = 256
+MIN_SAVED_TOKENS = 256
 """Fewer new tokens are not worth a file; they are saved with those that follow."""
 
 HEADER_BYTES = 1024
 """What a file has beside its arrays, about."""
 
-MOST_UNWRITTEN_BYTES = 512 * 2**20
+MAX_UNWRITTEN_BYTES = 512 * 2**20
 """Beyond so many bytes that wait for the disk nothing more is saved."""
 
 
@@ -110,14 +110,14 @@ class PrefixStore:
                 return None
             contents.append(each)
         starts = [record.header.start for record in loading.records]
-        whole = [[prefix_file.restored(one) for one in each.strip] for each in contents]
+        whole = [[prefix_file.restored(one) for one in each.kv_slice] for each in contents]
 
-        def cut(start: int, end: int) -> Strip:
+        def cut(start: int, end: int) -> KVSlice:
             parts = []
-            for first, last, strip in zip(starts, loading.ends, whole, strict=True):
+            for first, last, kv_slice in zip(starts, loading.ends, whole, strict=True):
                 low, high = max(start, first), min(end, last)
                 if low < high:
-                    parts.append([array[:, :, low - first : high - first] for array in strip])
+                    parts.append([array[:, :, low - first : high - first] for array in kv_slice])
             return [mx.concatenate(list(arrays), axis=2) for arrays in zip(*parts, strict=True)]
 
         state = contents[-1].state if self._needs_state else []
@@ -127,10 +127,10 @@ class PrefixStore:
         """Have written what is not in files yet, if that is worth it."""
         added = np.asarray(tokens, np.int32)
         parent, start = self._best(added, False)
-        if len(added) - start < LEAST_SAVED_TOKENS or self._num_unwritten_bytes() > MOST_UNWRITTEN_BYTES:
+        if len(added) - start < MIN_SAVED_TOKENS or self._num_unwritten_bytes() > MAX_UNWRITTEN_BYTES:
             return
-        strip, state = cut(start, len(added)), take_state()
-        size = num_bytes(strip) + num_bytes(state) + added[start:].nbytes + HEADER_BYTES
+        kv_slice, state = cut(start, len(added)), take_state()
+        size = num_bytes(kv_slice) + num_bytes(state) + added[start:].nbytes + HEADER_BYTES
         if size > self._budget_bytes // 2:
             return
         # As NAME has it.
@@ -140,7 +140,7 @@ class PrefixStore:
         header = Header(
             self._fingerprint, parent.path.name if parent else "", start, added[start:], bool(state)
         )
-        contents = prefix_file.contents_of(strip, state)
+        contents = prefix_file.contents_of(kv_slice, state)
         record = _Record(self._folder / name, header, parent, size, time.time())
         self._add(record)
         self._writing.append((record, self._thread.submit(_write, record.path, header, contents)))

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from config.whole_file import write_whole
-from engine.kv_cache.slices import State, Strip
+from engine.kv_cache.slices import KVSlice, State
 
 FORMAT = "reprise prefix 1"
 SUFFIX = ".prefix"
@@ -50,7 +50,7 @@ class Header:
 class Contents:
     """A file's arrays. state has None where the model keeps nothing."""
 
-    strip: list[Stored]
+    kv_slice: list[Stored]
     state: list[Stored | None]
 
 
@@ -68,10 +68,10 @@ def restored(one: Stored) -> mx.array:
     return array.view(mx.bfloat16) if kind == "bfloat16" else array
 
 
-def contents_of(strip: Strip, state: State) -> Contents:
+def contents_of(kv_slice: KVSlice, state: State) -> Contents:
     """Copies of arrays, which are evaluated."""
-    mx.eval(strip, state)
-    return Contents([stored(a) for a in strip], [None if a is None else stored(a) for a in state])
+    mx.eval(kv_slice, state)
+    return Contents([stored(a) for a in kv_slice], [None if a is None else stored(a) for a in state])
 
 
 def write(path: Path, header: Header, contents: Contents) -> int:
@@ -79,7 +79,7 @@ def write(path: Path, header: Header, contents: Contents) -> int:
 
     Only its owner may read it: it holds what people wrote.
     """
-    arrays = {f"strip {i}": one for i, one in enumerate(contents.strip)}
+    arrays = {f"strip {i}": one for i, one in enumerate(contents.kv_slice)}
     arrays |= {f"state {i}": one for i, one in enumerate(contents.state) if one is not None}
     numbers = {name: np.ascontiguousarray(array) for name, (_, array) in arrays.items()}
     numbers["tokens"] = header.tokens
@@ -88,7 +88,7 @@ def write(path: Path, header: Header, contents: Contents) -> int:
         "fingerprint": header.fingerprint,
         "parent": header.parent,
         "start": str(header.start),
-        "num_strips": str(len(contents.strip)),
+        "num_strips": str(len(contents.kv_slice)),
         "num_states": str(len(contents.state)),
         "kinds": ",".join(f"{name}={kind}" for name, (kind, _) in arrays.items()),
         "checksum": str(_checksum(numbers)),
@@ -121,8 +121,8 @@ def read(path: Path) -> Contents:
             raise PrefixFileError(f"{path.name} is damaged: its checksum is wrong")
         kinds = dict(pair.split("=") for pair in told["kinds"].split(",") if pair)
         found = {name: (kind, numbers[name]) for name, kind in kinds.items()}
-        strip = [found[f"strip {i}"] for i in range(int(told["num_strips"]))]
-        return Contents(strip, [found.get(f"state {i}") for i in range(int(told["num_states"]))])
+        kv_slice = [found[f"strip {i}"] for i in range(int(told["num_strips"]))]
+        return Contents(kv_slice, [found.get(f"state {i}") for i in range(int(told["num_states"]))])
     except (OSError, SafetensorError, KeyError, ValueError) as fault:
         raise PrefixFileError(f"{path.name} cannot be read: {fault}") from fault
 

@@ -1,4 +1,4 @@
-"""Beginnings of prompts and answers that were computed before, in a trie over tokens.
+"""PrefixLookup of prompts and answers that were computed before, in a trie over tokens.
 
 A node keeps the strip of the tokens on its edge, so that what several conversations begin with is kept once.
 Models with state also need that, and a node keeps it at its end, where it was taken; they can go on at such
@@ -13,12 +13,12 @@ import mlx.core as mx
 import numpy as np
 
 from engine.kv_cache.per_row import Caches
-from engine.kv_cache.slices import State, Strip, num_bytes, part_of, rebuild
+from engine.kv_cache.slices import KVSlice, State, num_bytes, rebuild, sub_slice
 
 MAX_ARRAYS = 100_000
 """Metal can hold some 499,000 buffers at a time, and rows need theirs."""
 
-Cut = Callable[[int, int], Strip]
+Cut = Callable[[int, int], KVSlice]
 """Makes the strip of tokens start .. end."""
 
 
@@ -28,7 +28,7 @@ class _Node:
 
     parent: "_Node | None"
     tokens: np.ndarray
-    strip: Strip
+    kv_slice: KVSlice
     end: int
     state: State = field(default_factory=list)
     children: "dict[int, _Node]" = field(default_factory=dict)
@@ -92,14 +92,14 @@ class PrefixCache:
         if matched == len(added) and not self.needs_state:
             self._touch(last)
             return
-        strip = cut(matched, len(added)) if matched < len(added) else []
-        path_bytes = sum(num_bytes(node.strip) for node in _up(last))
-        if path_bytes + num_bytes(strip) + num_bytes(state) > self.budget_bytes:
+        kv_slice = cut(matched, len(added)) if matched < len(added) else []
+        path_bytes = sum(num_bytes(node.kv_slice) for node in _up(last))
+        if path_bytes + num_bytes(kv_slice) + num_bytes(state) > self.budget_bytes:
             return
-        mx.eval(strip, state)
+        mx.eval(kv_slice, state)
         node = self._split(last, matched) if matched < last.end else last
         if matched < len(added):
-            node = self._grow(node, added[matched:], strip)
+            node = self._grow(node, added[matched:], kv_slice)
         if not node.state:
             node.state = state
             self._count(state, 1)
@@ -123,10 +123,10 @@ class PrefixCache:
         self._hits += 1
         self._touch(node)
         path = list(_up(node))[::-1]
-        strips = [one.strip for one in path if one.strip]
-        if strips and length < node.end:
-            strips[-1] = [array[:, :, : length - node.end] for array in strips[-1]]
-        return rebuild(self._make_empty(), strips, node.state, length), length
+        kv_slices = [one.kv_slice for one in path if one.kv_slice]
+        if kv_slices and length < node.end:
+            kv_slices[-1] = [array[:, :, : length - node.end] for array in kv_slices[-1]]
+        return rebuild(self._make_empty(), kv_slices, node.state, length), length
 
     def holds(self, prompt: Sequence[int]) -> int:
         """How many tokens find() would find."""
@@ -166,10 +166,10 @@ class PrefixCache:
             node = next(reversed(node.children.values()))
         self._places.move_to_end(node)
 
-    def _grow(self, node: _Node, tokens: np.ndarray, strip: Strip) -> _Node:
-        child = _Node(node, tokens, strip, node.end + len(tokens))
+    def _grow(self, node: _Node, tokens: np.ndarray, kv_slice: KVSlice) -> _Node:
+        child = _Node(node, tokens, kv_slice, node.end + len(tokens))
         node.children[int(tokens[0])] = child
-        self._count(strip, 1)
+        self._count(kv_slice, 1)
         self._num_tokens += len(tokens)
         return child
 
@@ -177,14 +177,14 @@ class PrefixCache:
         """Cut a node's edge so that a node ends at length tokens; returns that one."""
         assert node.parent
         at, count = length - node.parent.end, len(node.tokens)
-        strips = part_of(node.strip, 0, at), part_of(node.strip, at, count)
-        mx.eval(strips)
-        upper = _Node(node.parent, node.tokens[:at], strips[0], length)
+        kv_slices = sub_slice(node.kv_slice, 0, at), sub_slice(node.kv_slice, at, count)
+        mx.eval(kv_slices)
+        upper = _Node(node.parent, node.tokens[:at], kv_slices[0], length)
         node.parent.children[int(node.tokens[0])] = upper
-        self._count(node.strip, -1)
-        node.parent, node.tokens, node.strip = upper, node.tokens[at:], strips[1]
+        self._count(node.kv_slice, -1)
+        node.parent, node.tokens, node.kv_slice = upper, node.tokens[at:], kv_slices[1]
         upper.children[int(node.tokens[0])] = node
-        self._count([*upper.strip, *node.strip], 1)
+        self._count([*upper.kv_slice, *node.kv_slice], 1)
         return upper
 
     def _drop(self, node: _Node) -> None:
@@ -193,12 +193,12 @@ class PrefixCache:
         self._count(node.state, -1)
         node.state = []
         while node.parent and not node.children and node not in self._places:
-            self._count(node.strip, -1)
+            self._count(node.kv_slice, -1)
             self._num_tokens -= len(node.tokens)
             del node.parent.children[int(node.tokens[0])]
             node = node.parent
 
-    def _count(self, arrays: State | Strip, sign: int) -> None:
+    def _count(self, arrays: State | KVSlice, sign: int) -> None:
         self.num_bytes += sign * num_bytes(arrays)
         self._num_arrays += sign * len(arrays)
 

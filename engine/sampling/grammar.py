@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from engine.model.tokenizer import Tokenizer
 from engine.request import Grammar, GrammarError
 
-MOST_KEPT = 64
+MAX_KEPT = 64
 """Compiled grammars that are kept, the least recently used goes first."""
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -55,7 +55,7 @@ class Grammars:
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
-            while len(self._compiled) > MOST_KEPT:
+            while len(self._compiled) > MAX_KEPT:
                 self._compiled.popitem(last=False)
         return found
 

@@ -7,15 +7,15 @@ from typing import Any
 import mlx.core as mx
 
 from engine.kv_cache.per_row import Caches, arrays_of, leaves, make_caches
-from engine.kv_cache.rows import settle
-from engine.kv_cache.sliding_window import most_columns
+from engine.kv_cache.rows import evaluate
+from engine.kv_cache.sliding_window import max_columns
 
 PROBE_TOKENS = 32
 PROBES = 2
 """The least of them counts: what is freed a little later than it could be is no need."""
 
 CONTEXT_TOKENS = 256
-LEAST_GROWTH = 0.25
+MIN_GROWTH = 0.25
 """Of what a forward takes. Less than that between no context and CONTEXT_TOKENS is measured by accident."""
 
 
@@ -40,7 +40,7 @@ class Footprint:
     def row_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
         """Caches of a row with buffers for num_tokens, fed up to chunk_tokens at a time."""
         windows = sum(
-            each * min(num_tokens + chunk_tokens, most_columns(window, chunk_tokens))
+            each * min(num_tokens + chunk_tokens, max_columns(window, chunk_tokens))
             for each, window in self.windows
         )
         return self.fixed_bytes + self.token_bytes * num_tokens + windows
@@ -56,7 +56,7 @@ def measure(model: Any, kv_bits: int | None = None) -> Footprint:
     first = min(_forward_bytes(model, caches, PROBE_TOKENS, False) for _ in range(PROBES))
     _forward_bytes(model, caches, CONTEXT_TOKENS, False)
     second = min(_forward_bytes(model, caches, PROBE_TOKENS, False) for _ in range(PROBES))
-    growth = second - first if second > first * (1 + LEAST_GROWTH) else 0
+    growth = second - first if second > first * (1 + MIN_GROWTH) else 0
     whole = _forward_bytes(model, caches, PROBE_TOKENS, True) - growth
     fixed_bytes, token_bytes = 0, 0
     windows: dict[int, int] = {}
@@ -92,6 +92,6 @@ def _forward_bytes(model: Any, caches: Caches, num_tokens: int, is_choosing: boo
         noisy = logits.astype(mx.float32) + mx.random.gumbel(logits.shape, key=mx.random.key(0))
         mx.eval(mx.argmax(noisy, axis=-1))
         del noisy
-    settle(caches)
+    evaluate(caches)
     del logits
     return max(0, mx.get_peak_memory() - max(before, mx.get_active_memory()))

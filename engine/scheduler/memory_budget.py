@@ -19,10 +19,10 @@ from engine.prefix_cache.trie import PrefixCache
 from engine.request import MemoryLimit
 from engine.scheduler.footprint import Footprint, measure
 from engine.scheduler.machine_memory import usable_bytes
-from engine.scheduler.speculation import MOST_PENDING
+from engine.scheduler.speculation import MAX_PENDING
 from engine.sequence import Sequence
 from engine.speculative.draft_model.model import DraftModel
-from engine.speculative.draft_model.reader import MOST_IDS_PER_TOKEN, SPARE_IDS
+from engine.speculative.draft_model.reader import MAX_IDS_PER_TOKEN, SPARE_IDS
 
 log = logging.getLogger("reprise.engine")
 
@@ -42,15 +42,15 @@ class Part:
     batched: bool
     ids_per_token: int = 1
     spare_ids: int = 0
-    most_ids: int | None = None
+    max_ids: int | None = None
 
     def num_ids(self, num_tokens: int) -> int:
         """The most that a text of num_tokens may be."""
         num_ids = num_tokens * self.ids_per_token + self.spare_ids
-        return num_ids if self.most_ids is None else min(num_ids, self.most_ids)
+        return num_ids if self.max_ids is None else min(num_ids, self.max_ids)
 
 
-class Admission:
+class MemoryBudget:
     """Knows what rows take, and what there is for them. Lengths are in tokens.
 
     room_bytes: for everything but weights. parts: the models, the target first.
@@ -60,16 +60,16 @@ class Admission:
     """
 
     def __init__(
-        self, room_bytes: int, parts: SequenceOf[Part], most_fed: int, chunk_tokens: int, ahead_tokens: int
+        self, room_bytes: int, parts: SequenceOf[Part], max_fed: int, chunk_tokens: int, ahead_tokens: int
     ) -> None:
         self.room_bytes = room_bytes
         self._parts = parts
-        self._most_fed = most_fed
+        self._max_fed = max_fed
         self._chunk_tokens = chunk_tokens
         self._ahead_tokens = ahead_tokens
         self._used_bytes = 0
 
-    def most_tokens(self, limit: int) -> int:
+    def max_tokens(self, limit: int) -> int:
         """The longest sequence, up to limit, that memory holds alone; 0 if it holds none."""
         low, high = 0, limit
         while low < high:
@@ -143,7 +143,7 @@ class Admission:
                 total += own.token_bytes * self._places(part, everyone)
             total += sum(self._row_bytes(own, part.num_ids(length)) for length in prompts)
         return total + max(
-            part.footprint.forward_bytes(self._most_fed, part.num_ids(max(everyone)) + self._ahead_tokens)
+            part.footprint.forward_bytes(self._max_fed, part.num_ids(max(everyone)) + self._ahead_tokens)
             for part in self._parts
         )
 
@@ -155,9 +155,9 @@ class Admission:
         return len(lengths) * rounded(part.num_ids(max(lengths, default=0)) + self._ahead_tokens)
 
 
-def make_admission(
+def make_memory_budget(
     loaded: LoadedModel, settings: Settings, batched: bool, draft_model: DraftModel | None
-) -> Admission:
+) -> MemoryBudget:
     """Find out what the models take, and lower the model's context to what memory holds.
 
     Raises ModelError if memory does not hold the weights and a row, or the context that was asked for.
@@ -170,45 +170,45 @@ def make_admission(
     parts = [Part(measure(loaded.model, settings.kv_bits), batched)]
     if draft_model:
         weight_bytes += draft_model.loaded.info.weight_bytes
-        reach = (MOST_IDS_PER_TOKEN, SPARE_IDS) if draft_model.translation.pair else (1, 0)
+        reach = (MAX_IDS_PER_TOKEN, SPARE_IDS) if draft_model.translation.pair else (1, 0)
         most = draft_model.loaded.info.context_tokens
         parts.append(Part(measure(draft_model.model), draft_model.batched, *reach, most))
-    widest = settings.num_draft_tokens + 1 + MOST_PENDING
-    admission = Admission(
+    widest = settings.num_draft_tokens + 1 + MAX_PENDING
+    memory_budget = MemoryBudget(
         given - weight_bytes,
         parts,
-        most_fed=max(settings.prefill_chunk_tokens, settings.max_rows * widest),
+        max_fed=max(settings.prefill_chunk_tokens, settings.max_rows * widest),
         chunk_tokens=settings.prefill_chunk_tokens,
         ahead_tokens=widest,
     )
-    _limit_context(loaded, settings, admission, given, weight_bytes)
-    return admission
+    _limit_context(loaded, settings, memory_budget, given, weight_bytes)
+    return memory_budget
 
 
 def _limit_context(
-    loaded: LoadedModel, settings: Settings, admission: Admission, given: int, weight_bytes: int
+    loaded: LoadedModel, settings: Settings, memory_budget: MemoryBudget, given: int, weight_bytes: int
 ) -> None:
     info = loaded.info
-    most = admission.most_tokens(info.context_tokens)
+    most = memory_budget.max_tokens(info.context_tokens)
     have = f"{_shown(given)} of memory (--memory-bytes), {_shown(weight_bytes)} of it for weights,"
     if most < 2:
         raise ModelError(
             f"{have} leave no room for a row of {info.name}: even a short one takes "
-            f"{_shown(admission.bytes_alone(2))}"
+            f"{_shown(memory_budget.bytes_alone(2))}"
         )
     if most == info.context_tokens:
         return
     if settings.max_context_tokens:
         raise ModelError(
             f"--max-context-tokens {info.context_tokens} takes "
-            f"{_shown(admission.bytes_alone(info.context_tokens))}; {have} hold {most} tokens: lower it"
+            f"{_shown(memory_budget.bytes_alone(info.context_tokens))}; {have} hold {most} tokens: lower it"
         )
     log.warning(
         "%s hold a context of %d tokens; the model was made for %d, which take %s",
-        have, most, info.context_tokens, _shown(admission.bytes_alone(info.context_tokens)),
+        have, most, info.context_tokens, _shown(memory_budget.bytes_alone(info.context_tokens)),
     )  # fmt: skip
-    first, second = admission.bytes_alone(most), admission.bytes_alone(most + GROWTH_TOKENS)
-    limit = MemoryLimit(admission.room_bytes, most, first, (second - first) / GROWTH_TOKENS)
+    first, second = memory_budget.bytes_alone(most), memory_budget.bytes_alone(most + GROWTH_TOKENS)
+    limit = MemoryLimit(memory_budget.room_bytes, most, first, (second - first) / GROWTH_TOKENS)
     loaded.info = replace(info, context_tokens=most, memory_limit=limit)
 
 

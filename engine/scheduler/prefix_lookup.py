@@ -18,7 +18,7 @@ import numpy as np
 
 from config.settings import Settings
 from engine.kv_cache.rows import Caches, Rows, make_caches
-from engine.kv_cache.slices import State, Strip, cut_strip, has_state, prefix_fault, rebuild, take_state
+from engine.kv_cache.slices import KVSlice, State, cut_slice, has_state, prefix_fault, rebuild, take_state
 from engine.model.loading import ModelError
 from engine.model.weights_digest import weights_fingerprint
 from engine.prefix_cache.disk import PrefixStore
@@ -27,17 +27,17 @@ from engine.sequence import Sequence
 
 log = logging.getLogger("reprise.engine")
 
-LEAST_SHARED_TOKENS = 32
+MIN_SHARED_TOKENS = 32
 """A shorter beginning is not waited for, nor is state kept for it alone."""
 
-LEAST_LOADED_TOKENS = 128
+MIN_LOADED_TOKENS = 128
 """Fewer are computed as fast as they are read."""
 
 OPENING_REACH = 256
 """Where an answer's opening begins is looked for in so many of the prompt's last tokens."""
 
 
-class Beginnings:
+class PrefixLookup:
     """What is kept, and what of it a sequence can have. Used by the engine's thread only.
 
     budget_bytes: for what is kept in memory.
@@ -81,7 +81,7 @@ class Beginnings:
             return False
         if not sequence.was_looked_up:
             sequence.was_looked_up = True
-            if self.store.match(sequence.tokens) >= self.cache.holds(sequence.tokens) + LEAST_LOADED_TOKENS:
+            if self.store.match(sequence.tokens) >= self.cache.holds(sequence.tokens) + MIN_LOADED_TOKENS:
                 sequence.loading = self.store.load(sequence.tokens)
         if (loading := sequence.loading) is None:
             return False
@@ -120,7 +120,7 @@ class Beginnings:
             held = self.cache.match(sequence.tokens) if self.cache and prefilling else 0
             for other in prefilling:
                 shared = _num_shared(sequence.tokens, other.tokens)
-                if shared >= held + LEAST_SHARED_TOKENS and other.num_computed < shared:
+                if shared >= held + MIN_SHARED_TOKENS and other.num_computed < shared:
                     held, sequence.awaited = shared, (other, shared)
             if sequence.awaited and self._needs_state:
                 other, shared = sequence.awaited
@@ -153,9 +153,9 @@ class Beginnings:
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
     ) -> tuple[Caches, int]:
         kept = self.cache.match(sequence.tokens) if self.cache else 0
-        shared, strip = self._borrow(sequence, members, rows, prefilling) if self._can_share else (0, None)
-        if strip is not None and shared > kept:
-            return rebuild(self._make(), [strip], [], shared), shared
+        shared, kv_slice = self._borrow(sequence, members, rows, prefilling) if self._can_share else (0, None)
+        if kv_slice is not None and shared > kept:
+            return rebuild(self._make(), [kv_slice], [], shared), shared
         found = self.cache.find(sequence.tokens) if self.cache else None
         caches, length = found or (self._make(), 0)
         if self.cache and self._needs_state:
@@ -166,7 +166,7 @@ class Beginnings:
         """Keep what a sequence that prefills has got so far."""
         caches, length = sequence.caches, sequence.num_computed
         if length:
-            self._keep(sequence.tokens[:length], partial(cut_strip, caches), partial(take_state, caches))
+            self._keep(sequence.tokens[:length], partial(cut_slice, caches), partial(take_state, caches))
 
     def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> None:
         """Keep what a row holds."""
@@ -174,7 +174,7 @@ class Beginnings:
         # State cannot go back to where the answer ended.
         if held <= num_tokens or not self._needs_state:
             tokens = sequence.tokens[: min(held, num_tokens)]
-            self._keep(tokens, partial(rows.strip, row), partial(rows.state, row))
+            self._keep(tokens, partial(rows.kv_slice, row), partial(rows.state, row))
 
     def _keep(self, tokens: list[int], cut: Cut, take: Callable[[], State]) -> None:
         try:
@@ -188,18 +188,18 @@ class Beginnings:
 
     def _borrow(
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
-    ) -> tuple[int, Strip | None]:
+    ) -> tuple[int, KVSlice | None]:
         """The longest beginning that a row or a prompt in prefill holds, and its strip."""
-        best, strip = 0, None
-        holders = [(m, rows.lengths[row], partial(rows.strip, row)) for row, m in enumerate(members)]
+        best, kv_slice = 0, None
+        holders = [(m, rows.lengths[row], partial(rows.kv_slice, row)) for row, m in enumerate(members)]
         holders += [
-            (p, p.num_computed, partial(cut_strip, p.caches)) for p in prefilling if p is not sequence
+            (p, p.num_computed, partial(cut_slice, p.caches)) for p in prefilling if p is not sequence
         ]
         for holder, held, cut in holders:
             shared = min(_num_shared(sequence.tokens, holder.tokens), held)
             if shared > best:
-                best, strip = shared, cut(0, shared)
-        return best, strip
+                best, kv_slice = shared, cut(0, shared)
+        return best, kv_slice
 
     def _mark_edges(self, sequence: Sequence, kept: int, length: int) -> None:
         """Note where state will be wanted again: where prompts part, and where this one's answer opens.
@@ -207,7 +207,7 @@ class Beginnings:
         The next turn's prompt may leave out what was thought, and then parts from this one just there.
         """
         sequence.edges = {kept, self._opening(sequence.tokens)}
-        sequence.edges = {edge for edge in sequence.edges if edge >= length + LEAST_SHARED_TOKENS}
+        sequence.edges = {edge for edge in sequence.edges if edge >= length + MIN_SHARED_TOKENS}
 
     def _opening(self, tokens: list[int]) -> int:
         """Where the last opening of an answer begins; 0 if there is none."""

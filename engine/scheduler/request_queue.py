@@ -7,24 +7,24 @@ from typing import Any
 import mlx.core as mx
 
 from config.settings import Settings
-from engine.kv_cache.rows import Rows, dispatch, settle
+from engine.kv_cache.rows import Rows, evaluate, evaluate_async
 from engine.sampling.logprobs import Likelihoods
 from engine.scheduler import prefill_budget as scheduler
-from engine.scheduler.memory_budget import Admission
-from engine.scheduler.prefix_lookup import Beginnings
+from engine.scheduler.memory_budget import MemoryBudget
+from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.sequence import Sequence
 from engine.speculative.draft_model.model import DraftModel
 
 PROMPT_LOGPROBS_CHUNK = 128
 """Most tokens of a prompt at once where all their logits are needed: a vocabulary's size each."""
 
-MOST_PASSED = 16
+MAX_PASSED = 16
 """One that does not fit into memory yet lets so many smaller ones pass; then all wait for it."""
 
 Fail = Callable[[Sequence, Exception], None]
 
 
-class Intake:
+class RequestQueue:
     """Sequences that wait, and those that prefill.
 
     only: where given, nobody else may begin.
@@ -37,8 +37,8 @@ class Intake:
         self,
         model: Any,
         settings: Settings,
-        admission: Admission,
-        beginnings: Beginnings,
+        memory_budget: MemoryBudget,
+        prefix_lookup: PrefixLookup,
         draft_model: DraftModel | None,
         may_ask_model: Callable[[Sequence], bool],
         fail: Fail,
@@ -48,8 +48,8 @@ class Intake:
         self.only: Collection[Sequence] | None = None
         self._model = model
         self._settings = settings
-        self._admission = admission
-        self._beginnings = beginnings
+        self._memory_budget = memory_budget
+        self._prefix_lookup = prefix_lookup
         self._draft_model = draft_model
         self._may_ask_model = may_ask_model
         self._fail = fail
@@ -76,13 +76,13 @@ class Intake:
                 return
             if self.only is not None and sequence not in self.only:
                 continue
-            if self._beginnings.is_loading(sequence, may_wait=not running):
+            if self._prefix_lookup.is_loading(sequence, may_wait=not running):
                 continue
-            if self._beginnings.awaits(sequence, self.prefilling) or self._is_one_too_many(sequence):
+            if self._prefix_lookup.awaits(sequence, self.prefilling) or self._is_one_too_many(sequence):
                 continue
-            if not self._admission.may_begin(sequence, members, self.prefilling):
+            if not self._memory_budget.may_begin(sequence, members, self.prefilling):
                 too_large.append(sequence)
-                if sequence.num_passed >= MOST_PASSED:
+                if sequence.num_passed >= MAX_PASSED:
                     return
                 continue
             for passed in too_large:
@@ -91,7 +91,7 @@ class Intake:
             others = list(self.prefilling)
             self.prefilling.append(sequence)
             try:
-                sequence.admit(*self._beginnings.find(sequence, members, rows, others))
+                sequence.admit(*self._prefix_lookup.find(sequence, members, rows, others))
                 self._begin_draft_model(sequence)
             except Exception as fault:
                 self._fail(sequence, fault)
@@ -134,7 +134,7 @@ class Intake:
 
     def _feed(self, sequence: Sequence, chunk: int) -> None:
         # One chunk in flight per prompt: a cancelled prompt stops within a chunk.
-        settle(sequence.caches)
+        evaluate(sequence.caches)
         end = len(sequence.tokens) - 1
         if sequence.request.prompt_logprobs:
             chunk = min(chunk, PROMPT_LOGPROBS_CHUNK)
@@ -144,10 +144,10 @@ class Intake:
             logits = self._model(mx.array(part)[None], cache=sequence.caches)
             if sequence.request.prompt_logprobs:
                 _measure_prompt(sequence, logits[0])
-            dispatch(sequence.caches)
+            evaluate_async(sequence.caches)
             sequence.num_computed += len(part)
             if sequence.num_computed in sequence.edges:
-                self._beginnings.keep_prefilled(sequence)
+                self._prefix_lookup.keep_prefilled(sequence)
         self._feed_draft_model(sequence, chunk)
 
     def _begin_draft_model(self, sequence: Sequence) -> None:
@@ -167,9 +167,9 @@ class Intake:
             return
         try:
             if part := reader.next_part(sequence.tokens, chunk):
-                settle(reader.caches)
+                evaluate(reader.caches)
                 self._draft_model.model(mx.array(list(part))[None], cache=reader.caches)
-                dispatch(reader.caches)
+                evaluate_async(reader.caches)
                 reader.num_computed += len(part)
         except Exception as fault:
             sequence.give_up_draft_model(fault)

@@ -4,7 +4,7 @@ from collections import deque
 from time import perf_counter
 
 REMEMBERED_ENDS = 64
-MOST_WAIT_S = 60.0
+MAX_WAIT_S = 60.0
 """A longer wait would be a guess, and OpenAI's clients obey none that is longer."""
 
 
@@ -26,4 +26,4 @@ class Pace:
         if len(self._ends) < 2:
             return unknown_s
         passed_s = perf_counter() - self._ends[0]
-        return min(MOST_WAIT_S, num_ends * passed_s / (len(self._ends) - 1))
+        return min(MAX_WAIT_S, num_ends * passed_s / (len(self._ends) - 1))

@@ -4,13 +4,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from engine import sequence
-from engine.speculative.draft_length import LEAST_GAIN, Offer, choose_width
-from engine.speculative.draft_model.costs import DraftCosts, DraftWork
-from engine.speculative.draft_model.draft_length import MODEL, PROBE_RATE, PROBE_TOKENS, DraftLength, Wanted
+from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width
+from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
+from engine.speculative.draft_model.draft_length import (
+    MODEL,
+    PROBE_RATE,
+    PROBE_TOKENS,
+    DraftLength,
+    PlannedDraft,
+)
 from engine.speculative.step_costs import StepCosts
-from engine.speculative.verify import Feed
+from engine.speculative.verify import RowInput
 
-MOST_PENDING = 16
+MAX_PENDING = 16
 """A row with more pending tokens takes no draft until they are in its cache."""
 
 
@@ -35,7 +41,7 @@ class Planner:
         costs: StepCosts,
         batched: bool,
         exact_shapes: Collection[tuple[int, int]] | None = None,
-        model_costs: DraftCosts | None = None,
+        model_costs: DraftModelCosts | None = None,
         replays: bool = False,
     ) -> None:
         self.costs = costs
@@ -44,7 +50,7 @@ class Planner:
         self.model_costs = model_costs
         self.replays = replays
         self.num_asked = 0
-        self._least_ratios: dict[int, float] = {}
+        self._min_ratios: dict[int, float] = {}
 
     def step_s(self, widths: Sequence[int]) -> float:
         """Expected seconds of a step whose rows have these widths."""
@@ -76,71 +82,75 @@ class Planner:
         if self.model_costs:
             self.model_costs.observe(num_rows, work.num_fed, work.num_drafted, taken_s)
 
-    def plan(self, members: Sequence["sequence.Sequence"], lengths: Sequence[int]) -> list[Feed]:
+    def plan(self, members: Sequence["sequence.Sequence"], lengths: Sequence[int]) -> list[RowInput]:
         """What a wide step over these rows would feed; empty where a plain step is the better one.
 
         lengths: (rows,) tokens in each row's cache. While a plain step is unread the plan is a forecast:
         the token that it will bring is missing.
         """
-        offers = []
+        estimates = []
         for s, length in zip(members, lengths, strict=True):
             num_pending = max(1, len(s.tokens) - length)
             try:
-                offers.append(self._ask(s, num_pending, len(members)))
+                estimates.append(self._ask(s, num_pending, len(members)))
             # Drafts are a bonus: the answer goes on.
             except Exception as fault:
                 s.give_up_drafts(fault)
-                offers.append(Offer(num_pending=num_pending))
+                estimates.append(DraftEstimate(num_pending=num_pending))
         # What pays for none of them if all were like it does not pay for all of them together.
-        is_worth = any(o.is_worth or o.num_pending > 1 for o in offers)
-        width = self._choose(members, offers) if is_worth else 1
-        if width == 1 and all(o.num_pending == 1 for o in offers):
-            offers, width = self._probe(members, offers)
+        is_worth = any(o.is_worth or o.num_pending > 1 for o in estimates)
+        width = self._choose(members, estimates) if is_worth else 1
+        if width == 1 and all(o.num_pending == 1 for o in estimates):
+            estimates, width = self._probe(members, estimates)
             if width == 1:
                 return []
-        return [_feed(s, offer, width) for s, offer in zip(members, offers, strict=True)]
+        return [_row_input(s, estimate, width) for s, estimate in zip(members, estimates, strict=True)]
 
     def model_pays(self, length: DraftLength, limit: int) -> bool:
         """Whether the draft model would be asked for drafts, of up to limit tokens, by a row of its own."""
-        return self._model_offer(length, 1, limit, length.rate).num_tokens > 0
+        return self._estimate_model_draft(length, 1, limit, length.rate).num_tokens > 0
 
-    def _ask(self, s: "sequence.Sequence", num_pending: int, num_rows: int) -> Offer:
+    def _ask(self, s: "sequence.Sequence", num_pending: int, num_rows: int) -> DraftEstimate:
         """A row's best draft, or the draft model's where no drafter has one that is worth its cost."""
         room = _room(s)
-        if s.drafts is None or room < 1 or num_pending > MOST_PENDING:
-            return Offer(num_pending=num_pending)
+        if s.drafts is None or room < 1 or num_pending > MAX_PENDING:
+            return DraftEstimate(num_pending=num_pending)
 
-        def is_worth(offer: Offer) -> bool:
-            widths = self._widths([offer], num_rows)
-            return choose_width([offer], widths, lambda w: self.step_s([w] * num_rows), lambda _: True) > 1
+        def is_worth(estimate: DraftEstimate) -> bool:
+            widths = self._widths([estimate], num_rows)
+            return choose_width([estimate], widths, lambda w: self.step_s([w] * num_rows), lambda _: True) > 1
 
-        offer = s.drafts.propose(room, LEAST_GAIN * self._least_ratio(num_rows), is_worth)
-        if not offer.is_worth and s.drafts.uses_model and self.model_costs is not None:
+        estimate = s.drafts.propose(room, MIN_GAIN * self._min_ratio(num_rows), is_worth)
+        if not estimate.is_worth and s.drafts.uses_model and self.model_costs is not None:
             length = s.drafts.length
-            modelled = self._model_offer(length, num_rows, min(room, s.drafts.limit), length.rate)
-            offer = modelled if modelled.num_tokens else offer
-        return replace(offer, num_pending=num_pending)
+            modelled = self._estimate_model_draft(length, num_rows, min(room, s.drafts.limit), length.rate)
+            estimate = modelled if modelled.num_tokens else estimate
+        return replace(estimate, num_pending=num_pending)
 
-    def _model_offer(self, length: DraftLength, num_rows: int, limit: int, rate: float) -> Offer:
+    def _estimate_model_draft(
+        self, length: DraftLength, num_rows: int, limit: int, rate: float
+    ) -> DraftEstimate:
         """A draft of the draft model's, as long as pays most if all rows are like this; none if none pays.
 
         rate: the chance that one of its tokens is right. limit: most tokens.
         """
-        offer = length.offer(
-            min(limit, self.model_costs.most_tokens(rate)) if self.model_costs else limit, rate
+        estimate = length.estimate(
+            min(limit, self.model_costs.max_tokens(rate)) if self.model_costs else limit, rate
         )
         # Most fail already at this.
-        if offer.expected[-1] < LEAST_GAIN * self._least_ratio(num_rows):
-            return Offer()
+        if estimate.expected[-1] < MIN_GAIN * self._min_ratio(num_rows):
+            return DraftEstimate()
 
         def step_s(width: int) -> float:
-            work = Wanted.together([(length, offer, width - 1)])
+            work = PlannedDraft.together([(length, estimate, width - 1)])
             return self._spread_s(num_rows, work) + self.step_s([width] * num_rows)
 
-        width = choose_width([offer], self._widths([offer], num_rows), step_s, lambda _: True)
-        return replace(offer, expected=offer.expected[:width])
+        width = choose_width([estimate], self._widths([estimate], num_rows), step_s, lambda _: True)
+        return replace(estimate, expected=estimate.expected[:width])
 
-    def _probe(self, members: Sequence["sequence.Sequence"], offers: list[Offer]) -> tuple[list[Offer], int]:
+    def _probe(
+        self, members: Sequence["sequence.Sequence"], estimates: list[DraftEstimate]
+    ) -> tuple[list[DraftEstimate], int]:
         """A short draft for rows that have gone without the draft model's for long, and the width for it.
 
         The offers as they are and width 1 where nobody tries, or where a ledger does not pay for it.
@@ -148,14 +158,17 @@ class Planner:
         able = [s for s in members if s.drafts and s.drafts.uses_model and _room(s) > 0]
         due = [s.drafts.length for s in able if s.drafts and s.drafts.length.is_probe_due]
         if self.model_costs is None or not due:
-            return offers, 1
+            return estimates, 1
         num_rows = len(members)
         most = max(min(_room(s), s.drafts.limit) for s in able if s.drafts)
         if self.model_costs.is_new or any(
-            self._model_offer(length, num_rows, most, PROBE_RATE).num_tokens for length in due
+            self._estimate_model_draft(length, num_rows, most, PROBE_RATE).num_tokens for length in due
         ):
             # The step is taken by all, so all try.
-            tried = [_probe_of(s) if s in able else offer for s, offer in zip(members, offers, strict=True)]
+            tried = [
+                _probe_of(s) if s in able else estimate
+                for s, estimate in zip(members, estimates, strict=True)
+            ]
             widths = self._widths(tried, num_rows)
             if widths and self._is_allowed(members, tried, widths[-1]):
                 return tried, widths[-1]
@@ -163,81 +176,89 @@ class Planner:
             self.model_costs.doubt()
         for length in due:
             length.put_off()
-        return offers, 1
+        return estimates, 1
 
-    def _least_ratio(self, num_rows: int) -> float:
+    def _min_ratio(self, num_rows: int) -> float:
         """The cost of the cheapest wide step over that of a plain one. Most drafts fail already at this."""
-        found = self._least_ratios.get(num_rows)
+        found = self._min_ratios.get(num_rows)
         if found is None or self.num_asked % REFRESH_ASKS == 0:
             wide_s = [self.step_s([w] * num_rows) for w in self.costs.widths if w > 1]
-            found = self._least_ratios[num_rows] = min(wide_s, default=0.0) / self.plain_s(num_rows)
+            found = self._min_ratios[num_rows] = min(wide_s, default=0.0) / self.plain_s(num_rows)
         self.num_asked += 1
         return found
 
-    def _choose(self, members: Sequence["sequence.Sequence"], offers: Sequence[Offer]) -> int:
+    def _choose(self, members: Sequence["sequence.Sequence"], estimates: Sequence[DraftEstimate]) -> int:
         def step_s(width: int) -> float:
-            drafting_s = self._spread_s(len(members), _asked(members, offers, width))
-            return drafting_s + self.step_s([o.num_pending + _num_drafted(o, width) for o in offers])
+            drafting_s = self._spread_s(len(members), _asked(members, estimates, width))
+            return drafting_s + self.step_s([o.num_pending + _num_drafted(o, width) for o in estimates])
 
         return choose_width(
-            offers,
-            self._widths(offers, len(members)),
+            estimates,
+            self._widths(estimates, len(members)),
             step_s,
-            lambda width: self._is_allowed(members, offers, width),
+            lambda width: self._is_allowed(members, estimates, width),
         )
 
     def _is_allowed(
-        self, members: Sequence["sequence.Sequence"], offers: Sequence[Offer], width: int
+        self, members: Sequence["sequence.Sequence"], estimates: Sequence[DraftEstimate], width: int
     ) -> bool:
         """Whether every row's ledger allows a step of that width, all that it costs included."""
         plain_s = self.plain_s(len(members))
-        work = _asked(members, offers, width)
+        work = _asked(members, estimates, width)
         taken_s = self.model_s(len(members), work.num_fed, work.num_drafted)
-        taken_s += self.step_s([o.num_pending + _num_drafted(o, width) for o in offers])
+        taken_s += self.step_s([o.num_pending + _num_drafted(o, width) for o in estimates])
         if self.replays:
             # The next step is so much dearer than a plain one if all drafts are wrong, but one token.
-            again = [o.num_pending + 1 if _num_drafted(o, width) else 1 for o in offers]
+            again = [o.num_pending + 1 if _num_drafted(o, width) else 1 for o in estimates]
             taken_s += max(0.0, self.step_s(again) - plain_s)
         return all(
-            s.drafts is None or s.drafts.ledger.allows(taken_s, plain_s, offer.num_tokens > 0)
-            for s, offer in zip(members, offers, strict=True)
+            s.drafts is None or s.drafts.slowdown_budget.allows(taken_s, plain_s, estimate.num_tokens > 0)
+            for s, estimate in zip(members, estimates, strict=True)
         )
 
-    def _spread_s(self, num_rows: int, work: Wanted) -> float:
+    def _spread_s(self, num_rows: int, work: PlannedDraft) -> float:
         """Seconds of the draft model's part of a step, of catching up only the share that the step bears."""
         steady_s = self.model_s(num_rows, min(work.num_fed, STEADY_FED), work.num_drafted)
         return steady_s + work.share * (self.model_s(num_rows, work.num_fed, work.num_drafted) - steady_s)
 
-    def without_drafts(self, members: Sequence["sequence.Sequence"], lengths: Sequence[int]) -> list[Feed]:
+    def without_drafts(
+        self, members: Sequence["sequence.Sequence"], lengths: Sequence[int]
+    ) -> list[RowInput]:
         """The feeds of a step that checks nothing. See plan()."""
         num_pending = [max(1, len(s.tokens) - length) for s, length in zip(members, lengths, strict=True)]
-        return [Feed(s.tokens[-num:], len(s.tokens)) for s, num in zip(members, num_pending, strict=True)]
+        return [RowInput(s.tokens[-num:], len(s.tokens)) for s, num in zip(members, num_pending, strict=True)]
 
-    def without_inexact(self, feeds: Sequence[Feed]) -> list[Feed]:
+    def without_inexact(self, inputs: Sequence[RowInput]) -> list[RowInput]:
         """In exact mode, cut drafts where a forward would have a width that is not known to be exact.
 
         That is so where the draft model drafted less than was planned.
         """
         if self.exact_shapes is None:
-            return list(feeds)
-        return self._cut(feeds) if self.batched else [self._cut([feed])[0] for feed in feeds]
+            return list(inputs)
+        return self._cut(inputs) if self.batched else [self._cut([row_input])[0] for row_input in inputs]
 
-    def _cut(self, feeds: Sequence[Feed]) -> list[Feed]:
+    def _cut(self, inputs: Sequence[RowInput]) -> list[RowInput]:
         """What one forward may feed of these: drafts up to the widest exact width, without any if none is."""
-        widest, least = (max(map(count, feeds)) for count in (lambda f: f.width, lambda f: len(f.pending)))
+        widest, least = (max(map(count, inputs)) for count in (lambda f: f.width, lambda f: len(f.pending)))
         widths = [
-            w for w in range(least, widest + 1) if w == 1 or (len(feeds), w) in (self.exact_shapes or ())
+            w for w in range(least, widest + 1) if w == 1 or (len(inputs), w) in (self.exact_shapes or ())
         ]
         width = max(widths, default=0)
         if width == widest:
-            return list(feeds)
-        cut = [replace(feed, draft=feed.draft[: max(0, width - len(feed.pending))]) for feed in feeds]
-        return [feed if feed.draft else Feed(feed.pending, feed.position) for feed in cut]
+            return list(inputs)
+        cut = [
+            replace(row_input, draft=row_input.draft[: max(0, width - len(row_input.pending))])
+            for row_input in inputs
+        ]
+        return [
+            row_input if row_input.draft else RowInput(row_input.pending, row_input.position)
+            for row_input in cut
+        ]
 
-    def _widths(self, offers: Sequence[Offer], num_rows: int) -> list[int]:
+    def _widths(self, estimates: Sequence[DraftEstimate], num_rows: int) -> list[int]:
         """The widths in question: those that were measured, and those at which a draft stops being sure."""
-        widest = max(offer.num_pending + offer.num_tokens for offer in offers)
-        stops = {offer.num_pending + stop for offer in offers for stop in offer.stops}
+        widest = max(estimate.num_pending + estimate.num_tokens for estimate in estimates)
+        stops = {estimate.num_pending + stop for estimate in estimates for stop in estimate.stops}
         widths = sorted({w for w in (*self.costs.widths, *stops) if 1 < w < widest} | {widest} - {1})
         if self.exact_shapes is None:
             return widths
@@ -251,30 +272,34 @@ def _room(s: "sequence.Sequence") -> int:
     return s.request.max_tokens - s.num_answered - 1
 
 
-def _probe_of(s: "sequence.Sequence") -> Offer:
+def _probe_of(s: "sequence.Sequence") -> DraftEstimate:
     assert s.drafts
-    return s.drafts.length.offer(min(_room(s), s.drafts.limit, PROBE_TOKENS), s.drafts.length.rate)
+    return s.drafts.length.estimate(min(_room(s), s.drafts.limit, PROBE_TOKENS), s.drafts.length.rate)
 
 
-def _asked(members: Sequence["sequence.Sequence"], offers: Sequence[Offer], width: int) -> Wanted:
-    return Wanted.together(
-        (s.drafts.length, offer, _num_drafted(offer, width))
-        for s, offer in zip(members, offers, strict=True)
-        if s.drafts and offer.draft.source == MODEL
+def _asked(
+    members: Sequence["sequence.Sequence"], estimates: Sequence[DraftEstimate], width: int
+) -> PlannedDraft:
+    return PlannedDraft.together(
+        (s.drafts.length, estimate, _num_drafted(estimate, width))
+        for s, estimate in zip(members, estimates, strict=True)
+        if s.drafts and estimate.draft.source == MODEL
     )
 
 
-def _num_drafted(offer: Offer, width: int) -> int:
+def _num_drafted(estimate: DraftEstimate, width: int) -> int:
     """How many tokens of its draft a row takes into a step of that width; its pending ones go first."""
-    return max(0, min(width - offer.num_pending, offer.num_tokens))
+    return max(0, min(width - estimate.num_pending, estimate.num_tokens))
 
 
-def _feed(s: "sequence.Sequence", offer: Offer, width: int) -> Feed:
-    pending, position = s.tokens[len(s.tokens) - offer.num_pending :], len(s.tokens)
-    num_drafted = _num_drafted(offer, width)
+def _row_input(s: "sequence.Sequence", estimate: DraftEstimate, width: int) -> RowInput:
+    pending, position = s.tokens[len(s.tokens) - estimate.num_pending :], len(s.tokens)
+    num_drafted = _num_drafted(estimate, width)
     if num_drafted == 0:
-        return Feed(pending, position)
-    if offer.draft.source == MODEL:
+        return RowInput(pending, position)
+    if estimate.draft.source == MODEL:
         num_to_draft = s.drafts.length.num_to_draft(num_drafted) if s.drafts else num_drafted
-        return Feed(pending, position, source=offer.draft, num_wanted=num_drafted, num_to_draft=num_to_draft)
-    return Feed(pending, position, offer.draft.tokens[:num_drafted], offer.draft)
+        return RowInput(
+            pending, position, source=estimate.draft, num_wanted=num_drafted, num_to_draft=num_to_draft
+        )
+    return RowInput(pending, position, estimate.draft.tokens[:num_drafted], estimate.draft)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from drafters.base import Draft
-from engine.speculative.draft_length import Offer
+from engine.speculative.draft_length import DraftEstimate
 
 DECAY = 0.97
 """What an observed token's weight is multiplied by at each later one of its bucket."""
@@ -26,7 +26,7 @@ GLOBAL_LINE_END_PRIOR_TOKENS = 10.0
 BucketKey = tuple[str, int]
 
 
-class Tally:
+class AcceptanceCounts:
     """Decayed counts of right and of all observed tokens, by (source, bucket)."""
 
     def __init__(self, decay: float) -> None:
@@ -58,11 +58,13 @@ class Acceptance:
     line_ends: tokens that end a line.
     """
 
-    def __init__(self, everyone: Tally, doubt: float = 1.0, line_ends: Collection[int] = ()) -> None:
+    def __init__(
+        self, everyone: AcceptanceCounts, doubt: float = 1.0, line_ends: Collection[int] = ()
+    ) -> None:
         self.everyone = everyone
         self.doubt = doubt
         self.line_ends = line_ends
-        self.own = Tally(DECAY)
+        self.own = AcceptanceCounts(DECAY)
         self._num_lines = 0
 
     def rate(self, draft: Draft) -> float:
@@ -73,7 +75,7 @@ class Acceptance:
         doubt = 1.0 if draft.source in FRESH_SOURCES else self.doubt
         return min(max(self.own.rate(key, start**doubt, PRIOR_TOKENS), 0.001), 0.998)
 
-    def offer(self, draft: Draft, rate: float) -> "Offer":
+    def estimate(self, draft: Draft, rate: float) -> "DraftEstimate":
         """What to expect of a draft whose tokens are right at this rate, but for line ends."""
         survival, lines, total, line_ends = 1.0, self._num_lines, 1.0, self._line_ends_in(draft)
         expected, stops = [total], []
@@ -86,12 +88,12 @@ class Acceptance:
                 survival *= rate
             total += survival
             expected.append(total)
-        return Offer(expected, tuple(stops), draft=draft)
+        return DraftEstimate(expected, tuple(stops), draft=draft)
 
-    def learn(self, draft: Draft, num_offered: int, num_accepted: int) -> None:
+    def learn(self, draft: Draft, num_verified: int, num_accepted: int) -> None:
         """num_offered tokens of a draft were compared with what the model said; so many came true."""
         num_wrong, lines, line_ends = (
-            int(num_accepted < num_offered),
+            int(num_accepted < num_verified),
             self._num_lines,
             self._line_ends_in(draft),
         )

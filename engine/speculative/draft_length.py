@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from drafters.base import NO_DRAFT, Draft
 
-LEAST_GAIN = 1.03
+MIN_GAIN = 1.03
 """Tokens per second over plain that a wide step must promise: below it noise would decide."""
 
 
@@ -19,7 +19,7 @@ def expected_tokens(rate: float, num_drafted: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class DraftEstimate:
     """One row's best draft and what to expect of it. Rows without a draft offer nothing: num_tokens is 0.
 
     expected: (num_tokens + 1,) tokens that a step commits on average with 0, 1, 2, ... of the draft's.
@@ -47,7 +47,7 @@ def steady(rate: float, num_tokens: int) -> tuple[float, ...]:
 
 
 def choose_width(
-    offers: Sequence[Offer],
+    estimates: Sequence[DraftEstimate],
     widths: Iterable[int],
     step_s: Callable[[int], float],
     is_allowed: Callable[[int], bool],
@@ -56,9 +56,9 @@ def choose_width(
 
     widths: those in question; step_s: seconds of a step that wide; is_allowed: the ledgers' word on it.
     """
-    best, best_speed = 1, LEAST_GAIN * len(offers) / step_s(1)
+    best, best_speed = 1, MIN_GAIN * len(estimates) / step_s(1)
     for width in widths:
-        num_tokens = sum(o.expected[max(0, min(width - o.num_pending, o.num_tokens))] for o in offers)
+        num_tokens = sum(o.expected[max(0, min(width - o.num_pending, o.num_tokens))] for o in estimates)
         speed = num_tokens / step_s(width)
         if speed > best_speed and is_allowed(width):
             best, best_speed = width, speed

@@ -34,12 +34,12 @@ class DraftCounts:
     _run_sources: list[str] = field(default_factory=list)
     _run_lengths: list[int] = field(default_factory=list)
 
-    def add_draft(self, source: str, num_offered: int, num_accepted: int) -> None:
+    def add_draft(self, source: str, num_verified: int, num_accepted: int) -> None:
         """A step verified num_offered tokens of a draft, and the first num_accepted were right."""
         counts = self.by_source.setdefault(source, [0, 0])
-        counts[0] += num_offered
+        counts[0] += num_verified
         counts[1] += num_accepted
-        for at in range(num_offered):
+        for at in range(num_verified):
             if at == len(self.by_position):
                 self.by_position.append([0, 0])
             self.by_position[at][0] += 1

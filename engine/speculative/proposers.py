@@ -9,13 +9,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from config.settings import Settings
-from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from engine.request import DraftingReport, GenerationRequest
-from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, Tally, count_accepted
-from engine.speculative.draft_length import Offer, expected_tokens
-from engine.speculative.draft_model.draft_length import MODEL, Carried, DraftLength, Trials
+from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts, count_accepted
+from engine.speculative.draft_length import DraftEstimate, expected_tokens
+from engine.speculative.draft_model.draft_length import MODEL, DraftLength, PromptTrials, TokenYield
 from engine.speculative.draft_stats import DraftCounts
-from engine.speculative.slowdown_budget import Ledger
+from engine.speculative.slowdown_budget import SlowdownBudget
 
 if TYPE_CHECKING:
     # The command line composes drafters before it knows that it can listen; this would load transformers.
@@ -47,7 +47,7 @@ class DraftSources:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateDecision:
     """What the gate made of a request before its first token.
 
     decision: "lookup", "draft-model" or "plain". score: of the prompt's repetition, None if nobody asked.
@@ -60,10 +60,10 @@ class Verdict:
     doubt: float = 1.0
 
 
-SWITCHED_OFF = Verdict("plain", "drafting is switched off")
+SWITCHED_OFF = GateDecision("plain", "drafting is switched off")
 
 
-class Drafting:
+class Proposers:
     """The drafters of a server, and what all requests have taught about them.
 
     has_model: whether a draft model is loaded beside them.
@@ -82,9 +82,9 @@ class Drafting:
         self.settings = settings
         self.has_model = has_model
         self.line_ends = line_ends
-        self.everyone = Tally(GLOBAL_DECAY)
-        self.carried = Carried()
-        self.trials = Trials()
+        self.everyone = AcceptanceCounts(GLOBAL_DECAY)
+        self.carried = TokenYield()
+        self.trials = PromptTrials()
         self._numbers = itertools.count()
 
     def begin(self, request: GenerationRequest, matcher: "Matcher | None" = None) -> "SequenceDrafts":
@@ -96,8 +96,13 @@ class Drafting:
         if request.draft.max_tokens is not None:
             limit = min(limit, request.draft.max_tokens)
         acceptance = Acceptance(self.everyone, verdict.doubt, self.line_ends)
-        length, ledger = DraftLength(acceptance, Carried(self.carried)), Ledger(s.draft_overhead)
-        drafts = SequenceDrafts(next(self._numbers), limit, verdict, acceptance, length, ledger, drafters)
+        length, slowdown_budget = (
+            DraftLength(acceptance, TokenYield(self.carried)),
+            SlowdownBudget(s.draft_overhead),
+        )
+        drafts = SequenceDrafts(
+            next(self._numbers), limit, verdict, acceptance, length, slowdown_budget, drafters
+        )
         drafts.uses_model = self.has_model and MODEL in names
         if self.can_draft and verdict is not SWITCHED_OFF:
             drafts.matcher = matcher
@@ -116,9 +121,9 @@ class Drafting:
 
     def new_length(self) -> DraftLength:
         """What a request that is still to come may expect of the draft model."""
-        return DraftLength(Acceptance(self.everyone), Carried(self.carried))
+        return DraftLength(Acceptance(self.everyone), TokenYield(self.carried))
 
-    def _choose(self, request: GenerationRequest) -> tuple[Verdict, tuple[str, ...]]:
+    def _choose(self, request: GenerationRequest) -> tuple[GateDecision, tuple[str, ...]]:
         """The verdict and the names of the drafters to ask, first come first asked."""
         s = self.settings
         draft_type = request.draft.type or s.draft_type
@@ -126,22 +131,22 @@ class Drafting:
             return SWITCHED_OFF, ()
         first = ("prediction",) if request.prediction else ()
         if draft_type == MODEL:
-            return Verdict(MODEL, "asked for by name"), (*first, MODEL)
+            return GateDecision(MODEL, "asked for by name"), (*first, MODEL)
         lookups = LOOKUPS[draft_type]
         if draft_type != "auto":
-            return Verdict("lookup", "asked for by name"), (*first, *lookups)
+            return GateDecision("lookup", "asked for by name"), (*first, *lookups)
         everything = (*first, *lookups, MODEL)
         if s.gate == "off":
-            return Verdict("lookup", "the gate is off"), everything
+            return GateDecision("lookup", "the gate is off"), everything
         score = self.sources.repetition_score(request.prompt)
         compared = f"repetition {score:.3f}, threshold {s.gate_threshold:g}"
         if score >= s.gate_threshold:
-            return Verdict("lookup", compared, score), everything
+            return GateDecision("lookup", compared, score), everything
         if s.gate == "on":
-            return Verdict(MODEL if self.has_model else "plain", compared, score), (*first, MODEL)
+            return GateDecision(MODEL if self.has_model else "plain", compared, score), (*first, MODEL)
         if self.has_model:
-            return Verdict(MODEL, compared, score, DOUBT), everything
-        return Verdict("plain", f"{compared}; opens if drafts come true", score, DOUBT), everything
+            return GateDecision(MODEL, compared, score, DOUBT), everything
+        return GateDecision("plain", f"{compared}; opens if drafts come true", score, DOUBT), everything
 
 
 @dataclass
@@ -156,10 +161,10 @@ class SequenceDrafts:
 
     seq: int
     limit: int
-    verdict: Verdict
+    verdict: GateDecision
     acceptance: Acceptance
     length: DraftLength
-    ledger: Ledger
+    slowdown_budget: SlowdownBudget
     drafters: list[Drafter]
     uses_model: bool = False
     matcher: "Matcher | None" = None
@@ -170,12 +175,14 @@ class SequenceDrafts:
     def open(self, request: GenerationRequest) -> None:
         """Tell the drafters of the sequence."""
         self.request_id = request.id
-        opening = Opening(self.seq, request.prompt, request.prediction, request.tenant)
+        opening = SequenceStart(self.seq, request.prompt, request.prediction, request.tenant)
         for drafter in list(self.drafters):
             self._guard(drafter, partial(drafter.open, opening))
         self.counts.open_s, self.counts.drafter_s = self.counts.drafter_s, 0.0
 
-    def propose(self, limit: int, least_tokens: float, is_worth: Callable[[Offer], bool]) -> Offer:
+    def propose(
+        self, limit: int, min_tokens: float, is_worth: Callable[[DraftEstimate], bool]
+    ) -> DraftEstimate:
         """An offer of the first draft that is worth its cost, else of the one most likely right.
 
         limit: most tokens wanted, >= 1. least_tokens: what a step with drafts must bring on average, whatever
@@ -187,18 +194,18 @@ class SequenceDrafts:
             self._shown.append(draft)
             rate = self.acceptance.rate(draft)
             # Most drafts fail already at this.
-            if expected_tokens(rate, len(draft.tokens)) >= least_tokens:
-                offer = self.acceptance.offer(draft, rate)
-                if is_worth(offer):
-                    return replace(offer, is_worth=True)
+            if expected_tokens(rate, len(draft.tokens)) >= min_tokens:
+                estimate = self.acceptance.estimate(draft, rate)
+                if is_worth(estimate):
+                    return replace(estimate, is_worth=True)
             if rate > best_rate:
                 best, best_rate = draft, rate
-        return self.acceptance.offer(best, best_rate)
+        return self.acceptance.estimate(best, best_rate)
 
     def _drafts(self, limit: int) -> Iterator[Draft]:
         """All drafts there are now, in the order of preference; those of the drafters keep to the grammar."""
         forced = self.matcher.forced()[:limit] if self.matcher else []
-        ask = Ask(self.seq, limit)
+        ask = DraftQuery(self.seq, limit)
         for drafter in list(self.drafters):
             draft = self._guard(drafter, partial(drafter.propose, ask))
             if draft is None:
@@ -215,7 +222,7 @@ class SequenceDrafts:
         if forced:
             yield Draft(forced, GRAMMAR, 0, GRAMMAR_PRIOR)
 
-    def observe(self, tokens: Sequence[int], verified: Draft = NO_DRAFT, num_offered: int = 0) -> None:
+    def observe(self, tokens: Sequence[int], verified: Draft = NO_DRAFT, num_verified: int = 0) -> None:
         """These tokens were committed; learn from every draft that was shown before them.
 
         verified: the draft that the step checked, if any, and how many of its tokens.
@@ -224,21 +231,21 @@ class SequenceDrafts:
             if draft is not verified:
                 self.acceptance.learn(draft, 1, int(draft.tokens[0] == tokens[0]))
         self._shown = []
-        num_accepted = count_accepted(verified.tokens[:num_offered], tokens)
+        num_accepted = count_accepted(verified.tokens[:num_verified], tokens)
         # An answer that ended within the draft says nothing of what came after its end.
-        num_judged = num_offered if num_accepted < len(tokens) else num_accepted
+        num_judged = num_verified if num_accepted < len(tokens) else num_accepted
         if num_judged:
             self.acceptance.learn(verified, num_judged, num_accepted)
         self.acceptance.pass_over(tokens)
         self.length.observe(len(tokens), num_judged, num_accepted)
         self.counts.num_forwards += 1
         self.counts.add_tokens(verified.source, num_accepted, len(tokens))
-        if num_offered:
-            self.counts.add_draft(verified.source, num_offered, num_accepted)
+        if num_verified:
+            self.counts.add_draft(verified.source, num_verified, num_accepted)
         for drafter in list(self.drafters):
             self._guard(drafter, partial(drafter.observe, self.seq, tokens))
             if num_judged and drafter.name == verified.source and drafter in self.drafters:
-                self._guard(drafter, partial(drafter.settle, self.seq, num_judged, num_accepted))
+                self._guard(drafter, partial(drafter.record_verified, self.seq, num_judged, num_accepted))
 
     def close(self) -> None:
         """The sequence ended, or is to have no more drafts. Its counts can still be read."""

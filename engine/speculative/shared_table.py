@@ -4,26 +4,26 @@ import logging
 from pathlib import Path
 
 from config.settings import Settings
-from drafters.base import MemoryFileError, SharedMemory
+from drafters.base import SharedTable, TableFileError
 from engine.model.loading import ModelError
-from engine.request import SharedMemoryError
+from engine.request import SharedTableError
 from engine.speculative.proposers import DraftSources
 
 log = logging.getLogger("reprise.engine")
 
 
-def find_table(sources: DraftSources) -> SharedMemory:
-    """The n-gram table. Raises SharedMemoryError if there is none."""
+def find_table(sources: DraftSources) -> SharedTable:
+    """The n-gram table. Raises SharedTableError if there is none."""
     memory: object = sources.drafters.get("ngram-mod")
-    if not isinstance(memory, SharedMemory):
-        raise SharedMemoryError("there is no n-gram table: nothing can be drafted for this model")
+    if not isinstance(memory, SharedTable):
+        raise SharedTableError("there is no n-gram table: nothing can be drafted for this model")
     return memory
 
 
 def forget(sources: DraftSources) -> None:
     """Forget all that finished requests taught, the table's and any other."""
     for drafter in sources.drafters.values():
-        if isinstance(drafter, SharedMemory):
+        if isinstance(drafter, SharedTable):
             drafter.reset()
 
 
@@ -36,7 +36,7 @@ def restore(sources: DraftSources, settings: Settings) -> None:
     if file is not None and sources.drafters and Path(file).expanduser().exists():
         try:
             log.info("%s", find_table(sources).load())
-        except MemoryFileError as fault:
+        except TableFileError as fault:
             raise ModelError(f"{fault}; move that file away, or name another --ngram-table-file") from fault
 
 
@@ -45,5 +45,5 @@ def save(sources: DraftSources, settings: Settings) -> None:
     if settings.ngram_table_file is not None and sources.drafters:
         try:
             log.info("%s", find_table(sources).save())
-        except MemoryFileError as fault:
+        except TableFileError as fault:
             log.error("the n-gram table is lost: %s", fault)

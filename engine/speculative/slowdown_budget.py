@@ -7,7 +7,7 @@ NEIGHBOUR_OVERHEAD = 0.25
 """The share by which the drafts of others in the batch may slow a sequence that has none itself."""
 
 
-class Ledger:
+class SlowdownBudget:
     """Keeps one sequence within T <= (1 + overhead) * T_plain + B, where B is 6 plain steps.
 
     overhead: share of the plain time that drafting may cost in the long run, such as 0.02.

@@ -21,7 +21,7 @@ from engine.speculative.acceptance import count_accepted
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class RowInput:
     """What one row takes into a wide step.
 
     pending: (p,) committed tokens that its cache lacks, p >= 1. draft: (k,) tokens of `source` to check.
@@ -49,22 +49,24 @@ Committed = tuple[list[int], list[Likelihood | None]]
 """Tokens that a row commits, and how likely each was if its request wants to know."""
 
 
-def run(rows: Rows, sampler: Sampler, feeds: Sequence[Feed], wanted: Sequence[int | None]) -> list[Committed]:
+def run(
+    rows: Rows, sampler: Sampler, inputs: Sequence[RowInput], wanted: Sequence[int | None]
+) -> list[Committed]:
     """One forward over all rows and one wait; returns what each row is to commit, at least one token.
 
     wanted: for each row, see GenerationRequest.top_logprobs.
     feeds: one for each row, in their order. Afterwards the rows hold all that was fed: roll them back.
     Raises whatever the forward raises; the rows are then not to be used any more.
     """
-    logits = rows.forward_ragged([[*feed.pending, *feed.draft] for feed in feeds])
+    logits = rows.forward_ragged([[*row_input.pending, *row_input.draft] for row_input in inputs])
     draws: list[Draw] = []
     positions: list[int] = []
     picked = []
-    for row, feed in enumerate(feeds):
-        picked.append(logits[row, len(feed.pending) - 1 : feed.width])
-        masks: Sequence[Mask | None] = feed.masks or [None] * (len(feed.draft) + 1)
-        draws += [Draw(row, feed.draft[:at], mask) for at, mask in enumerate(masks)]
-        positions += range(feed.position, feed.position + len(feed.draft) + 1)
+    for row, row_input in enumerate(inputs):
+        picked.append(logits[row, len(row_input.pending) - 1 : row_input.width])
+        masks: Sequence[Mask | None] = row_input.masks or [None] * (len(row_input.draft) + 1)
+        draws += [Draw(row, row_input.draft[:at], mask) for at, mask in enumerate(masks)]
+        positions += range(row_input.position, row_input.position + len(row_input.draft) + 1)
     joined = picked[0] if len(picked) == 1 else mx.concatenate(picked)
     tokens = sampler.sample(joined, positions, draws)
     measured = measure(joined, tokens, [wanted[draw.row] for draw in draws])
@@ -73,9 +75,9 @@ def run(rows: Rows, sampler: Sampler, feeds: Sequence[Feed], wanted: Sequence[in
     likelihoods: list[Likelihood | None] = measured.read() if measured else [None] * len(sampled)
     committed: list[Committed] = []
     start = 0
-    for feed in feeds:
-        mine = sampled[start : start + len(feed.draft) + 1]
-        num_kept = count_accepted(feed.draft, mine) + 1
+    for row_input in inputs:
+        mine = sampled[start : start + len(row_input.draft) + 1]
+        num_kept = count_accepted(row_input.draft, mine) + 1
         committed.append((mine[:num_kept], likelihoods[start : start + num_kept]))
         start += len(mine)
     return committed

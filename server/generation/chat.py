@@ -7,8 +7,8 @@ from server.generation.chat_grammar import chat_grammar
 from server.generation.prompts import ChatPrompt
 from server.generation.respond import respond
 from server.generation.service import Service
-from server.output.parser import CallRules, reader_maker
-from server.output.parts import MakeReader
+from server.output.parser import ToolCallRules, parser_factory
+from server.output.parts import MakeParser
 from server.output.presenter import Presenter
 from server.requests.chat import ChatRequest
 
@@ -23,9 +23,9 @@ async def answer_chat(
     grammar = chat_grammar(body, service.engine.tokenizer.markers, prompt.is_thinking, content)
     if grammar is not None and grammar is not content:
         await service.prompts.check_grammar(request, grammar, "tools")
-    make_reader = _reader_maker(service, body, prompt)
+    make_parser = _reader_maker(service, body, prompt)
     return await respond(
-        request, service, body, presenter, [prompt.tokens], make_reader, prompt.prediction, grammar
+        request, service, body, presenter, [prompt.tokens], make_parser, prompt.prediction, grammar
     )
 
 
@@ -40,10 +40,10 @@ def check_tools(service: Service, body: ChatRequest) -> None:
         )
 
 
-def _reader_maker(service: Service, body: ChatRequest, prompt: ChatPrompt) -> MakeReader:
+def _reader_maker(service: Service, body: ChatRequest, prompt: ChatPrompt) -> MakeParser:
     tokenizer = service.engine.tokenizer
     tools = [tool.for_template() for tool in body.shown_tools]
     rules = None
     if tools:
-        rules = CallRules(lambda text: tokenizer.parse_calls(text, tools), body.parallel_tool_calls)
-    return reader_maker(tokenizer.markers, prompt.is_thinking, rules)
+        rules = ToolCallRules(lambda text: tokenizer.parse_calls(text, tools), body.parallel_tool_calls)
+    return parser_factory(tokenizer.markers, prompt.is_thinking, rules)

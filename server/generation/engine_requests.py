@@ -13,7 +13,7 @@ GREEDY_BELOW = 1e-5
 _UINT64 = 2**64
 
 
-def make_orders(
+def make_engine_requests(
     request_id: str,
     body: GenerationFields,
     prompts: Sequence[tuple[int, ...]],
@@ -47,14 +47,14 @@ def make_orders(
     _check_draft(body, settings)
     seed = secrets.randbits(63) if body.seed is None else body.seed
     samplings = [_sampling(body, choice_seed(seed, choice), info) for choice in range(body.n)]
-    orders: list[GenerationRequest] = []
+    requests: list[GenerationRequest] = []
     for prompt in prompts:
         room = _check_length(prompt, body.prompt_field, info)
         wanted = body.wanted_tokens or settings.default_max_tokens or room
         for sampling in samplings:
-            orders.append(
+            requests.append(
                 GenerationRequest(
-                    id=f"{request_id}-{len(orders)}",
+                    id=f"{request_id}-{len(requests)}",
                     prompt=prompt,
                     max_tokens=min(wanted, room),
                     sampling=sampling,
@@ -67,7 +67,7 @@ def make_orders(
                     prompt_logprobs=body.wants_prompt_logprobs,
                 )
             )
-    return orders
+    return requests
 
 
 def choice_seed(seed: int, choice: int) -> int:

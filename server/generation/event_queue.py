@@ -15,7 +15,7 @@ Letter = tuple[int, Event]
 """The index of a choice, and what happened to it."""
 
 
-class Mailbox:
+class EventQueue:
     """The events of one HTTP request, in the order in which they came. Belongs to the event loop."""
 
     def __init__(self, silence_s: float) -> None:
@@ -66,17 +66,17 @@ class Mailbox:
         self._timer = self._loop.call_later(left_s, self._look_at_clock)
 
 
-class PostOffice:
+class EventBridge:
     """Takes events on the engine's thread and puts them into mailboxes on the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._bag: deque[tuple[Mailbox, Letter]] = deque()
+        self._bag: deque[tuple[EventQueue, Letter]] = deque()
         self._is_loop_told = False
 
-    def post(self, mailbox: Mailbox, letter: Letter) -> None:
+    def post(self, event_queue: EventQueue, letter: Letter) -> None:
         """Send an event on its way. For any thread; neither blocks nor raises."""
-        self._bag.append((mailbox, letter))
+        self._bag.append((event_queue, letter))
         if not self._is_loop_told:
             self._is_loop_told = True
             # A closed loop raises: then nobody waits for this any more.
@@ -87,5 +87,5 @@ class PostOffice:
         # Before looking into the bag: what comes after the last look must tell the loop again.
         self._is_loop_told = False
         while self._bag:
-            mailbox, letter = self._bag.popleft()
-            mailbox.put(letter)
+            event_queue, letter = self._bag.popleft()
+            event_queue.put(letter)

@@ -9,7 +9,7 @@ from server.generation.service import Service
 from server.generation.submission import Submission
 from server.logs import LOGGER, RequestRecord, log_prompt, logs_prompts
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import Answer, MakeReader, Part
+from server.output.parts import Answer, MakeParser, Part
 from server.output.usage import count_usage, note_in_record, time_sequences
 
 
@@ -20,14 +20,14 @@ class Generation:
     """
 
     def __init__(
-        self, service: Service, record: RequestRecord, submission: Submission, make_reader: MakeReader, n: int
+        self, service: Service, record: RequestRecord, submission: Submission, make_parser: MakeParser, n: int
     ) -> None:
         self.submission = submission
         self._service = service
         self._record = record
         self._n = n
-        self._readers = [make_reader() for _ in submission.orders]
-        self._said: list[list[Delta]] = [[] for _ in submission.orders]
+        self._readers = [make_parser() for _ in submission.engine_requests]
+        self._said: list[list[Delta]] = [[] for _ in submission.engine_requests]
 
     @property
     def is_complete(self) -> bool:
@@ -71,12 +71,12 @@ class Generation:
     def usage(self) -> UsageBlock:
         """Token counts up to now."""
         num_reasoning = sum(reader.num_reasoning_tokens for reader in self._readers)
-        return count_usage(self.submission.orders, self.submission.ended, self._n, num_reasoning)
+        return count_usage(self.submission.engine_requests, self.submission.ended, self._n, num_reasoning)
 
     def timings(self) -> Timings:
         """What the answers took, once all have ended."""
         ended = self.submission.ended
-        return time_sequences([ended[index] for index in range(len(self.submission.orders))])
+        return time_sequences([ended[index] for index in range(len(self.submission.engine_requests))])
 
     def note(self, fault: ApiError) -> None:
         """Note in the log record what a stream that has begun ends with."""
@@ -96,9 +96,11 @@ class Generation:
             log_prompt(f"answered [{index}]", "".join(delta.text for delta in deltas))
         has_failed = submission.has_failed
         await submission.close()
-        note_in_record(record, submission.orders, submission.ended, self._n)
+        note_in_record(record, submission.engine_requests, submission.ended, self._n)
         if submission.is_complete:
             finished = submission.finished
-            record.finish_reason = " ".join(finished[i].reason for i in range(len(submission.orders)))
+            record.finish_reason = " ".join(
+                finished[i].reason for i in range(len(submission.engine_requests))
+            )
         else:
             record.finish_reason = "error" if has_failed else "cancelled"

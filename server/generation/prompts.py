@@ -11,7 +11,7 @@ from fastapi import Request
 from pydantic_core import to_json
 
 from engine.request import EngineError, Grammar, GrammarError
-from server.engine_protocol import EngineFace
+from server.engine_protocol import EngineProtocol
 from server.errors import BadRequestError, ClientGoneError, from_engine
 from server.generation.engine_requests import check_ids, context_error
 from server.requests.chat import ChatRequest
@@ -21,7 +21,7 @@ from server.validation.grammar_errors import explain
 
 TokenIds = tuple[int, ...]
 ResultT = TypeVar("ResultT")
-MOST_BYTES = 4
+MAX_BYTES = 4
 """Bytes of one character in UTF-8, at most."""
 
 
@@ -44,7 +44,7 @@ class PromptEncoder:
     Text that cannot fit into the context is refused unencoded, or one client could keep the thread busy.
     """
 
-    def __init__(self, engine: EngineFace, max_pending: int) -> None:
+    def __init__(self, engine: EngineProtocol, max_pending: int) -> None:
         self._engine = engine
         self._max_pending = max_pending
         self._num_pending = 0
@@ -59,7 +59,7 @@ class PromptEncoder:
         predicted = body.prediction.content if body.prediction else ""
         self._check_size(len(predicted), "prediction")
         tools = [tool.for_template() for tool in body.shown_tools]
-        self._check_size(sum(len(to_json(tool)) for tool in tools) // MOST_BYTES, "tools")
+        self._check_size(sum(len(to_json(tool)) for tool in tools) // MAX_BYTES, "tools")
         return await self._run(
             request, self._encode_chat, messages, tools, body.template_arguments, predicted
         )

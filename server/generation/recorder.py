@@ -13,7 +13,7 @@ from server.logs import LOGGER
 MakeLines = Callable[[], Iterable[bytes]]
 """Makes lines, each with its end, on the recorder's thread."""
 
-MOST_WAITING = 256
+MAX_WAITING = 256
 LAST_LINES_S = 2.0
 """How long close() waits for what is still to be written."""
 
@@ -26,10 +26,10 @@ class Recorder:
     Raises SettingsError if the file cannot be written to begin with.
     """
 
-    def __init__(self, path: Path, most_bytes: int) -> None:
+    def __init__(self, path: Path, max_bytes: int) -> None:
         self.path = path
-        self._most_bytes = most_bytes
-        self._waiting: queue.Queue[MakeLines | None] = queue.Queue(MOST_WAITING)
+        self._max_bytes = max_bytes
+        self._waiting: queue.Queue[MakeLines | None] = queue.Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._told: set[str] = set()
         self._is_full = False
@@ -80,7 +80,7 @@ class Recorder:
         try:
             for line in lines:
                 size = os.fstat(file).st_size
-                if size + len(line) > self._most_bytes:
+                if size + len(line) > self._max_bytes:
                     self._is_full = True
                     message = "%s has %d bytes; nothing more is recorded (--record-bytes)"
                     self._tell("full", message, self.path, size)

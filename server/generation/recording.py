@@ -46,7 +46,7 @@ KEPT = {
 def record_answers(service: Service, body: GenerationFields, submission: Submission) -> None:
     """Have a request's finished choices recorded, where the server records."""
     if service.recorder is not None and submission.finished:
-        ends = [(submission.orders[at], end) for at, end in sorted(submission.finished.items())]
+        ends = [(submission.engine_requests[at], end) for at, end in sorted(submission.finished.items())]
         service.recorder.note(partial(_lines, service, body, ends))
 
 

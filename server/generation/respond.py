@@ -7,7 +7,7 @@ from fastapi import Request, Response
 
 from engine.request import Failed, Finished, Grammar
 from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
-from server.generation.engine_requests import make_orders
+from server.generation.engine_requests import make_engine_requests
 from server.generation.generation import Generation
 from server.generation.prompts import TokenIds
 from server.generation.recording import record_answers
@@ -16,8 +16,8 @@ from server.generation.sse import TokenStream, write_frames
 from server.generation.submission import Submission
 from server.http.request_log import record_of
 from server.http.tenants import tenant_of
-from server.output.openai_format import Heading
-from server.output.parts import MakeReader
+from server.output.openai_format import ResponseHead
+from server.output.parts import MakeParser
 from server.output.presenter import Presenter
 from server.requests.common import GenerationFields
 
@@ -28,22 +28,24 @@ async def respond(
     body: GenerationFields,
     presenter: Presenter,
     prompts: Sequence[TokenIds],
-    make_reader: MakeReader,
+    make_parser: MakeParser,
     prediction: TokenIds = (),
     grammar: Grammar | None = None,
 ) -> Response:
     """Generate, and answer at once or as a stream. Raises ApiError while the status can still say so."""
     record = record_of(request)
     tenant = tenant_of(request, service.settings)
-    orders = make_orders(
+    engine_requests = make_engine_requests(
         record.order_id, body, prompts, service.engine.info, service.settings, prediction, tenant, grammar
     )
 
     def count(index: int, end: Finished | Failed) -> None:
         service.metrics.count_sequence(end, is_first=index % body.n == 0)
 
-    submission = Submission(service.engine, service.post_office, orders, service.settings.keep_alive_s, count)
-    generation = Generation(service, record, submission, make_reader, body.n)
+    submission = Submission(
+        service.engine, service.event_bridge, engine_requests, service.settings.keep_alive_s, count
+    )
+    generation = Generation(service, record, submission, make_parser, body.n)
     submission.start(is_streaming=body.stream)
 
     async def end() -> None:
@@ -68,9 +70,11 @@ async def respond(
             await end()
 
 
-def head(request: Request, service: Service, model: str | None, service_tier: str | None = None) -> Heading:
+def head(
+    request: Request, service: Service, model: str | None, service_tier: str | None = None
+) -> ResponseHead:
     """The heading of the response to this request. Raises ModelNotFoundError."""
-    return Heading(
+    return ResponseHead(
         id=record_of(request).unique,
         created=int(time.time()),
         model=service.check_model(model),

@@ -8,9 +8,9 @@ from functools import cached_property
 from fastapi import Request
 
 from config.settings import Settings
-from server.engine_protocol import EngineFace
+from server.engine_protocol import EngineProtocol
 from server.errors import ModelNotFoundError, UnavailableError, retry_after
-from server.generation.event_queue import PostOffice
+from server.generation.event_queue import EventBridge
 from server.generation.prompts import PromptEncoder
 from server.generation.recorder import Recorder
 from server.metrics.registry import Metrics
@@ -21,13 +21,13 @@ class Service:
     """Made once for each app, on its event loop. recorder: None where nothing is recorded."""
 
     def __init__(
-        self, engine: EngineFace, settings: Settings, metrics: Metrics, recorder: Recorder | None = None
+        self, engine: EngineProtocol, settings: Settings, metrics: Metrics, recorder: Recorder | None = None
     ) -> None:
         self.engine = engine
         self.settings = settings
         self.metrics = metrics
         self.prompts = PromptEncoder(engine, settings.max_rows + settings.max_queue)
-        self.post_office = PostOffice(asyncio.get_running_loop())
+        self.event_bridge = EventBridge(asyncio.get_running_loop())
         self.responses = ResponseStore(settings.response_store_bytes)
         metrics.watch(self.responses)
         self.recorder = recorder

@@ -8,9 +8,9 @@ from functools import partial
 from starlette.types import Receive
 
 from engine.request import Delta, EngineError, Event, Failed, Finished, GenerationRequest, Usage
-from server.engine_protocol import EngineFace
+from server.engine_protocol import EngineProtocol
 from server.errors import ClientGoneError, from_engine, from_failure
-from server.generation.event_queue import Mailbox, PostOffice
+from server.generation.event_queue import EventBridge, EventQueue
 
 SETTLE_S = 1.0
 """How long a cancelled request waits to hear how far it got; only its line in the log depends on it."""
@@ -27,20 +27,20 @@ class Submission:
 
     def __init__(
         self,
-        engine: EngineFace,
-        post_office: PostOffice,
-        orders: Sequence[GenerationRequest],
+        engine: EngineProtocol,
+        event_bridge: EventBridge,
+        engine_requests: Sequence[GenerationRequest],
         silence_s: float,
         on_end: Callable[[int, Finished | Failed], None],
     ) -> None:
-        self.orders = orders
+        self.engine_requests = engine_requests
         self.ended: dict[int, Usage] = {}
         self.finished: dict[int, Finished] = {}
         self._engine = engine
-        self._post_office = post_office
-        self._mailbox = Mailbox(silence_s)
+        self._post_office = event_bridge
+        self._mailbox = EventQueue(silence_s)
         self._on_end = on_end
-        self._kept: list[list[Delta]] = [[] for _ in orders]
+        self._kept: list[list[Delta]] = [[] for _ in engine_requests]
         self._num_taken = 0
         self._failure: Failed | None = None
         self._has_client_left = False
@@ -48,7 +48,7 @@ class Submission:
     @property
     def is_complete(self) -> bool:
         """Whether every sequence came to a good end."""
-        return len(self.finished) == len(self.orders)
+        return len(self.finished) == len(self.engine_requests)
 
     @property
     def has_failed(self) -> bool:
@@ -62,7 +62,7 @@ class Submission:
         """
         deliver = self._send if is_streaming else self._keep
         try:
-            for index, order in enumerate(self.orders):
+            for index, order in enumerate(self.engine_requests):
                 self._engine.submit(order, partial(deliver, index))
                 self._num_taken += 1
         except Exception as fault:
@@ -111,7 +111,7 @@ class Submission:
         self._mailbox.close()
 
     def _cancel(self) -> None:
-        for index, order in enumerate(self.orders[: self._num_taken]):
+        for index, order in enumerate(self.engine_requests[: self._num_taken]):
             if index not in self.ended:
                 self._engine.cancel(order.id)
 

@@ -9,7 +9,7 @@ from server.errors import ApiError
 from server.http.error_format import anthropic_error
 from server.messages_api.schemas import MessagesRequest
 from server.messages_api.thinking import ThinkingOn
-from server.output.openai_format import Heading
+from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
 from server.output.parts import Answer, CallPart, EndPart, Part, ReasoningPart, TextPart
 from server.output.presenter import Events
@@ -21,7 +21,7 @@ UNSIGNED = "unsigned"
 class MessagePresenter:
     """Presents the one answer to a request as Anthropic does."""
 
-    def __init__(self, heading: Heading, request_id: str, body: MessagesRequest) -> None:
+    def __init__(self, heading: ResponseHead, request_id: str, body: MessagesRequest) -> None:
         self._heading = heading
         self._request_id = request_id
         self._max_tokens = body.max_tokens

@@ -7,8 +7,8 @@ import psutil
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.request import GAP_BOUNDS_S, EngineCounts, SharedMemoryError
-from server.engine_protocol import EngineFace
+from engine.request import GAP_BOUNDS_S, EngineCounts, SharedTableError
+from server.engine_protocol import EngineProtocol
 from server.metrics.definitions import GROUPS, NGRAMS, PREFIXES, RESPONSES, MetricGroup
 from server.responses_api.store import ResponseStore
 
@@ -17,10 +17,10 @@ _NGRAM_KEYS = {"occupied": "occupied_entries", "occupancy": "occupancy_ratio"}
 _GAPS = "reprise_inter_token_seconds"
 
 
-class Readings(Collector):
+class ScrapeCollector(Collector):
     """Asks everything there is to be asked. store: of the responses, once the app has one."""
 
-    def __init__(self, engine: EngineFace) -> None:
+    def __init__(self, engine: EngineProtocol) -> None:
         self.store: ResponseStore | None = None
         self._engine = engine
         self._process = psutil.Process(os.getpid())
@@ -59,8 +59,8 @@ class Readings(Collector):
 
     def _ngram_status(self) -> _Values:
         try:
-            told = self._engine.memory_status()
-        except SharedMemoryError:
+            told = self._engine.table_status()
+        except SharedTableError:
             return {}
         return {_NGRAM_KEYS.get(key, key): value for key, value in told.items()}
 

@@ -14,8 +14,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.request import Failed, Finished, Usage
-from server.engine_protocol import EngineFace
-from server.metrics.collectors import Readings
+from server.engine_protocol import EngineProtocol
+from server.metrics.collectors import ScrapeCollector
 from server.metrics.definitions import GROUPS, MetricEntry
 from server.metrics.endpoints import endpoint_of
 from server.output.usage import DRAFT_MODEL
@@ -27,19 +27,19 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 class Metrics:
     """The counters of one app, in a registry of its own. May be used on any thread."""
 
-    def __init__(self, engine: EngineFace) -> None:
+    def __init__(self, engine: EngineProtocol) -> None:
         made = {m.name: _make(m) for group in GROUPS if not group.is_read for m in group.metrics}
         self._counters = {name: metric for name, metric in made.items() if isinstance(metric, Counter)}
         self._histograms = {name: metric for name, metric in made.items() if isinstance(metric, Histogram)}
         self._gauges = {name: metric for name, metric in made.items() if isinstance(metric, Gauge)}
-        self._readings = Readings(engine)
+        self._collector = ScrapeCollector(engine)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_WithoutDates(list(made.values())))
-        self._registry.register(self._readings)
+        self._registry.register(self._collector)
 
     def watch(self, store: ResponseStore) -> None:
         """Tell from now on what this store holds."""
-        self._readings.store = store
+        self._collector.store = store
 
     def begin_request(self) -> None:
         """An HTTP request has come; end_request() follows."""

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from engine.request import Delta, Finished
-from server.output.parts import MakeReader, Part, PlainReader, PromptPart
+from server.output.parts import MakeParser, Part, PlainParser, PromptPart
 
 
-class EchoReader(PlainReader):
+class EchoParser(PlainParser):
     """Reads a choice that begins with its prompt.
 
     prompt: its text. wants_logprobs: the first delta brings its tokens' log probabilities.
@@ -32,7 +32,7 @@ class EchoReader(PlainReader):
         return begun + super().end(finished)
 
 
-def echo_readers(prompts: Sequence[str], n: int, wants_logprobs: bool) -> MakeReader:
+def echo_parsers(prompts: Sequence[str], n: int, wants_logprobs: bool) -> MakeParser:
     """What makes the readers of all choices, in their order: n of the first prompt, then of the next."""
     texts = iter([prompt for prompt in prompts for _ in range(n)])
-    return lambda: EchoReader(next(texts), wants_logprobs)
+    return lambda: EchoParser(next(texts), wants_logprobs)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pydantic_core import to_json
 
 from server.errors import ApiError
-from server.output.openai_format import Dialect, Heading
+from server.output.openai_format import ResponseFormat, ResponseHead
 from server.output.openai_objects import Choice, Timings, UsageBlock
 from server.output.parts import Answer, Part, ReasoningPart, TextPart
 from server.output.presenter import Events
@@ -21,7 +21,9 @@ class ChunkPresenter:
     wants_usage: as OpenAI does it, every chunk then has a usage field, null but in the last one.
     """
 
-    def __init__(self, heading: Heading, dialect: Dialect, num_choices: int, wants_usage: bool) -> None:
+    def __init__(
+        self, heading: ResponseHead, dialect: ResponseFormat, num_choices: int, wants_usage: bool
+    ) -> None:
         self._heading = heading
         self._dialect = dialect
         self._num_choices = num_choices

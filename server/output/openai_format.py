@@ -22,7 +22,7 @@ from server.output.openai_objects import (
 from server.output.parts import Answer, CallPart, EndPart, Part, PromptPart, ReasoningPart, TextPart
 
 
-class Dialect(Protocol):
+class ResponseFormat(Protocol):
     """The names and shapes of one endpoint."""
 
     id_prefix: str
@@ -39,7 +39,7 @@ class Dialect(Protocol):
         """What a chunk says of a part."""
 
 
-class ChatDialect:
+class ChatFormat:
     """The shapes of /v1/chat/completions.
 
     opens_with: the content before a stream's first part; None where there may be none at all, as OpenAI does.
@@ -93,7 +93,7 @@ def _tool_call(call: CallPart) -> MessageToolCall:
     return MessageToolCall(id=call.id, type="function", function=function)
 
 
-class CompletionDialect:
+class CompletionFormat:
     """The shapes of /v1/completions, where a chunk looks like a response. Used for one request.
 
     wants_logprobs: whether the answer tells them, though it may have no tokens.
@@ -140,7 +140,7 @@ class CompletionDialect:
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
+class ResponseHead:
     """What the response to one request, or all its chunks, say of themselves.
 
     service_tier: None where the request named none; then it is not sent.
@@ -153,13 +153,13 @@ class Heading:
     service_tier: str | None = None
 
     def answer(
-        self, dialect: Dialect, choices: list[Choice], usage: UsageBlock, timings: Timings
+        self, dialect: ResponseFormat, choices: list[Choice], usage: UsageBlock, timings: Timings
     ) -> Envelope:
         """A response that does not stream."""
         return self._envelope(dialect, dialect.answer_object, choices=choices, usage=usage, timings=timings)
 
     def chunk(
-        self, dialect: Dialect, choices: list[Choice], **closing: UsageBlock | Timings | None
+        self, dialect: ResponseFormat, choices: list[Choice], **closing: UsageBlock | Timings | None
     ) -> Envelope:
         """A chunk of a stream.
 
@@ -167,7 +167,7 @@ class Heading:
         """
         return self._envelope(dialect, dialect.chunk_object, choices=choices, **closing)
 
-    def _envelope(self, dialect: Dialect, name: str, **fields: Any) -> Envelope:
+    def _envelope(self, dialect: ResponseFormat, name: str, **fields: Any) -> Envelope:
         if self.service_tier is not None:
             fields["service_tier"] = self.service_tier
         return Envelope(

@@ -10,31 +10,31 @@ from engine.model.tool_calls import WrittenCall
 from engine.request import Delta, Finished
 from server.output.logprob_alignment import Alignment
 from server.output.partial_text import JsonStrings, count_undecided, find_first
-from server.output.parts import CallPart, EndPart, MakeReader, Part, PlainReader, ReasoningPart, TextPart
+from server.output.parts import CallPart, EndPart, MakeParser, Part, PlainParser, ReasoningPart, TextPart
 
 SELF_CONTAINED_FORMATS = frozenset({"json_tools"})
 """How calls may be written so that one that was cut short cannot be read as a whole one."""
 
 
 @dataclass(frozen=True, slots=True)
-class CallRules:
+class ToolCallRules:
     """How calls are read. parse: those in a text, none if it is no call. is_parallel: several count."""
 
     parse: Callable[[str], Sequence[WrittenCall]]
     is_parallel: bool = True
 
 
-def reader_maker(markers: Markers, is_thinking: bool, rules: CallRules | None) -> MakeReader:
+def parser_factory(markers: Markers, is_thinking: bool, rules: ToolCallRules | None) -> MakeParser:
     """What makes the readers of a request's choices.
 
     is_thinking: the prompt has begun the thinking. rules: None where nothing is taken for a call.
     """
     if not markers.can_think and (rules is None or not markers.can_call):
-        return PlainReader
-    return lambda: MarkedReader(markers, is_thinking, rules)
+        return PlainParser
+    return lambda: MarkerParser(markers, is_thinking, rules)
 
 
-class MarkedReader:
+class MarkerParser:
     """Tells thinking and calls from content by the model's markers.
 
     Thinking stands before content or after a call; a marker in the midst of content is only spoken of.
@@ -42,7 +42,9 @@ class MarkedReader:
     White space between the markers is nobody's.
     """
 
-    def __init__(self, markers: Markers, is_thinking: bool = False, rules: CallRules | None = None) -> None:
+    def __init__(
+        self, markers: Markers, is_thinking: bool = False, rules: ToolCallRules | None = None
+    ) -> None:
         self.num_reasoning_tokens = 0
         self._markers = markers
         self._begins_thinking = is_thinking

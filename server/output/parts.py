@@ -54,7 +54,7 @@ class EndPart:
 Part = TextPart | ReasoningPart | CallPart | EndPart
 
 
-class Reader(Protocol):
+class OutputParser(Protocol):
     """Reads one choice. num_reasoning_tokens: of the answer's tokens, known once it has ended."""
 
     num_reasoning_tokens: int
@@ -66,10 +66,10 @@ class Reader(Protocol):
         """The rest, with an EndPart as the last."""
 
 
-MakeReader = Callable[[], Reader]
+MakeParser = Callable[[], OutputParser]
 
 
-class PlainReader:
+class PlainParser:
     """Takes all text for content."""
 
     num_reasoning_tokens = 0

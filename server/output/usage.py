@@ -20,14 +20,14 @@ DRAFT_MODEL = "draft-model"
 
 
 def count_usage(
-    orders: Sequence[GenerationRequest], ended: Mapping[int, Usage], n: int, num_reasoning: int = 0
+    engine_requests: Sequence[GenerationRequest], ended: Mapping[int, Usage], n: int, num_reasoning: int = 0
 ) -> UsageBlock:
     """Count tokens over all choices; each prompt, and what was cached of it, once for its n choices.
 
     ended: usage of the sequences that have ended, by the index of their order.
     num_reasoning: tokens of the answers that were thinking.
     """
-    num_prompt = sum(len(order.prompt) for order in orders[::n])
+    num_prompt = sum(len(order.prompt) for order in engine_requests[::n])
     num_cached = sum(usage.num_cached_tokens for index, usage in ended.items() if index % n == 0)
     num_completion = sum(usage.num_completion_tokens for usage in ended.values())
     return UsageBlock(
@@ -107,10 +107,10 @@ def count_by_source(usages: Collection[Usage]) -> dict[str, tuple[int, int]]:
 
 
 def note_in_record(
-    record: RequestRecord, orders: Sequence[GenerationRequest], ended: Mapping[int, Usage], n: int
+    record: RequestRecord, engine_requests: Sequence[GenerationRequest], ended: Mapping[int, Usage], n: int
 ) -> None:
     """Write the counts and times into the record for the log."""
-    counts = count_usage(orders, ended, n)
+    counts = count_usage(engine_requests, ended, n)
     record.num_prompt_tokens = counts.prompt_tokens
     record.num_completion_tokens = counts.completion_tokens
     record.num_cached_tokens = counts.prompt_tokens_details.cached_tokens

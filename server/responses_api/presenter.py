@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from server.errors import ApiError
-from server.output.openai_format import Heading
+from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
 from server.output.parts import Answer, EndPart, Part, ReasoningPart, TextPart
 from server.output.presenter import KEEP_ALIVE, Events
@@ -24,7 +24,7 @@ class ResponsePresenter:
     num_input: items of the request's own input; their ids come before those of the output.
     """
 
-    def __init__(self, heading: Heading, body: ResponsesRequest, num_input: int, keep: Keep) -> None:
+    def __init__(self, heading: ResponseHead, body: ResponsesRequest, num_input: int, keep: Keep) -> None:
         self._heading = heading
         self._echo = _echo(body)
         self._keep = keep
@@ -114,12 +114,12 @@ class ResponsePresenter:
         return f"event: {kind}\ndata: ".encode() + to_json(numbered) + b"\n\n"
 
 
-def response_id(heading: Heading) -> str:
+def response_id(heading: ResponseHead) -> str:
     """The id of the response to a request."""
     return f"resp_{heading.id}"
 
 
-def item_id(heading: Heading, prefix: str, index: int) -> str:
+def item_id(heading: ResponseHead, prefix: str, index: int) -> str:
     """The id of an item. index: its place among the items of input and output."""
     return f"{prefix}_{heading.id}{index:04x}"
 

@@ -7,7 +7,7 @@ from server.generation.respond import head
 from server.generation.service import service_of
 from server.http.openapi import takes
 from server.output.openai_chunks import ChunkPresenter
-from server.output.openai_format import ChatDialect
+from server.output.openai_format import ChatFormat
 from server.requests.chat import ChatRequest
 from server.validation.body import read_body
 
@@ -24,6 +24,6 @@ async def create_chat_completion(request: Request) -> Response:
     # Whatever tier was asked for: there is one.
     heading = head(request, service, body.model, "default" if body.service_tier else None)
     # OpenAI's streams open with null where calls may come, and with no text elsewhere.
-    dialect = ChatDialect(None if body.shown_tools else "", body.logprobs)
+    dialect = ChatFormat(None if body.shown_tools else "", body.logprobs)
     presenter = ChunkPresenter(heading, dialect, body.n, body.wants_usage_chunk)
     return await answer_chat(request, service, body, presenter)

@@ -5,10 +5,10 @@ from fastapi import APIRouter, Request, Response
 from server.generation.respond import head, respond
 from server.generation.service import service_of
 from server.http.openapi import takes
-from server.output.echo import echo_readers
+from server.output.echo import echo_parsers
 from server.output.openai_chunks import ChunkPresenter
-from server.output.openai_format import CompletionDialect
-from server.output.parts import MakeReader, PlainReader
+from server.output.openai_format import CompletionFormat
+from server.output.parts import MakeParser, PlainParser
 from server.requests.completions import CompletionRequest
 from server.validation.body import read_body
 
@@ -24,11 +24,11 @@ async def create_completion(request: Request) -> Response:
     service.check_model(body.model)
     prompts = await service.prompts.encode_prompts(request, body)
     heading = head(request, service, body.model)
-    dialect = CompletionDialect(body.num_top_logprobs is not None)
+    dialect = CompletionFormat(body.num_top_logprobs is not None)
     presenter = ChunkPresenter(heading, dialect, body.n * len(prompts), body.wants_usage_chunk)
     grammar = await service.prompts.check_form(request, body)
-    make_reader: MakeReader = PlainReader
+    make_parser: MakeParser = PlainParser
     if body.echo:
         texts = await service.prompts.prompt_texts(request, body)
-        make_reader = echo_readers(texts, body.n, body.wants_prompt_logprobs)
-    return await respond(request, service, body, presenter, prompts, make_reader, grammar=grammar)
+        make_parser = echo_parsers(texts, body.n, body.wants_prompt_logprobs)
+    return await respond(request, service, body, presenter, prompts, make_parser, grammar=grammar)

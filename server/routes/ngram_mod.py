@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from engine.request import SharedMemoryError
+from engine.request import SharedTableError
 from server.errors import BadRequestError, ForbiddenError
 from server.generation.service import Service, service_of
 from server.logs import LOGGER
@@ -32,7 +32,7 @@ async def reset(request: Request) -> JSONResponse:
     """Forget what finished requests taught."""
 
     def forget() -> str:
-        service_of(request).engine.memory_reset()
+        service_of(request).engine.table_reset()
         return "what finished requests taught is forgotten"
 
     return await _change(request, forget)
@@ -41,13 +41,13 @@ async def reset(request: Request) -> JSONResponse:
 @router.post("/v1/ngram-mod/save")
 async def save(request: Request) -> JSONResponse:
     """Write the table to its file."""
-    return await _change(request, service_of(request).engine.memory_save)
+    return await _change(request, service_of(request).engine.table_save)
 
 
 @router.post("/v1/ngram-mod/load")
 async def load(request: Request) -> JSONResponse:
     """Read the table from its file, in place of what it holds."""
-    return await _change(request, service_of(request).engine.memory_load)
+    return await _change(request, service_of(request).engine.table_load)
 
 
 async def _change(request: Request, action: Callable[[], str]) -> JSONResponse:
@@ -59,7 +59,7 @@ async def _change(request: Request, action: Callable[[], str]) -> JSONResponse:
     try:
         # The engine's thread does it between two steps; the event loop must not wait for that.
         done = await asyncio.to_thread(action)
-    except SharedMemoryError as fault:
+    except SharedTableError as fault:
         service.check_ready()
         raise _refused(fault) from fault
     LOGGER.info("ngram-mod: %s", done)
@@ -68,12 +68,12 @@ async def _change(request: Request, action: Callable[[], str]) -> JSONResponse:
 
 def _status(service: Service) -> dict[str, Any]:
     try:
-        return service.engine.memory_status()
-    except SharedMemoryError as fault:
+        return service.engine.table_status()
+    except SharedTableError as fault:
         raise _refused(fault) from fault
 
 
-def _refused(fault: SharedMemoryError) -> BadRequestError:
+def _refused(fault: SharedTableError) -> BadRequestError:
     return BadRequestError(f"{fault}.", code="shared_memory_error")
 
 

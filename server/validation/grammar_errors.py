@@ -5,7 +5,7 @@ import re
 
 from server.errors import shortened
 
-MOST_CHARACTERS = 500
+MAX_CHARACTERS = 500
 
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*?\])", re.DOTALL)
 _STATE = re.compile(r"\s*<state>.*", re.DOTALL)
@@ -24,5 +24,5 @@ def explain(message: str) -> str:
     for known, phrase in _KNOWN.items():
         if known in message:
             return phrase
-    own = shortened(_STATE.sub("", message).strip(), MOST_CHARACTERS).rstrip(".")
+    own = shortened(_STATE.sub("", message).strip(), MAX_CHARACTERS).rstrip(".")
     return f"cannot be enforced: {own}"

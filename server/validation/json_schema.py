@@ -155,12 +155,12 @@ def _check_texts(value: Any, path: str) -> None:
 
 
 def _check_counts(counts: _Counts, at: str) -> None:
-    most_patterns = MAX_PATTERNS_TO_COMBINE if counts.is_combining else MAX_PATTERNS
+    max_patterns = MAX_PATTERNS_TO_COMBINE if counts.is_combining else MAX_PATTERNS
     combined = ", since some of them must hold together" if counts.is_combining else ""
     for num, most, what in (
         (counts.properties, MAX_PROPERTIES, "properties"),
         (counts.references, MAX_REFERENCES, "references"),
-        (counts.patterns, most_patterns, "patterns and formats"),
+        (counts.patterns, max_patterns, "patterns and formats"),
     ):
         if num > most:
             reason = combined if what.startswith("patterns") else ""

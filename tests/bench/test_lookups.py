@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.lookups import FixedLookup, LongCopyLookup, WipedTableLookup
-from drafters.base import Ask, Opening
+from drafters.base import DraftQuery, SequenceStart
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=60)
 
@@ -40,11 +40,11 @@ def long_copy(text: Sequence[int], n: int, m: int) -> list[int]:
 
 def said_by(drafter, text: Sequence[int], num_prompt: int, limit: int) -> list[list[int]]:
     """What a drafter proposes after the prompt and after each token more."""
-    drafter.open(Opening(0, text[:num_prompt]))
-    drafts = [list(drafter.propose(Ask(0, limit)).tokens)]
+    drafter.open(SequenceStart(0, text[:num_prompt]))
+    drafts = [list(drafter.propose(DraftQuery(0, limit)).tokens)]
     for token in text[num_prompt:]:
         drafter.observe(0, [token])
-        drafts.append(list(drafter.propose(Ask(0, limit)).tokens))
+        drafts.append(list(drafter.propose(DraftQuery(0, limit)).tokens))
     drafter.close(0)
     return drafts
 
@@ -105,7 +105,7 @@ def test_the_wiped_table_says_what_a_table_of_ngrams_says(seed: int, num_prompt:
 
 
 def opened(table: WipedTableLookup, seq: int, text: Sequence[int]) -> None:
-    table.open(Opening(seq, text))
+    table.open(SequenceStart(seq, text))
 
 
 def test_five_failed_drafts_wipe_the_table_for_everybody() -> None:
@@ -113,15 +113,15 @@ def test_five_failed_drafts_wipe_the_table_for_everybody() -> None:
     table = WipedTableLookup(n=4, fewest=1)
     opened(table, 0, text)
     opened(table, 1, text[:50])
-    assert table.propose(Ask(1, 5)).tokens == text[50:55]
+    assert table.propose(DraftQuery(1, 5)).tokens == text[50:55]
     for offered, accepted in [(8, 1)] * 4 + [(8, 2)] + [(8, 1)] * 4:
-        table.settle(0, offered, accepted)
-    assert table.propose(Ask(1, 5)).tokens
-    table.settle(0, 8, 1)
-    assert not table.propose(Ask(1, 5)).tokens
+        table.record_verified(0, offered, accepted)
+    assert table.propose(DraftQuery(1, 5)).tokens
+    table.record_verified(0, 8, 1)
+    assert not table.propose(DraftQuery(1, 5)).tokens
     # Whoever caused it learns its own text anew.
     table.observe(0, [5, 6])
-    assert table.propose(Ask(1, 5)).tokens == text[50:55]
+    assert table.propose(DraftQuery(1, 5)).tokens == text[50:55]
 
 
 def test_a_prompt_that_fills_a_quarter_of_the_table_wipes_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,5 +151,5 @@ def test_tokens_at_once_are_as_good_as_one_by_one(make: Callable) -> None:
         for token in text[at : at + 4]:
             other.observe(0, [token])
     if not isinstance(one, WipedTableLookup):  # which learns at the end of a step
-        assert one.propose(Ask(0, 9)) == other.propose(Ask(0, 9))
+        assert one.propose(DraftQuery(0, 9)) == other.propose(DraftQuery(0, 9))
     assert one.texts == other.texts

@@ -22,11 +22,11 @@ from bench.replay.rules import COMPARED, RULES, Setup
 from bench.replay.run_replay import main
 from bench.replay.shards import Group, Job, run_job, run_task, tasks_of
 from config.settings import Settings
-from drafters.base import NO_DRAFT, Opening
+from drafters.base import NO_DRAFT, SequenceStart
 from drafters.repetition import repetition_score
 from engine.request import GenerationRequest, Sampling
 from engine.scheduler.speculation import Planner
-from engine.speculative.proposers import Drafting, DraftSources
+from engine.speculative.proposers import DraftSources, Proposers
 from engine.speculative.step_costs import StepCosts
 from tests.drafters.fakes import Coin, Oracle
 
@@ -83,7 +83,9 @@ def test_a_replay_says_the_whole_answer_whatever_the_rule(rule: str, edits: list
 
 def test_counts_are_those_of_a_drafter_whose_mistakes_are_known() -> None:
     answer = tuple(range(100, 140))
-    wrong_at_every_third = SimpleNamespace(name="made", settle=lambda *_: None, close=lambda *_: None)
+    wrong_at_every_third = SimpleNamespace(
+        name="made", record_verified=lambda *_: None, close=lambda *_: None
+    )
     said = []
     wrong_at_every_third.open = lambda _: None
     wrong_at_every_third.observe = lambda _, tokens: said.extend(tokens)
@@ -94,7 +96,7 @@ def test_counts_are_those_of_a_drafter_whose_mistakes_are_known() -> None:
         ],
         source="made",
     )
-    outcome = replay([wrong_at_every_third], Always(5), FLAT, Opening(0, (1,)), answer)
+    outcome = replay([wrong_at_every_third], Always(5), FLAT, SequenceStart(0, (1,)), answer)
     # Thirteen times two right ones, a wrong one in their way, and the model's own; then one is left.
     assert outcome.num_forwards == 14
     assert outcome.num_accepted == 27
@@ -105,7 +107,7 @@ def test_an_oracle_is_checked_as_widely_as_pays() -> None:
     pair = TokenPair((1, 2, 3), tuple(range(10, 110)))
     answers = {pair.prompt: pair.answer}
     step = Curve("step", ((1, 1.0), (4, 1.0), (5, 9.0), (32, 90.0)))
-    outcome = replay([Oracle(answers)], Hindsight(31), step, Opening(0, pair.prompt), pair.answer)
+    outcome = replay([Oracle(answers)], Hindsight(31), step, SequenceStart(0, pair.prompt), pair.answer)
     assert outcome.widths == {4: 25}
     assert outcome.cost == 25
 
@@ -126,7 +128,7 @@ def test_the_player_takes_the_widths_that_the_engine_plans(curve: Curve, chance:
 
     grid = {(1, width): curve.cost(width) for width in (1, *player.widths)}
     planner = Planner(StepCosts(grid), batched=True)
-    drafting = Drafting(DraftSources({"suffix": coin()}, repetition_score), settings, line_ends=line_ends)
+    drafting = Proposers(DraftSources({"suffix": coin()}, repetition_score), settings, line_ends=line_ends)
     request = GenerationRequest("plan", pair.prompt, len(pair.answer) + 32, Sampling(0))
     row = SimpleNamespace(
         tokens=list(pair.prompt), num_answered=0, request=request, drafts=drafting.begin(request)
@@ -142,7 +144,7 @@ def test_the_player_takes_the_widths_that_the_engine_plans(curve: Curve, chance:
         said = follows[: right + 1]
         cost = curve.cost(1 + len(draft))
         planned.add_step(len(draft), right, len(said), cost)
-        row.drafts.ledger.charge(cost, 1.0, len(said))
+        row.drafts.slowdown_budget.charge(cost, 1.0, len(said))
         row.drafts.observe(said, feeds[0].source if draft else NO_DRAFT, len(draft))
         row.tokens += said
         row.num_answered += len(said)

@@ -20,7 +20,7 @@ from bench.sweep.watched_table import WatchedTable
 from bench.workloads import Chat
 from cli.main import main
 from config.settings import Settings
-from drafters.base import MemoryFileError
+from drafters.base import TableFileError
 from drafters.ngram_mod_table import NgramModTable
 
 ROOT = Path(__file__).parent.parent.parent
@@ -195,7 +195,7 @@ def test_a_warm_table_knows_what_the_first_model_said_and_misses_where_the_other
 def test_a_table_goes_to_no_model_with_another_vocabulary(tmp_path: Path) -> None:
     first = Side(warm.SAME, SETUP, told(copies(1)))
     other = Side(warm.OTHER, Setup(Settings(), M4_PRO, "another"), told(copies(1)))
-    with pytest.raises(MemoryFileError, match="its vocabulary is replay, here it is another"):
+    with pytest.raises(TableFileError, match="its vocabulary is replay, here it is another"):
         list(warm.replays(first, other, tmp_path, {}, lambda: None))
 
 

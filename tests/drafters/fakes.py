@@ -7,7 +7,7 @@ an `observe` that departs from the answer, or a `settle` that cannot be, fails t
 import random
 from collections.abc import Mapping, Sequence
 
-from drafters.base import NO_DRAFT, Ask, Draft, Opening
+from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 
 Answers = Mapping[tuple[int, ...], Sequence[int]]
 """Prompt -> everything that is said to it."""
@@ -26,7 +26,7 @@ class Coin:
         self, answers: Answers, chance: float, seed: int = 1, num_ids: int = 256, name: str = "coin"
     ) -> None:
         self.answers, self.chance, self.seed, self.num_ids, self.name = answers, chance, seed, num_ids, name
-        self.num_offered = 0
+        self.num_verified = 0
         self.num_accepted = 0
         self._open: dict[int, tuple[Sequence[int], int]] = {}
 
@@ -34,11 +34,11 @@ class Coin:
     def num_open(self) -> int:
         return len(self._open)
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: SequenceStart) -> None:
         assert opening.seq not in self._open
         self._open[opening.seq] = self.answers[tuple(opening.prompt)], 0
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, ask: DraftQuery) -> Draft:
         answer, start = self._open[ask.seq]
         tokens = [
             token if self._is_right(at) else (token + 1) % self.num_ids
@@ -51,10 +51,10 @@ class Coin:
         assert list(tokens) == list(answer[start : start + len(tokens)]), "the answer was changed"
         self._open[seq] = answer, start + len(tokens)
 
-    def settle(self, seq: int, offered: int, accepted: int) -> None:
+    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
         assert seq in self._open
         assert 0 <= accepted <= offered >= 1
-        self.num_offered += offered
+        self.num_verified += offered
         self.num_accepted += accepted
 
     def close(self, seq: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from drafters.base import Drafter
 from drafters.ngram_mod import NgramModDrafter
-from drafters.ngram_mod_memory import NgramModMemory
+from drafters.ngram_mod_tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.prediction import PredictionDrafter
 from drafters.suffix import SuffixDrafter
@@ -13,7 +13,7 @@ MakeDrafter = Callable[[], Drafter]
 
 DRAFTERS: dict[str, MakeDrafter] = {
     "ngram-simple": lambda: NgramSimpleDrafter(1, 6),
-    "ngram-mod": lambda: NgramModDrafter(NgramModMemory("test", n=3, size=4096)),
+    "ngram-mod": lambda: NgramModDrafter(NgramModTables("test", n=3, size=4096)),
     "prediction": PredictionDrafter,
     "suffix": lambda: SuffixDrafter(1024),
 }

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from tests.drafters.makers import DRAFTERS, REMEMBERING
 
 drafters = pytest.mark.parametrize("name", DRAFTERS)
@@ -23,11 +23,11 @@ CYCLE = [11, 12, 13, 14, 15, 16, 17, 18]
 
 def step(drafter: Drafter, seq: int, limit: int, said: Sequence[int], share: float) -> Draft:
     """One step as the engine does it, in which a share of the draft comes true and `said` is said then."""
-    draft = drafter.propose(Ask(seq, limit))
+    draft = drafter.propose(DraftQuery(seq, limit))
     accepted = round(share * len(draft.tokens))
     drafter.observe(seq, [*draft.tokens[:accepted], *said])
     if draft.tokens:
-        drafter.settle(seq, len(draft.tokens), accepted)
+        drafter.record_verified(seq, len(draft.tokens), accepted)
     return draft
 
 
@@ -46,10 +46,10 @@ def test_drafts_are_bounded_repeatable_and_made_of_what_was_seen(
     name: str, prompt: list[int], prediction: list[int], steps: list[tuple[int, list[int], float]]
 ) -> None:
     drafter = DRAFTERS[name]()
-    drafter.open(Opening(7, prompt, prediction))
+    drafter.open(SequenceStart(7, prompt, prediction))
     seen = {*prompt, *prediction}
     for limit, said, share in steps:
-        first = drafter.propose(Ask(7, limit))
+        first = drafter.propose(DraftQuery(7, limit))
         draft = step(drafter, 7, limit, said, share)
         assert draft == first
         assert len(draft.tokens) <= limit
@@ -71,30 +71,30 @@ def test_no_order_of_calls_raises(
     name: str, prompt: list[int], calls: list[int | list[int] | tuple[int, float]]
 ) -> None:
     drafter = DRAFTERS[name]()
-    drafter.open(Opening(1, prompt))
+    drafter.open(SequenceStart(1, prompt))
     for call in calls:
         if isinstance(call, int):
-            drafter.propose(Ask(1, call))
+            drafter.propose(DraftQuery(1, call))
         elif isinstance(call, list):
             drafter.observe(1, call)
         else:
-            drafter.settle(1, call[0], round(call[0] * call[1]))
+            drafter.record_verified(1, call[0], round(call[0] * call[1]))
     drafter.close(1)
 
 
 @drafters
 def test_nothing_seen_nothing_proposed(name: str) -> None:
     drafter = DRAFTERS[name]()
-    drafter.open(Opening(1, [5]))
-    assert not drafter.propose(Ask(1, 8)).tokens
+    drafter.open(SequenceStart(1, [5]))
+    assert not drafter.propose(DraftQuery(1, 8)).tokens
 
 
 @pytest.mark.parametrize("name", sorted(DRAFTERS.keys() - {"prediction"}))
 @pytest.mark.parametrize("limit", [1, 2, 31])
 def test_a_text_that_goes_round_in_circles_is_drafted_rightly(name: str, limit: int) -> None:
     drafter = DRAFTERS[name]()
-    drafter.open(Opening(1, CYCLE * 6))
-    draft = drafter.propose(Ask(1, limit))
+    drafter.open(SequenceStart(1, CYCLE * 6))
+    draft = drafter.propose(DraftQuery(1, limit))
     assert list(draft.tokens) == (CYCLE * 4)[:limit]
 
 
@@ -104,21 +104,21 @@ def test_sequences_do_not_see_each_other(
     name: str, prompt: list[int], said: list[tuple[list[int], list[int]]], limit: int
 ) -> None:
     together, alone = DRAFTERS[name](), DRAFTERS[name]()
-    together.open(Opening(1, prompt))
-    together.open(Opening(2, prompt[::-1], prompt))
-    alone.open(Opening(1, prompt))
+    together.open(SequenceStart(1, prompt))
+    together.open(SequenceStart(2, prompt[::-1], prompt))
+    alone.open(SequenceStart(1, prompt))
     for mine, others in said:
         together.observe(2, others)
         together.observe(1, mine)
         alone.observe(1, mine)
-        assert together.propose(Ask(1, limit)) == alone.propose(Ask(1, limit))
+        assert together.propose(DraftQuery(1, limit)) == alone.propose(DraftQuery(1, limit))
 
 
 @drafters
 def test_closing_frees_what_a_sequence_held(name: str) -> None:
     drafter = DRAFTERS[name]()
     for seq in range(50):
-        drafter.open(Opening(seq, CYCLE * 2, CYCLE))
+        drafter.open(SequenceStart(seq, CYCLE * 2, CYCLE))
         step(drafter, seq, 4, [1, 2], 0.5)
     assert drafter.num_open == 50
     for seq in random.Random(1).sample(range(50), 50):
@@ -129,7 +129,7 @@ def test_closing_frees_what_a_sequence_held(name: str) -> None:
 @drafters
 def test_a_number_may_be_used_again_once_its_sequence_is_closed(name: str) -> None:
     drafter = DRAFTERS[name]()
-    drafter.open(Opening(1, CYCLE * 6))
+    drafter.open(SequenceStart(1, CYCLE * 6))
     drafter.close(1)
-    drafter.open(Opening(1, [90]))
-    assert not drafter.propose(Ask(1, 8)).tokens
+    drafter.open(SequenceStart(1, [90]))
+    assert not drafter.propose(DraftQuery(1, 8)).tokens

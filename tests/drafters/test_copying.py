@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.changes import LONGEST_CHANGE, MOST_CHANGES, Changes
+from drafters.changes import LONGEST_CHANGE, MAX_CHANGES, Changes
 from drafters.copying import CopyCursor
 
 NAME, NEW = 900, 950
@@ -124,12 +124,12 @@ def test_an_exact_copy_is_always_drafted_right(source: list[int]) -> None:
 
 
 def test_changes_are_bounded_in_number_and_size() -> None:
-    source = array("I", range(4 * MOST_CHANGES))
+    source = array("I", range(4 * MAX_CHANGES))
     changes = Changes()
-    for at in range(2 * MOST_CHANGES):
+    for at in range(2 * MAX_CHANGES):
         changes.learn(source, at, at + 1, [9000, 9001])
-    assert len(changes) == MOST_CHANGES
+    assert len(changes) == MAX_CHANGES
     assert changes.at(source, 0) is None
-    assert changes.at(source, 2 * MOST_CHANGES - 1) is not None
+    assert changes.at(source, 2 * MAX_CHANGES - 1) is not None
     changes.learn(source, 600, 600 + LONGEST_CHANGE + 1, [1])
     assert changes.at(source, 600) is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafters.base import Ask, Drafter, Opening
+from drafters.base import Drafter, DraftQuery, SequenceStart
 from tests.drafters.fakes import Coin, Liar, Oracle
 
 ANSWER = [n % 256 for n in range(0, 30_000, 7)]
@@ -10,8 +10,8 @@ ANSWERS = {(1, 2): ANSWER}
 
 
 def share_right(drafter: Drafter) -> float:
-    drafter.open(Opening(1, [1, 2]))
-    draft = drafter.propose(Ask(1, len(ANSWER))).tokens
+    drafter.open(SequenceStart(1, [1, 2]))
+    draft = drafter.propose(DraftQuery(1, len(ANSWER))).tokens
     return sum(a == b for a, b in zip(draft, ANSWER, strict=True)) / len(ANSWER)
 
 
@@ -26,7 +26,7 @@ def test_a_coin_is_right_as_often_as_it_was_told() -> None:
 
 def test_a_changed_answer_is_noticed() -> None:
     drafter = Oracle(ANSWERS)
-    drafter.open(Opening(1, [1, 2]))
+    drafter.open(SequenceStart(1, [1, 2]))
     drafter.observe(1, ANSWER[:3])
     with pytest.raises(AssertionError, match="the answer was changed"):
         drafter.observe(1, [ANSWER[3] + 1])

@@ -9,37 +9,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import Ask, MemoryFileError, Opening, SharedMemory
+from drafters.base import DraftQuery, SequenceStart, SharedTable, TableFileError
 from drafters.ngram_mod import FIRST_COOLING, LOW_STREAK, NgramModDrafter
-from drafters.ngram_mod_memory import NgramModMemory
+from drafters.ngram_mod_tables import NgramModTables
 
 TEXT = random.Random(3).sample(range(50_000), 300)
 
 
 def make(**settings: object) -> NgramModDrafter:
-    return NgramModDrafter(NgramModMemory("vocabulary-a", **settings))
+    return NgramModDrafter(NgramModTables("vocabulary-a", **settings))
 
 
 def draft_after(drafter: NgramModDrafter, tokens: list[int], limit: int = 8, tenant: str = "") -> list[int]:
     """What a new request with this prompt is offered. Its prompt is learned on the way."""
-    drafter.open(Opening(-1, tokens, tenant=tenant))
-    draft = list(drafter.propose(Ask(-1, limit)).tokens)
+    drafter.open(SequenceStart(-1, tokens, tenant=tenant))
+    draft = list(drafter.propose(DraftQuery(-1, limit)).tokens)
     drafter.close(-1)
     return draft
 
 
 def fail(drafter: NgramModDrafter, seq: int, times: int = LOW_STREAK) -> None:
     for _ in range(times):
-        drafter.settle(seq, 4, 1)
+        drafter.record_verified(seq, 4, 1)
 
 
 def test_it_is_shared_memory() -> None:
-    assert isinstance(make(), SharedMemory)
+    assert isinstance(make(), SharedTable)
 
 
 def test_one_request_drafts_for_the_next() -> None:
     drafter = make()
-    drafter.open(Opening(1, TEXT[:100]))
+    drafter.open(SequenceStart(1, TEXT[:100]))
     drafter.observe(1, TEXT[100:])
     drafter.close(1)
     assert draft_after(drafter, TEXT[40:60]) == TEXT[60:68]
@@ -49,7 +49,7 @@ def test_one_request_drafts_for_the_next() -> None:
 
 def test_an_answer_is_learned_in_chunks_and_at_its_end() -> None:
     drafter = make()
-    drafter.open(Opening(1, TEXT[:16]))
+    drafter.open(SequenceStart(1, TEXT[:16]))
     for token in TEXT[16:48]:
         drafter.observe(1, [token])
     assert drafter.status()["inserts"] == 0
@@ -66,8 +66,8 @@ def test_however_a_text_is_cut_the_table_ends_up_the_same(data: st.DataObject) -
     text = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=120))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(text)), max_size=8)) | {len(text)})
     whole, parts = make(n=3, size=5000), make(n=3, size=5000)
-    whole.open(Opening(1, text))
-    parts.open(Opening(1, text[: cuts[0]]))
+    whole.open(SequenceStart(1, text))
+    parts.open(SequenceStart(1, text[: cuts[0]]))
     for start, stop in pairwise(cuts):
         parts.observe(1, text[start:stop])
     whole.close(1)
@@ -79,12 +79,12 @@ def test_however_a_text_is_cut_the_table_ends_up_the_same(data: st.DataObject) -
 def test_a_run_of_known_tokens_makes_it_surer() -> None:
     drafter = make()
     draft_after(drafter, TEXT)
-    drafter.open(Opening(1, TEXT[:20]))
-    fresh = drafter.propose(Ask(1, 4))
+    drafter.open(SequenceStart(1, TEXT[:20]))
+    fresh = drafter.propose(DraftQuery(1, 4))
     priors = [fresh.prior]
     for start, stop in pairwise((20, 21, 28, 52)):
         drafter.observe(1, TEXT[start:stop])
-        priors.append(drafter.propose(Ask(1, 4)).prior)
+        priors.append(drafter.propose(DraftQuery(1, 4)).prior)
     assert fresh.bucket == 0
     assert priors == sorted(set(priors))
 
@@ -93,20 +93,20 @@ def test_a_streak_of_failed_drafts_cools_this_request_down_and_no_other() -> Non
     drafter = make()
     draft_after(drafter, TEXT)
     before = drafter.status()["occupied"]
-    drafter.open(Opening(1, TEXT[:20]))
-    drafter.open(Opening(2, TEXT[:20]))
+    drafter.open(SequenceStart(1, TEXT[:20]))
+    drafter.open(SequenceStart(2, TEXT[:20]))
     fail(drafter, 1)
     assert drafter.is_cooling(1)
-    assert not drafter.propose(Ask(1, 8)).tokens
-    assert list(drafter.propose(Ask(2, 8)).tokens) == TEXT[20:28]
+    assert not drafter.propose(DraftQuery(1, 8)).tokens
+    assert list(drafter.propose(DraftQuery(2, 8)).tokens) == TEXT[20:28]
     assert drafter.status()["occupied"] == before
 
 
 def test_one_good_draft_ends_a_streak() -> None:
     drafter = make()
-    drafter.open(Opening(1, TEXT[:20]))
+    drafter.open(SequenceStart(1, TEXT[:20]))
     fail(drafter, 1, LOW_STREAK - 1)
-    drafter.settle(1, 4, 2)
+    drafter.record_verified(1, 4, 2)
     fail(drafter, 1, LOW_STREAK - 1)
     assert not drafter.is_cooling(1)
     fail(drafter, 1, 1)
@@ -115,7 +115,7 @@ def test_one_good_draft_ends_a_streak() -> None:
 
 def test_each_cooling_lasts_twice_as_long() -> None:
     drafter = make()
-    drafter.open(Opening(1, TEXT[:20]))
+    drafter.open(SequenceStart(1, TEXT[:20]))
     fresh = iter(range(100_000, 200_000))
     for tokens in (FIRST_COOLING, 2 * FIRST_COOLING, 4 * FIRST_COOLING):
         fail(drafter, 1)
@@ -128,12 +128,12 @@ def test_each_cooling_lasts_twice_as_long() -> None:
 def test_a_request_recovers_when_it_says_what_the_table_knows() -> None:
     drafter = make()
     draft_after(drafter, TEXT)
-    drafter.open(Opening(1, TEXT[:20]))
+    drafter.open(SequenceStart(1, TEXT[:20]))
     fail(drafter, 1)
     drafter.observe(1, TEXT[20:27])
     assert drafter.is_cooling(1)
     drafter.observe(1, TEXT[27:28])
-    assert list(drafter.propose(Ask(1, 8)).tokens) == TEXT[28:36]
+    assert list(drafter.propose(DraftQuery(1, 8)).tokens) == TEXT[28:36]
 
 
 def test_tenants_share_the_table_of_the_process() -> None:
@@ -161,7 +161,7 @@ def test_the_tenant_that_was_away_longest_is_forgotten_first() -> None:
 
 def test_a_reset_forgets_everything_also_what_open_requests_have_not_told_yet() -> None:
     drafter = make()
-    drafter.open(Opening(1, TEXT[:100]))
+    drafter.open(SequenceStart(1, TEXT[:100]))
     drafter.observe(1, TEXT[100:120])
     drafter.reset()
     drafter.close(1)
@@ -223,12 +223,12 @@ def test_an_empty_memory_can_be_saved_and_loaded(tmp_path: Path) -> None:
 def test_a_foreign_file_is_refused(other: dict[str, object], reason: str, tmp_path: Path) -> None:
     file = tmp_path / "table.bin"
     settings: dict[str, object] = {"vocabulary": "vocabulary-a", "size": 1000, "file": file}
-    first = NgramModDrafter(NgramModMemory(**settings))
+    first = NgramModDrafter(NgramModTables(**settings))
     first.save()
-    second = NgramModDrafter(NgramModMemory(**(settings | other)))
+    second = NgramModDrafter(NgramModTables(**(settings | other)))
     draft_after(second, TEXT)
     before = second.status()
-    with pytest.raises(MemoryFileError, match=reason) as error:
+    with pytest.raises(TableFileError, match=reason) as error:
         second.load()
     assert str(file) in str(error.value)
     assert second.status() == before
@@ -243,21 +243,21 @@ def test_a_file_that_was_cut_or_changed_anywhere_is_refused(tmp_path: Path) -> N
     for at in range(len(whole)):
         for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
             file.write_bytes(damaged)
-            with pytest.raises(MemoryFileError, match=r"table\.bin: it is"):
+            with pytest.raises(TableFileError, match=r"table\.bin: it is"):
                 drafter.load()
     file.write_bytes(whole + b"\0")
-    with pytest.raises(MemoryFileError, match="checksum"):
+    with pytest.raises(TableFileError, match="checksum"):
         drafter.load()
     assert drafter.status()["occupied"] == 24
 
 
 def test_a_file_that_is_missing_or_not_set_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MemoryFileError, match="no file is set"):
+    with pytest.raises(TableFileError, match="no file is set"):
         make().save()
-    with pytest.raises(MemoryFileError, match=r"nowhere\.bin: No such file"):
+    with pytest.raises(TableFileError, match=r"nowhere\.bin: No such file"):
         make(file=tmp_path / "nowhere.bin").load()
     (tmp_path / "folder").mkdir()
-    with pytest.raises(MemoryFileError, match="cannot write"):
+    with pytest.raises(TableFileError, match="cannot write"):
         make(file=tmp_path / "folder").save()
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 

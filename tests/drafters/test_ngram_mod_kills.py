@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 
 from config.whole_file import UNFINISHED_S, unfinished_path
-from drafters.ngram_mod_memory import NgramModMemory
+from drafters.ngram_mod_tables import NgramModTables
 
 NUM_KILLS = 8
 SAVING = """
 import sys
 from pathlib import Path
-from drafters.ngram_mod_memory import NgramModMemory
-memory = NgramModMemory("v", n=2, size=1 << 18, file=Path(sys.argv[1]))
+from drafters.ngram_mod_tables import NgramModTables
+memory = NgramModTables("v", n=2, size=1 << 18, file=Path(sys.argv[1]))
 if memory.file.exists():
     memory.load()
 table = memory.table("")
@@ -41,7 +41,7 @@ def test_a_kill_while_saving_leaves_the_last_table_that_was_saved(tmp_path: Path
         rest = saving.stdout.read().split()
         assert saving.wait() == -signal.SIGKILL
         saved = int(rest[-1]) if rest else saved
-        memory = NgramModMemory("v", n=2, size=1 << 18, file=file)
+        memory = NgramModTables("v", n=2, size=1 << 18, file=file)
         memory.load()
         assert memory.status()["occupied"] >= saved > 0
     _grow_old(tmp_path)
@@ -55,7 +55,7 @@ def test_what_a_kill_left_goes_with_the_next_table_that_is_saved(tmp_path: Path)
     at_work = unfinished_path(file)
     _grow_old(tmp_path)
     at_work.write_bytes(b"another process's")
-    NgramModMemory("v", n=2, size=1 << 18, file=file).save()
+    NgramModTables("v", n=2, size=1 << 18, file=file).save()
     assert set(tmp_path.iterdir()) == {file, at_work}
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import Ask, Opening
+from drafters.base import DraftQuery, SequenceStart
 from drafters.ngram_simple import NgramSimpleDrafter
 
 sizes = st.tuples(st.integers(1, 4), st.integers(0, 6)).map(lambda pair: (pair[0], sum(pair)))
@@ -29,12 +29,12 @@ def scan(text: list[int], sizes: tuple[int, int], limit: int) -> tuple[list[int]
 )
 def test_it_drafts_what_a_scan_would_find(sizes: tuple[int, int], parts: list[list[int]], limit: int) -> None:
     drafter = NgramSimpleDrafter(*sizes)
-    drafter.open(Opening(1, parts[0]))
+    drafter.open(SequenceStart(1, parts[0]))
     text = list(parts[0])
     for part in parts[1:]:
         drafter.observe(1, part)
         text += part
-        draft = drafter.propose(Ask(1, limit))
+        draft = drafter.propose(DraftQuery(1, limit))
         expected, n = scan(text, sizes, limit)
         assert list(draft.tokens) == expected
         if n:
@@ -43,25 +43,25 @@ def test_it_drafts_what_a_scan_would_find(sizes: tuple[int, int], parts: list[li
 
 def test_the_newest_match_wins_and_the_longest_before_it() -> None:
     drafter = NgramSimpleDrafter(1, 3)
-    drafter.open(Opening(1, [1, 2, 3, 50, 2, 3, 60, 2, 3, 70, 1, 2, 3]))
-    assert list(drafter.propose(Ask(1, 1)).tokens) == [50]
-    drafter.open(Opening(2, [2, 3, 60, 2, 3, 70, 2, 3]))
-    assert list(drafter.propose(Ask(2, 1)).tokens) == [70]
+    drafter.open(SequenceStart(1, [1, 2, 3, 50, 2, 3, 60, 2, 3, 70, 1, 2, 3]))
+    assert list(drafter.propose(DraftQuery(1, 1)).tokens) == [50]
+    drafter.open(SequenceStart(2, [2, 3, 60, 2, 3, 70, 2, 3]))
+    assert list(drafter.propose(DraftQuery(2, 1)).tokens) == [70]
 
 
 def test_a_longer_match_is_surer() -> None:
     drafter = NgramSimpleDrafter(2, 16)
     priors = []
     for length in (2, 3, 5, 7, 12, 16):
-        drafter.open(Opening(length, [*range(length), 99, *range(length)]))
-        priors.append(drafter.propose(Ask(length, 1)).prior)
+        drafter.open(SequenceStart(length, [*range(length), 99, *range(length)]))
+        priors.append(drafter.propose(DraftQuery(length, 1)).prior)
     assert priors == sorted(set(priors))
 
 
 def test_a_match_shorter_than_the_least_size_is_none() -> None:
     drafter = NgramSimpleDrafter(3, 5)
-    drafter.open(Opening(1, [1, 2, 9, 1, 2]))
-    assert not drafter.propose(Ask(1, 4)).tokens
+    drafter.open(SequenceStart(1, [1, 2, 9, 1, 2]))
+    assert not drafter.propose(DraftQuery(1, 4)).tokens
 
 
 @pytest.mark.parametrize("sizes", [(0, 3), (4, 3), (-1, -1)])

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import NO_DRAFT, Ask, Drafter, Opening
+from drafters.base import NO_DRAFT, Drafter, DraftQuery, SequenceStart
 from drafters.prediction import PredictionDrafter
 
 EXPECTED = list(range(100, 160))
@@ -11,7 +11,7 @@ EXPECTED = list(range(100, 160))
 
 def opened(prediction: Sequence[int]) -> PredictionDrafter:
     drafter = PredictionDrafter()
-    drafter.open(Opening(1, [1, 2, 3], prediction))
+    drafter.open(SequenceStart(1, [1, 2, 3], prediction))
     return drafter
 
 
@@ -19,7 +19,7 @@ def say(drafter: PredictionDrafter, answer: Sequence[int], limit: int = 8) -> li
     """Answer step by step, as the engine does; returns the tokens of each step."""
     steps, at = [], 0
     while at < len(answer):
-        draft = list(drafter.propose(Ask(1, limit)).tokens)
+        draft = list(drafter.propose(DraftQuery(1, limit)).tokens)
         accepted = 0
         while (
             accepted < len(draft) and at + accepted < len(answer) and draft[accepted] == answer[at + accepted]
@@ -28,7 +28,7 @@ def say(drafter: PredictionDrafter, answer: Sequence[int], limit: int = 8) -> li
         said = answer[at : at + accepted + 1]
         drafter.observe(1, said)
         if draft:
-            drafter.settle(1, len(draft), accepted)
+            drafter.record_verified(1, len(draft), accepted)
         steps.append(len(said))
         at += len(said)
     return steps
@@ -40,7 +40,7 @@ def test_it_is_a_drafter() -> None:
 
 
 def test_it_drafts_from_the_beginning_before_anything_was_said() -> None:
-    assert list(opened(EXPECTED).propose(Ask(1, 5)).tokens) == EXPECTED[:5]
+    assert list(opened(EXPECTED).propose(DraftQuery(1, 5)).tokens) == EXPECTED[:5]
 
 
 def test_an_answer_as_expected_takes_few_steps() -> None:
@@ -52,7 +52,7 @@ def test_an_answer_as_expected_takes_few_steps() -> None:
 def test_without_a_prediction_nothing_is_drafted_or_counted() -> None:
     drafter = opened([])
     drafter.observe(1, [5])
-    assert drafter.propose(Ask(1, 5)) == NO_DRAFT
+    assert drafter.propose(DraftQuery(1, 5)) == NO_DRAFT
     assert drafter.counts(1) == (0, 0)
     drafter.close(1)
 
@@ -71,28 +71,28 @@ def test_after_a_divergence_it_goes_on_and_counts_what_was_rejected() -> None:
 def test_an_answer_that_begins_otherwise_finds_its_place() -> None:
     drafter = opened(EXPECTED)
     drafter.observe(1, [7, 8, 9, 10, *EXPECTED[30:35]])
-    assert list(drafter.propose(Ask(1, 3)).tokens) == EXPECTED[35:38]
+    assert list(drafter.propose(DraftQuery(1, 3)).tokens) == EXPECTED[35:38]
 
 
 def test_a_change_is_drafted_when_it_comes_again() -> None:
     prediction = [*range(20), 500, *range(30, 50), 500, *range(60, 80)]
     drafter = opened(prediction)
     drafter.observe(1, [*range(20), 600, *range(30, 49)])
-    assert list(drafter.propose(Ask(1, 4)).tokens) == [49, 600, 60, 61]
+    assert list(drafter.propose(DraftQuery(1, 4)).tokens) == [49, 600, 60, 61]
 
 
 def test_at_its_end_it_falls_silent() -> None:
     drafter = opened(EXPECTED)
     drafter.observe(1, EXPECTED)
-    assert drafter.propose(Ask(1, 4)) == NO_DRAFT
+    assert drafter.propose(DraftQuery(1, 4)) == NO_DRAFT
 
 
 @given(st.lists(st.integers(0, 4), max_size=40), st.lists(st.integers(0, 4), min_size=1, max_size=60))
 def test_whatever_is_said_drafts_come_from_the_prediction_or_the_answer(a: list[int], b: list[int]) -> None:
     drafter = opened(a)
     for token in b:
-        draft = drafter.propose(Ask(1, 6))
-        assert drafter.propose(Ask(1, 6)) == draft
+        draft = drafter.propose(DraftQuery(1, 6))
+        assert drafter.propose(DraftQuery(1, 6)) == draft
         assert len(draft.tokens) <= 6
         assert set(draft.tokens) <= {*a, *b}
         drafter.observe(1, [token])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import NO_DRAFT, Ask, Drafter, MemoryFileError, Opening, SharedMemory
+from drafters.base import NO_DRAFT, Drafter, DraftQuery, SequenceStart, SharedTable, TableFileError
 from drafters.history import History
 from drafters.occurrences import GrowingText
 from drafters.suffix import DISPUTED, FINISHED, MATCH, NUM_CLASSES, SuffixDrafter
@@ -16,42 +16,42 @@ def opened(
     prompt: list[int], drafter: SuffixDrafter | None = None, seq: int = 1, tenant: str = ""
 ) -> SuffixDrafter:
     drafter = drafter or SuffixDrafter()
-    drafter.open(Opening(seq, prompt, tenant=tenant))
+    drafter.open(SequenceStart(seq, prompt, tenant=tenant))
     return drafter
 
 
 def finish(drafter: SuffixDrafter, tokens: list[int], tenant: str = "") -> None:
-    drafter.open(Opening(99, tokens, tenant=tenant))
+    drafter.open(SequenceStart(99, tokens, tenant=tenant))
     drafter.close(99)
 
 
 def test_it_is_a_drafter_with_a_memory() -> None:
     drafter: Drafter = SuffixDrafter()
-    assert isinstance(drafter, SharedMemory)
+    assert isinstance(drafter, SharedTable)
 
 
 def test_it_drafts_what_followed_the_longest_match() -> None:
     drafter = opened([1, 2, 3, 4, 5, 6, 9, 3, 4, 8, 1, 2, 3, 4])
-    draft = drafter.propose(Ask(1, 3))
+    draft = drafter.propose(DraftQuery(1, 3))
     assert list(draft.tokens) == [5, 6, 9]
     assert draft.source == "suffix"
     assert draft.bucket // NUM_CLASSES <= MATCH
 
 
 def test_a_disputed_continuation_has_a_bucket_and_a_lower_prior_of_its_own() -> None:
-    sure = opened([1, 2, 7, 4, 1, 2]).propose(Ask(1, 4))
-    disputed = opened([1, 2, 7, 4, 1, 2, 8, 1, 2]).propose(Ask(1, 4))
+    sure = opened([1, 2, 7, 4, 1, 2]).propose(DraftQuery(1, 4))
+    disputed = opened([1, 2, 7, 4, 1, 2, 8, 1, 2]).propose(DraftQuery(1, 4))
     assert sure.bucket // NUM_CLASSES == MATCH
     assert disputed.bucket // NUM_CLASSES == DISPUTED
     assert disputed.prior < sure.prior
 
 
 def test_what_never_occurred_is_not_drafted() -> None:
-    assert opened([1, 2, 3, 4]).propose(Ask(1, 4)) == NO_DRAFT
+    assert opened([1, 2, 3, 4]).propose(DraftQuery(1, 4)) == NO_DRAFT
 
 
 def test_a_period_is_drafted_beyond_the_end_of_the_text() -> None:
-    assert list(opened([1, 2, 3] * 4).propose(Ask(1, 8)).tokens) == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert list(opened([1, 2, 3] * 4).propose(DraftQuery(1, 8)).tokens) == [1, 2, 3, 1, 2, 3, 1, 2]
 
 
 @given(TOKENS, TOKENS, st.integers(1, 12))
@@ -60,9 +60,9 @@ def test_a_draft_keeps_to_its_limit_and_asking_twice_changes_nothing(
 ) -> None:
     drafter = opened(prompt)
     for token in answer:
-        draft = drafter.propose(Ask(1, limit))
+        draft = drafter.propose(DraftQuery(1, limit))
         assert len(draft.tokens) <= limit
-        assert drafter.propose(Ask(1, limit)) == draft
+        assert drafter.propose(DraftQuery(1, limit)) == draft
         assert set(draft.tokens) <= {*prompt, *answer}
         drafter.observe(1, [token])
 
@@ -74,7 +74,7 @@ def test_tokens_observed_together_draft_what_tokens_observed_singly_draft(a: lis
     for token in b:
         one.observe(1, [token])
     other.observe(1, b)
-    assert one.propose(Ask(1, 8)) == other.propose(Ask(1, 8))
+    assert one.propose(DraftQuery(1, 8)) == other.propose(DraftQuery(1, 8))
 
 
 def test_a_renamed_function_is_drafted_with_its_new_name() -> None:
@@ -84,25 +84,25 @@ def test_a_renamed_function_is_drafted_with_its_new_name() -> None:
     drafter = opened([1, 2, *source, 3, 4])
     for token in answer[:20]:
         drafter.observe(1, [token])
-    assert list(drafter.propose(Ask(1, 31)).tokens) == answer[20:51]
+    assert list(drafter.propose(DraftQuery(1, 31)).tokens) == answer[20:51]
 
 
 def test_a_finished_request_of_the_same_tenant_is_remembered() -> None:
     drafter = SuffixDrafter()
     finish(drafter, list(range(10, 40)), tenant="a")
     opened([1, 12, 13, 14, 15], drafter, tenant="a")
-    draft = drafter.propose(Ask(1, 4))
+    draft = drafter.propose(DraftQuery(1, 4))
     assert list(draft.tokens) == [16, 17, 18, 19]
     assert draft.bucket // NUM_CLASSES == FINISHED
     drafter.observe(1, [16, 17])
-    assert list(drafter.propose(Ask(1, 2)).tokens) == [18, 19]
+    assert list(drafter.propose(DraftQuery(1, 2)).tokens) == [18, 19]
 
 
 def test_a_finished_request_of_another_tenant_is_never_drafted() -> None:
     drafter = SuffixDrafter()
     finish(drafter, list(range(10, 40)), tenant="a")
     opened([1, 12, 13, 14, 15], drafter, tenant="b")
-    assert drafter.propose(Ask(1, 4)) == NO_DRAFT
+    assert drafter.propose(DraftQuery(1, 4)) == NO_DRAFT
 
 
 def test_after_a_reset_nothing_finished_is_drafted_not_even_where_it_was_being_followed() -> None:
@@ -110,9 +110,9 @@ def test_after_a_reset_nothing_finished_is_drafted_not_even_where_it_was_being_f
     finish(drafter, list(range(10, 40)))
     opened([1, 12, 13, 14, 15], drafter)
     drafter.reset()
-    assert drafter.propose(Ask(1, 4)) == NO_DRAFT
+    assert drafter.propose(DraftQuery(1, 4)) == NO_DRAFT
     drafter.observe(1, [16])
-    assert drafter.propose(Ask(1, 4)) == NO_DRAFT
+    assert drafter.propose(DraftQuery(1, 4)) == NO_DRAFT
     assert drafter.status()["tokens"] == 0
 
 
@@ -120,13 +120,13 @@ def test_a_drafter_without_history_remembers_nothing() -> None:
     drafter = SuffixDrafter(0)
     finish(drafter, list(range(10, 40)))
     opened([1, 12, 13, 14, 15], drafter)
-    assert drafter.propose(Ask(1, 4)) == NO_DRAFT
+    assert drafter.propose(DraftQuery(1, 4)) == NO_DRAFT
 
 
 def test_the_memory_is_in_no_file() -> None:
-    with pytest.raises(MemoryFileError, match="in memory only"):
+    with pytest.raises(TableFileError, match="in memory only"):
         SuffixDrafter().save()
-    with pytest.raises(MemoryFileError, match="in memory only"):
+    with pytest.raises(TableFileError, match="in memory only"):
         SuffixDrafter().load()
 
 

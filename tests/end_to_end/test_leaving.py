@@ -24,7 +24,7 @@ from engine.engine import Engine
 from engine.sequence import Sequence
 from engine.setup import flat_costs
 from server.app import create_app
-from server.generation.event_queue import Mailbox
+from server.generation.event_queue import EventQueue
 from server.generation.generation import Generation
 from server.generation.submission import Submission
 from tests.end_to_end.traffic import SCHEMA, TOOLS
@@ -32,7 +32,7 @@ from tests.server.served import served
 
 NUM_LEAVING = 40
 """Of each of the two servers below, after a third as many that make it warm."""
-MOST_AT_ONCE = 24
+MAX_AT_ONCE = 24
 QUESTION = [{"role": "user", "content": "Tell me about a red lantern. " + "The lamp is in the hall. " * 6}]
 MOMENTS = ("in the head", "in the body", "before the answer", "in the answer", "after the last byte")
 WAYS = ("half close", "close", "reset")
@@ -46,7 +46,7 @@ NEIGHBOUR = {
     "stream": True,
 }
 """What it is told is compared to the last bit, probabilities too."""
-PER_REQUEST = (Sequence, Submission, Generation, Mailbox)
+PER_REQUEST = (Sequence, Submission, Generation, EventQueue)
 """What there is for every request, and no longer than it."""
 HELD_OVER_COUNTED = 1.25
 """MLX may give a kept prefix a buffer that is a little larger than what it takes."""
@@ -153,7 +153,7 @@ async def _ends(url: str) -> dict[str, float]:
 async def _let_leave(url: str, rng: random.Random, num_clients: int) -> Counter[int | None]:
     """So many clients come and leave; returns the statuses that they saw before they did."""
     statuses: Counter[int | None] = Counter()
-    room = asyncio.Semaphore(MOST_AT_ONCE)
+    room = asyncio.Semaphore(MAX_AT_ONCE)
     # In turns, so that none is left out; the rest is drawn.
     kinds = [KINDS[number % len(KINDS)] for number in range(num_clients)]
 

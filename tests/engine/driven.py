@@ -12,7 +12,7 @@ from engine.sequence import Sequence
 from engine.setup import MakeSources, flat_costs, make_worker
 from tests.engine.support import Answer, make_loaded, oracle
 
-MOST_TURNS = 20_000
+MAX_TURNS = 20_000
 
 
 @functools.cache
@@ -52,10 +52,10 @@ class Driven:
 
     def turn_until(self, is_so: Callable[[], bool]) -> None:
         """Turn until the claim holds. Fails if it never does."""
-        for _ in range(MOST_TURNS):
+        for _ in range(MAX_TURNS):
             if is_so():
                 return
-            self.worker.turn()
+            self.worker.step()
         raise AssertionError("it never came true")
 
     def finish(self) -> None:

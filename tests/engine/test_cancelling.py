@@ -8,7 +8,7 @@ import weakref
 import mlx.core as mx
 import pytest
 
-from drafters.base import Ask, Draft, Opening
+from drafters.base import Draft, DraftQuery, SequenceStart
 from engine.engine import Engine
 from engine.request import Event, Failed
 from engine.speculative.proposers import DraftSources
@@ -18,7 +18,7 @@ from tests.engine.support import ask, prompt_of, request, wait_until
 
 NUM_CANCELLED = 250
 """By each of the four engines below."""
-MOST_AT_ONCE = 40
+MAX_AT_ONCE = 40
 PROMPTS = [tuple(prompt_of(length, length)) for length in (1, 9, 33, 70, 150)]
 """Few, so that many requests share what is prefilled and kept, as the choices of one request do."""
 
@@ -31,17 +31,17 @@ class Repeating:
     def __init__(self) -> None:
         self.last: dict[int, int] = {}
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: SequenceStart) -> None:
         self.last[opening.seq] = opening.prompt[-1]
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, ask: DraftQuery) -> Draft:
         token = self.last[ask.seq]
         return Draft([token] * min(3, ask.limit), self.name, 0, 0.9) if token % 3 == 0 else Draft()
 
     def observe(self, seq: int, tokens: list[int]) -> None:
         self.last[seq] = tokens[-1]
 
-    def settle(self, seq: int, offered: int, accepted: int) -> None:
+    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
         pass
 
     def close(self, seq: int) -> None:
@@ -71,7 +71,7 @@ class Leaver:
 
 def leave_at_random(engine: Engine, rng: random.Random) -> list[weakref.ref[Leaver]]:
     """Submit requests and cancel so many; returns references to where their events went."""
-    room = threading.Semaphore(MOST_AT_ONCE)
+    room = threading.Semaphore(MAX_AT_ONCE)
     leavers: list[Leaver] = []
     while sum(leaver.was_cancelled for leaver in leavers) < NUM_CANCELLED:
         assert room.acquire(timeout=60)
@@ -82,7 +82,7 @@ def leave_at_random(engine: Engine, rng: random.Random) -> list[weakref.ref[Leav
         if rng.random() < 0.7:
             # Some leave before they have begun, some while another one's prompt is read.
             engine.cancel(str(rng.randint(max(0, number - 5), number)))
-    for _ in range(MOST_AT_ONCE):
+    for _ in range(MAX_AT_ONCE):
         assert room.acquire(timeout=60)
     assert {len(leaver.ends) for leaver in leavers} == {1}
     assert not all(leaver.was_cancelled for leaver in leavers)

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from engine.kv_cache.rows import make_caches
-from engine.kv_cache.slices import cut_strip, take_state
+from engine.kv_cache.slices import cut_slice, take_state
 from engine.request import Failed, Finished, GenerationRequest
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin
@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
     def turn(self, num: int) -> None:
         for _ in range(num):
             if self.driven.worker.has_work:
-                self.driven.worker.turn()
+                self.driven.worker.step()
 
     @rule()
     @precondition(lambda self: not self.model.is_armed)
@@ -136,7 +136,7 @@ class Machine(RuleBasedStateMachine):
                 continue
             caches = make_caches(plain)
             plain(mx.array(sequence.tokens[:held])[None], cache=caches)
-            expected = [*cut_strip(caches, 0, held), *take_state(caches)]
+            expected = [*cut_slice(caches, 0, held), *take_state(caches)]
             found = [*rows.strip(row, 0, held), *rows.state(row)]
             for ours, theirs in zip(found, expected, strict=True):
                 assert (ours is None) == (theirs is None)
@@ -145,10 +145,10 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def everyone_is_in_one_place_until_the_one_end(self) -> None:
         worker = self.driven.worker
-        held = [*worker.members, *worker.intake.prefilling, *worker.intake.waiting]
+        held = [*worker.members, *worker.request_queue.prefilling, *worker.request_queue.waiting]
         assert len(held) == len({s.request.id for s in held})
         assert len(worker.rows.lengths) == len(worker.members)
-        assert len(worker.members) + len(worker.intake.prefilling) <= 3
+        assert len(worker.members) + len(worker.request_queue.prefilling) <= 3
         live = {s.request.id for s in worker.live}
         for name, answer in self.driven.answers.items():
             ends = [event for event in answer.events if event.is_terminal]
@@ -171,7 +171,7 @@ class Machine(RuleBasedStateMachine):
         # A step of one row that breaks is that row's.
         assert num_innocent <= self.num_faults
         assert self.drafter.num_open == 0
-        cache = self.driven.worker.beginnings.cache
+        cache = self.driven.worker.prefix_lookup.cache
         assert cache is not None
         assert cache.num_bytes <= cache.budget_bytes
         cache.shrink_to(0)

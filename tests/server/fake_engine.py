@@ -27,7 +27,7 @@ from engine.request import (
     Grammar,
     GrammarError,
     ModelInfo,
-    SharedMemoryError,
+    SharedTableError,
     Sink,
     TokenLogprob,
     Usage,
@@ -286,26 +286,26 @@ class FakeEngine:
     def prefix_status(self) -> dict[str, int]:
         return self.prefixes
 
-    def memory_status(self) -> dict[str, Any]:
+    def table_status(self) -> dict[str, Any]:
         if self.memory is None:
-            raise SharedMemoryError("there is no table")
+            raise SharedTableError("there is no table")
         return self.memory
 
-    def memory_reset(self) -> None:
+    def table_reset(self) -> None:
         self._call_memory("reset")
-        self.memory = self.memory_status() | {"occupied": 0, "occupancy": 0.0}
+        self.memory = self.table_status() | {"occupied": 0, "occupancy": 0.0}
 
-    def memory_save(self) -> str:
+    def table_save(self) -> str:
         return self._call_memory("save")
 
-    def memory_load(self) -> str:
+    def table_load(self) -> str:
         return self._call_memory("load")
 
     def _call_memory(self, name: str) -> str:
         # As the real one, which waits for the engine's thread.
         assert threading.current_thread() is not threading.main_thread()
         if self.memory_fault is not None and name != "reset":
-            raise SharedMemoryError(self.memory_fault)
+            raise SharedTableError(self.memory_fault)
         self.memory_calls.append(name)
         return f"{name} done"
 

@@ -30,10 +30,10 @@ LARGEST_SURPRISE = 2.0
 ODD_STEPS = 8
 """It is none if another such comes within so many steps."""
 
-LEAST_SHARE = 0.02
+MIN_SHARE = 0.02
 """No part of the cost is learned to be below this share of where it started."""
 
-LEAST_REACHED = 0.02
+MIN_REACHED = 0.02
 """Tokens of a draft that come to be checked less often than this are not worth weighing."""
 
 FIRST_STEPS = 3
@@ -58,7 +58,7 @@ class DraftWork:
     carried: Sequence[tuple[int, int] | None]
 
 
-class DraftCosts:
+class DraftModelCosts:
     """Seconds that the draft model takes for one wide step: to catch up, to draft, and to translate.
 
     Three parts are learned: one for each step, one for each drafted token, one for what is fed beyond the
@@ -88,11 +88,11 @@ class DraftCosts:
         """Whether hardly anything was measured yet, so that the formula alone says what would pay."""
         return self.is_learned and self._num_observed < FIRST_STEPS
 
-    def most_tokens(self, rate: float) -> int:
+    def max_tokens(self, rate: float) -> int:
         """Most tokens that are worth weighing, if one is right with this chance; no limit for given costs."""
         if not self.is_learned:
             return sys.maxsize
-        reached = max(1, int(math.log(LEAST_REACHED) / math.log(rate)))
+        reached = max(1, int(math.log(MIN_REACHED) / math.log(rate)))
         return min(reached, FIRST_TOKENS) if self.is_new else reached
 
     def seconds(self, num_rows: int, num_fed: int, num_drafted: int) -> float:
@@ -183,4 +183,4 @@ class _Fit:
         # By shares of the start, so that it is held as loosely if it is many times the formula's.
         held = PRIOR_WEIGHT / np.square(np.array(start))
         found = np.linalg.solve(self._squares + np.diag(held), self._products + held * np.array(start))
-        self.parts = tuple(max(LEAST_SHARE, float(part)) for part in found)
+        self.parts = tuple(max(MIN_SHARE, float(part)) for part in found)

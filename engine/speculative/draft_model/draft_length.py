@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from drafters.base import Draft
 from engine.speculative.acceptance import Acceptance
-from engine.speculative.draft_length import Offer, steady
+from engine.speculative.draft_length import DraftEstimate, steady
 from engine.speculative.draft_model.costs import DraftWork
 
 MODEL = "draft-model"
@@ -21,8 +21,8 @@ PROBE_RATE = 0.9
 """The chance that a probe hopes for. What would not pay even so is not tried."""
 
 PROBE_TOKENS = 2
-LEAST_WAIT_TOKENS = 16
-MOST_WAIT_TOKENS = 256
+MIN_WAIT_TOKENS = 16
+MAX_WAIT_TOKENS = 256
 TRUE_AGAIN = 4
 """After so many drafts in a row that came true nothing is held against the draft model any more."""
 
@@ -31,13 +31,13 @@ TRIAL_EVERY = 8
 
 
 @dataclass
-class Carried:
+class TokenYield:
     """How many of the target's tokens the draft model's come to: 1 each where both have one vocabulary.
 
     start: where it begins, what all rows have taught; None for that itself.
     """
 
-    start: "Carried | None" = None
+    start: "TokenYield | None" = None
     _drafted: float = 0.0
     _carried: float = 0.0
     _cycles: float = 0.0
@@ -77,7 +77,7 @@ class DraftLength:
     """
 
     acceptance: Acceptance
-    carried: Carried = field(default_factory=Carried)
+    carried: TokenYield = field(default_factory=TokenYield)
     num_behind: float = 1.0
     _since: int = 0
     # The first probe is due at once: a prompt that was just read leaves nothing to catch up with.
@@ -107,13 +107,13 @@ class DraftLength:
 
     def put_off(self) -> None:
         """No probe could be made: wait again."""
-        self._since, self._num_true, self._wait = 0, 0, max(self._wait, LEAST_WAIT_TOKENS)
+        self._since, self._num_true, self._wait = 0, 0, max(self._wait, MIN_WAIT_TOKENS)
 
-    def offer(self, limit: int, rate: float) -> Offer:
+    def estimate(self, limit: int, rate: float) -> DraftEstimate:
         """What to expect of drafts of up to limit of the target's tokens, if they are right at this rate."""
         chance = self.carried.chance
         expected = [1.0 + chance * (tokens - 1.0) for tokens in steady(rate, limit)]
-        return Offer(expected, draft=Draft((), MODEL, 0, MODEL_PRIOR), is_worth=True)
+        return DraftEstimate(expected, draft=Draft((), MODEL, 0, MODEL_PRIOR), is_worth=True)
 
     def num_to_draft(self, num_wanted: int) -> int:
         """How many of its own tokens the draft model is to draft for so many of the target's."""
@@ -126,7 +126,7 @@ class DraftLength:
         """
         return min(1.0, num_tokens / max(1.0, self.num_behind * self.carried.ratio))
 
-    def settle(self, work: DraftWork, row: int) -> None:
+    def record_work(self, work: DraftWork, row: int) -> None:
         """The draft model worked for this row and others."""
         carried = work.carried[row]
         if carried is not None:
@@ -152,11 +152,11 @@ class DraftLength:
             self._wait = 0
         elif not num_accepted:
             longer = 2 * self._wait if was_tried else self._wait
-            self._wait = min(max(longer, LEAST_WAIT_TOKENS), MOST_WAIT_TOKENS)
+            self._wait = min(max(longer, MIN_WAIT_TOKENS), MAX_WAIT_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlannedDraft:
     """What the draft model would have to do for a step. See DraftWork, and for share, DraftLength.spread."""
 
     num_fed: int = 0
@@ -164,17 +164,17 @@ class Wanted:
     share: float = 0.0
 
     @classmethod
-    def together(cls, asked: Iterable[tuple[DraftLength, Offer, int]]) -> "Wanted":
+    def together(cls, asked: Iterable[tuple[DraftLength, DraftEstimate, int]]) -> "PlannedDraft":
         """asked: for each row its hopes, its offer, and how many of the target's tokens it wants of it."""
-        found = [(length, offer, num) for length, offer, num in asked if num]
+        found = [(length, estimate, num) for length, estimate, num in asked if num]
         return cls(
             max((length.num_fed for length, _, _ in found), default=0),
             max((length.num_to_draft(num) for length, _, num in found), default=0),
-            max((length.spread(offer.expected[num]) for length, offer, num in found), default=0.0),
+            max((length.spread(estimate.expected[num]) for length, estimate, num in found), default=0.0),
         )
 
 
-class Trials:
+class PromptTrials:
     """Whose prompts the draft model reads: all while it pays, else those of one request in so many."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from engine.speculative.draft_model.costs import DraftWork
 from engine.speculative.draft_model.reader import DraftReader, GiveUp
 from engine.speculative.draft_model.sampling import make_draft_sampling
 from engine.speculative.translation.translation import Translation
-from engine.speculative.verify import Feed
+from engine.speculative.verify import RowInput
 
 BACKLOG_TOKENS = 64
 """Most settled ids that a row is fed before a draft; one that lacks more is brought nearer first."""
@@ -109,7 +109,7 @@ class DraftModel:
         self._rows.pop()
 
     def fill_in(
-        self, feeds: list[Feed], committed: Sequence[Sequence[int]], sampler: Sampler
+        self, inputs: list[RowInput], committed: Sequence[Sequence[int]], sampler: Sampler
     ) -> DraftWork | None:
         """Make the drafts that feeds want; a row that is too far behind gets none, and is brought nearer.
 
@@ -117,23 +117,23 @@ class DraftModel:
         sampler: the target's, for the same rows.
         Returns what was done, None if no feed wants a draft.
         """
-        num_to_draft = max(feed.num_to_draft for feed in feeds)
+        num_to_draft = max(row_input.num_to_draft for row_input in inputs)
         if not num_to_draft:
             return None
         parts = [
-            self._next_part(row, tokens, num_to_draft, feed.num_wanted > 0)
-            for row, (feed, tokens) in enumerate(zip(feeds, committed, strict=True))
+            self._next_part(row, tokens, num_to_draft, row_input.num_wanted > 0)
+            for row, (row_input, tokens) in enumerate(zip(inputs, committed, strict=True))
         ]
         # What is drafted for a row that lacks tokens is of no use to anybody.
         num_to_draft = num_to_draft if any(part.is_next for part in parts) else 0
         num_to_draft = min(num_to_draft, ROLLBACK_TOKENS - max(part.num_unsettled for part in parts))
         lines = self._draft(parts, [len(tokens) for tokens in committed], num_to_draft, sampler)
-        carried: list[tuple[int, int] | None] = [None] * len(feeds)
-        for row, (feed, part, line) in enumerate(zip(feeds, parts, lines, strict=True)):
+        carried: list[tuple[int, int] | None] = [None] * len(inputs)
+        for row, (row_input, part, line) in enumerate(zip(inputs, parts, lines, strict=True)):
             if part.is_next:
                 found = self._carry_back(self._rows[row], line)
-                draft, carried[row] = found[: feed.num_wanted], (len(line), len(found))
-                feeds[row] = replace(feed, draft=draft, source=replace(feed.source, tokens=draft))
+                draft, carried[row] = found[: row_input.num_wanted], (len(line), len(found))
+                inputs[row] = replace(row_input, draft=draft, source=replace(row_input.source, tokens=draft))
         return DraftWork(
             max(len(part.ids) for part in parts), num_to_draft, [part.left for part in parts], carried
         )

@@ -6,13 +6,13 @@ from engine.kv_cache.per_row import Caches
 from engine.kv_cache.sliding_window import ROLLBACK_TOKENS
 from engine.speculative.translation.translator import Translator
 
-MOST_IDS_PER_TOKEN = 2
+MAX_IDS_PER_TOKEN = 2
 """A text that takes the draft model more ids than that for each of the target's tokens is not drafted for:
 so much memory is set aside for them, and drafting would hardly pay."""
 SPARE_IDS = 256
 """Beyond that; a short text may take more."""
 
-MOST_UNSETTLED = ROLLBACK_TOKENS // 2
+MAX_UNSETTLED = ROLLBACK_TOKENS // 2
 """Ids that may still change, and so may have to be forgotten together with a draft."""
 
 
@@ -55,9 +55,9 @@ class DraftReader:
             raise OutOfReachError(
                 f"the draft model reads {self._context_tokens} tokens, and the text has {num_ids} of its own"
             )
-        if num_ids > MOST_IDS_PER_TOKEN * len(tokens) + SPARE_IDS:
+        if num_ids > MAX_IDS_PER_TOKEN * len(tokens) + SPARE_IDS:
             raise OutOfReachError(f"{len(tokens)} tokens are {num_ids} of the draft model's, far too many")
-        if num_ids - reading.num_settled > MOST_UNSETTLED:
+        if num_ids - reading.num_settled > MAX_UNSETTLED:
             raise OutOfReachError(f"{num_ids - reading.num_settled} of its tokens may still change")
         self.ids, self.num_settled, self._num_read = reading.ids, reading.num_settled, len(tokens)
         return reading.num_same

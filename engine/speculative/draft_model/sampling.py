@@ -13,7 +13,7 @@ import numpy as np
 from engine.sampling.sampler import Sampler, keep_likely, noise_key
 from engine.speculative.translation.token_map import NONE
 from engine.speculative.translation.translation import Translation
-from engine.speculative.translation.translator import Pair
+from engine.speculative.translation.translator import VocabularyPair
 
 WINDOW_SHARE = 2
 """Positions that noise is made for, a drafted token; behind them the last one's is used again."""
@@ -61,7 +61,7 @@ class SameIds:
 class SharedIds:
     """Only tokens that both have: the target's sampler draws among those, in the target's ids."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: VocabularyPair) -> None:
         to_draft = pair.token_map.to_draft
         self._num_ids = pair.draft.size
         self._to_draft = mx.array(np.maximum(to_draft, 0))
@@ -85,7 +85,7 @@ class OwnIds:
     drafted before it is counted by the target's tokens that it takes, each drafted token by itself.
     """
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: VocabularyPair) -> None:
         to_target = pair.token_map.to_target
         self._num_ids = pair.draft.size
         self._to_target = mx.array(np.maximum(to_target, 0))
@@ -151,7 +151,7 @@ _OWN_SALT = 0x6A09E667F3BCC908
 """Tells the noise of tokens that only the draft model has from the target's."""
 
 
-def _count_target_tokens(pair: Pair) -> np.ndarray:
+def _count_target_tokens(pair: VocabularyPair) -> np.ndarray:
     """(draft size,) how many of the target's tokens each token's text takes alone, about, int32."""
     counts = np.ones(pair.draft.size, np.int32)
     foreign = np.flatnonzero(pair.token_map.to_target == NONE)

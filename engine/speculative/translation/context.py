@@ -18,7 +18,7 @@ from engine.model.text_boundaries import (
     word_edges,
 )
 from engine.model.vocabulary import whole_characters
-from engine.speculative.translation.translator import Pair, Reading, TranslationCounts, count
+from engine.speculative.translation.translator import Reading, TranslationCounts, VocabularyPair, count
 
 SETTLE_TOKENS = 8
 """The settled edge moves up whenever so many tokens more than the prefix have come behind it."""
@@ -38,7 +38,7 @@ class ContextTranslator:
     prefix_tokens: p, so many committed tokens are encoded again with whatever comes behind them.
     """
 
-    def __init__(self, pair: Pair, prefix_tokens: int) -> None:
+    def __init__(self, pair: VocabularyPair, prefix_tokens: int) -> None:
         self.counts = TranslationCounts()
         self._pair = pair
         self._draft, self._target = pair.draft, pair.target

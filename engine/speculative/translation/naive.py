@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from engine.model.vocabulary import whole_characters
 from engine.speculative.translation.translator import (
     AppendOnlyTranslator,
-    Pair,
     Reading,
+    VocabularyPair,
     count,
 )
 
@@ -17,7 +17,7 @@ class NaiveTranslator(AppendOnlyTranslator):
     Source: the published baseline; what `context` is measured against.
     """
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: VocabularyPair) -> None:
         super().__init__(pair)
         self._pending = b""
 

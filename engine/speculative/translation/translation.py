@@ -12,7 +12,7 @@ from engine.model.vocabulary import Vocabulary
 from engine.speculative.translation.naive import NaiveTranslator
 from engine.speculative.translation.shared import SharedTranslator, Untranslated
 from engine.speculative.translation.token_map import TokenMap
-from engine.speculative.translation.translator import Pair, Translator
+from engine.speculative.translation.translator import Translator, VocabularyPair
 
 Strategy = Literal["context", "naive", "shared", "none"]
 PREFIX_TOKENS = 5
@@ -28,7 +28,7 @@ class Translation:
     def __init__(
         self,
         strategy: Strategy,
-        pair: Pair | None,
+        pair: VocabularyPair | None,
         num_draft_ids: int,
         num_target_ids: int,
         prefix_tokens: int = PREFIX_TOKENS,
@@ -57,7 +57,7 @@ class Translation:
         pair = None
         if strategy != "none":
             vocabularies = Vocabulary(draft), Vocabulary(target)
-            pair = Pair(*vocabularies, TokenMap(*vocabularies))
+            pair = VocabularyPair(*vocabularies, TokenMap(*vocabularies))
         return cls(strategy, pair, draft.vocab_size, target.vocab_size, prefix_tokens)
 
     def begin(self) -> Translator:

@@ -55,7 +55,7 @@ class Translator(Protocol):
 
 
 @dataclass(frozen=True)
-class Pair:
+class VocabularyPair:
     """Two vocabularies and what they share."""
 
     draft: Vocabulary
@@ -102,7 +102,7 @@ def count(counts: TranslationCounts, ids: list[int], drafted: Sequence[int]) -> 
 class AppendOnlyTranslator:
     """What the draft model was told, in its ids: they only grow."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: VocabularyPair) -> None:
         self.counts = TranslationCounts()
         self._pair = pair
         self._ids = list(pair.draft.opening)

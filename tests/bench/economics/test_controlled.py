@@ -7,7 +7,7 @@ import pytest
 
 from bench.economics.controlled import ControlledDrafter, acceptance, chance_for, forced_costs
 from cli.main import main
-from drafters.base import Ask, Opening
+from drafters.base import DraftQuery, SequenceStart
 
 
 @pytest.mark.parametrize("length", [1, 4, 16])
@@ -20,11 +20,11 @@ def test_an_answer_is_drafted_rightly_as_often_as_asked():
     answer = tuple(range(1000, 3000))
     drafter = ControlledDrafter(5000)
     drafter.chance = 0.7
-    drafter.open(Opening(0, (1,), answer))
-    draft = drafter.propose(Ask(0, 2000)).tokens
+    drafter.open(SequenceStart(0, (1,), answer))
+    draft = drafter.propose(DraftQuery(0, 2000)).tokens
     assert sum(a == b for a, b in zip(draft, answer, strict=True)) == pytest.approx(1400, abs=80)
     drafter.observe(0, answer[:1990])
-    assert len(drafter.propose(Ask(0, 20)).tokens) == 10
+    assert len(drafter.propose(DraftQuery(0, 20)).tokens) == 10
     drafter.close(0)
 
 

@@ -120,7 +120,7 @@ def test_those_on_trial_may_be_cancelled_and_newcomers_wait_for_the_end_of_it() 
     driven.turn_until(lambda: model.num_failed == 1)
     late = request(prompt_of(20, 50), name="late")
     driven.ask(late)
-    driven.worker.turn()
+    driven.worker.step()
     on_trial = [s.request.id for s in driven.worker.members]
     assert "late" not in on_trial
     assert on_trial
@@ -138,7 +138,7 @@ def test_a_prompt_that_was_being_read_is_read_again_after_the_trial() -> None:
     for one in requests:
         driven.ask(one)
     driven.turn_until(lambda: len(driven.worker.members) == 3)
-    assert [s.request.id for s in driven.worker.intake.prefilling] == ["long"]
+    assert [s.request.id for s in driven.worker.request_queue.prefilling] == ["long"]
     model.fails = lambda tokens: tokens.shape[0] == 3 and model.num_failed == 0
     check_all_but(driven, requests)
     assert model.num_failed == 1

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from config.settings import BUNDLED_MODEL, Settings
-from drafters.base import Ask, Draft
+from drafters.base import Draft, DraftQuery
 from engine.engine import Engine
 from engine.model.loading import ModelError
 from engine.request import EngineError, GenerationRequest, Usage
@@ -73,7 +73,7 @@ def test_a_request_that_breaks_a_step_fails_alone(at: int, start_engine: StartEn
 class PoisonedDrafter(Oracle):
     """Knows the answers, and at their fifth token drafts one that breaks the step."""
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, ask: DraftQuery) -> Draft:
         draft = super().propose(ask)
         tokens = [POISON if at == 4 else token for at, token in enumerate(draft.tokens)]
         return dataclasses.replace(draft, tokens=tokens)

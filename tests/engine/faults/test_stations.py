@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from drafters.base import Ask, Draft
+from drafters.base import Draft, DraftQuery
 from engine.kv_cache.rows import BatchedRows, SeparateRows
 from engine.model.detokenizer import AnswerText
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import Event, Failed, Finished, GenerationRequest
 from engine.sampling.sampler import Sampler
 from engine.scheduler import prefill_budget as scheduler
-from engine.scheduler.memory_budget import Admission
-from engine.scheduler.prefix_lookup import Beginnings
-from engine.scheduler.request_queue import Intake
+from engine.scheduler.memory_budget import MemoryBudget
+from engine.scheduler.prefix_lookup import PrefixLookup
+from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence
 from engine.speculative import verify as drafted_step
-from engine.speculative.proposers import Drafting, DraftSources, SequenceDrafts
-from engine.speculative.slowdown_budget import Ledger
+from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
+from engine.speculative.slowdown_budget import SlowdownBudget
 from engine.speculative.step_costs import StepClock
 from engine.worker import Worker
 from tests.drafters.fakes import Coin
@@ -32,26 +32,26 @@ from tests.engine.support import Answer, ask, prompt_of, request, wait_until
 EVERYWHERE: dict[str, tuple[Any, str]] = {
     "take": (Sequence, "of"),
     "queue": (Worker, "submit"),
-    "drop": (Intake, "drop_ended"),
-    "admit": (Intake, "admit"),
-    "await a prefill": (Beginnings, "awaits"),
-    "find a beginning": (Beginnings, "find"),
-    "may it begin": (Admission, "may_begin"),
-    "make room": (Admission, "make_room"),
+    "drop": (RequestQueue, "drop_ended"),
+    "admit": (RequestQueue, "admit"),
+    "await a prefill": (PrefixLookup, "awaits"),
+    "find a beginning": (PrefixLookup, "find"),
+    "may it begin": (MemoryBudget, "may_begin"),
+    "make room": (MemoryBudget, "make_room"),
     "share the budget": (scheduler, "plan_prefill"),
-    "begin to draft": (Drafting, "begin"),
+    "begin to draft": (Proposers, "begin"),
     "plan": (Planner, "plan"),
     "propose": (SequenceDrafts, "propose"),
     "sample": (Sampler, "sample"),
     "wide step": (drafted_step, "run"),
-    "charge": (Ledger, "charge"),
+    "charge": (SlowdownBudget, "charge"),
     "clock": (StepClock, "lap"),
     "commit": (Sequence, "commit"),
     "detokenise": (AnswerText, "add"),
     "last characters": (AnswerText, "finish"),
     "observe": (SequenceDrafts, "observe"),
     "usage": (Sequence, "usage"),
-    "keep a row": (Beginnings, "keep_row"),
+    "keep a row": (PrefixLookup, "keep_row"),
     "find a prefix": (PrefixCache, "find"),
     "keep a prefix": (PrefixCache, "put"),
 }
@@ -87,7 +87,7 @@ class Fault:
 class Flighty(Coin):
     """Is silent at every other place, so that wide and plain steps take turns."""
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, ask: DraftQuery) -> Draft:
         draft = super().propose(ask)
         return draft if sum(draft.tokens) % 2 else Draft()
 
@@ -99,7 +99,7 @@ def asked(start: int) -> list[GenerationRequest]:
     ]
 
 
-def check(answers: SequenceOf[tuple[GenerationRequest, Answer]], name: str, most_failed: int) -> int:
+def check(answers: SequenceOf[tuple[GenerationRequest, Answer]], name: str, max_failed: int) -> int:
     """Each has one end, and every good one is right. Returns how many are bad."""
     ends = [answer.end() for _, answer in answers]
     for (one, _), end in zip(answers, ends, strict=True):
@@ -107,7 +107,7 @@ def check(answers: SequenceOf[tuple[GenerationRequest, Answer]], name: str, most
             assert list(end.tokens) == truth(name, one)
     failed = [end for end in ends if isinstance(end, Failed)]
     assert {end.kind for end in failed} <= {"request"}
-    assert len(failed) <= most_failed
+    assert len(failed) <= max_failed
     return len(failed)
 
 

@@ -114,13 +114,13 @@ NEEDS = st.tuples(st.integers(1, 64), st.integers(0, 9000))
 
 @given(EXTENTS, NEEDS, st.none() | st.integers(0, 10**6))
 def test_buffers_grow_to_what_is_needed_and_keep_what_they_had(
-    extent: Extent, needed: Extent, most_places: int | None
+    extent: Extent, needed: Extent, max_places: int | None
 ) -> None:
-    slots, columns = grown(extent, needed, most_places)
+    slots, columns = grown(extent, needed, max_places)
     assert slots >= max(extent[0], needed[0])
     assert columns >= max(extent[1], needed[1])
     least = max(extent[0], needed[0]) * max(extent[1], rounded(needed[1]))
-    assert most_places is None or slots * columns <= max(least, most_places)
+    assert max_places is None or slots * columns <= max(least, max_places)
 
 
 @given(EXTENTS, NEEDS)

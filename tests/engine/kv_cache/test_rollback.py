@@ -18,13 +18,13 @@ from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows
 from engine.kv_cache.slices import rebuild
 
 NUM_SCHEDULES = 10_000
-MOST_ROUNDS = 2
-MOST_ROWS = 4
+MAX_ROUNDS = 2
+MAX_ROWS = 4
 WIDEST = 8
 WINDOW = 16
 DIM = 32
 NUM_TOKENS = 251
-MOST_TOKENS = 420
+MAX_TOKENS = 420
 PERIOD = 5
 
 # Numbers by place and token; the second half tells the place, as rotary embeddings would.
@@ -34,8 +34,8 @@ EMBEDDING[:, :, DIM // 2 :] += np.arange(PERIOD)[:, None, None]
 EMBEDDING[:, :, :2] = 0, 255
 
 # What a token i places back adds to the recurrent state.
-POWERS = np.array([[3 ** max(0, i - j) % NUM_TOKENS * (i >= j) for j in range(MOST_TOKENS)]
-                   for i in range(MOST_TOKENS)])  # fmt: skip
+POWERS = np.array([[3 ** max(0, i - j) % NUM_TOKENS * (i >= j) for j in range(MAX_TOKENS)]
+                   for i in range(MAX_TOKENS)])  # fmt: skip
 
 KINDS: dict[str, Callable[[], list[Any]]] = {
     "full": lambda: [KVCache()],
@@ -92,7 +92,7 @@ class Life:
         self.logits = np.array(model(mx.array([self.tokens]), cache=self.caches)[0])
         self.num_computed = self.num_committed = 0
 
-    def feed(self) -> tuple[list[int], int]:
+    def row_input(self) -> tuple[list[int], int]:
         """What is pending and some drafted tokens, and how many of all these are true."""
         pending = self.tokens[self.num_computed : self.num_committed + 1]
         # As the engine does: when too much is pending, compute that first.
@@ -104,14 +104,14 @@ class Life:
     @property
     def is_over(self) -> bool:
         """Whether another schedule might need more tokens than there are."""
-        return self.num_committed + MOST_ROUNDS * WIDEST >= len(self.tokens)
+        return self.num_committed + MAX_ROUNDS * WIDEST >= len(self.tokens)
 
 
 def run_schedule(rows: Rows, lives: list[Life], num_rounds: int) -> None:
     """Some wide steps of which random parts are kept; every kept answer equals the plain one."""
     checks = []
     for _ in range(num_rounds):
-        fed = [life.feed() for life in lives]
+        fed = [life.row_input() for life in lives]
         # Some of what is kept may be known to be so when it is fed.
         floors = [
             life.num_computed + life.rng.randint(0, kept) for life, (_, kept) in zip(lives, fed, strict=True)
@@ -154,9 +154,9 @@ def run_lives(kind: str, kv_bits: int | None, batched: bool) -> None:
     model = Whole(kind)
     num_done = 0
     while num_done < NUM_SCHEDULES:
-        num_rows = rng.randint(1, MOST_ROWS)
+        num_rows = rng.randint(1, MAX_ROWS)
         rows: Rows = BatchedRows(model) if batched else SeparateRows(model)
-        lives = [Life(model, kv_bits, rng, rng.randint(200, MOST_TOKENS)) for _ in range(num_rows)]
+        lives = [Life(model, kv_bits, rng, rng.randint(200, MAX_TOKENS)) for _ in range(num_rows)]
         for life in lives:
             life.num_computed = life.num_committed = rng.randint(0, 90) * rng.randint(0, 1)
             caches = make_caches(model, kv_bits)
@@ -164,7 +164,7 @@ def run_lives(kind: str, kv_bits: int | None, batched: bool) -> None:
                 model(mx.array([life.tokens[: life.num_computed]]), cache=caches)
             rows.add(caches, life.num_computed)
         while not any(life.is_over for life in lives):
-            num_rounds = rng.randint(1, MOST_ROUNDS)
+            num_rounds = rng.randint(1, MAX_ROUNDS)
             run_schedule(rows, lives, num_rounds)
             num_done += num_rows
             if isinstance(rows, BatchedRows):
@@ -181,7 +181,7 @@ def caches_of(rows: Rows, row: int, length: int) -> Caches:
     if isinstance(rows, SeparateRows):
         return rows.caches[row]
     assert isinstance(rows, BatchedRows)
-    return rebuild(make_caches(rows.model), [rows.strip(row, 0, length)], [], length)
+    return rebuild(make_caches(rows.model), [rows.kv_slice(row, 0, length)], [], length)
 
 
 def poison_leftovers(rows: BatchedRows) -> None:

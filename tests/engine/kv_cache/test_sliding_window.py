@@ -64,8 +64,8 @@ def test_what_it_keeps_is_bounded(numbers: mx.array) -> None:
     for at in range(NUM_TOKENS):
         fed = numbers[:, :, at : at + 1]
         cache.update_and_fetch(fed, fed)
-    most_columns = 100 + BLOCK_TOKENS + ROLLBACK_TOKENS + SLACK_TOKENS
-    assert cache.nbytes <= 2 * most_columns * 2 * 8 * 4
+    max_columns = 100 + BLOCK_TOKENS + ROLLBACK_TOKENS + SLACK_TOKENS
+    assert cache.nbytes <= 2 * max_columns * 2 * 8 * 4
     assert cache.size() == 100
     assert not cache.empty()
 

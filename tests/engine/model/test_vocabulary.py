@@ -11,9 +11,9 @@ from mlx_lm.utils import load_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from config.settings import BUNDLED_MODEL
-from engine import tokenizer as engine_tokenizer
+from engine.model import tokenizer as engine_tokenizer
 from engine.model.vocabulary import Vocabulary, VocabularyError, whole_characters
-from tests.engine import tokenizers_zoo as zoo
+from tests.engine.model import tokenizers_zoo as zoo
 
 WORDS = st.sampled_from(
     [" the", "the", "add", " of", "  ", "\n", "\n    ", "1", " 22", "żółw", " ł", ".", "\t", "<|end|>",
@@ -248,7 +248,7 @@ def make_bare(decoder: decoders.Decoder | None) -> engine_tokenizer.Tokenizer:
         (lambda: make_bare(None), "has no decoder"),
         (lambda: make_bare(decoders.CTC()), "decodes by a CTC"),
         (lambda: make_bare(decoders.BPEDecoder()), "decodes by a BPEDecoder"),
-        (lambda: make_bare(decoders.Strip(" ", 1, 0)), "decodes by a Strip"),
+        (lambda: make_bare(decoders.KVSlice(" ", 1, 0)), "decodes by a Strip"),
         (lambda: SimpleNamespace(vocab_size=3), "none of the tokenizers library"),
     ],
 )  # fmt: skip

@@ -14,13 +14,13 @@ import mlx.core as mx
 import pytest
 
 from config.whole_file import unfinished_path
-from engine.kv_cache.slices import State, Strip
+from engine.kv_cache.slices import KVSlice, State
 from engine.model.weights_digest import weights_fingerprint
 from engine.prefix_cache import disk as prefix_store
 from engine.prefix_cache import disk_file as prefix_file
 from engine.prefix_cache.disk import PrefixStore
 from tests.engine.conftest import StartEngine
-from tests.engine.prefix_cache.test_prefix_cache import state_of, strip_of
+from tests.engine.prefix_cache.test_trie import slice_of, state_of
 from tests.engine.support import CONFIGS, ask, make_loaded, make_model, oracle, prompt_of, request
 
 TOKENS = tuple(range(1, 101))
@@ -35,7 +35,7 @@ class Kept:
 
     def save(self, *tokens: int) -> None:
         state = (lambda: state_of(tokens)) if self.needs_state else list
-        self.store.save(tokens, lambda start, end: strip_of(tokens[start:end]), state)
+        self.store.save(tokens, lambda start, end: slice_of(tokens[start:end]), state)
 
     def load(self, *prompt: int) -> int:
         """The number of tokens that were read."""
@@ -46,8 +46,8 @@ class Kept:
             return 0
         cut, state = taken
         for start in (0, length // 2):
-            strip: Strip = cut(start, length)
-            assert strip[0][0, 0, :, 0].tolist() == list(prompt[start:length])
+            kv_slice: KVSlice = cut(start, length)
+            assert kv_slice[0][0, 0, :, 0].tolist() == list(prompt[start:length])
         if self.needs_state:
             last: State = state
             assert last[0] is not None
@@ -57,7 +57,7 @@ class Kept:
 
 @pytest.fixture(autouse=True)
 def save_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_store, "LEAST_SAVED_TOKENS", 1)
+    monkeypatch.setattr(prefix_store, "MIN_SAVED_TOKENS", 1)
 
 
 def test_a_restart_finds_what_was_saved(tmp_path: Path) -> None:
@@ -202,8 +202,8 @@ def test_a_disk_that_is_full_is_a_warning(tmp_path: Path, monkeypatch: pytest.Mo
 KILLED = """
 import sys
 from pathlib import Path
-from tests.engine import test_prefix_store as t
-t.prefix_store.LEAST_SAVED_TOKENS = 1
+from tests.engine.prefix_cache import test_disk as t
+t.prefix_store.MIN_SAVED_TOKENS = 1
 kept = t.Kept(Path(sys.argv[1]))
 print(len(kept.store), flush=True)
 at = int(sys.argv[2])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jsonschema
 import pytest
 
-from drafters.base import NO_DRAFT, Ask, Draft
+from drafters.base import NO_DRAFT, Draft, DraftQuery
 from engine.request import DraftChoice, GenerationRequest, Grammar, GrammarError
 from engine.sampling.grammar import Grammars
 from engine.speculative.proposers import DraftSources
@@ -93,7 +93,7 @@ def test_what_is_forced_is_drafted_and_longer_drafts_that_agree_go_first(start_e
     shown = []
 
     class Watched(Scripted):
-        def propose(self, ask: Ask) -> Draft:
+        def propose(self, ask: DraftQuery) -> Draft:
             _, at = self.open_now[ask.seq]
             tokens = plain[at : at + 6] if at == 0 else []
             shown.append(tokens)

@@ -114,7 +114,7 @@ def test_those_of_a_prompt_are_told_once_though_the_first_step_fails(monkeypatch
     # Both begin again, from their prompts.
     with monkeypatch.context() as patch:
         patch.setattr(type(driven.worker.rows), "forward", fail)
-        driven.worker.turn()
+        driven.worker.step()
     assert driven.worker.members == []
     driven.turn_until(lambda: not driven.worker.has_work)
     assert [entry.token for entry in entries(answer)] == [*one.prompt, *truth("llama", one)]

@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 
 from engine.kv_cache.per_row import arrays_of, leaves, make_caches
-from engine.kv_cache.rows import settle
+from engine.kv_cache.rows import evaluate
 from engine.scheduler.footprint import Footprint, measure
 from tests.engine.support import CONFIGS, make_model
 
@@ -19,7 +19,7 @@ def test_rows_take_what_was_foretold(name: str, kv_bits: int | None) -> None:
     caches, length = make_caches(model, kv_bits), 0
     for chunk in (1, 50, CHUNK, CHUNK, 7, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK):
         model(mx.ones((1, chunk), mx.int32), cache=caches)
-        settle(caches)
+        evaluate(caches)
         length += chunk
         held = sum(array.nbytes for cache in leaves(caches) for array in arrays_of(cache))
         # Buffers grow by 256 tokens; windows have up to 640 beside their own; a snapshot doubles state.

@@ -13,7 +13,7 @@ from engine.kv_cache.probes import can_batch
 from engine.model.loading import LoadedModel, ModelError
 from engine.request import GenerationRequest
 from engine.scheduler import footprint
-from engine.scheduler import memory_budget as admission
+from engine.scheduler import memory_budget as memory_budget
 from engine.scheduler.footprint import Footprint
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Liar
@@ -41,8 +41,8 @@ def free_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(model: Any, kv_bits: int | None = None) -> Footprint:
         return replace(footprint.measure(model, kv_bits), fed_bytes=0, seen_bytes=0.0)
 
-    monkeypatch.setattr(admission, "measure", measure)
-    monkeypatch.setattr(admission, "ANSWER_TOKENS", 16)
+    monkeypatch.setattr(memory_budget, "measure", measure)
+    monkeypatch.setattr(memory_budget, "ANSWER_TOKENS", 16)
 
 
 @functools.cache
@@ -57,7 +57,7 @@ def loaded_wide() -> LoadedModel:
 def memory_for(loaded: LoadedModel, num_tokens: int) -> int:
     """Just enough memory for one sequence of that length."""
     settings = Settings(memory_bytes=ROOMY)
-    foreseen = admission.make_admission(loaded, settings, can_batch(loaded.model), None)
+    foreseen = memory_budget.make_memory_budget(loaded, settings, can_batch(loaded.model), None)
     return loaded.info.weight_bytes + foreseen.bytes_alone(num_tokens)
 
 
@@ -104,8 +104,10 @@ def test_mlx_never_takes_more_than_was_foretold() -> None:
         driven.ask(asked)
     num_running = 0
     while driven.worker.has_work:
-        driven.worker.turn()
-        num_running = max(num_running, len(driven.worker.members) + len(driven.worker.intake.prefilling))
+        driven.worker.step()
+        num_running = max(
+            num_running, len(driven.worker.members) + len(driven.worker.request_queue.prefilling)
+        )
     assert all(len(answer.finished().tokens) == 60 for answer in driven.answers.values())
     assert 1 < num_running < 6
     assert mx.get_peak_memory() - before <= needed
@@ -118,7 +120,7 @@ def test_kept_prefixes_give_way_before_any_row_does() -> None:
     for i in range(3):
         driven.ask(request(prompt_of(250, i), name=str(i), max_tokens=2))
     driven.finish()
-    prefixes = driven.worker.beginnings.cache
+    prefixes = driven.worker.prefix_lookup.cache
     assert prefixes is not None
     kept = prefixes.num_bytes
     assert kept > 0
@@ -158,7 +160,7 @@ def test_a_short_request_finds_a_row_while_long_prompts_prefill() -> None:
     driven = Driven(make_loaded("llama"), prefill_chunk_tokens=16, max_rows=4, prefix_cache_bytes=0)
     for i in range(8):
         driven.ask(request(prompt_of(300, i), name=f"long {i}", max_tokens=2))
-    driven.worker.turn()
+    driven.worker.step()
     hurried = driven.ask(short("hurried", 3))
     driven.turn_until(lambda: bool(hurried.events))
     assert not any(driven.answers[f"long {i}"].events for i in range(8))
@@ -173,10 +175,10 @@ def test_a_long_prompt_gets_on_beside_a_stream_of_short_ones() -> None:
     long = driven.ask(request(prompt_of(300), name="long", max_tokens=2))
     num_asked = 0
     while not long.events:
-        if len(driven.worker.intake.waiting) < 4:
+        if len(driven.worker.request_queue.waiting) < 4:
             driven.ask(request(prompt_of(15, num_asked), name=str(num_asked), max_tokens=4))
             num_asked += 1
-        driven.worker.turn()
+        driven.worker.step()
         assert num_asked < 500
     driven.finish()
 
@@ -190,7 +192,7 @@ def test_the_context_is_what_memory_holds() -> None:
     assert info.context_tokens == 512
     limit = info.memory_limit
     assert limit is not None
-    assert limit.most_tokens == info.context_tokens
+    assert limit.max_tokens == info.context_tokens
     assert limit.bytes_of(info.context_tokens) <= limit.room_bytes < limit.bytes_of(1024)
     fits = request(prompt_of(info.context_tokens - 40), name="fits", max_tokens=40, temperature=0.9)
     driven.ask(fits)
@@ -208,7 +210,7 @@ def test_with_memory_enough_the_context_is_the_model_s_own() -> None:
 def test_memory_that_holds_no_row_is_told_before_the_first_request() -> None:
     loaded = make_loaded("llama")
     with pytest.raises(ModelError, match=r"no room for a row of llama.*takes [\d.]+ MiB"):
-        admission.make_admission(loaded, Settings(memory_bytes=loaded.info.weight_bytes), True, None)
+        memory_budget.make_memory_budget(loaded, Settings(memory_bytes=loaded.info.weight_bytes), True, None)
 
 
 @pytest.mark.usefixtures("free_forwards")
@@ -216,4 +218,6 @@ def test_a_context_that_was_asked_for_and_does_not_fit_is_refused() -> None:
     loaded = loaded_wide()
     needed = memory_for(loaded, 512)
     with pytest.raises(ModelError, match=r"--max-context-tokens 1024 takes .* MiB.*hold \d+ tokens"):
-        admission.make_admission(loaded, Settings(memory_bytes=needed, max_context_tokens=1024), True, None)
+        memory_budget.make_memory_budget(
+            loaded, Settings(memory_bytes=needed, max_context_tokens=1024), True, None
+        )

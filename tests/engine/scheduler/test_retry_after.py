@@ -4,7 +4,7 @@ import pytest
 
 from engine.request import EngineError
 from engine.scheduler import retry_after as pace
-from engine.scheduler.retry_after import MOST_WAIT_S, Pace
+from engine.scheduler.retry_after import MAX_WAIT_S, Pace
 from tests.engine.conftest import StartEngine
 from tests.engine.support import Answer, ask, prompt_of, request
 
@@ -40,7 +40,7 @@ def test_a_pause_lengthens_the_wait_but_not_for_ever(clock: list[float]) -> None
     clock[0] += 2.0
     assert ends.wait_s(1, 1.0) == pytest.approx(1.0)
     clock[0] += 10_000
-    assert ends.wait_s(1, 1.0) == MOST_WAIT_S
+    assert ends.wait_s(1, 1.0) == MAX_WAIT_S
 
 
 def test_who_is_refused_is_told_when_to_come_again(start_engine: StartEngine) -> None:
@@ -51,7 +51,7 @@ def test_who_is_refused_is_told_when_to_come_again(start_engine: StartEngine) ->
     with pytest.raises(EngineError) as refused:
         engine.submit(request(prompt_of(9), name="refused"), Answer())
     assert refused.value.code == "queue_full"
-    assert 0 < refused.value.retry_after_s <= MOST_WAIT_S
+    assert 0 < refused.value.retry_after_s <= MAX_WAIT_S
     assert engine.status().retry_after_s > 0
     engine.cancel("running")
     running.failed()

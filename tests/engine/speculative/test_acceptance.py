@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.base import Draft
-from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, Tally
-from engine.speculative.draft_length import Offer, choose_width, expected_tokens, steady
-from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, Ledger
+from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
+from engine.speculative.draft_length import DraftEstimate, choose_width, expected_tokens, steady
+from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
 from engine.speculative.step_costs import StepCosts
 
 STAIRCASE = {1: 1.0, 2: 0.99, 3: 1.13, 4: 1.43, 5: 1.75, 8: 2.84, 10: 4.5, 16: 4.5, 24: 4.5, 32: 4.5}
@@ -38,33 +38,42 @@ def test_expected_tokens_are_the_mean_of_a_simulation(rate: float, num_drafted: 
 
 
 def test_a_hopeless_draft_is_not_worth_a_step() -> None:
-    assert choose_width([Offer(steady(0.01, 31))], [3, 5, 32], lambda w: 1.0 + 0.3 * (w - 1), always) == 1
+    assert (
+        choose_width([DraftEstimate(steady(0.01, 31))], [3, 5, 32], lambda w: 1.0 + 0.3 * (w - 1), always)
+        == 1
+    )
 
 
 def test_a_sure_draft_takes_the_whole_tile_of_the_staircase() -> None:
-    assert choose_width([Offer(steady(0.99, 31))], range(2, 33), stairs, always) == 32
+    assert choose_width([DraftEstimate(steady(0.99, 31))], range(2, 33), stairs, always) == 32
 
 
 def test_an_unsure_draft_takes_a_short_step_of_the_staircase() -> None:
-    assert choose_width([Offer(steady(0.6, 31))], range(2, 33), stairs, always) in (3, 4)
+    assert choose_width([DraftEstimate(steady(0.6, 31))], range(2, 33), stairs, always) in (3, 4)
 
 
 def test_what_the_ledger_forbids_is_not_taken() -> None:
-    assert choose_width([Offer(steady(0.99, 31))], range(2, 33), stairs, lambda w: w <= 4) <= 4
+    assert choose_width([DraftEstimate(steady(0.99, 31))], range(2, 33), stairs, lambda w: w <= 4) <= 4
 
 
 def test_pending_tokens_are_fed_but_not_counted_as_gain() -> None:
     widths = [8]
     assert (
-        choose_width([Offer(steady(0.9, 7), num_pending=1)], widths, lambda w: 1 + 0.3 * (w - 1), always) == 8
+        choose_width(
+            [DraftEstimate(steady(0.9, 7), num_pending=1)], widths, lambda w: 1 + 0.3 * (w - 1), always
+        )
+        == 8
     )
     assert (
-        choose_width([Offer(steady(0.9, 7), num_pending=8)], widths, lambda w: 1 + 0.3 * (w - 1), always) == 1
+        choose_width(
+            [DraftEstimate(steady(0.9, 7), num_pending=8)], widths, lambda w: 1 + 0.3 * (w - 1), always
+        )
+        == 1
     )
 
 
 def test_acceptance_follows_what_comes_true() -> None:
-    acceptance = Acceptance(Tally(GLOBAL_DECAY))
+    acceptance = Acceptance(AcceptanceCounts(GLOBAL_DECAY))
     assert acceptance.rate(DRAFT) == pytest.approx(0.7)
     for _ in range(50):
         acceptance.learn(DRAFT, 3, 3)
@@ -75,7 +84,7 @@ def test_acceptance_follows_what_comes_true() -> None:
 
 
 def test_buckets_and_sources_are_learned_apart() -> None:
-    acceptance = Acceptance(Tally(GLOBAL_DECAY))
+    acceptance = Acceptance(AcceptanceCounts(GLOBAL_DECAY))
     for _ in range(100):
         acceptance.learn(DRAFT, 1, 0)
     assert acceptance.rate(Draft((1,), "suffix", 3, 0.7)) == pytest.approx(0.7)
@@ -83,7 +92,7 @@ def test_buckets_and_sources_are_learned_apart() -> None:
 
 
 def test_a_request_starts_where_earlier_ones_ended() -> None:
-    everyone = Tally(GLOBAL_DECAY)
+    everyone = AcceptanceCounts(GLOBAL_DECAY)
     first = Acceptance(everyone)
     for _ in range(200):
         first.learn(DRAFT, 1, 0)
@@ -95,36 +104,36 @@ LINES = Draft((1, 2, END, 3, END, 4), "suffix", 2, 0.95)
 
 
 def test_a_copy_may_end_where_a_line_does() -> None:
-    acceptance = Acceptance(Tally(GLOBAL_DECAY), line_ends={END})
-    offer = acceptance.offer(LINES, 0.95)
-    assert offer.stops == (2, 4)
-    gains = [after - before for before, after in pairwise(offer.expected)]
+    acceptance = Acceptance(AcceptanceCounts(GLOBAL_DECAY), line_ends={END})
+    estimate = acceptance.estimate(LINES, 0.95)
+    assert estimate.stops == (2, 4)
+    gains = [after - before for before, after in pairwise(estimate.expected)]
     chances = [after / before for before, after in pairwise([1.0, *gains])]
     assert chances == pytest.approx([0.95, 0.95, 0.6, 0.95, 0.85, 0.95])
-    assert choose_width([offer], [3, 7], lambda w: 1 + 0.3 * (w - 1), always) == 3
+    assert choose_width([estimate], [3, 7], lambda w: 1 + 0.3 * (w - 1), always) == 3
 
 
 def test_whether_copies_end_with_the_first_line_is_learned_from_all_requests() -> None:
-    everyone = Tally(GLOBAL_DECAY)
+    everyone = AcceptanceCounts(GLOBAL_DECAY)
     for _ in range(50):
         Acceptance(everyone, line_ends={END}).learn(LINES, 6, 2)
     acceptance = Acceptance(everyone, line_ends={END})
-    first, second = (acceptance.offer(LINES, 0.95).expected[at] for at in (2, 3))
+    first, second = (acceptance.estimate(LINES, 0.95).expected[at] for at in (2, 3))
     assert second - first < 0.2
     assert acceptance.rate(LINES) > 0.95
     # An answer that has gone beyond its first line is another case.
     acceptance.pass_over([5, END])
-    first, second = (acceptance.offer(LINES, 0.95).expected[at] for at in (2, 3))
+    first, second = (acceptance.estimate(LINES, 0.95).expected[at] for at in (2, 3))
     assert second - first > 0.7
 
 
 def test_a_line_s_end_is_nothing_special_in_what_is_no_copy() -> None:
-    acceptance = Acceptance(Tally(GLOBAL_DECAY), line_ends={END})
+    acceptance = Acceptance(AcceptanceCounts(GLOBAL_DECAY), line_ends={END})
     draft = Draft(LINES.tokens, "prediction", 0, 0.95)
-    assert acceptance.offer(draft, 0.95).expected == pytest.approx(steady(0.95, 6))
+    assert acceptance.estimate(draft, 0.95).expected == pytest.approx(steady(0.95, 6))
     acceptance.learn(draft, 6, 2)
-    assert acceptance.offer(LINES, 0.95).stops == (2, 4)
-    assert acceptance.offer(draft, 0.9).stops == ()
+    assert acceptance.estimate(LINES, 0.95).stops == (2, 4)
+    assert acceptance.estimate(draft, 0.9).stops == ()
 
 
 @given(
@@ -132,22 +141,22 @@ def test_a_line_s_end_is_nothing_special_in_what_is_no_copy() -> None:
     st.floats(0.0, 0.1),
 )
 def test_the_ledger_keeps_the_bound_at_every_moment(steps: list[tuple[float, int]], overhead: float) -> None:
-    ledger = Ledger(overhead)
+    slowdown_budget = SlowdownBudget(overhead)
     for step_s, num_tokens in steps:
-        if ledger.allows(step_s, 1.0, has_draft=True):
-            ledger.charge(step_s, 1.0, num_tokens)
+        if slowdown_budget.allows(step_s, 1.0, has_draft=True):
+            slowdown_budget.charge(step_s, 1.0, num_tokens)
         else:
-            ledger.charge(1.0, 1.0, 1)
-        assert ledger.spent_s <= (1 + overhead) * ledger.plain_s + ALLOWANCE_STEPS + 1e-6
+            slowdown_budget.charge(1.0, 1.0, 1)
+        assert slowdown_budget.spent_s <= (1 + overhead) * slowdown_budget.plain_s + ALLOWANCE_STEPS + 1e-6
 
 
 def test_neighbours_may_cost_more_than_own_drafts_but_not_without_bound() -> None:
-    ledger = Ledger(0.02)
-    ledger.charge(106.0, 100.0, 1)
-    ledger.plain_s = 100.0
-    assert not ledger.allows(6.0, 1.0, has_draft=True)
-    assert ledger.allows(6.0, 1.0, has_draft=False)
-    assert not ledger.allows(60.0, 1.0, has_draft=False)
+    slowdown_budget = SlowdownBudget(0.02)
+    slowdown_budget.charge(106.0, 100.0, 1)
+    slowdown_budget.plain_s = 100.0
+    assert not slowdown_budget.allows(6.0, 1.0, has_draft=True)
+    assert slowdown_budget.allows(6.0, 1.0, has_draft=False)
+    assert not slowdown_budget.allows(60.0, 1.0, has_draft=False)
 
 
 def test_costs_lie_on_lines_between_what_was_measured() -> None:
@@ -189,20 +198,20 @@ def test_a_table_that_is_no_grid_of_seconds_is_refused(table: dict[tuple[int, in
 
 def simulate(right: Callable[[int], bool], num_tokens: int = 600) -> float:
     """Speed over plain of one sequence on the staircase, whose drafts are right where `right` says."""
-    everyone, ledger = Tally(GLOBAL_DECAY), Ledger(0.02)
+    everyone, slowdown_budget = AcceptanceCounts(GLOBAL_DECAY), SlowdownBudget(0.02)
     acceptance = Acceptance(everyone)
     at, spent = 0, 0.0
     while at < num_tokens:
         rate = acceptance.rate(DRAFT)
         width = choose_width(
-            [Offer(steady(rate, 31))],
+            [DraftEstimate(steady(rate, 31))],
             range(2, 33),
             stairs,
-            lambda w: ledger.allows(stairs(w), 1.0, has_draft=True),
+            lambda w: slowdown_budget.allows(stairs(w), 1.0, has_draft=True),
         )
         accepted = next((i for i in range(width - 1) if not right(at + i)), width - 1)
         acceptance.learn(DRAFT, max(1, width - 1), accepted if width > 1 else int(right(at)))
-        ledger.charge(stairs(width), 1.0, accepted + 1)
+        slowdown_budget.charge(stairs(width), 1.0, accepted + 1)
         spent += stairs(width)
         at += accepted + 1
     return at / spent

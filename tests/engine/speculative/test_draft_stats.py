@@ -15,12 +15,12 @@ STEPS = st.lists(
 @given(STEPS)
 def test_origins_and_positions_say_the_same_as_the_counts(steps: list[tuple[str, int, int]]) -> None:
     counts = DraftCounts()
-    for source, num_offered, num_right in steps:
-        num_accepted = min(num_offered, num_right)
+    for source, num_verified, num_right in steps:
+        num_accepted = min(num_verified, num_right)
         counts.num_forwards += 1
         counts.add_tokens(source, num_accepted, num_accepted + 1)
-        if num_offered:
-            counts.add_draft(source, num_offered, num_accepted)
+        if num_verified:
+            counts.add_draft(source, num_verified, num_accepted)
     report = counts.report(None, "lookup", "")
     told: Counter[str] = Counter()
     for source, length in report.origins:

@@ -11,14 +11,14 @@ import pytest
 
 from config.settings import Settings
 from drafters.assembly import make_drafters
-from drafters.base import NO_DRAFT, Ask, Draft, Drafter, Opening
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from drafters.repetition import repetition_score
 from engine.engine import Engine
 from engine.request import DraftChoice, DraftType, GenerationRequest
 from engine.speculative.acceptance import Acceptance
 from engine.speculative.draft_model.draft_length import DraftLength
 from engine.speculative.proposers import DraftSources
-from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, Ledger
+from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
 from engine.speculative.step_costs import StepClock, StepCosts
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, oracle, prompt_of, request
@@ -38,10 +38,10 @@ class Scripted:
         self.open_now: dict[int, tuple[list[int], int]] = {}
         self.num_settled = 0
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: SequenceStart) -> None:
         self.open_now[opening.seq] = self.answers[tuple(opening.prompt)], 0
 
-    def propose(self, ask: Ask) -> Draft:
+    def propose(self, ask: DraftQuery) -> Draft:
         answer, at = self.open_now[ask.seq]
         rng = random.Random(f"{ask.seq} {at}")
         if rng.random() < self.silence:
@@ -57,7 +57,7 @@ class Scripted:
         assert answer[at : at + len(tokens)] == list(tokens)
         self.open_now[seq] = answer, at + len(tokens)
 
-    def settle(self, seq: int, offered: int, accepted: int) -> None:
+    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
         assert 0 <= accepted <= offered >= 1
         assert seq in self.open_now
         self.num_settled += 1
@@ -146,7 +146,7 @@ def test_exact_mode_drafts_only_where_bytes_agree(
     assert all(bool(answer.usage.drafting.num_drafted) == is_drafting for answer in answers)
 
 
-@pytest.mark.parametrize("method", ["open", "propose", "observe", "settle", "close"])
+@pytest.mark.parametrize("method", ["open", "propose", "observe", "record_verified", "close"])
 def test_a_drafter_that_raises_costs_nothing_but_its_drafts(method: str, start_engine: StartEngine) -> None:
     asked, expected = requests(0.0)[:3], answers_of("llama", 0.0)
     engine = start_engine("llama", make_sources=sources(raising(expected, method)), draft_type="suffix")
@@ -291,17 +291,17 @@ def test_the_bound_holds_though_a_recurrent_row_is_fed_again_what_it_kept(
     beyond = []
 
     class FirstOnly(Scripted):
-        def propose(self, ask: Ask) -> Draft:
+        def propose(self, ask: DraftQuery) -> Draft:
             _, at = self.open_now[ask.seq]
             tokens = answer[at : at + 1] + [(token + 1) % 4096 for token in answer[at + 1 : at + 15]]
             return Draft(tokens[: ask.limit], self.name, 0, 0.9) if tokens else NO_DRAFT
 
-    def watch(ledger: Ledger, step_s: float, plain_s: float, num_tokens: int) -> None:
-        charge(ledger, step_s, plain_s, num_tokens)
-        beyond.append(ledger.spent_s - ledger.plain_s - ALLOWANCE_STEPS * plain_s)
+    def watch(slowdown_budget: SlowdownBudget, step_s: float, plain_s: float, num_tokens: int) -> None:
+        charge(slowdown_budget, step_s, plain_s, num_tokens)
+        beyond.append(slowdown_budget.spent_s - slowdown_budget.plain_s - ALLOWANCE_STEPS * plain_s)
 
-    charge = Ledger.charge
-    monkeypatch.setattr(Ledger, "charge", watch)
+    charge = SlowdownBudget.charge
+    monkeypatch.setattr(SlowdownBudget, "charge", watch)
     monkeypatch.setattr(Acceptance, "rate", lambda *_: 0.95)
     monkeypatch.setattr(StepClock, "lap", lambda *_: None)
     engine = start_engine(
@@ -325,7 +325,7 @@ def test_exact_mode_keeps_its_widths_when_a_draft_model_has_nothing(start_engine
     class Known(Scripted):
         """Always two tokens for the first; for the second many, and later none: then its model is asked."""
 
-        def propose(self, ask: Ask) -> Draft:
+        def propose(self, ask: DraftQuery) -> Draft:
             answer, at = self.open_now[ask.seq]
             most = 2 if answer == expected[first.prompt] else 7 if at < 150 else 0
             tokens = answer[at : at + min(most, ask.limit)]

@@ -1,7 +1,7 @@
 import pytest
 
 from config.settings import Settings
-from server.generation.engine_requests import choice_seed, make_orders
+from server.generation.engine_requests import choice_seed, make_engine_requests
 from server.requests.completions import CompletionRequest
 
 
@@ -33,5 +33,5 @@ async def test_more_sequences_than_the_server_holds_are_refused_for_good(client,
 
 async def test_the_default_length_comes_from_the_settings(engine):
     body = CompletionRequest(prompt="a")
-    (order,) = make_orders("r", body, [(1,)], engine.info, Settings(default_max_tokens=7))
+    (order,) = make_engine_requests("r", body, [(1,)], engine.info, Settings(default_max_tokens=7))
     assert order.max_tokens == 7

@@ -2,7 +2,7 @@ import asyncio
 import threading
 
 from engine.request import Delta
-from server.generation.event_queue import Mailbox, PostOffice
+from server.generation.event_queue import EventBridge, EventQueue
 
 NEVER_S = 1000
 
@@ -21,8 +21,8 @@ class _CountingLoop:
 
 def _post_from_a_thread(office, posts):
     def post_all():
-        for mailbox, letter in posts:
-            office.post(mailbox, letter)
+        for event_queue, letter in posts:
+            office.post(event_queue, letter)
 
     thread = threading.Thread(target=post_all)
     thread.start()
@@ -32,8 +32,8 @@ def _post_from_a_thread(office, posts):
 
 async def test_what_comes_while_the_loop_is_busy_is_one_wake_and_one_batch_for_all_streams():
     loop = _CountingLoop(asyncio.get_running_loop())
-    office = PostOffice(loop)
-    boxes = [Mailbox(NEVER_S) for _ in range(8)]
+    office = EventBridge(loop)
+    boxes = [EventQueue(NEVER_S) for _ in range(8)]
     letters = [(box, (0, Delta(str(step)))) for step in range(100) for box in boxes]
     _post_from_a_thread(office, letters)
     for box in boxes:
@@ -43,8 +43,8 @@ async def test_what_comes_while_the_loop_is_busy_is_one_wake_and_one_batch_for_a
 
 
 async def test_a_letter_that_comes_later_wakes_the_loop_again():
-    office = PostOffice(asyncio.get_running_loop())
-    box = Mailbox(NEVER_S)
+    office = EventBridge(asyncio.get_running_loop())
+    box = EventQueue(NEVER_S)
     for text in "abc":
         _post_from_a_thread(office, [(box, (0, Delta(text)))])
         assert await box.receive() == [(0, Delta(text))]
@@ -52,8 +52,8 @@ async def test_a_letter_that_comes_later_wakes_the_loop_again():
 
 
 async def test_nothing_is_lost_or_reordered_between_two_busy_threads():
-    office = PostOffice(asyncio.get_running_loop())
-    box = Mailbox(NEVER_S)
+    office = EventBridge(asyncio.get_running_loop())
+    box = EventQueue(NEVER_S)
     letters = [(box, (0, Delta(str(step)))) for step in range(20_000)]
     thread = threading.Thread(target=lambda: [office.post(*letter) for letter in letters])
     thread.start()
@@ -66,7 +66,7 @@ async def test_nothing_is_lost_or_reordered_between_two_busy_threads():
 
 
 async def test_silence_ends_a_wait_again_and_again():
-    box = Mailbox(silence_s=0.01)
+    box = EventQueue(silence_s=0.01)
     assert await box.receive() == []
     assert await box.receive() == []
     box.put((0, Delta("a")))
@@ -78,6 +78,6 @@ async def test_silence_ends_a_wait_again_and_again():
 async def test_posting_to_a_loop_that_is_closed_does_not_raise():
     loop = asyncio.new_event_loop()
     loop.close()
-    box = Mailbox(NEVER_S)
-    PostOffice(loop).post(box, (0, Delta("a")))
+    box = EventQueue(NEVER_S)
+    EventBridge(loop).post(box, (0, Delta("a")))
     box.close()

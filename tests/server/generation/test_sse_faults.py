@@ -7,7 +7,7 @@ import pytest
 from server.generation.generation import Generation
 from server.generation.submission import Submission
 from server.output.openai_chunks import ChunkPresenter
-from server.output.parts import PlainReader
+from server.output.parts import PlainParser
 from tests.server import fake_engine
 from tests.server.openai_shapes import assert_error
 
@@ -52,8 +52,8 @@ async def test_a_fault_in_submitting_is_a_500_and_leaves_no_choice_running(
     ("owner", "name"),
     [
         (Submission, "receive"),
-        (PlainReader, "read"),
-        (PlainReader, "end"),
+        (PlainParser, "read"),
+        (PlainParser, "end"),
         (Generation, "usage"),
         (Generation, "timings"),
     ],

@@ -3,17 +3,19 @@ import json
 import pytest
 
 from server.output.openai_chunks import ChunkPresenter
-from server.output.openai_format import ChatDialect, CompletionDialect, Heading
+from server.output.openai_format import ChatFormat, CompletionFormat, ResponseHead
 from server.output.parts import EndPart, TextPart
 from tests.server.openai_shapes import stream_data
 
-HEADING = Heading(id="1", created=5, model='a "model"', system_fingerprint="fp_1", service_tier="default")
+HEADING = ResponseHead(
+    id="1", created=5, model='a "model"', system_fingerprint="fp_1", service_tier="default"
+)
 TEXTS = ["a", 'say "hi"\n', "\\", "\x00\x1f\x7f", "é ✓ 🙂", "\u2028\u2029\x85", "</script>", " " * 5000]
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=repr)
 @pytest.mark.parametrize("wants_usage", [True, False])
-@pytest.mark.parametrize("dialect", [ChatDialect(), CompletionDialect()])
+@pytest.mark.parametrize("dialect", [ChatFormat(), CompletionFormat()])
 def test_a_text_chunk_made_of_parts_equals_the_typed_models_dump(dialect, wants_usage, text):
     writer = ChunkPresenter(HEADING, dialect, num_choices=3, wants_usage=wants_usage)
     for index in range(3):
@@ -24,7 +26,7 @@ def test_a_text_chunk_made_of_parts_equals_the_typed_models_dump(dialect, wants_
 
 @pytest.mark.parametrize("text", TEXTS, ids=repr)
 def test_a_frame_is_one_line_of_json(text):
-    frame = ChunkPresenter(HEADING, ChatDialect(), 1, wants_usage=False).text(0, text)
+    frame = ChunkPresenter(HEADING, ChatFormat(), 1, wants_usage=False).text(0, text)
     data, *rest = frame.decode().split("\n")
     assert rest == ["", ""]
     assert "\r" not in data
@@ -32,7 +34,7 @@ def test_a_frame_is_one_line_of_json(text):
 
 
 def test_text_of_one_choice_that_queued_up_becomes_one_chunk():
-    presenter = ChunkPresenter(HEADING, CompletionDialect(), num_choices=2, wants_usage=False)
+    presenter = ChunkPresenter(HEADING, CompletionFormat(), num_choices=2, wants_usage=False)
     events = [
         (0, TextPart("a")),
         (1, TextPart("x")),

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from engine.model.tool_calls import read_calls
 from engine.request import Delta, Finished, TokenLogprob, Usage
-from server.output.parser import CallRules, MarkedReader, reader_maker
+from server.output.parser import MarkerParser, ToolCallRules, parser_factory
 from server.output.partial_text import JsonStrings
-from server.output.parts import Answer, CallPart, PlainReader, ReasoningPart, TextPart
+from server.output.parts import Answer, CallPart, PlainParser, ReasoningPart, TextPart
 from tests.server.fake_engine import CALLING, THINKING, marker
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -23,8 +23,8 @@ def parse(text):
     return read_calls(lambda text, _: json.loads(text), text, [])
 
 
-def read(pieces, markers=THINKING, is_thinking=False, rules=CallRules(parse), reason="stop"):  # noqa: B008
-    reader = MarkedReader(markers, is_thinking, rules)
+def read(pieces, markers=THINKING, is_thinking=False, rules=ToolCallRules(parse), reason="stop"):  # noqa: B008
+    reader = MarkerParser(markers, is_thinking, rules)
     parts = [part for piece in pieces for part in reader.read(Delta(piece))]
     answer = Answer()
     for part in parts + reader.end(Finished(reason, Usage())):
@@ -138,9 +138,9 @@ def test_a_call_that_was_cut_short_is_text_and_the_finish_says_so():
 
 
 def test_when_one_call_is_asked_for_the_answer_ends_with_it():
-    one = CallRules(parse, is_parallel=False)
+    one = ToolCallRules(parse, is_parallel=False)
     assert told(read([CALL, "\nmore ", OTHER], rules=one)) == ("", "", [F], "tool_calls")
-    several = CallRules(lambda _: parse('{"name": "g"}') * 2, is_parallel=False)
+    several = ToolCallRules(lambda _: parse('{"name": "g"}') * 2, is_parallel=False)
     assert told(read([CALL], rules=several)) == ("", "", [G], "tool_calls")
 
 
@@ -167,7 +167,7 @@ def test_each_call_has_its_place_and_an_id_of_its_own():
 
 
 def test_text_is_told_at_once_but_for_what_may_begin_a_marker():
-    reader = MarkedReader(THINKING, False, CallRules(parse))
+    reader = MarkerParser(THINKING, False, ToolCallRules(parse))
     assert reader.read(Delta("<thi")) == []
     assert reader.read(Delta("s is")) == [TextPart("<this is")]
     assert reader.read(Delta(" good <to")) == [TextPart(" good ")]
@@ -175,7 +175,7 @@ def test_text_is_told_at_once_but_for_what_may_begin_a_marker():
 
 
 def test_a_call_is_told_as_soon_as_it_is_whole():
-    reader = MarkedReader(THINKING, True, CallRules(parse))
+    reader = MarkerParser(THINKING, True, ToolCallRules(parse))
     assert reader.read(Delta("hm ")) == [ReasoningPart("hm")]
     assert reader.read(Delta("so</think>" + CALL[:-1])) == [ReasoningPart(" so")]
     (call,) = reader.read(Delta(CALL[-1]))
@@ -183,9 +183,9 @@ def test_a_call_is_told_as_soon_as_it_is_whole():
 
 
 def test_models_that_mark_nothing_are_read_plainly():
-    assert reader_maker(CALLING, False, None) is PlainReader
-    assert isinstance(reader_maker(CALLING, False, CallRules(parse))(), MarkedReader)
-    assert isinstance(reader_maker(THINKING, False, None)(), MarkedReader)
+    assert parser_factory(CALLING, False, None) is PlainParser
+    assert isinstance(parser_factory(CALLING, False, ToolCallRules(parse))(), MarkerParser)
+    assert isinstance(parser_factory(THINKING, False, None)(), MarkerParser)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_models_that_mark_nothing_are_read_plainly():
     ],
 )
 def test_tokens_of_thinking_are_counted(text, is_open, count):
-    reader = MarkedReader(THINKING, is_open, CallRules(parse))
+    reader = MarkerParser(THINKING, is_open, ToolCallRules(parse))
     reader.read(Delta(text))
     reader.end(Finished("stop", Usage(), tuple(text.encode())))
     assert reader.num_reasoning_tokens == count
@@ -215,7 +215,7 @@ def _entries(text):
 @given(st.data())
 def test_content_brings_the_log_probabilities_of_its_own_tokens(data):
     text = f"<think>hm</think>\nżółw 😀{CALL} ok"
-    reader = MarkedReader(THINKING, False, CallRules(parse))
+    reader = MarkerParser(THINKING, False, ToolCallRules(parse))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
     parts = []
     for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):

@@ -7,7 +7,7 @@ import pytest
 from config.settings import Settings
 from engine.request import DraftChoice, DraftingReport
 from server.app import create_app
-from server.generation.engine_requests import make_orders
+from server.generation.engine_requests import make_engine_requests
 from server.requests.completions import CompletionRequest
 from tests.server.openai_shapes import valid_chat
 
@@ -37,7 +37,7 @@ async def test_the_choice_of_drafts_reaches_the_engine(client, engine, path, giv
 
 def test_a_draft_model_may_be_asked_for_where_there_is_one(engine):
     body = CompletionRequest(prompt="a", draft={"type": "draft-model"})
-    (order,) = make_orders("r", body, [(1,)], engine.info, Settings(draft_model="small"))
+    (order,) = make_engine_requests("r", body, [(1,)], engine.info, Settings(draft_model="small"))
     assert order.draft == DraftChoice("draft-model")
 
 

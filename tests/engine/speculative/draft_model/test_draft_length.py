@@ -12,14 +12,20 @@ from config.settings import Settings
 from drafters.base import Draft
 from engine.request import DraftChoice, GenerationRequest, Sampling
 from engine.scheduler.speculation import Planner
-from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, Tally
-from engine.speculative.draft_model.costs import DraftCosts, DraftWork
-from engine.speculative.draft_model.draft_length import MODEL, TRIAL_EVERY, Carried, DraftLength, Trials
+from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
+from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
+from engine.speculative.draft_model.draft_length import (
+    MODEL,
+    TRIAL_EVERY,
+    DraftLength,
+    PromptTrials,
+    TokenYield,
+)
 from engine.speculative.draft_model.model import BACKLOG_TOKENS
-from engine.speculative.proposers import Drafting, DraftSources, SequenceDrafts
+from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
 from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, NEIGHBOUR_OVERHEAD
 from engine.speculative.step_costs import StepCosts
-from engine.speculative.verify import Feed
+from engine.speculative.verify import RowInput
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 TARGET = {(rows, width): 1.0 + 0.05 * (width * rows - 1) for rows in (1, 8) for width in WIDTHS}
@@ -85,10 +91,10 @@ class World:
         target = StepCosts(costs)
         alone = StepCosts({(rows, 1): r for rows in (1, 8)})
         self.draft_s, self.ratio, self.gap = draft_s, ratio, gap
-        self.costs = DraftCosts(alone, target)
+        self.costs = DraftModelCosts(alone, target)
         self.planner = Planner(target, True, model_costs=self.costs)
         settings = Settings(draft_type="draft-model", draft_model="any", num_draft_tokens=15)
-        self.drafting = Drafting(DraftSources({}, lambda _: 0.0), settings, has_model=True)
+        self.drafting = Proposers(DraftSources({}, lambda _: 0.0), settings, has_model=True)
         self.chance, self.num_tokens = chance, num_tokens
         self.rng = random.Random(5)
         self.rows = [self.begin() for _ in range(num_rows)]
@@ -115,16 +121,16 @@ class World:
 
     def step(self) -> None:
         rows: Any = self.rows
-        feeds = self.planner.plan(rows, [row.num_held for row in self.rows])
+        inputs = self.planner.plan(rows, [row.num_held for row in self.rows])
         plain_s = self.planner.plain_s(len(rows))
-        if not feeds:
+        if not inputs:
             self.end([(0, 0)] * len(rows), plain_s, plain_s)
             return
-        wanted = [feed.num_wanted > 0 for feed in feeds]
+        wanted = [row_input.num_wanted > 0 for row_input in inputs]
         is_ready = [
             wants and lacks <= BACKLOG_TOKENS for wants, lacks in zip(wanted, self.lacking, strict=True)
         ]
-        num_drafted = max(feed.num_to_draft for feed in feeds) if any(is_ready) else 0
+        num_drafted = max(row_input.num_to_draft for row_input in inputs) if any(is_ready) else 0
         fed = [
             min(lacks, BACKLOG_TOKENS) if wants else 1
             for wants, lacks in zip(wanted, self.lacking, strict=True)
@@ -135,16 +141,16 @@ class World:
         left = self.lacking = [max(0, a - b) for a, b in zip(self.lacking, fed, strict=True)]
         work = DraftWork(num_fed, num_drafted, left, carried)
         self.planner.learn_work(len(rows), work, taken_s)
-        self.lengths.append(max(feed.num_wanted for feed in feeds))
+        self.lengths.append(max(row_input.num_wanted for row_input in inputs))
         self.num_drafted.append(num_drafted)
         self.at.append(self.rows[0].num_answered)
         results = []
-        for at, (row, feed, came) in enumerate(zip(self.rows, feeds, carried, strict=True)):
-            row.drafts.length.settle(work, at)
-            num_offered = min(feed.num_wanted, came[1]) if came else 0
+        for at, (row, row_input, came) in enumerate(zip(self.rows, inputs, carried, strict=True)):
+            row.drafts.length.record_work(work, at)
+            num_verified = min(row_input.num_wanted, came[1]) if came else 0
             chance = row.chance(row.num_answered)
-            results.append((num_offered, self.accepted(num_offered, chance)))
-        width = 1 + max(num_offered for num_offered, _ in results)
+            results.append((num_verified, self.accepted(num_verified, chance)))
+        width = 1 + max(num_verified for num_verified, _ in results)
         self.end(results, plain_s, taken_s + self.planner.step_s([width] * len(rows)))
 
     def carry(self, num_drafted: int) -> tuple[int, int]:
@@ -152,24 +158,25 @@ class World:
         is_lost = self.gap and self.num_drafts % self.gap == 0
         return num_drafted, 0 if is_lost else max(1, round(num_drafted * self.ratio))
 
-    def accepted(self, num_offered: int, chance: float) -> int:
-        return next((at for at in range(num_offered) if self.rng.random() >= chance), num_offered)
+    def accepted(self, num_verified: int, chance: float) -> int:
+        return next((at for at in range(num_verified) if self.rng.random() >= chance), num_verified)
 
     def end(self, results: Sequence[tuple[int, int]], plain_s: float, taken_s: float) -> None:
         self.spent_s += taken_s
-        for at, (row, (num_offered, num_accepted)) in enumerate(zip(self.rows, results, strict=True)):
+        for at, (row, (num_verified, num_accepted)) in enumerate(zip(self.rows, results, strict=True)):
             new = [9] * (num_accepted + 1)
             # What the model said after a rejected token differs from the draft.
-            draft = [9] * num_accepted + [8] * (num_offered - num_accepted)
-            row.drafts.ledger.charge(taken_s, plain_s, len(new))
+            draft = [9] * num_accepted + [8] * (num_verified - num_accepted)
+            row.drafts.slowdown_budget.charge(taken_s, plain_s, len(new))
             row.tokens += new
             row.num_held = len(row.tokens) - 1
             verified = Draft(draft, MODEL, 0, 0.7)
-            row.drafts.observe(new, verified, num_offered)
-            self.lacking[at] += 1 + (0 < num_offered == num_accepted)
-            ledger = row.drafts.ledger
+            row.drafts.observe(new, verified, num_verified)
+            self.lacking[at] += 1 + (0 < num_verified == num_accepted)
+            slowdown_budget = row.drafts.slowdown_budget
             self.beyond_s = max(
-                self.beyond_s, ledger.spent_s - 1.02 * ledger.plain_s - ALLOWANCE_STEPS * plain_s
+                self.beyond_s,
+                slowdown_budget.spent_s - 1.02 * slowdown_budget.plain_s - ALLOWANCE_STEPS * plain_s,
             )
 
     @property
@@ -184,7 +191,7 @@ def mean(numbers: Sequence[float]) -> float:
 
 
 def test_the_formula_starts_what_drafting_costs() -> None:
-    costs = DraftCosts(StepCosts({(1, 1): 0.2}), StepCosts(TARGET))
+    costs = DraftModelCosts(StepCosts({(1, 1): 0.2}), StepCosts(TARGET))
     assert [costs.seconds(1, 1, k) for k in range(1, 5)] == pytest.approx([0.4, 0.6, 0.8, 1.0])
     # Feeding more takes as much longer as with the target: 1.15 for four, 1 for one.
     assert costs.seconds(1, 4, 1) == pytest.approx(0.2 * 2.15)
@@ -192,13 +199,13 @@ def test_the_formula_starts_what_drafting_costs() -> None:
 
 def test_rows_that_take_a_forward_each_cost_one_each() -> None:
     alone = StepCosts({(1, 1): 0.2})
-    apart, together = (DraftCosts(alone, StepCosts(TARGET), batched) for batched in (False, True))
+    apart, together = (DraftModelCosts(alone, StepCosts(TARGET), batched) for batched in (False, True))
     assert apart.seconds(4, 1, 3) == pytest.approx(4 * together.seconds(4, 1, 3))
 
 
 @pytest.mark.parametrize("truth", [per_token(1.0), per_token(0.02), per_token(0.1, start=0.5)])
 def test_the_measured_cost_replaces_the_formula(truth: DraftSeconds) -> None:
-    costs, rng = DraftCosts(StepCosts({(1, 1): 0.1}), StepCosts(TARGET)), random.Random(1)
+    costs, rng = DraftModelCosts(StepCosts({(1, 1): 0.1}), StepCosts(TARGET)), random.Random(1)
     for _ in range(60):
         shape = 1, rng.choice([1, 1, 2, 16]), rng.choice([1, 2, 4])
         costs.observe(*shape, truth(*shape) * rng.uniform(0.9, 1.1))
@@ -207,7 +214,7 @@ def test_the_measured_cost_replaces_the_formula(truth: DraftSeconds) -> None:
 
 
 def test_each_number_of_rows_has_a_cost_of_its_own_and_starts_where_the_others_are() -> None:
-    costs = DraftCosts(StepCosts({(rows, 1): 0.1 for rows in (1, 8)}), StepCosts(TARGET))
+    costs = DraftModelCosts(StepCosts({(rows, 1): 0.1 for rows in (1, 8)}), StepCosts(TARGET))
     for _ in range(60):
         costs.observe(1, 1, 4, 1.0)
     assert costs.seconds(8, 1, 4) == pytest.approx(1.0, rel=0.1)
@@ -218,7 +225,7 @@ def test_each_number_of_rows_has_a_cost_of_its_own_and_starts_where_the_others_a
 
 
 def test_one_pause_teaches_nothing_and_two_in_a_row_are_believed() -> None:
-    costs = DraftCosts(StepCosts({(1, 1): 0.1}), StepCosts(TARGET))
+    costs = DraftModelCosts(StepCosts({(1, 1): 0.1}), StepCosts(TARGET))
     for _ in range(20):
         costs.observe(1, 1, 3, 0.4)
     costs.observe(1, 1, 3, 40.0)
@@ -228,7 +235,7 @@ def test_one_pause_teaches_nothing_and_two_in_a_row_are_believed() -> None:
 
 
 def test_costs_that_were_given_are_not_learned() -> None:
-    costs = DraftCosts(StepCosts({(1, 1): 0.1}), StepCosts(TARGET), is_learned=False)
+    costs = DraftModelCosts(StepCosts({(1, 1): 0.1}), StepCosts(TARGET), is_learned=False)
     costs.observe(1, 1, 3, 40.0)
     assert costs.seconds(1, 1, 3) == pytest.approx(0.4)
 
@@ -328,15 +335,15 @@ def test_as_many_of_its_own_tokens_are_drafted_as_the_wanted_ones_take(ratio: fl
 
 
 def test_a_new_row_starts_with_the_ratio_that_others_had() -> None:
-    everyone = Carried()
+    everyone = TokenYield()
     for _ in range(50):
-        Carried(everyone).add(4, 2)
+        TokenYield(everyone).add(4, 2)
     for _ in range(50):
-        Carried(everyone).add(4, 0)
-    new = Carried(everyone)
+        TokenYield(everyone).add(4, 0)
+    new = TokenYield(everyone)
     assert new.ratio == pytest.approx(0.5, rel=0.2)
     assert new.chance < 0.4
-    assert Carried().ratio == 1.0
+    assert TokenYield().ratio == 1.0
 
 
 def test_drafts_of_which_nothing_comes_are_worth_less() -> None:
@@ -345,11 +352,11 @@ def test_drafts_of_which_nothing_comes_are_worth_less() -> None:
     assert rare.speed > 1.0
     length = rare.rows[0].drafts.length
     assert length.carried.chance == pytest.approx(0.5, abs=0.15)
-    assert length.offer(4, 0.8).expected[4] < sure.rows[0].drafts.length.offer(4, 0.8).expected[4]
+    assert length.estimate(4, 0.8).expected[4] < sure.rows[0].drafts.length.estimate(4, 0.8).expected[4]
 
 
 def test_a_step_bears_its_share_of_catching_up() -> None:
-    length = DraftLength(Acceptance(Tally(GLOBAL_DECAY)))
+    length = DraftLength(Acceptance(AcceptanceCounts(GLOBAL_DECAY)))
     assert length.spread(3.0) == 1.0
     length.observe(400, 0, 0)
     assert length.num_fed == 401
@@ -362,7 +369,7 @@ def test_what_pays_at_once_may_not_pay_after_catching_up() -> None:
     length, row = world.rows[0].drafts.length, world.rows[0]
     assert world.planner.plan([row], [row.num_held])  # type: ignore[list-item]
     # Here a token that is fed costs as much as one that is drafted.
-    world.planner.model_costs = DraftCosts(world.costs.alone, StepCosts(FULL))
+    world.planner.model_costs = DraftModelCosts(world.costs.alone, StepCosts(FULL))
     length.observe(400, 0, 0)
     length._since = 0
     row.tokens += [9] * 400
@@ -371,7 +378,7 @@ def test_what_pays_at_once_may_not_pay_after_catching_up() -> None:
 
 
 def test_prompts_are_read_while_that_pays_and_seldom_otherwise() -> None:
-    trials = Trials()
+    trials = PromptTrials()
     assert trials.is_next(False)
     assert [trials.is_next(True) for _ in range(3)] == [True] * 3
     read = [trials.is_next(False) for _ in range(4 * TRIAL_EVERY)]
@@ -388,8 +395,10 @@ def test_prompts_are_read_while_that_pays_and_seldom_otherwise() -> None:
 
 def test_drafts_are_cut_to_the_widest_exact_width() -> None:
     planner = Planner(StepCosts(TARGET), True, exact_shapes={(2, 3), (2, 6), (1, 4)})
-    feeds = [Feed((1,), 9, (2, 3, 4, 5)), Feed((1,), 9, (2,))]
-    assert [feed.width for feed in planner.without_inexact(feeds)] == [3, 2]
-    assert [feed.width for feed in planner.without_inexact([Feed((1,), 9, (2,)), Feed((1,), 9)])] == [1, 1]
+    inputs = [RowInput((1,), 9, (2, 3, 4, 5)), RowInput((1,), 9, (2,))]
+    assert [row_input.width for row_input in planner.without_inexact(inputs)] == [3, 2]
+    assert [
+        row_input.width for row_input in planner.without_inexact([RowInput((1,), 9, (2,)), RowInput((1,), 9)])
+    ] == [1, 1]
     planner.batched = False
-    assert [feed.width for feed in planner.without_inexact(feeds)] == [4, 1]
+    assert [row_input.width for row_input in planner.without_inexact(inputs)] == [4, 1]

@@ -11,8 +11,8 @@ from engine.model.vocabulary import Vocabulary, whole_characters
 from engine.speculative.translation.context import LONGEST_TAIL, ContextTranslator
 from engine.speculative.translation.token_map import TokenMap
 from engine.speculative.translation.translation import PREFIX_TOKENS
-from engine.speculative.translation.translator import Pair
-from tests.engine import tokenizers_zoo as zoo
+from engine.speculative.translation.translator import VocabularyPair
+from tests.engine.model import tokenizers_zoo as zoo
 
 FRAGMENTS = [
     *(
@@ -51,12 +51,12 @@ def vocabulary(kind: str) -> Vocabulary:
 
 
 @cache
-def make_pair(draft: str, target: str) -> Pair:
+def make_pair(draft: str, target: str) -> VocabularyPair:
     ours, theirs = vocabulary(draft), vocabulary(target)
-    return Pair(ours, theirs, TokenMap(ours, theirs))
+    return VocabularyPair(ours, theirs, TokenMap(ours, theirs))
 
 
-def pairs(kinds: Sequence[str]) -> st.SearchStrategy[Pair]:
+def pairs(kinds: Sequence[str]) -> st.SearchStrategy[VocabularyPair]:
     return st.builds(make_pair, st.sampled_from(kinds), st.sampled_from(kinds))
 
 
@@ -75,7 +75,7 @@ def tokens_of(vocabulary: Vocabulary, seeds: Sequence[str | bytes | int]) -> lis
     return tokens
 
 
-def told_text(pair: Pair, tokens: Sequence[int]) -> tuple[bytes, bytes]:
+def told_text(pair: VocabularyPair, tokens: Sequence[int]) -> tuple[bytes, bytes]:
     """The bytes that a draft model reads of committed tokens, and those of the last character that waits."""
     text = b""
     start = 0
@@ -92,7 +92,7 @@ def told_text(pair: Pair, tokens: Sequence[int]) -> tuple[bytes, bytes]:
 @settings(deadline=None, max_examples=40)
 @given(ANY, SEEDS, PREFIXES, st.lists(st.integers(1, 30)))
 def test_a_reading_depends_on_the_tokens_and_not_on_when_they_came(
-    pair: Pair, seeds: list[str | bytes | int], p: int, sizes: list[int]
+    pair: VocabularyPair, seeds: list[str | bytes | int], p: int, sizes: list[int]
 ) -> None:
     tokens = tokens_of(pair.target, seeds)
     reader = ContextTranslator(pair, p)
@@ -115,7 +115,7 @@ def test_a_reading_depends_on_the_tokens_and_not_on_when_they_came(
 
 @settings(deadline=None, max_examples=40)
 @given(EXACT, SEEDS, PREFIXES)
-def test_nothing_is_lost_there(pair: Pair, seeds: list[str | bytes | int], p: int) -> None:
+def test_nothing_is_lost_there(pair: VocabularyPair, seeds: list[str | bytes | int], p: int) -> None:
     tokens = tokens_of(pair.target, seeds)
     said, _ = told_text(pair, tokens)
     assert pair.draft.text(ContextTranslator(pair, p).follow(tokens).ids) == said
@@ -124,7 +124,7 @@ def test_nothing_is_lost_there(pair: Pair, seeds: list[str | bytes | int], p: in
 @settings(deadline=None, max_examples=80)
 @given(ANY, SEEDS, SEEDS, PREFIXES)
 def test_only_true_continuations_are_proposed(
-    pair: Pair, seeds: list[str | bytes | int], drafted_seeds: list[str | bytes | int], p: int
+    pair: VocabularyPair, seeds: list[str | bytes | int], drafted_seeds: list[str | bytes | int], p: int
 ) -> None:
     tokens, drafted = tokens_of(pair.target, seeds), tokens_of(pair.draft, drafted_seeds)
     translator = ContextTranslator(pair, p)
@@ -145,7 +145,7 @@ def test_only_true_continuations_are_proposed(
 
 @settings(deadline=None, max_examples=40)
 @given(EXACT, TEXTS, TEXTS, PREFIXES)
-def test_nothing_is_lost_back(pair: Pair, text: str, more: str, p: int) -> None:
+def test_nothing_is_lost_back(pair: VocabularyPair, text: str, more: str, p: int) -> None:
     translator = ContextTranslator(pair, p)
     translator.follow(tokens_of(pair.target, [text]))
     proposal = translator.carry_back(tokens_of(pair.draft, [more]))
@@ -158,7 +158,7 @@ def test_nothing_is_lost_back(pair: Pair, text: str, more: str, p: int) -> None:
 @settings(deadline=None, max_examples=40)
 @given(EXACT, TEXTS, st.integers(0, 40), PREFIXES)
 def test_what_was_drafted_right_is_proposed_where_a_character_is_cut(
-    pair: Pair, text: str, num_tokens: int, p: int
+    pair: VocabularyPair, text: str, num_tokens: int, p: int
 ) -> None:
     # Some can say these in bytes alone: how they write a space, a special, or a byte.
     assume("\u2581" not in text and "<" not in text)
@@ -247,7 +247,7 @@ class Counting(Vocabulary):
 )
 def test_no_step_costs_more_in_a_longer_text(draft: str, target: str, text: str) -> None:
     ours, theirs = Counting(zoo.make(draft)), Counting(zoo.make(target))
-    pair = Pair(ours, theirs, TokenMap(ours, theirs))
+    pair = VocabularyPair(ours, theirs, TokenMap(ours, theirs))
     tokens = tokens_of(theirs, [text * 3000])[:600]
     translator = ContextTranslator(pair, PREFIX_TOKENS)
     costs = []

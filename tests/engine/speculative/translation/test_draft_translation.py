@@ -14,14 +14,14 @@ from engine.engine import Engine
 from engine.model.loading import LoadedModel, ModelError, describe
 from engine.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from engine.sampling.sampler import Penalties, Sampler
-from engine.scheduler.memory_budget import Admission
+from engine.scheduler.memory_budget import MemoryBudget
 from engine.speculative.draft_model.draft_length import DraftLength
 from engine.speculative.draft_model.sampling import make_draft_sampling
 from engine.speculative.proposers import DraftSources
 from engine.speculative.step_costs import StepClock
 from engine.speculative.translation.token_map import NONE
 from engine.speculative.translation.translation import Translation
-from tests.engine import tokenizers_zoo as zoo
+from tests.engine.model import tokenizers_zoo as zoo
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, make_model, oracle, prompt_of, request
 
@@ -181,7 +181,7 @@ def test_a_row_that_starts_over_is_read_anew_and_goes_on_counting(
     start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, expected = requests()[1:], answers_of("llama")
-    make_room, num_asked = Admission.make_room, 0
+    make_room, num_asked = MemoryBudget.make_room, 0
 
     def make_room_at_times(*args: Any) -> bool:
         nonlocal num_asked
@@ -189,7 +189,7 @@ def test_a_row_that_starts_over_is_read_anew_and_goes_on_counting(
         # The youngest makes room.
         return num_asked not in (12, 14) and make_room(*args)
 
-    monkeypatch.setattr(Admission, "make_room", make_room_at_times)
+    monkeypatch.setattr(MemoryBudget, "make_room", make_room_at_times)
     engine = start("llama", lambda: make_foreign("mamba2"), prefix_cache_bytes=0)
     answers = [ask(engine, one) for one in asked]
     finished = [answer.finished() for answer in answers]

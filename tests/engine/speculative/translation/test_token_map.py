@@ -7,7 +7,7 @@ from tokenizers import AddedToken
 
 from engine.model.vocabulary import Vocabulary
 from engine.speculative.translation.token_map import NONE, TokenMap
-from tests.engine import tokenizers_zoo as zoo
+from tests.engine.model import tokenizers_zoo as zoo
 
 PAIRS = list(product(zoo.KINDS, ["byte-level-polish", "byte-level-spaces", "sentencepiece-first", "unigram"]))
 

@@ -12,7 +12,7 @@ from engine.speculative.translation.naive import NaiveTranslator
 from engine.speculative.translation.shared import SharedTranslator, Untranslated
 from engine.speculative.translation.token_map import NONE
 from engine.speculative.translation.translation import Translation
-from tests.engine import tokenizers_zoo as zoo
+from tests.engine.model import tokenizers_zoo as zoo
 
 SIMPLE = ("naive", "shared")
 PAIRS = [

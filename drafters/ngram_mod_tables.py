@@ -5,8 +5,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from drafters.base import MemoryFileError
-from drafters.ngram_mod_file import Contents, Kind, read_memory, write_memory
+from drafters.base import TableFileError
+from drafters.ngram_mod_file import Contents, Kind, read_tables, write_tables
 from drafters.ngram_mod_table import DEFAULT_N, DEFAULT_SIZE, NgramModCounts, NgramModTable
 
 SCOPES = ("process", "api-key")
@@ -15,7 +15,7 @@ MAX_TENANTS = 16
 _OWNER_BYTES = 16
 
 
-class NgramModMemory:
+class NgramModTables:
     """What requests in one vocabulary learn from each other.
 
     vocabulary: its fingerprint. n, size: of every table.
@@ -83,20 +83,20 @@ class NgramModMemory:
     def save(self) -> str:
         """Write all tables to the file. Tenants stand in it as digests.
 
-        Raises MemoryFileError.
+        Raises TableFileError.
         """
         tables = [Contents(owner, *table.contents()) for owner, table in self._tables.items()]
         path = self._path()
-        num_bytes = write_memory(path, self.kind, tables)
+        num_bytes = write_tables(path, self.kind, tables)
         return f"wrote {sum(len(table.slots) for table in tables)} entries ({num_bytes} bytes) to {path}"
 
     def load(self) -> str:
         """Read all tables from the file, in place of what they hold.
 
-        Raises MemoryFileError; then nothing has changed.
+        Raises TableFileError; then nothing has changed.
         """
         path = self._path()
-        tables = read_memory(path, self.kind, self.max_tables)
+        tables = read_tables(path, self.kind, self.max_tables)
         self.reset()
         for table in tables:
             self._table(table.owner).replace(table.slots, table.tokens)
@@ -104,9 +104,7 @@ class NgramModMemory:
 
     def _path(self) -> Path:
         if self.file is None:
-            raise MemoryFileError(
-                "no file is set for the ngram-mod table; start with --ngram-table-file PATH"
-            )
+            raise TableFileError("no file is set for the ngram-mod table; start with --ngram-table-file PATH")
         return self.file
 
     def _owner(self, tenant: str) -> str:

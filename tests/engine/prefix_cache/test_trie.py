@@ -9,7 +9,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache
 
 from engine.kv_cache.rows import Caches
-from engine.kv_cache.slices import State, Strip, prefix_fault
+from engine.kv_cache.slices import KVSlice, State, prefix_fault
 from engine.model.loading import LoadedModel
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import Usage
@@ -35,7 +35,7 @@ def make_empty() -> Caches:
     return [KVCache(), ArraysCache(1)]
 
 
-def strip_of(tokens: Sequence[int]) -> Strip:
+def slice_of(tokens: Sequence[int]) -> KVSlice:
     """Keys and values that are the tokens themselves."""
     one = mx.broadcast_to(mx.array(tokens, mx.float32)[None, None, :, None], (1, 1, len(tokens), 4))
     return [mx.contiguous(one), mx.contiguous(one)]
@@ -55,7 +55,7 @@ class Held:
 
     def put(self, *tokens: int) -> None:
         state = state_of(tokens) if self.cache.needs_state else []
-        self.cache.put(tokens, lambda start, end: strip_of(tokens[start:end]), state)
+        self.cache.put(tokens, lambda start, end: slice_of(tokens[start:end]), state)
 
     def find(self, *prompt: int) -> int:
         """The number of tokens found."""
