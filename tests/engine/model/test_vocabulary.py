@@ -248,7 +248,7 @@ def make_bare(decoder: decoders.Decoder | None) -> engine_tokenizer.Tokenizer:
         (lambda: make_bare(None), "has no decoder"),
         (lambda: make_bare(decoders.CTC()), "decodes by a CTC"),
         (lambda: make_bare(decoders.BPEDecoder()), "decodes by a BPEDecoder"),
-        (lambda: make_bare(decoders.KVSlice(" ", 1, 0)), "decodes by a Strip"),
+        (lambda: make_bare(decoders.Strip(" ", 1, 0)), "decodes by a Strip"),
         (lambda: SimpleNamespace(vocab_size=3), "none of the tokenizers library"),
     ],
 )  # fmt: skip
