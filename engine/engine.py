@@ -3,18 +3,18 @@
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 
 from config.settings import Settings
 from drafters.base import TableFileError
 from engine.faults.watchdog import Watchdog
+from engine.lifecycle import Lifecycle
 from engine.loop import Call, Cancel, Inbox, Loop, Stop, Submit
 from engine.model.loading import (
     Load,
@@ -27,9 +27,7 @@ from engine.model.loading import (
 )
 from engine.model.tokenizer import Tokenizer
 from engine.request import (
-    RETRY_AFTER_S,
     EngineCounts,
-    EngineError,
     EngineStatus,
     Event,
     Failed,
@@ -40,7 +38,6 @@ from engine.request import (
     Sink,
 )
 from engine.sampling.grammar import Grammars
-from engine.scheduler.retry_after import Pace
 from engine.setup import MakeSources, make_worker
 from engine.speculative import shared_table as memory
 from engine.speculative.proposers import DraftSources
@@ -54,18 +51,18 @@ log = logging.getLogger("reprise.engine")
 class Engine:
     """Owns the thread that owns MLX: loads the model there, feeds it requests, tells of its death.
 
-    load: makes the model; called on the worker's thread. Without it, the model that the settings name.
+    load: loads the target model, on the engine's thread; by default the model that the settings name.
     make_sources: makes the drafters; without it nothing is drafted.
-    load_draft: makes the draft model; without it, the one that the settings name, if they name one.
-    costs: what steps cost; without it, that is measured at the first start with a model.
-    on_death: called once, on the worker's thread, with the fault's text if the worker dies.
+    load_draft: loads the draft model; by default the one that the settings name, if any.
+    costs: what steps cost; by default they are measured at the first start with a model.
+
+    on_death: if set, called once on the engine's thread with the fault's text if that thread dies.
     """
 
     def __init__(
         self,
         settings: Settings,
         load: Load | None = None,
-        on_death: Callable[[str], None] | None = None,
         make_sources: MakeSources | None = None,
         load_draft: Load | None = None,
         costs: StepCosts | None = None,
@@ -73,17 +70,11 @@ class Engine:
         self.settings = settings
         self._make_sources = make_sources
         self._costs = costs
-        self.on_death = on_death
+        self.on_death: Callable[[str], None] | None = None
         self._load = load or loader(settings)
         self._load_draft = load_draft or draft_loader(settings)
         self._inbox: Inbox = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._state: Literal["loading", "ready", "draining", "dead"] = "loading"
-        self._fault: str | None = None
-        self._num_live = 0
-        self._num_ended = 0
-        self._pace = Pace()
-        self._drained_at = 0.0
+        self._lifecycle = Lifecycle(settings.max_rows, settings.max_rows + settings.max_queue)
         self._watchdog = Watchdog(settings.stall_seconds, self._progress_made, self._note_stall)
         self._loaded: LoadedModel | None = None
         self._grammars: Grammars
@@ -135,19 +126,7 @@ class Engine:
 
         Raises EngineError if the queue is full, the engine drains or is dead; the sink then gets nothing.
         """
-        with self._lock:
-            if self._state == "dead":
-                raise EngineError("engine_dead", f"the engine has stopped: {self._fault}")
-            if self._state != "ready":
-                raise EngineError("draining", "the server is not taking requests now", self._retry_after_s())
-            capacity = self.settings.max_rows + self.settings.max_queue
-            if self._num_live >= capacity:
-                raise EngineError(
-                    "queue_full",
-                    f"{self._num_live} requests are running or waiting; try again later",
-                    self._retry_after_s(),
-                )
-            self._num_live += 1
+        with self._lifecycle.accepting():
             self._inbox.put(Submit(request, self._counted(request.id, sink)))
 
     def check_grammar(self, grammar: Grammar) -> None:
@@ -161,10 +140,7 @@ class Engine:
     def status(self) -> EngineStatus:
         """What /health needs, as of now."""
         worker = self._worker
-        running = len(worker.members) + len(worker.request_queue.prefilling) if worker else 0
-        with self._lock:
-            waiting = max(0, self._num_live - running)
-            status = EngineStatus(self._state, running, waiting, self._fault, self._retry_after_s())
+        status = self._lifecycle.status(len(worker.running) if worker else 0)
         if (stall := self._watchdog.reason) and status.state in ("ready", "draining"):
             return replace(status, state="stalled", fault=stall)
         return status
@@ -176,7 +152,7 @@ class Engine:
     def prefix_status(self) -> dict[str, int]:
         """Counts of the prefix cache, by the names of PrefixStatus; empty without one."""
         worker = self._worker
-        status = worker.prefix_lookup.status() if worker else None
+        status = worker.queue.prefix_lookup.status() if worker else None
         return asdict(status) if status else {}
 
     def table_status(self) -> dict[str, Any]:
@@ -213,19 +189,10 @@ class Engine:
 
         Requests that still wait for a row, and those that do not finish in time, get Failed("draining").
         """
-        with self._lock:
-            if self._state != "dead":
-                self._state = "draining"
-                self._drained_at = time.perf_counter() + drain_s
-        self._inbox.put(Stop(drain_s))
+        self._lifecycle.begin_draining(drain_s)
+        self._inbox.put(Stop())
         if self._thread.is_alive():
             self._thread.join()
-
-    def _retry_after_s(self) -> float:
-        """When a batch of requests will have ended, or, while draining, when another server may be there."""
-        if self._state == "draining":
-            return max(RETRY_AFTER_S, self._drained_at - time.perf_counter())
-        return self._pace.wait_s(self.settings.max_rows, RETRY_AFTER_S)
 
     def _require_loaded(self) -> LoadedModel:
         if self._loaded is None:
@@ -235,14 +202,14 @@ class Engine:
     def _sources(self) -> DraftSources:
         if self._worker is None:
             raise SharedTableError("the engine is not running")
-        return self._worker.drafting.sources
+        return self._worker.proposers.sources
 
     def _between_steps(self, action: Callable[[], Any]) -> Any:
         """Have the worker do something, and wait for its outcome."""
         call = Call(action, Future())
-        with self._lock:
-            if self._state != "ready":
-                raise SharedTableError(f"the engine is {self._state}")
+        with self._lifecycle.held() as state:
+            if state != "ready":
+                raise SharedTableError(f"the engine is {state}")
             self._inbox.put(call)
         try:
             return call.outcome.result()
@@ -252,10 +219,7 @@ class Engine:
     def _counted(self, request_id: str, sink: Sink) -> Sink:
         def counted(event: Event) -> None:
             if event.is_terminal:
-                with self._lock:
-                    self._num_live -= 1
-                    self._num_ended += 1
-                    self._pace.note_end()
+                self._lifecycle.note_end()
             try:
                 sink(event)
             # A sink that breaks its promise harms nobody but itself.
@@ -294,9 +258,7 @@ class Engine:
             )
             self._started.set()
             return None
-        with self._lock:
-            if self._state == "loading":
-                self._state = "ready"
+        self._lifecycle.begin_ready()
         self._watchdog.start()
         self._started.set()
         return self._worker
@@ -304,10 +266,9 @@ class Engine:
     def _progress_made(self) -> tuple[int, int] | None:
         """What grows as work goes on; None while there is none. Called on the watchdog's thread."""
         worker = self._worker
-        with self._lock:
-            if worker is None or self._num_live == 0:
-                return None
-            return worker.num_progressed, self._num_ended
+        if worker is None or self._lifecycle.num_live == 0:
+            return None
+        return worker.num_progressed, self._lifecycle.num_ended
 
     def _note_stall(self) -> None:
         self._stats.num_stalls += 1
@@ -322,7 +283,7 @@ class Engine:
             self._on_progress(what, share)
 
     def _serve_until_death(self, worker: Worker) -> None:
-        loop = Loop(worker, self._inbox, self.tokenizer, self._grammars)
+        loop = Loop(worker, self._inbox, self._lifecycle, self.tokenizer, self._grammars)
         try:
             loop.run()
             memory.save(self._sources(), self.settings)
@@ -330,12 +291,12 @@ class Engine:
         except BaseException as fault:
             self._die(loop, fault)
         finally:
-            worker.prefix_lookup.close()
+            worker.queue.prefix_lookup.close()
 
     def _die(self, loop: Loop, fault: BaseException) -> None:
         log.critical("the engine's thread died", exc_info=fault)
-        with self._lock:
-            self._state, self._fault = "dead", f"{type(fault).__name__}: {fault}"
-        loop.end_all(Failed("engine", f"the engine has stopped: {self._fault}"))
+        text = f"{type(fault).__name__}: {fault}"
+        self._lifecycle.die(text)
+        loop.end_all(Failed("engine", f"the engine has stopped: {text}"))
         if self.on_death:
-            self.on_death(str(self._fault))
+            self.on_death(text)

@@ -1,8 +1,7 @@
-"""The loop on the engine's thread: what came in since the last turn, then the next turn, until the end."""
+"""The loop on the engine's thread: take messages of other threads, run a step, repeat until told to stop."""
 
 import logging
 import queue
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from engine.lifecycle import Lifecycle
 from engine.model.tokenizer import Tokenizer
 from engine.request import Failed, GenerationRequest, SharedTableError, Sink
 from engine.sampling.grammar import Grammars
@@ -21,7 +21,7 @@ log = logging.getLogger("reprise.engine")
 
 @dataclass(frozen=True)
 class Submit:
-    """A request to queue."""
+    """Queue a request."""
 
     request: GenerationRequest
     sink: Sink
@@ -29,27 +29,25 @@ class Submit:
 
 @dataclass(frozen=True)
 class Cancel:
-    """A request to end."""
+    """End a request."""
 
     request_id: str
 
 
 @dataclass(frozen=True)
 class Stop:
-    """End the loop, after so many seconds at most."""
-
-    drain_s: float
+    """End the loop once the running requests have ended, or the time for draining is over."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """Something to do between two turns; its outcome goes where the caller waits for it."""
+    """Call a function between two steps; its outcome goes to a future that the caller waits for."""
 
     action: Callable[[], Any]
     outcome: Future[Any]
 
     def perform(self) -> None:
-        """Do it."""
+        """Call the function and set the outcome."""
         try:
             self.outcome.set_result(self.action())
         except Exception as fault:
@@ -57,25 +55,31 @@ class Call:
 
 
 Inbox = queue.SimpleQueue[Submit | Cancel | Stop | Call]
-"""What other threads ask for, in their order."""
+"""Messages of other threads, in the order in which they were sent."""
 
 STOPPING = Failed("draining", "the server is stopping")
 
 
 class Loop:
-    """Runs a worker. Used by the thread that owns MLX alone."""
+    """Runs a worker. Used only by the thread that owns MLX.
 
-    def __init__(self, worker: Worker, inbox: Inbox, tokenizer: Tokenizer, grammars: Grammars) -> None:
+    lifecycle: says how long draining may take.
+    """
+
+    def __init__(
+        self, worker: Worker, inbox: Inbox, lifecycle: Lifecycle, tokenizer: Tokenizer, grammars: Grammars
+    ) -> None:
         self._worker = worker
         self._inbox = inbox
+        self._lifecycle = lifecycle
         self._tokenizer = tokenizer
         self._grammars = grammars
-        self._deadline: float | None = None
+        self._is_stopping = False
 
     def run(self) -> None:
-        """Go on until told to stop, and until what then runs has ended or has no more time."""
+        """Run steps until told to stop, and then until every running request has ended or time is up."""
         worker = self._worker
-        while self._deadline is None or (worker.has_work and time.perf_counter() < self._deadline):
+        while not self._is_stopping or (worker.has_work and not self._lifecycle.is_out_of_time):
             if not worker.has_work:
                 mx.clear_cache()
             self._take_messages()
@@ -83,7 +87,7 @@ class Loop:
         self.end_all(STOPPING)
 
     def end_all(self, failed: Failed) -> None:
-        """Tell everyone who still waits, those in the inbox too."""
+        """Send every live request its terminal event, including those still in the inbox."""
         for sequence in self._worker.live:
             sequence.fail(failed)
         while not self._inbox.empty():
@@ -94,31 +98,31 @@ class Loop:
                 message.outcome.set_exception(SharedTableError(failed.message))
 
     def _take_messages(self) -> None:
-        """All that there are; without work wait for one that brings some, or for a stop."""
+        """Take all messages in the inbox; while there is no work, wait for a message that brings some."""
         while not self._worker.has_work or not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, Submit):
-                self._take(message)
+                self._submit(message)
             elif isinstance(message, Cancel):
                 self._worker.cancel(message.request_id)
             elif isinstance(message, Call):
                 message.perform()
             else:
-                self._stop(message.drain_s)
-            # An idle engine must not keep the last request alive.
+                self._stop()
+            # While the loop waits, this variable would keep the last request alive.
             del message
-            if self._deadline is not None:
+            if self._is_stopping:
                 break
 
-    def _take(self, submitted: Submit) -> None:
+    def _submit(self, submitted: Submit) -> None:
         try:
             sequence = Sequence.of(submitted.request, submitted.sink, self._tokenizer, self._grammars)
             self._worker.submit(sequence)
         except Exception as fault:
-            log.error("request %s cannot be taken", submitted.request.id, exc_info=True)
-            submitted.sink(Failed("request", f"the request cannot be taken: {fault}"))
+            log.error("request %s cannot be queued", submitted.request.id, exc_info=True)
+            submitted.sink(Failed("request", f"the request cannot be queued: {fault}"))
 
-    def _stop(self, drain_s: float) -> None:
-        self._deadline = time.perf_counter() + drain_s
-        for sequence in self._worker.request_queue.waiting:
+    def _stop(self) -> None:
+        self._is_stopping = True
+        for sequence in self._worker.queue.waiting:
             sequence.fail(STOPPING)

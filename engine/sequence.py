@@ -33,54 +33,80 @@ from engine.speculative.proposers import SequenceDrafts
 log = logging.getLogger("reprise.engine")
 
 
+@dataclass
+class Timing:
+    """When a sequence reached each stage, by time.perf_counter() in seconds; 0 before it has."""
+
+    submitted_at: float = field(default_factory=time.perf_counter)
+    admitted_at: float = 0.0
+    joined_at: float = 0.0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+
+
+@dataclass
+class PrefixSearch:
+    """Where a waiting sequence finds a prefix of its prompt that is computed already.
+
+    num_cached: prompt tokens that it found when it was first admitted.
+    awaited: a prefilling sequence that it waits for, and the number of leading tokens they share.
+    compared: the prefilling sequences that were searched for one to wait for.
+    loading: the files that are being read for it. is_disk_searched: whether files were looked for.
+    """
+
+    num_cached: int = 0
+    awaited: "tuple[Sequence, int] | None" = None
+    compared: "SequenceOf[Sequence]" = ()
+    loading: Loading | None = None
+    is_disk_searched: bool = False
+
+
+@dataclass
+class Prefill:
+    """What was computed of a sequence before it joins the rows.
+
+    caches, num_computed: its own caches, and how many of its tokens they hold.
+    keep_at: lengths at which the caches are to be kept in the prefix cache.
+    draft_reader: what the draft model has read of it; None if the draft model does not read it.
+    logprobs: log probabilities of its prompt's tokens from the second one on, if the request wants them.
+    """
+
+    caches: Caches = field(default_factory=list)
+    num_computed: int = 0
+    keep_at: set[int] = field(default_factory=set)
+    draft_reader: DraftReader | None = None
+    logprobs: list[Likelihood] = field(default_factory=list)
+
+
 @dataclass(eq=False)
 class Sequence:
-    """A request, what has been committed for it, and where its keys and values stand.
+    """A request, and everything that was committed for it.
 
-    tokens: prompt and answer so far, all committed.
-    caches, num_computed: its own caches while it prefills, and how many tokens they hold.
-    edges: lengths at which what it has prefilled is to be kept for others.
-    awaited: a sequence whose prefill it waits for, and up to which of the tokens that they share.
-    compared: those among whom one to wait for was looked for.
-    loading, was_looked_up: what is being read from files for it, and whether it was seen if there is any.
-    draft_reader: what the draft model has read while it prefills, if there is one and it may draft here.
-    num_dispatched: answer tokens sampled so far, whether or not they have been read.
-    drafts: its drafters, once it has joined the rows.
-    matcher: where the answer stands in its grammar, if it has one.
-    prompt_logprobs: likelihoods of the prompt's tokens that were computed, from its second one on.
-    has_told_prompt: its prompt's log probabilities were sent.
-    num_inquests: how often it was among those who may have broken a step.
-    num_passed: how many later ones began before it, because it would not have fitted into memory.
+    text: turns its tokens into text that can be sent.
+    tokens: prompt and answer so far; all of them are committed.
+    prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.
+    penalties: token counts, while it decodes and if its request has penalties.
+    drafts: its drafters, once it has joined the rows. matcher: the state of the answer's grammar, if any.
+    has_sent_prompt: whether its prompt's log probabilities were sent.
+    num_bisections: how often it was among the suspects of a failed step.
+    num_overtaken: how many later sequences were admitted first because this one did not fit into memory.
     """
 
     request: GenerationRequest
     sink: Sink
     text: AnswerText
     tokenizer: Tokenizer
-    submitted_at: float = field(default_factory=time.perf_counter)
     tokens: list[int] = field(default_factory=list)
-    caches: Caches = field(default_factory=list)
-    num_computed: int = 0
-    num_cached: int = 0
-    edges: set[int] = field(default_factory=set)
-    awaited: "tuple[Sequence, int] | None" = None
-    compared: "SequenceOf[Sequence]" = ()
-    loading: Loading | None = None
-    was_looked_up: bool = False
-    draft_reader: DraftReader | None = None
-    num_dispatched: int = 0
+    timing: Timing = field(default_factory=Timing)
+    prefix: PrefixSearch = field(default_factory=PrefixSearch)
+    prefill: Prefill = field(default_factory=Prefill)
     penalties: Penalties | None = None
     drafts: SequenceDrafts | None = None
     matcher: Matcher | None = None
-    prompt_logprobs: list[Likelihood] = field(default_factory=list)
-    has_told_prompt: bool = False
+    has_sent_prompt: bool = False
     num_bisections: int = 0
-    num_passed: int = 0
+    num_overtaken: int = 0
     ended: bool = False
-    admitted_at: float = 0.0
-    joined_at: float = 0.0
-    first_token_at: float = 0.0
-    last_token_at: float = 0.0
 
     @classmethod
     def of(
@@ -103,42 +129,34 @@ class Sequence:
 
     @property
     def num_to_prefill(self) -> int:
-        """Tokens to compute before it can join the rows; its last token is fed by its first step."""
-        num_left = len(self.tokens) - 1 - self.num_computed
-        return (
-            max(num_left, self.draft_reader.count_left(len(self.tokens))) if self.draft_reader else num_left
-        )
-
-    @property
-    def next_position(self) -> int:
-        """Absolute position of the token that its next step draws."""
-        return len(self.request.prompt) + self.num_dispatched
+        """Tokens to compute before it can join the rows, which feed its last token themselves."""
+        num_left = len(self.tokens) - 1 - self.prefill.num_computed
+        reader = self.prefill.draft_reader
+        return max(num_left, reader.count_left(len(self.tokens))) if reader else num_left
 
     def admit(self, caches: Caches, num_computed: int) -> None:
-        """Start with these caches, which hold that many of its tokens."""
-        self.caches, self.num_computed = caches, num_computed
-        self.awaited, self.compared = None, ()
-        if not self.admitted_at:
-            self.admitted_at = time.perf_counter()
-            self.num_cached = self.num_computed
+        """Begin to prefill. caches: hold the first num_computed of its tokens."""
+        self.prefill.caches, self.prefill.num_computed = caches, num_computed
+        self.prefix.awaited, self.prefix.compared = None, ()
+        if not self.timing.admitted_at:
+            self.timing.admitted_at = time.perf_counter()
+            self.prefix.num_cached = num_computed
 
     def restart(self) -> None:
-        """Forget all caches. What was committed stays, and the same tokens will follow it."""
-        self.caches, self.num_computed, self.num_dispatched = [], 0, self.num_answered
-        self.draft_reader = None
-        self.prompt_logprobs.clear()
+        """Drop its caches. Committed tokens stay, and the same tokens will follow them."""
+        self.prefill = Prefill()
 
     def give_up_drafts(self, fault: Exception) -> None:
-        """Drafting for it came to a fault: go on plainly."""
-        log.warning("request %s goes on without drafts: %s", self.request.id, fault)
+        """Stop drafting after a fault; the answer is decoded plainly from here on."""
+        log.warning("request %s continues without drafts: %s", self.request.id, fault)
         if self.drafts:
             self.drafts.close()
 
     def give_up_draft_model(self, fault: Exception) -> None:
-        """The draft model could not read its text, or say something of it: go on without."""
+        """Stop using the draft model, which could not read the text or translate a draft."""
         level = logging.INFO if isinstance(fault, OutOfReachError) else logging.WARNING
-        log.log(level, "request %s goes on without the draft model: %s", self.request.id, fault)
-        self.draft_reader = None
+        log.log(level, "request %s continues without the draft model: %s", self.request.id, fault)
+        self.prefill.draft_reader = None
         if self.drafts:
             self.drafts.uses_model = False
 
@@ -168,7 +186,7 @@ class Sequence:
         draft, num_offered: what the step verified, and how many tokens of it.
         """
         if not self.num_answered:
-            self.first_token_at = time.perf_counter()
+            self.timing.first_token_at = time.perf_counter()
         num_before, text = len(self.tokens), ""
         reason: FinishReason | None = None
         logprobs: list[TokenLogprob] = []
@@ -193,12 +211,12 @@ class Sequence:
 
     def emit_prompt_logprobs(self) -> None:
         """Tell how likely the prompt's tokens were, once all are known; nothing if nobody asked."""
-        if not self.request.prompt_logprobs or self.has_told_prompt:
+        if not self.request.prompt_logprobs or self.has_sent_prompt:
             return
-        self.has_told_prompt = True
+        self.has_sent_prompt = True
         first, *others = self.request.prompt
         entries = [TokenLogprob(first, self.tokenizer.piece(first), None)]
-        entries += [self._logprob(t, found) for t, found in zip(others, self.prompt_logprobs, strict=True)]
+        entries += [self._logprob(t, found) for t, found in zip(others, self.prefill.logprobs, strict=True)]
         self.sink(Delta("", tuple(entries)))
 
     def _logprob(self, token: int, likelihood: Likelihood) -> TokenLogprob:
@@ -212,6 +230,12 @@ class Sequence:
             return "stop"
         return "length" if self.num_answered >= self.request.max_tokens else None
 
+    def fail_with(self, fault: Exception) -> None:
+        """Log what was raised on its account and end it, unless it has ended."""
+        if not self.ended:
+            log.error("request %s failed", self.request.id, exc_info=fault)
+            self.fail(Failed("request", f"generation failed: {fault}"))
+
     def fail(self, failed: Failed) -> None:
         """End it badly, unless it has ended."""
         try:
@@ -219,20 +243,20 @@ class Sequence:
         # Its end has to be told, whatever is wrong with it.
         except Exception:
             log.error("request %s cannot be counted", self.request.id, exc_info=True)
-            usage = Usage(len(self.request.prompt), self.num_cached, self.num_answered)
+            usage = Usage(len(self.request.prompt), self.prefix.num_cached, self.num_answered)
         self._end(Failed(failed.kind, failed.message, usage))
 
     def usage(self) -> Usage:
         """Counts and times up to now."""
-        now = time.perf_counter()
+        now, timing = time.perf_counter(), self.timing
         return Usage(
             num_prompt_tokens=len(self.request.prompt),
-            num_cached_tokens=self.num_cached,
+            num_cached_tokens=self.prefix.num_cached,
             num_completion_tokens=self.num_answered,
-            queue_s=(self.admitted_at or now) - self.submitted_at,
-            prefill_s=(self.joined_at or now) - self.submitted_at,
-            first_token_s=(self.first_token_at or now) - self.submitted_at,
-            total_s=now - self.submitted_at,
+            queue_s=(timing.admitted_at or now) - timing.submitted_at,
+            prefill_s=(timing.joined_at or now) - timing.submitted_at,
+            first_token_s=(timing.first_token_at or now) - timing.submitted_at,
+            total_s=now - timing.submitted_at,
             drafting=self.drafts.report() if self.drafts else DraftingReport(),
         )
 

@@ -6,11 +6,16 @@ from dataclasses import replace
 from functools import partial
 
 from config.settings import Settings
+from engine.batch import Batch
 from engine.kv_cache.per_row import is_recurrent, kv_bits_fault, leaves, make_caches
 from engine.kv_cache.probes import can_batch, rollback_fault
 from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
 from engine.model.vocabulary import VocabularyError
-from engine.scheduler.memory_budget import make_memory_budget
+from engine.scheduler.draft_prompts import DraftPrompts
+from engine.scheduler.memory_budget import MemoryBudget, make_memory_budget
+from engine.scheduler.prefiller import Prefiller
+from engine.scheduler.prefix_lookup import PrefixLookup
+from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
 from engine.speculative.calibration import load_costs
 from engine.speculative.draft_model.costs import DraftModelCosts
@@ -31,6 +36,9 @@ def flat_costs() -> StepCosts:
     """Every step costs the same: whatever is drafted is worth it."""
     return StepCosts({(1, 1): 1.0})
 
+
+PREFIX_CACHE_SHARE = 4
+"""By default the prefix cache gets 1/PREFIX_CACHE_SHARE of the memory left after weights."""
 
 FREE = StepCosts({(1, 1): 1e-9})
 
@@ -59,9 +67,11 @@ def make_worker(
         make_sources = None
     model = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
     memory_budget = make_memory_budget(loaded, settings, batched, model)
+    batch = Batch(loaded.model, loaded.info.vocab_size, batched, model)
     if make_sources is None:
-        planner = Planner(flat_costs(), batched)
-        return Worker(loaded, settings, batched, memory_budget, Proposers(None, settings), planner)
+        planner, proposers = Planner(flat_costs(), batched), Proposers(None, settings)
+        queue = _make_queue(loaded, settings, memory_budget, None)
+        return Worker(batch, queue, planner, proposers)
     sources = make_sources(loaded.tokenizer.fingerprint)
     model_costs, is_measured = FREE, costs is None
     if costs is None:
@@ -76,8 +86,21 @@ def make_worker(
     exact = _exact_shapes(loaded, settings, batched, costs, trying) if settings.exact else None
     drafting_costs = DraftModelCosts(model_costs, costs, model.batched, is_measured) if model else None
     planner = Planner(costs, batched, exact, drafting_costs, _is_recurrent(loaded))
-    drafting = Proposers(sources, settings, bool(model), loaded.tokenizer.line_ends)
-    return Worker(loaded, settings, batched, memory_budget, drafting, planner, model)
+    proposers = Proposers(sources, settings, bool(model), loaded.tokenizer.line_ends)
+    draft_prompts = DraftPrompts(model, proposers, planner) if model else None
+    return Worker(batch, _make_queue(loaded, settings, memory_budget, draft_prompts), planner, proposers)
+
+
+def _make_queue(
+    loaded: LoadedModel, settings: Settings, memory_budget: MemoryBudget, draft_prompts: DraftPrompts | None
+) -> RequestQueue:
+    """Set up the prefix cache, prefill and the queue before them."""
+    num_bytes = settings.prefix_cache_bytes
+    if num_bytes is None:
+        num_bytes = memory_budget.room_bytes // PREFIX_CACHE_SHARE
+    prefix_lookup = PrefixLookup(loaded.model, settings, num_bytes, loaded.tokenizer.answer_opening)
+    prefiller = Prefiller(loaded.model, settings, prefix_lookup, draft_prompts)
+    return RequestQueue(settings, memory_budget, prefix_lookup, prefiller)
 
 
 def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Settings) -> DraftModel:

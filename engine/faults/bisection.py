@@ -1,50 +1,49 @@
-"""Who breaks a step over several rows: half of the suspects is tried by itself, then half of what is left."""
+"""Find the request that makes a step over several rows fail, by bisection."""
 
 from collections.abc import Collection, Iterable
 
 from engine.sequence import Sequence
 
-MAX_PATIENCE = 6
-"""A sequence is tried for 4 ** n tokens, n being the inquests it has been in before, at most so many."""
+MAX_DOUBLINGS = 6
+"""A sequence is tested for 4 ** n tokens, n being the number of its earlier bisections, at most this many."""
 
 
 class Bisection:
-    """The search for the one request that breaks steps.
+    """The search for the one request among several whose steps fail.
 
-    candidates: a step over them failed, and one of them is to blame, if it is the fault of any single one.
-    trial: half of them, which run with nobody beside them until each has ended, or has committed as many
-        more tokens as it is to show.
+    candidates: a step over them failed, and if a single request is at fault it is one of them.
+    tested: half of the candidates. They run alone until each has ended or has committed enough tokens.
 
-    A request that had part in inquests before is tried for longer: where only all rows together fail, as
-    for want of memory, they come to their ends in trials, not one token an inquest.
+    A request that took part in earlier bisections is tested for longer. So where only all rows together
+    fail, as when memory runs out, the requests finish during the tests instead of gaining one token each.
     """
 
     def __init__(self, suspects: Iterable[Sequence]) -> None:
         suspects = [s for s in suspects if not s.ended]
-        self._num_tokens = 4 ** min(MAX_PATIENCE, max((s.num_bisections for s in suspects), default=0))
+        self._num_tokens = 4 ** min(MAX_DOUBLINGS, max((s.num_bisections for s in suspects), default=0))
         for sequence in suspects:
             sequence.num_bisections += 1
-        self._try(suspects)
+        self._test(suspects)
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody is left to be tried: then the fault was of no single one."""
+        """Whether no candidate is left: no single request was at fault."""
         return not self.candidates
 
     @property
     def has_passed(self) -> bool:
-        """Whether all on trial have shown what they are to show."""
+        """Whether every tested sequence has ended or committed enough tokens."""
         return all(s.ended or s.num_answered >= goal for s, goal in self._goals.items())
 
     def narrow(self, suspects: Collection[Sequence]) -> None:
-        """A step over these failed; those of them on trial are the candidates now."""
-        self._try([s for s in self.trial if s in suspects])
+        """Search among the tested sequences that took part in another failed step."""
+        self._test([s for s in self.tested if s in suspects])
 
-    def acquit(self) -> None:
-        """The trial was passed: the others are the candidates now."""
-        self._try([s for s in self.candidates if s not in self.trial])
+    def clear_tested(self) -> None:
+        """Search among the other candidates: the tested ones have passed."""
+        self._test([s for s in self.candidates if s not in self.tested])
 
-    def _try(self, candidates: Iterable[Sequence]) -> None:
+    def _test(self, candidates: Iterable[Sequence]) -> None:
         self.candidates = [s for s in candidates if not s.ended]
-        self.trial = self.candidates[: (len(self.candidates) + 1) // 2]
-        self._goals = {s: s.num_answered + self._num_tokens for s in self.trial}
+        self.tested = self.candidates[: (len(self.candidates) + 1) // 2]
+        self._goals = {s: s.num_answered + self._num_tokens for s in self.tested}

@@ -1,77 +1,70 @@
-"""What is done about a step that failed: who caused it is looked for and ended, all others begin again."""
+"""Recover from a failed step: end the request at fault, and restart all others."""
 
 import logging
 
 from engine.batch import Batch
 from engine.faults.bisection import Bisection
-from engine.request import Failed
-from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue
 from engine.sequence import Sequence
 from engine.stats import EngineStats
+from engine.step_error import StepError
 
 log = logging.getLogger("reprise.engine")
 
 
 class Recovery:
-    """The inquest that goes on, if there is one, and how rows begin again for it."""
+    """Restarts rows after a failed step, and runs the bisection if several requests are suspected."""
 
-    def __init__(
-        self, batch: Batch, request_queue: RequestQueue, prefix_lookup: PrefixLookup, stats: EngineStats
-    ) -> None:
+    def __init__(self, batch: Batch, queue: RequestQueue, stats: EngineStats) -> None:
         self._batch = batch
-        self._request_queue = request_queue
-        self._prefix_lookup = prefix_lookup
+        self._queue = queue
         self._stats = stats
         self._bisection: Bisection | None = None
 
-    def start_over(self, suspects: list[Sequence], fault: Exception) -> None:
-        """A step over the suspects failed, and all rows with it. Whoever was alone in it is to blame.
+    def restart(self, failed: StepError) -> None:
+        """Put every row back into the queue after a failed step, and deal with the suspects.
 
-        Of several the one to blame is looked for. Without suspects nobody is, and all rows just begin again.
-        Beginning again costs a prefill and changes no token: noise is keyed by position.
+        A single suspect is at fault and ends. Several are bisected. Without suspects all rows just restart.
+        A restart costs a prefill and changes no token: noise is keyed by position.
         """
-        rows = self._batch.members
+        members, suspects = self._batch.members, failed.suspects
         self._stats.num_failed_steps += 1
         self._batch.clear()
         if len(suspects) == 1:
-            fail(suspects[0], fault)
-            self._hold(None)
+            suspects[0].fail_with(failed.fault)
+            self._continue_with(None)
         elif suspects:
-            log.warning("a step over %d rows failed (%s); trying half of them", len(suspects), fault)
-            rows = rows + self._request_queue.prefilling
-            self._request_queue.prefilling = []
+            log.warning("a step over %d rows failed (%s); testing half of them", len(suspects), failed.fault)
+            members = members + self._take_prefilling()
             if self._bisection:
                 self._bisection.narrow(suspects)
-            self._hold(self._bisection or Bisection(suspects))
-        self._request_queue.put_back(rows)
+            self._continue_with(self._bisection or Bisection(suspects))
+        self._queue.put_back(members)
 
-    def go_on(self) -> None:
-        """Try the others once those on trial have passed: rows make place for them, and lose only time."""
+    def advance(self) -> None:
+        """Test the other candidates once those being tested have passed.
+
+        The rows of those that passed go back into the queue to make room; they lose time, and no token.
+        """
         bisection = self._bisection
         if bisection is None or not bisection.has_passed:
             return
-        bisection.acquit()
-        self._hold(bisection)
+        bisection.clear_tested()
+        self._continue_with(bisection)
         if bisection.is_over:
-            log.warning("each of the rows of the failed step passes without the others; going on")
+            log.warning("every row of the failed step passes on its own; no request is at fault")
             return
-        for row, sequence in enumerate(self._batch.members):
-            self._prefix_lookup.keep_row(sequence, row, self._batch.rows)
-        rows = self._batch.members + self._request_queue.prefilling
+        members = self._batch.members
+        for row, sequence in enumerate(members):
+            self._queue.prefix_lookup.keep_row(sequence, row, self._batch.rows)
         self._batch.clear()
-        self._request_queue.prefilling = []
-        self._request_queue.put_back(rows)
+        self._queue.put_back(members + self._take_prefilling())
 
-    def _hold(self, bisection: Bisection | None) -> None:
-        """Go on with an inquest, or with none."""
+    def _take_prefilling(self) -> list[Sequence]:
+        taken, self._queue.prefiller.prefilling = self._queue.prefiller.prefilling, []
+        return taken
+
+    def _continue_with(self, bisection: Bisection | None) -> None:
+        """Set the bisection in progress, and whom it lets the queue admit."""
         self._bisection = None if bisection is None or bisection.is_over else bisection
-        self._request_queue.only = self._bisection.trial if self._bisection else None
-
-
-def fail(sequence: Sequence, fault: Exception) -> None:
-    """End a sequence for what was raised on its account, unless it has ended."""
-    if sequence.ended:
-        return
-    log.error("request %s failed", sequence.request.id, exc_info=fault)
-    sequence.fail(Failed("request", f"generation failed: {fault}"))
+        self._queue.only = self._bisection.tested if self._bisection else None

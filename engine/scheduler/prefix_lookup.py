@@ -79,15 +79,15 @@ class PrefixLookup:
         """
         if self.store is None or self.cache is None or sequence.request.prompt_logprobs:
             return False
-        if not sequence.was_looked_up:
-            sequence.was_looked_up = True
+        if not sequence.prefix.is_disk_searched:
+            sequence.prefix.is_disk_searched = True
             if self.store.match(sequence.tokens) >= self.cache.holds(sequence.tokens) + MIN_LOADED_TOKENS:
-                sequence.loading = self.store.load(sequence.tokens)
-        if (loading := sequence.loading) is None:
+                sequence.prefix.loading = self.store.load(sequence.tokens)
+        if (loading := sequence.prefix.loading) is None:
             return False
         if not (loading.future.done() or may_wait):
             return True
-        sequence.loading = None
+        sequence.prefix.loading = None
         if (taken := self.store.take(loading)) is not None:
             self.cache.put(sequence.tokens[: loading.ends[-1]], *taken)
         return False
@@ -115,20 +115,20 @@ class PrefixLookup:
         if sequence.request.prompt_logprobs or (self.cache is None and not self._can_share):
             return False
         # Compared once with each set of them: who waits long is asked at every turn.
-        if sequence.awaited is None and sequence.compared != prefilling:
-            sequence.compared = list(prefilling)
+        if sequence.prefix.awaited is None and sequence.prefix.compared != prefilling:
+            sequence.prefix.compared = list(prefilling)
             held = self.cache.match(sequence.tokens) if self.cache and prefilling else 0
             for other in prefilling:
                 shared = _num_shared(sequence.tokens, other.tokens)
-                if shared >= held + MIN_SHARED_TOKENS and other.num_computed < shared:
-                    held, sequence.awaited = shared, (other, shared)
-            if sequence.awaited and self._needs_state:
-                other, shared = sequence.awaited
-                other.edges.add(shared)
-        if sequence.awaited is None:
+                if shared >= held + MIN_SHARED_TOKENS and other.prefill.num_computed < shared:
+                    held, sequence.prefix.awaited = shared, (other, shared)
+            if sequence.prefix.awaited and self._needs_state:
+                other, shared = sequence.prefix.awaited
+                other.prefill.keep_at.add(shared)
+        if sequence.prefix.awaited is None:
             return False
-        other, shared = sequence.awaited
-        return other in prefilling and not other.ended and other.num_computed < shared
+        other, shared = sequence.prefix.awaited
+        return other in prefilling and not other.ended and other.prefill.num_computed < shared
 
     def find(
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
@@ -159,12 +159,12 @@ class PrefixLookup:
         found = self.cache.find(sequence.tokens) if self.cache else None
         caches, length = found or (self._make(), 0)
         if self.cache and self._needs_state:
-            self._mark_edges(sequence, kept, length)
+            self._choose_kept_lengths(sequence, kept, length)
         return caches, length
 
     def keep_prefilled(self, sequence: Sequence) -> None:
         """Keep what a sequence that prefills has got so far."""
-        caches, length = sequence.caches, sequence.num_computed
+        caches, length = sequence.prefill.caches, sequence.prefill.num_computed
         if length:
             self._keep(sequence.tokens[:length], partial(cut_slice, caches), partial(take_state, caches))
 
@@ -193,7 +193,9 @@ class PrefixLookup:
         best, kv_slice = 0, None
         holders = [(m, rows.lengths[row], partial(rows.kv_slice, row)) for row, m in enumerate(members)]
         holders += [
-            (p, p.num_computed, partial(cut_slice, p.caches)) for p in prefilling if p is not sequence
+            (p, p.prefill.num_computed, partial(cut_slice, p.prefill.caches))
+            for p in prefilling
+            if p is not sequence
         ]
         for holder, held, cut in holders:
             shared = min(_num_shared(sequence.tokens, holder.tokens), held)
@@ -201,13 +203,13 @@ class PrefixLookup:
                 best, kv_slice = shared, cut(0, shared)
         return best, kv_slice
 
-    def _mark_edges(self, sequence: Sequence, kept: int, length: int) -> None:
+    def _choose_kept_lengths(self, sequence: Sequence, kept: int, length: int) -> None:
         """Note where state will be wanted again: where prompts part, and where this one's answer opens.
 
         The next turn's prompt may leave out what was thought, and then parts from this one just there.
         """
-        sequence.edges = {kept, self._opening(sequence.tokens)}
-        sequence.edges = {edge for edge in sequence.edges if edge >= length + MIN_SHARED_TOKENS}
+        lengths = (kept, self._opening(sequence.tokens))
+        sequence.prefill.keep_at = {at for at in lengths if at >= length + MIN_SHARED_TOKENS}
 
     def _opening(self, tokens: list[int]) -> int:
         """Where the last opening of an answer begins; 0 if there is none."""

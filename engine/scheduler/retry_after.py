@@ -1,27 +1,27 @@
-"""How fast requests end, from which a client that is refused learns when to come again."""
+"""Estimate Retry-After from recent completions."""
 
 from collections import deque
 from time import perf_counter
 
-REMEMBERED_ENDS = 64
+NUM_KEPT = 64
 MAX_WAIT_S = 60.0
 """A longer wait would be a guess, and OpenAI's clients obey none that is longer."""
 
 
-class Pace:
-    """The times at which the last sequences ended. Not safe between threads by itself."""
+class CompletionRate:
+    """The times at which the most recent requests ended. Not thread-safe by itself."""
 
     def __init__(self) -> None:
-        self._ends: deque[float] = deque(maxlen=REMEMBERED_ENDS)
+        self._ends: deque[float] = deque(maxlen=NUM_KEPT)
 
     def note_end(self) -> None:
-        """A sequence has ended."""
+        """Record that a request ended now."""
         self._ends.append(perf_counter())
 
     def wait_s(self, num_ends: int, unknown_s: float) -> float:
-        """Seconds in which num_ends sequences end, at the pace of the last ones and of the time since.
+        """Return the seconds until num_ends more requests end, at the rate since the oldest kept end.
 
-        unknown_s: where too few have ended to tell.
+        unknown_s: returned while fewer than two have ended.
         """
         if len(self._ends) < 2:
             return unknown_s

@@ -45,13 +45,22 @@ class RowInput:
         return len(self.pending) + len(self.draft)
 
 
-Committed = tuple[list[int], list[Likelihood | None]]
-"""Tokens that a row commits, and how likely each was if its request wants to know."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one row's input.
+
+    verified: that input. tokens: the accepted draft tokens and the bonus token, so at least one.
+    likelihoods: of each token, None where the request does not want log probabilities.
+    """
+
+    verified: RowInput
+    tokens: list[int]
+    likelihoods: list[Likelihood | None]
 
 
 def run(
     rows: Rows, sampler: Sampler, inputs: Sequence[RowInput], wanted: Sequence[int | None]
-) -> list[Committed]:
+) -> list[Outcome]:
     """One forward over all rows and one wait; returns what each row is to commit, at least one token.
 
     wanted: for each row, see GenerationRequest.top_logprobs.
@@ -73,11 +82,11 @@ def run(
     mx.eval(tokens, *(measured.arrays if measured else ()))
     sampled: list[int] = tokens.tolist()  # type: ignore[assignment]
     likelihoods: list[Likelihood | None] = measured.read() if measured else [None] * len(sampled)
-    committed: list[Committed] = []
+    outcomes: list[Outcome] = []
     start = 0
     for row_input in inputs:
         mine = sampled[start : start + len(row_input.draft) + 1]
         num_kept = count_accepted(row_input.draft, mine) + 1
-        committed.append((mine[:num_kept], likelihoods[start : start + num_kept]))
+        outcomes.append(Outcome(row_input, mine[:num_kept], likelihoods[start : start + num_kept]))
         start += len(mine)
-    return committed
+    return outcomes

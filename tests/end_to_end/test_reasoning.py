@@ -34,7 +34,7 @@ def url(thinker):
         return LoadedModel(model, thinker, info)
 
     settings = Settings()
-    engine = Engine(settings, load, None, None, None, flat_costs())
+    engine = Engine(settings, load, costs=flat_costs())
     engine.start()
     with served(create_app(engine, settings)) as address:
         yield address

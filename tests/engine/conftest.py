@@ -31,7 +31,8 @@ def start_engine() -> Iterator[StartEngine]:
         **settings: Any,
     ) -> Engine:
         make = load or (lambda _: make_loaded(name, wrap))
-        engine = Engine(Settings(**settings), make, on_death, make_sources, load_draft, costs or flat_costs())
+        engine = Engine(Settings(**settings), make, make_sources, load_draft, costs or flat_costs())
+        engine.on_death = on_death
         engine.start()
         engines.append(engine)
         return engine

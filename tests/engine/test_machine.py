@@ -145,10 +145,10 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def everyone_is_in_one_place_until_the_one_end(self) -> None:
         worker = self.driven.worker
-        held = [*worker.members, *worker.request_queue.prefilling, *worker.request_queue.waiting]
+        held = [*worker.members, *worker.prefilling, *worker.queue.waiting]
         assert len(held) == len({s.request.id for s in held})
         assert len(worker.rows.lengths) == len(worker.members)
-        assert len(worker.members) + len(worker.request_queue.prefilling) <= 3
+        assert len(worker.members) + len(worker.prefilling) <= 3
         live = {s.request.id for s in worker.live}
         for name, answer in self.driven.answers.items():
             ends = [event for event in answer.events if event.is_terminal]
@@ -171,7 +171,7 @@ class Machine(RuleBasedStateMachine):
         # A step of one row that breaks is that row's.
         assert num_innocent <= self.num_faults
         assert self.drafter.num_open == 0
-        cache = self.driven.worker.prefix_lookup.cache
+        cache = self.driven.worker.queue.prefix_lookup.cache
         assert cache is not None
         assert cache.num_bytes <= cache.budget_bytes
         cache.shrink_to(0)

@@ -138,7 +138,7 @@ def test_a_prompt_that_was_being_read_is_read_again_after_the_trial() -> None:
     for one in requests:
         driven.ask(one)
     driven.turn_until(lambda: len(driven.worker.members) == 3)
-    assert [s.request.id for s in driven.worker.request_queue.prefilling] == ["long"]
+    assert [s.request.id for s in driven.worker.prefilling] == ["long"]
     model.fails = lambda tokens: tokens.shape[0] == 3 and model.num_failed == 0
     check_all_but(driven, requests)
     assert model.num_failed == 1

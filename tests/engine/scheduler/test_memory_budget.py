@@ -89,7 +89,7 @@ def test_rows_that_outgrow_memory_say_what_they_would_have_said(name: str, is_dr
     )
     answers = [driven.ask(one) for one in asked]
     driven.finish()
-    assert driven.worker.tally.num_preemptions > 0
+    assert driven.worker.stats.num_preemptions > 0
     assert [list(answer.finished().tokens) for answer in answers] == list(expected.values())
 
 
@@ -105,9 +105,7 @@ def test_mlx_never_takes_more_than_was_foretold() -> None:
     num_running = 0
     while driven.worker.has_work:
         driven.worker.step()
-        num_running = max(
-            num_running, len(driven.worker.members) + len(driven.worker.request_queue.prefilling)
-        )
+        num_running = max(num_running, len(driven.worker.members) + len(driven.worker.prefilling))
     assert all(len(answer.finished().tokens) == 60 for answer in driven.answers.values())
     assert 1 < num_running < 6
     assert mx.get_peak_memory() - before <= needed
@@ -120,7 +118,7 @@ def test_kept_prefixes_give_way_before_any_row_does() -> None:
     for i in range(3):
         driven.ask(request(prompt_of(250, i), name=str(i), max_tokens=2))
     driven.finish()
-    prefixes = driven.worker.prefix_lookup.cache
+    prefixes = driven.worker.queue.prefix_lookup.cache
     assert prefixes is not None
     kept = prefixes.num_bytes
     assert kept > 0
@@ -132,7 +130,7 @@ def test_kept_prefixes_give_way_before_any_row_does() -> None:
     driven.turn_until(lambda: driven.worker.members[0].num_answered > 50)
     assert prefixes.num_bytes < kept
     driven.finish()
-    assert driven.worker.tally.num_preemptions == 0
+    assert driven.worker.stats.num_preemptions == 0
     assert list(driven.answers["long"].finished().tokens) == oracle(loaded, long)
 
 
@@ -175,7 +173,7 @@ def test_a_long_prompt_gets_on_beside_a_stream_of_short_ones() -> None:
     long = driven.ask(request(prompt_of(300), name="long", max_tokens=2))
     num_asked = 0
     while not long.events:
-        if len(driven.worker.request_queue.waiting) < 4:
+        if len(driven.worker.queue.waiting) < 4:
             driven.ask(request(prompt_of(15, num_asked), name=str(num_asked), max_tokens=4))
             num_asked += 1
         driven.worker.step()

@@ -3,8 +3,8 @@
 import pytest
 
 from engine.request import EngineError
-from engine.scheduler import retry_after as pace
-from engine.scheduler.retry_after import MAX_WAIT_S, Pace
+from engine.scheduler import retry_after
+from engine.scheduler.retry_after import MAX_WAIT_S, CompletionRate
 from tests.engine.conftest import StartEngine
 from tests.engine.support import Answer, ask, prompt_of, request
 
@@ -13,19 +13,19 @@ from tests.engine.support import Answer, ask, prompt_of, request
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, which only the test moves."""
     now = [100.0]
-    monkeypatch.setattr(pace, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(retry_after, "perf_counter", lambda: now[0])
     return now
 
 
 def test_before_two_have_ended_nothing_is_known(clock: list[float]) -> None:
     del clock
-    ends = Pace()
+    ends = CompletionRate()
     ends.note_end()
     assert ends.wait_s(8, 1.5) == 1.5
 
 
 def test_at_two_a_second_eight_take_four_seconds(clock: list[float]) -> None:
-    ends = Pace()
+    ends = CompletionRate()
     for _ in range(200):
         clock[0] += 0.5
         ends.note_end()
@@ -33,7 +33,7 @@ def test_at_two_a_second_eight_take_four_seconds(clock: list[float]) -> None:
 
 
 def test_a_pause_lengthens_the_wait_but_not_for_ever(clock: list[float]) -> None:
-    ends = Pace()
+    ends = CompletionRate()
     for _ in range(5):
         clock[0] += 0.5
         ends.note_end()

@@ -1,0 +1,100 @@
+"""The engine's state from loading to dead, and the number of live requests. Safe on any thread."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from engine.request import RETRY_AFTER_S, EngineError, EngineStatus
+from engine.scheduler.retry_after import CompletionRate
+
+State = Literal["loading", "ready", "draining", "dead"]
+
+
+class Lifecycle:
+    """Decides whether a request is accepted, and counts those that were.
+
+    max_live: requests that may run or wait at once. max_rows: how many of them run.
+    fault: why the engine is dead.
+    """
+
+    def __init__(self, max_rows: int, max_live: int) -> None:
+        self.state: State = "loading"
+        self.fault: str | None = None
+        self.num_live = 0
+        self.num_ended = 0
+        self._max_rows = max_rows
+        self._max_live = max_live
+        self._drained_at: float | None = None
+        self._completions = CompletionRate()
+        self._lock = threading.Lock()
+
+    def begin_ready(self) -> None:
+        """Accept requests from now on, unless draining has begun."""
+        with self._lock:
+            if self.state == "loading":
+                self.state = "ready"
+
+    def begin_draining(self, drain_s: float) -> None:
+        """Accept no more requests; those that run have drain_s seconds to finish."""
+        with self._lock:
+            if self.state != "dead":
+                self.state = "draining"
+            self._drained_at = time.perf_counter() + drain_s
+
+    def die(self, fault: str) -> None:
+        """Accept no more requests, because of a fault."""
+        with self._lock:
+            self.state, self.fault = "dead", fault
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether draining has taken as long as it may."""
+        return self._drained_at is not None and time.perf_counter() >= self._drained_at
+
+    @contextmanager
+    def accepting(self) -> Iterator[None]:
+        """Count one more live request, which the caller hands over within this context.
+
+        The state cannot change meanwhile, so no request arrives after the engine's last look at its inbox.
+        Raises EngineError if the engine takes no requests or the queue is full.
+        """
+        with self._lock:
+            if self.state == "dead":
+                raise EngineError("engine_dead", f"the engine has stopped: {self.fault}")
+            if self.state != "ready":
+                raise EngineError("draining", "the server is not taking requests now", self._retry_after_s())
+            if self.num_live >= self._max_live:
+                raise EngineError(
+                    "queue_full",
+                    f"{self.num_live} requests are running or waiting; try again later",
+                    self._retry_after_s(),
+                )
+            self.num_live += 1
+            yield
+
+    @contextmanager
+    def held(self) -> Iterator[State]:
+        """Keep the state as it is within this context, which is given the state."""
+        with self._lock:
+            yield self.state
+
+    def note_end(self) -> None:
+        """Count the end of a request that was accepted."""
+        with self._lock:
+            self.num_live -= 1
+            self.num_ended += 1
+            self._completions.note_end()
+
+    def status(self, num_running: int) -> EngineStatus:
+        """Return a snapshot for /health. num_running: requests that have a row."""
+        with self._lock:
+            num_waiting = max(0, self.num_live - num_running)
+            return EngineStatus(self.state, num_running, num_waiting, self.fault, self._retry_after_s())
+
+    def _retry_after_s(self) -> float:
+        """Seconds until a batch of requests will have ended or, while draining, until the server is gone."""
+        if self.state == "draining" and self._drained_at is not None:
+            return max(RETRY_AFTER_S, self._drained_at - time.perf_counter())
+        return self._completions.wait_s(self._max_rows, RETRY_AFTER_S)

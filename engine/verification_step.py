@@ -1,0 +1,127 @@
+"""The verification step: let the draft model draft, verify all drafts, and account for the time it took.
+
+    draft -> verify -> account -> commit
+
+The worker does the last part for the outcomes that run() returns, as it does after a plain step.
+"""
+
+import time
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+
+from drafters.base import NO_DRAFT
+from engine.batch import Batch
+from engine.scheduler.speculation import Planner
+from engine.sequence import Sequence
+from engine.speculative import verify
+from engine.speculative.draft_model.costs import DraftWork
+from engine.speculative.step_costs import StepClock
+from engine.speculative.verify import Outcome, RowInput
+from engine.step_error import StepError
+
+MAX_COST_RATIO = 2.0
+"""A step is charged at most this multiple of its expected cost: a pause of the machine is not its fault."""
+
+
+class VerificationStep:
+    """Runs verification steps over the rows of a batch.
+
+    clock: times the steps and teaches the planner's costs.
+    """
+
+    def __init__(self, batch: Batch, planner: Planner, clock: StepClock) -> None:
+        self._batch = batch
+        self._planner = planner
+        self._clock = clock
+
+    def run(self, inputs: SequenceOf[RowInput]) -> list[tuple[Sequence, Outcome]]:
+        """Verify drafts in one forward pass with one wait; returns what each row is to commit.
+
+        inputs: one for each row. Afterwards every row holds all of its tokens but the newest.
+        Raises StepError. If any row had a draft it names no suspects, and those rows draft no more.
+        """
+        members = list(self._batch.members)
+        for sequence in members:
+            sequence.count_for_penalties()
+        inputs = list(inputs)
+        try:
+            work, drafting_s = self._draft(inputs)
+            inputs = self._planner.without_inexact(inputs)
+            inputs = [_apply_grammar(s, row) for s, row in zip(members, inputs, strict=True)]
+            outcomes = self._verify(inputs)
+        except Exception as fault:
+            raise StepError(_stop_drafting(members, inputs, fault), fault) from fault
+        self._account(outcomes, work, drafting_s)
+        return list(zip(members, outcomes, strict=True))
+
+    def _draft(self, inputs: list[RowInput]) -> tuple[DraftWork | None, float]:
+        """Replace the inputs that want a draft of the draft model; returns its work and the seconds taken."""
+        model, members = self._batch.draft_model, self._batch.members
+        if model is None:
+            return None, 0.0
+        start = time.perf_counter()
+        work = model.fill_in(inputs, [s.tokens for s in members], self._batch.sampler)
+        if work is None:
+            return None, 0.0
+        taken_s = time.perf_counter() - start
+        asked = [s.drafts for s, row in zip(members, inputs, strict=True) if row.num_wanted and s.drafts]
+        for drafts in asked:
+            drafts.counts.drafter_s += taken_s / len(asked)
+        for row, sequence in enumerate(members):
+            if sequence.drafts:
+                sequence.drafts.length.record_work(work, row)
+        return work, taken_s
+
+    def _verify(self, inputs: SequenceOf[RowInput]) -> list[Outcome]:
+        """Run the forward pass, and roll every row back to what it is to commit."""
+        rows = self._batch.rows
+        held = list(rows.lengths)
+        wanted = [s.request.top_logprobs for s in self._batch.members]
+        outcomes = verify.run(rows, self._batch.sampler, inputs, wanted)
+        for row, outcome in enumerate(outcomes):
+            rows.roll_back(row, held[row] + len(outcome.verified.pending) + len(outcome.tokens) - 1)
+        return outcomes
+
+    def _account(self, outcomes: SequenceOf[Outcome], work: DraftWork | None, drafting_s: float) -> None:
+        """Teach the costs what the step took, and charge it to every row's slowdown budget."""
+        planner, num_rows = self._planner, len(outcomes)
+        widths = [outcome.verified.width for outcome in outcomes]
+        plain_s = planner.plain_s(num_rows)
+        expected_s = planner.step_s(widths) + planner.work_s(num_rows, work)
+        # A step of width 1 says nothing of plain steps, which are dispatched ahead.
+        is_teaching = max(widths) > 1 and (work is None or planner.learns_work)
+        lap_s = self._clock.lap((num_rows, max(widths)) if is_teaching else None, drafting_s)
+        taken_s = min(lap_s or expected_s, MAX_COST_RATIO * expected_s)
+        if work and lap_s:
+            planner.learn_work(num_rows, work, drafting_s)
+        elif work is None and max(widths) == 1:
+            # No draft was verified: a grammar needs the token read before the next step.
+            taken_s = plain_s
+        for sequence, outcome in zip(self._batch.members, outcomes, strict=True):
+            if sequence.drafts:
+                sequence.drafts.slowdown_budget.charge(taken_s, plain_s, len(outcome.tokens))
+
+
+def _apply_grammar(sequence: Sequence, row: RowInput) -> RowInput:
+    """The input with its grammar's masks, and its draft up to the first token that the grammar forbids.
+
+    A fault in the grammar ends this sequence alone.
+    """
+    if sequence.matcher is None or sequence.ended:
+        return row
+    try:
+        draft = row.draft[: sequence.matcher.count_allowed(row.draft)]
+        return replace(row, draft=draft, masks=sequence.matcher.masks(draft))
+    except Exception as fault:
+        sequence.fail_with(fault)
+        return replace(row, draft=(), source=NO_DRAFT)
+
+
+def _stop_drafting(
+    members: SequenceOf[Sequence], inputs: SequenceOf[RowInput], fault: Exception
+) -> list[Sequence]:
+    """End drafting for the rows that had drafts in a failed step; returns the suspects if none had."""
+    drafted = [s for s, row in zip(members, inputs, strict=True) if row.source is not NO_DRAFT]
+    for sequence in drafted:
+        sequence.give_up_drafts(fault)
+    return [] if drafted else list(members)
