@@ -39,7 +39,7 @@ from engine.request import (
 )
 from engine.sampling.grammar import Grammars
 from engine.setup import MakeSources, make_worker
-from engine.speculative import shared_table as memory
+from engine.speculative import shared_table
 from engine.speculative.proposers import DraftSources
 from engine.speculative.step_costs import StepCosts
 from engine.stats import EngineStats
@@ -157,19 +157,19 @@ class Engine:
 
     def table_status(self) -> dict[str, Any]:
         """Counts of the n-gram table that requests share. Raises SharedTableError."""
-        return memory.find_table(self._sources()).status()
+        return shared_table.find_table(self._sources()).status()
 
     def table_reset(self) -> None:
         """Forget it, and whatever else drafters remember of finished requests. Raises SharedTableError."""
-        self._between_steps(partial(memory.forget, self._sources()))
+        self._between_steps(partial(shared_table.reset, self._sources()))
 
     def table_save(self) -> str:
         """Write it to the file of the settings; returns what was done. Raises SharedTableError."""
-        return str(self._between_steps(memory.find_table(self._sources()).save))
+        return str(self._between_steps(shared_table.find_table(self._sources()).save))
 
     def table_load(self) -> str:
         """Read it from there; returns what was done. Raises SharedTableError."""
-        return str(self._between_steps(memory.find_table(self._sources()).load))
+        return str(self._between_steps(shared_table.find_table(self._sources()).load))
 
     def margin(self, tokens: tuple[int, ...]) -> float:
         """By how much the likeliest token to follow leads the second: a difference of logits, >= 0.
@@ -251,7 +251,7 @@ class Engine:
                 self._loaded, self.settings, self._make_sources, draft, self._costs, self._progress
             )
             self._stats = self._worker.stats
-            memory.restore(self._sources(), self.settings)
+            shared_table.restore(self._sources(), self.settings)
         except BaseException as fault:
             self._start_error = (
                 fault if isinstance(fault, ModelError) else ModelError(f"cannot load: {fault}")
@@ -286,7 +286,7 @@ class Engine:
         loop = Loop(worker, self._inbox, self._lifecycle, self.tokenizer, self._grammars)
         try:
             loop.run()
-            memory.save(self._sources(), self.settings)
+            shared_table.save(self._sources(), self.settings)
         # Whatever it is, everyone who waits must hear of it.
         except BaseException as fault:
             self._die(loop, fault)

@@ -77,7 +77,7 @@ class VerificationStep:
         rows = self._batch.rows
         held = list(rows.lengths)
         wanted = [s.request.top_logprobs for s in self._batch.members]
-        outcomes = verify.run(rows, self._batch.sampler, inputs, wanted)
+        outcomes = verify.verify_drafts(rows, self._batch.sampler, inputs, wanted)
         for row, outcome in enumerate(outcomes):
             rows.roll_back(row, held[row] + len(outcome.verified.pending) + len(outcome.tokens) - 1)
         return outcomes

@@ -12,7 +12,7 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter
 from drafters.suffix import SuffixDrafter
-from engine.speculative.proposers import LOOKUPS
+from engine.speculative.gate import LOOKUPS
 
 WARM = "-warm"
 """Behind a rule's name: what drafters remember is kept over the whole file, in its order."""

@@ -11,7 +11,7 @@ from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter
 from engine.request import DraftType
-from engine.speculative.proposers import LOOKUPS
+from engine.speculative.gate import LOOKUPS
 
 TABLE_ENTRIES = 1 << 20
 """Of the n-gram tables in replays of single chats: far more than they fill, and quick to empty."""

@@ -1,4 +1,4 @@
-"""What a model takes in memory beside its weights, found by looking at what its caches really hold."""
+"""Measure how much memory a model needs besides its weights, from what its caches really hold."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -12,23 +12,23 @@ from engine.kv_cache.sliding_window import max_columns
 
 PROBE_TOKENS = 32
 PROBES = 2
-"""The least of them counts: what is freed a little later than it could be is no need."""
+"""The smallest measurement counts: memory that is freed late is not needed."""
 
 CONTEXT_TOKENS = 256
 MIN_GROWTH = 0.25
-"""Of what a forward takes. Less than that between no context and CONTEXT_TOKENS is measured by accident."""
+"""Smaller growth of a forward pass's memory over CONTEXT_TOKENS, as a fraction, is taken for noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of a row's caches, and of what a forward needs while it runs.
+    """Bytes of a row's caches, and of what a forward pass needs while it runs.
 
-    fixed_bytes: of a row, however long: recurrent state, that of a snapshot too.
-    token_bytes: of each token in the caches that keep all of them.
-    windows: (bytes a token, tokens) of each kind of sliding window.
-    fed_bytes: a forward's, for each token that it feeds.
-    seen_bytes: a forward's, for each token that it feeds and each in the caches; next to nothing where
-        attention never writes its scores to memory.
+    fixed_bytes: per row, whatever its length: recurrent state, and a snapshot of it.
+    token_bytes: per token in the caches that keep all tokens.
+    windows: (bytes per token, tokens) of each kind of sliding window.
+    fed_bytes: of a forward pass, per token fed.
+    seen_bytes: of a forward pass, per token fed and token in the caches; almost 0 where attention never
+        writes its scores to memory.
     """
 
     fixed_bytes: int
@@ -38,7 +38,7 @@ class Footprint:
     seen_bytes: float = 0.0
 
     def row_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
-        """Caches of a row with buffers for num_tokens, fed up to chunk_tokens at a time."""
+        """Return the bytes of a row's caches for num_tokens, when fed up to chunk_tokens at a time."""
         windows = sum(
             each * min(num_tokens + chunk_tokens, max_columns(window, chunk_tokens))
             for each, window in self.windows
@@ -46,12 +46,12 @@ class Footprint:
         return self.fixed_bytes + self.token_bytes * num_tokens + windows
 
     def forward_bytes(self, num_fed: int, num_seen: int) -> int:
-        """What a forward over num_fed tokens needs, where the longest row holds num_seen."""
+        """Return the bytes that a forward pass over num_fed tokens needs; the longest row holds num_seen."""
         return ceil(num_fed * (self.fed_bytes + self.seen_bytes * num_seen))
 
 
 def measure(model: Any, kv_bits: int | None = None) -> Footprint:
-    """Feed a few tokens twice, and look at the caches and at the peak of MLX's memory."""
+    """Measure a footprint: feed a few tokens, and look at the caches and at MLX's peak memory."""
     caches = make_caches(model, kv_bits)
     first = min(_forward_bytes(model, caches, PROBE_TOKENS, False) for _ in range(PROBES))
     _forward_bytes(model, caches, CONTEXT_TOKENS, False)
@@ -80,15 +80,15 @@ def measure(model: Any, kv_bits: int | None = None) -> Footprint:
     )
 
 
-def _forward_bytes(model: Any, caches: Caches, num_tokens: int, is_choosing: bool) -> int:
-    """The most that a forward needs at once, beside what the caches keep.
+def _forward_bytes(model: Any, caches: Caches, num_tokens: int, is_sampling: bool) -> int:
+    """Return the peak bytes of a forward pass, besides what the caches keep.
 
-    is_choosing: with a choice at every position, as a step has it that verifies drafts.
+    is_sampling: whether every position is sampled, as in a verification step.
     """
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     logits = model(mx.ones((1, num_tokens), mx.int32), cache=caches)
-    if is_choosing:
+    if is_sampling:
         noisy = logits.astype(mx.float32) + mx.random.gumbel(logits.shape, key=mx.random.key(0))
         mx.eval(mx.argmax(noisy, axis=-1))
         del noisy

@@ -1,4 +1,4 @@
-"""How much memory models and caches may take if nobody says."""
+"""Find out how much memory models and caches may use by default."""
 
 import os
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 import mlx.core as mx
 
 DEVICE_SHARE = 0.9
-"""Of what a GPU says is recommended, or has."""
+"""Share of a GPU's recommended working set, or of its memory."""
 
 HOST_SHARE = 0.75
-"""Of a machine's memory: the rest is for the process itself, and for others."""
+"""Share of the machine's memory; the rest is for the process itself and for other programs."""
 
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def usable_bytes() -> int:
-    """A share of what the GPU recommends or has; without one, of the machine's or the container's memory."""
+    """Return the default memory: a share of the GPU's or, without one, of the machine's or container's."""
     if mx.default_device().type == mx.DeviceType.gpu:
         known = mx.device_info()
         for name in ("max_recommended_working_set_size", "total_memory", "memory_size"):
@@ -25,7 +25,7 @@ def usable_bytes() -> int:
 
 
 def host_bytes() -> int:
-    """The machine's memory."""
+    """Return the machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -33,7 +33,7 @@ def _container_bytes() -> float:
     for path in CGROUP_LIMITS:
         try:
             return int(Path(path).read_text())
-        # No such file, or the word "max".
+        # There is no such file, or it holds the word "max".
         except (OSError, ValueError):
             continue
     return float("inf")

@@ -1,4 +1,4 @@
-"""How many tokens of which prompt a step may prefill. Decode rows go first, so nobody's stream stalls."""
+"""Share a step's token budget among prompts. Decoding rows take precedence, so that no stream stalls."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ MIN_CHUNK_TOKENS = 16
 
 
 def prefill_budget(num_decoding: int, step_token_budget: int, prefill_chunk_tokens: int) -> int:
-    """Prompt tokens that one step may feed.
+    """Return how many prompt tokens one step may feed.
 
-    With nobody decoding a whole chunk; otherwise what the decode rows leave of the step's budget,
-    but never so little that a prompt would not get on.
+    A whole chunk if no row decodes; otherwise what the decoding rows leave of the step's budget, but at
+    least MIN_CHUNK_TOKENS, so that prompts always advance.
     """
     if num_decoding == 0:
         return prefill_chunk_tokens
@@ -17,10 +17,10 @@ def prefill_budget(num_decoding: int, step_token_budget: int, prefill_chunk_toke
 
 
 def plan_prefill(remaining: Sequence[int], budget: int) -> list[int]:
-    """Share budget tokens among prompts that lack remaining[i] >= 0 tokens; returns tokens for each.
+    """Share budget tokens among prompts that lack remaining[i] >= 0 tokens; returns each one's share.
 
-    Prompts that end within the budget go before one that does not, so a short request never waits behind a
-    long prefill; but the oldest has a quarter of the budget for its own, so a long one always gets on.
+    Prompts that complete within the budget are served first, so that a short prompt never waits for a long
+    one. The oldest prompt always gets a quarter of the budget, so that a long one always advances.
     """
     chunks = [0] * len(remaining)
     if not remaining:

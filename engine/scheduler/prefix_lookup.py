@@ -1,7 +1,7 @@
-"""Where a sequence takes the beginning of its prompt from, so that nothing is computed twice.
+"""Find the longest prefix of a prompt that is computed already, so that nothing is computed twice.
 
-From the prefix cache; from a row that decodes; or from a prompt that is being prefilled, which is worth
-waiting for until it has got so far.
+It may be in the prefix cache, in a row that decodes, or in a prompt that is being prefilled, for which it can
+be worth waiting.
 """
 
 import hashlib
@@ -28,22 +28,22 @@ from engine.sequence import Sequence
 log = logging.getLogger("reprise.engine")
 
 MIN_SHARED_TOKENS = 32
-"""A shorter beginning is not waited for, nor is state kept for it alone."""
+"""A shorter shared prefix is not waited for, and no state is kept for it alone."""
 
 MIN_LOADED_TOKENS = 128
-"""Fewer are computed as fast as they are read."""
+"""Fewer tokens are computed as fast as they are read from files."""
 
 OPENING_REACH = 256
-"""Where an answer's opening begins is looked for in so many of the prompt's last tokens."""
+"""Number of a prompt's last tokens in which the opening of the answer is searched."""
 
 
 class PrefixLookup:
-    """What is kept, and what of it a sequence can have. Used by the engine's thread only.
+    """Keeps prefixes and finds them again. Used by the engine's thread only.
 
-    budget_bytes: for what is kept in memory.
-    cache: None if it may have no bytes, or the model's caches cannot be taken apart.
-    store: its second tier on disk, if the settings name a folder. Raises ModelError if that cannot be used.
+    budget_bytes: memory for cached prefixes.
     answer_opening: the tokens with which the chat template opens an answer.
+    cache: None if budget_bytes is 0 or the model's caches cannot be sliced.
+    store: its second tier on disk, if the settings name a folder. Raises ModelError if that is not usable.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PrefixLookup:
         self._answer_opening = list(answer_opening)
         fault = prefix_fault(model, settings.kv_bits)
         if fault:
-            log.warning("prompts are computed anew each time: %s", fault)
+            log.warning("no prefix cache, so every prompt is computed in full: %s", fault)
         self._can_share = fault is None and not self._needs_state
         self.cache: PrefixCache | None = None
         if fault is None and budget_bytes:
@@ -64,7 +64,7 @@ class PrefixLookup:
             self.store = self._open_store(model, settings, Path(settings.prefix_cache_dir).expanduser())
 
     def status(self) -> PrefixStatus | None:
-        """Counts; None where nothing is kept. May be called on any thread."""
+        """Return the prefix cache's counts, None without one. May be called on any thread."""
         if self.cache is None:
             return None
         status = self.cache.status()
@@ -73,9 +73,9 @@ class PrefixLookup:
         return status
 
     def is_loading(self, sequence: Sequence, may_wait: bool) -> bool:
-        """Whether the beginning of its prompt is being read from files; once read it is in the cache.
+        """Whether a prefix of its prompt is being read from files. Once read, the prefix is in the cache.
 
-        may_wait: nobody else needs the thread, so this may wait instead.
+        may_wait: wait for the files instead of returning True, as no other sequence needs the thread.
         """
         if self.store is None or self.cache is None or sequence.request.prompt_logprobs:
             return False
@@ -93,7 +93,7 @@ class PrefixLookup:
         return False
 
     def close(self) -> None:
-        """Wait until the files are written."""
+        """Wait until all files are written."""
         if self.store is not None:
             self.store.close()
 
@@ -105,16 +105,14 @@ class PrefixLookup:
             store = PrefixStore(folder, settings.prefix_cache_dir_bytes, fingerprint, self._needs_state)
         except OSError as fault:
             raise ModelError(f"--prefix-cache-dir {folder}: {fault.strerror or fault}") from fault
-        log.info(
-            "%s holds %d stretches of earlier prompts, %.0f MiB", folder, len(store), store.num_bytes / 2**20
-        )
+        log.info("%s holds %d cached prefixes, %.0f MiB", folder, len(store), store.num_bytes / 2**20)
         return store
 
     def awaits(self, sequence: Sequence, prefilling: SequenceOf[Sequence]) -> bool:
-        """Whether a prompt that is being prefilled begins as this one, and will soon have got so far."""
+        """Whether the sequence should wait for one that is prefilling a prefix that both share."""
         if sequence.request.prompt_logprobs or (self.cache is None and not self._can_share):
             return False
-        # Compared once with each set of them: who waits long is asked at every turn.
+        # Compared only when the set of prefilling sequences changed, as this is called at every step.
         if sequence.prefix.awaited is None and sequence.prefix.compared != prefilling:
             sequence.prefix.compared = list(prefilling)
             held = self.cache.match(sequence.tokens) if self.cache and prefilling else 0
@@ -133,19 +131,22 @@ class PrefixLookup:
     def find(
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
     ) -> tuple[Caches, int]:
-        """Caches with the longest beginning of its tokens that can be had, and how many those are.
+        """Return caches that hold the longest known prefix of its tokens, and the prefix's length.
 
-        members, rows: those that decode. Its last token is never among them: its logits are to be computed.
+        The last token is never part of the prefix, since its logits have to be computed.
+        members, rows: the sequences that decode, and their rows.
         """
         if sequence.request.prompt_logprobs:
-            # All of the prompt has to be computed.
+            # The logits of the whole prompt are needed.
             return self._make(), 0
         try:
             return self._find(sequence, members, rows, prefilling)
-        # What can be computed anew is no reason to fail.
+        # The prompt can be computed in full instead.
         except Exception:
             log.warning(
-                "request %s begins anew: nothing kept could be taken", sequence.request.id, exc_info=True
+                "request %s computes its whole prompt: the prefix lookup failed",
+                sequence.request.id,
+                exc_info=True,
             )
             return self._make(), 0
 
@@ -163,13 +164,13 @@ class PrefixLookup:
         return caches, length
 
     def keep_prefilled(self, sequence: Sequence) -> None:
-        """Keep what a sequence that prefills has got so far."""
+        """Keep what a prefilling sequence has computed so far."""
         caches, length = sequence.prefill.caches, sequence.prefill.num_computed
         if length:
             self._keep(sequence.tokens[:length], partial(cut_slice, caches), partial(take_state, caches))
 
     def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> None:
-        """Keep what a row holds."""
+        """Keep what a row's caches hold."""
         held, num_tokens = rows.lengths[row], len(sequence.tokens)
         # State cannot go back to where the answer ended.
         if held <= num_tokens or not self._needs_state:
@@ -183,13 +184,13 @@ class PrefixLookup:
             if self.store is not None:
                 self.store.save(tokens, cut, take)
         except Exception:
-            # Nobody asked for this copy, so nobody fails for it.
-            log.warning("a prefix could not be kept", exc_info=True)
+            # No request depends on this copy.
+            log.warning("a prefix could not be cached", exc_info=True)
 
     def _borrow(
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
     ) -> tuple[int, KVSlice | None]:
-        """The longest beginning that a row or a prompt in prefill holds, and its strip."""
+        """Return the longest prefix that a row or a prefilling prompt holds: its length and its KV slice."""
         best, kv_slice = 0, None
         holders = [(m, rows.lengths[row], partial(rows.kv_slice, row)) for row, m in enumerate(members)]
         holders += [
@@ -204,15 +205,15 @@ class PrefixLookup:
         return best, kv_slice
 
     def _choose_kept_lengths(self, sequence: Sequence, kept: int, length: int) -> None:
-        """Note where state will be wanted again: where prompts part, and where this one's answer opens.
+        """Choose the lengths at which to keep state: where prompts diverge, and where the answer opens.
 
-        The next turn's prompt may leave out what was thought, and then parts from this one just there.
+        The next turn's prompt may leave out the reasoning, and then it diverges from this one there.
         """
         lengths = (kept, self._opening(sequence.tokens))
         sequence.prefill.keep_at = {at for at in lengths if at >= length + MIN_SHARED_TOKENS}
 
     def _opening(self, tokens: list[int]) -> int:
-        """Where the last opening of an answer begins; 0 if there is none."""
+        """Return the length before the last opening of an answer; 0 if there is none."""
         count = len(self._answer_opening)
         for at in range(len(tokens) - count, max(0, len(tokens) - OPENING_REACH), -1):
             if count and tokens[at : at + count] == self._answer_opening:
@@ -221,7 +222,7 @@ class PrefixLookup:
 
 
 def _num_shared(tokens: list[int], others: list[int]) -> int:
-    """How many leading tokens agree, without the last of tokens."""
+    """Count the leading tokens that are equal, without the last of tokens."""
     count = min(len(tokens) - 1, len(others))
     if tokens[:count] == others[:count]:
         return count

@@ -1,9 +1,10 @@
-"""Whether the next step is to be a wide one, and what each row takes into it."""
+"""Decide whether the next step verifies drafts, and what every row feeds in it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
-from engine import sequence
+from engine.sequence import Sequence
 from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width
 from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
 from engine.speculative.draft_model.draft_length import (
@@ -17,23 +18,22 @@ from engine.speculative.step_costs import StepCosts
 from engine.speculative.verify import RowInput
 
 MAX_PENDING = 16
-"""A row with more pending tokens takes no draft until they are in its cache."""
-
+"""A row with more pending tokens gets no draft until they are in its cache."""
 
 STEADY_FED = 2
-"""Most tokens that the draft model is fed before a draft if it drafts at every step; more is catching up."""
+"""Tokens the draft model is fed before a draft if it drafts at every step; more means it is catching up."""
 
 REFRESH_ASKS = 256
-"""How often the cheapest wide step is looked up anew: costs are learned, slowly."""
+"""Drafts considered before the cheapest verification step is looked up again: costs change slowly."""
 
 
 class Planner:
-    """Weighs what drafts promise against what steps cost.
+    """Weighs the tokens that drafts promise against the time that steps take.
 
-    batched: whether all rows share a forward; otherwise each takes its own, and costs add up.
-    exact_shapes: if given, the only (rows, width) beside width 1 that a forward may have.
-    model_costs: what the draft model's part of a step costs, if there is one.
-    replays: whether a row whose draft was rejected is fed once more what it kept, having recurrent state.
+    batched: whether all rows share a forward pass; otherwise each row has its own, and costs add up.
+    exact_shapes: if not None, the only (rows, width) besides width 1 that a forward pass may have.
+    model_costs: costs of the draft model's part of a step; None without a draft model.
+    replays: whether accepted tokens are fed again after a rejection, because of recurrent state.
     """
 
     def __init__(
@@ -49,55 +49,55 @@ class Planner:
         self.exact_shapes = exact_shapes
         self.model_costs = model_costs
         self.replays = replays
-        self.num_asked = 0
+        self._num_considered = 0
         self._min_ratios: dict[int, float] = {}
 
-    def step_s(self, widths: Sequence[int]) -> float:
-        """Expected seconds of a step whose rows have these widths."""
+    def step_s(self, widths: SequenceOf[int]) -> float:
+        """Return the expected seconds of a step whose rows have these widths."""
         if self.batched:
             return self.costs.seconds(len(widths), max(widths))
         return sum(self.costs.seconds(1, width) for width in widths)
 
     def plain_s(self, num_rows: int) -> float:
-        """Expected seconds of a plain step."""
+        """Return the expected seconds of a plain step."""
         return self.step_s([1] * num_rows)
 
     def model_s(self, num_rows: int, num_fed: int, num_drafted: int) -> float:
-        """Expected seconds of the draft model's part of a step. See DraftCosts."""
+        """Return the expected seconds of the draft model's part of a step. See DraftModelCosts."""
         if self.model_costs is None or not num_fed:
             return 0.0
         return self.model_costs.seconds(num_rows, num_fed, num_drafted)
 
     def work_s(self, num_rows: int, work: DraftWork | None) -> float:
-        """Expected seconds of what the draft model did."""
+        """Return the expected seconds of work that the draft model did."""
         return self.model_s(num_rows, work.num_fed, work.num_drafted) if work else 0.0
 
     @property
     def learns_work(self) -> bool:
-        """Whether what the draft model really takes is learned."""
+        """Whether the draft model's costs are learned from its steps."""
         return self.model_costs is not None and self.model_costs.is_learned
 
     def learn_work(self, num_rows: int, work: DraftWork, taken_s: float) -> None:
-        """The draft model took so long for it."""
+        """Learn that the draft model took taken_s seconds for this work."""
         if self.model_costs:
             self.model_costs.observe(num_rows, work.num_fed, work.num_drafted, taken_s)
 
-    def plan(self, members: Sequence["sequence.Sequence"], lengths: Sequence[int]) -> list[RowInput]:
-        """What a wide step over these rows would feed; empty where a plain step is the better one.
+    def plan(self, members: SequenceOf[Sequence], lengths: SequenceOf[int]) -> list[RowInput]:
+        """Return the rows' inputs for a verification step; empty if a plain step is better.
 
-        lengths: (rows,) tokens in each row's cache. While a plain step is unread the plan is a forecast:
-        the token that it will bring is missing.
+        lengths: (rows,) tokens in each row's cache. While a step is in flight the plan is a forecast, as that
+        step's token is missing.
         """
         estimates = []
         for s, length in zip(members, lengths, strict=True):
             num_pending = max(1, len(s.tokens) - length)
             try:
-                estimates.append(self._ask(s, num_pending, len(members)))
-            # Drafts are a bonus: the answer goes on.
+                estimates.append(self._best_draft(s, num_pending, len(members)))
+            # An answer needs no drafts.
             except Exception as fault:
                 s.give_up_drafts(fault)
                 estimates.append(DraftEstimate(num_pending=num_pending))
-        # What pays for none of them if all were like it does not pay for all of them together.
+        # If no draft would pay with all rows like its own, no width pays for all rows together.
         is_worth = any(o.is_worth or o.num_pending > 1 for o in estimates)
         width = self._choose(members, estimates) if is_worth else 1
         if width == 1 and all(o.num_pending == 1 for o in estimates):
@@ -107,11 +107,11 @@ class Planner:
         return [_row_input(s, estimate, width) for s, estimate in zip(members, estimates, strict=True)]
 
     def model_pays(self, length: DraftLength, limit: int) -> bool:
-        """Whether the draft model would be asked for drafts, of up to limit tokens, by a row of its own."""
+        """Whether drafts of up to limit tokens by the draft model would pay for a single row."""
         return self._estimate_model_draft(length, 1, limit, length.rate).num_tokens > 0
 
-    def _ask(self, s: "sequence.Sequence", num_pending: int, num_rows: int) -> DraftEstimate:
-        """A row's best draft, or the draft model's where no drafter has one that is worth its cost."""
+    def _best_draft(self, s: Sequence, num_pending: int, num_rows: int) -> DraftEstimate:
+        """Return a row's best draft: a drafter's if one pays, else the draft model's if that pays."""
         room = _room(s)
         if s.drafts is None or room < 1 or num_pending > MAX_PENDING:
             return DraftEstimate(num_pending=num_pending)
@@ -130,14 +130,15 @@ class Planner:
     def _estimate_model_draft(
         self, length: DraftLength, num_rows: int, limit: int, rate: float
     ) -> DraftEstimate:
-        """A draft of the draft model's, as long as pays most if all rows are like this; none if none pays.
+        """Estimate a draft by the draft model, of the length that pays best if all rows are like this one.
 
-        rate: the chance that one of its tokens is right. limit: most tokens.
+        Returns an estimate without tokens if no length pays.
+        rate: the chance that one of its tokens is accepted. limit: maximum tokens.
         """
         estimate = length.estimate(
             min(limit, self.model_costs.max_tokens(rate)) if self.model_costs else limit, rate
         )
-        # Most fail already at this.
+        # This cheap test rejects most drafts.
         if estimate.expected[-1] < MIN_GAIN * self._min_ratio(num_rows):
             return DraftEstimate()
 
@@ -149,11 +150,12 @@ class Planner:
         return replace(estimate, expected=estimate.expected[:width])
 
     def _probe(
-        self, members: Sequence["sequence.Sequence"], estimates: list[DraftEstimate]
+        self, members: SequenceOf[Sequence], estimates: list[DraftEstimate]
     ) -> tuple[list[DraftEstimate], int]:
-        """A short draft for rows that have gone without the draft model's for long, and the width for it.
+        """Try the draft model again for rows that have not used it for long: a short draft for every row.
 
-        The offers as they are and width 1 where nobody tries, or where a ledger does not pay for it.
+        Returns the estimates and the step's width; unchanged and 1 if no probe is due or a slowdown budget
+        does not allow it.
         """
         able = [s for s in members if s.drafts and s.drafts.uses_model and _room(s) > 0]
         due = [s.drafts.length for s in able if s.drafts and s.drafts.length.is_probe_due]
@@ -164,7 +166,7 @@ class Planner:
         if self.model_costs.is_new or any(
             self._estimate_model_draft(length, num_rows, most, PROBE_RATE).num_tokens for length in due
         ):
-            # The step is taken by all, so all try.
+            # All rows take part in the step, so all of them probe.
             tried = [
                 _probe_of(s) if s in able else estimate
                 for s, estimate in zip(members, estimates, strict=True)
@@ -179,17 +181,17 @@ class Planner:
         return estimates, 1
 
     def _min_ratio(self, num_rows: int) -> float:
-        """The cost of the cheapest wide step over that of a plain one. Most drafts fail already at this."""
+        """Return the cost of the cheapest verification step, relative to a plain step."""
         found = self._min_ratios.get(num_rows)
-        if found is None or self.num_asked % REFRESH_ASKS == 0:
+        if found is None or self._num_considered % REFRESH_ASKS == 0:
             wide_s = [self.step_s([w] * num_rows) for w in self.costs.widths if w > 1]
             found = self._min_ratios[num_rows] = min(wide_s, default=0.0) / self.plain_s(num_rows)
-        self.num_asked += 1
+        self._num_considered += 1
         return found
 
-    def _choose(self, members: Sequence["sequence.Sequence"], estimates: Sequence[DraftEstimate]) -> int:
+    def _choose(self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]) -> int:
         def step_s(width: int) -> float:
-            drafting_s = self._spread_s(len(members), _asked(members, estimates, width))
+            drafting_s = self._spread_s(len(members), _planned(members, estimates, width))
             return drafting_s + self.step_s([o.num_pending + _num_drafted(o, width) for o in estimates])
 
         return choose_width(
@@ -200,15 +202,15 @@ class Planner:
         )
 
     def _is_allowed(
-        self, members: Sequence["sequence.Sequence"], estimates: Sequence[DraftEstimate], width: int
+        self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate], width: int
     ) -> bool:
-        """Whether every row's ledger allows a step of that width, all that it costs included."""
+        """Whether every row's slowdown budget allows a step of that width, with all of its costs."""
         plain_s = self.plain_s(len(members))
-        work = _asked(members, estimates, width)
+        work = _planned(members, estimates, width)
         taken_s = self.model_s(len(members), work.num_fed, work.num_drafted)
         taken_s += self.step_s([o.num_pending + _num_drafted(o, width) for o in estimates])
         if self.replays:
-            # The next step is so much dearer than a plain one if all drafts are wrong, but one token.
+            # Worst case: one token of each draft is accepted, and the next step feeds it again.
             again = [o.num_pending + 1 if _num_drafted(o, width) else 1 for o in estimates]
             taken_s += max(0.0, self.step_s(again) - plain_s)
         return all(
@@ -217,28 +219,26 @@ class Planner:
         )
 
     def _spread_s(self, num_rows: int, work: PlannedDraft) -> float:
-        """Seconds of the draft model's part of a step, of catching up only the share that the step bears."""
+        """Return the seconds of the draft model's part of a step, with this step's share of catching up."""
         steady_s = self.model_s(num_rows, min(work.num_fed, STEADY_FED), work.num_drafted)
         return steady_s + work.share * (self.model_s(num_rows, work.num_fed, work.num_drafted) - steady_s)
 
-    def without_drafts(
-        self, members: Sequence["sequence.Sequence"], lengths: Sequence[int]
-    ) -> list[RowInput]:
-        """The feeds of a step that checks nothing. See plan()."""
+    def without_drafts(self, members: SequenceOf[Sequence], lengths: SequenceOf[int]) -> list[RowInput]:
+        """Return the rows' inputs for a step that verifies nothing. See plan()."""
         num_pending = [max(1, len(s.tokens) - length) for s, length in zip(members, lengths, strict=True)]
         return [RowInput(s.tokens[-num:], len(s.tokens)) for s, num in zip(members, num_pending, strict=True)]
 
-    def without_inexact(self, inputs: Sequence[RowInput]) -> list[RowInput]:
-        """In exact mode, cut drafts where a forward would have a width that is not known to be exact.
+    def without_inexact(self, inputs: SequenceOf[RowInput]) -> list[RowInput]:
+        """In exact mode, cut drafts if a forward pass would have a width that is not known to be exact.
 
-        That is so where the draft model drafted less than was planned.
+        That happens when the draft model drafted less than planned.
         """
         if self.exact_shapes is None:
             return list(inputs)
         return self._cut(inputs) if self.batched else [self._cut([row_input])[0] for row_input in inputs]
 
-    def _cut(self, inputs: Sequence[RowInput]) -> list[RowInput]:
-        """What one forward may feed of these: drafts up to the widest exact width, without any if none is."""
+    def _cut(self, inputs: SequenceOf[RowInput]) -> list[RowInput]:
+        """Cut the drafts of one forward pass to its widest exact width; drop them if no width is exact."""
         widest, least = (max(map(count, inputs)) for count in (lambda f: f.width, lambda f: len(f.pending)))
         widths = [
             w for w in range(least, widest + 1) if w == 1 or (len(inputs), w) in (self.exact_shapes or ())
@@ -255,31 +255,29 @@ class Planner:
             for row_input in cut
         ]
 
-    def _widths(self, estimates: Sequence[DraftEstimate], num_rows: int) -> list[int]:
-        """The widths in question: those that were measured, and those at which a draft stops being sure."""
+    def _widths(self, estimates: SequenceOf[DraftEstimate], num_rows: int) -> list[int]:
+        """Return the candidate widths: those measured, and those where a draft becomes less certain."""
         widest = max(estimate.num_pending + estimate.num_tokens for estimate in estimates)
         stops = {estimate.num_pending + stop for estimate in estimates for stop in estimate.stops}
         widths = sorted({w for w in (*self.costs.widths, *stops) if 1 < w < widest} | {widest} - {1})
         if self.exact_shapes is None:
             return widths
-        # Rows that take a forward each are as exact as one.
+        # Rows with a forward pass each are as exact as a single row.
         together = num_rows if self.batched else 1
         return [width for width in widths if (together, width) in self.exact_shapes]
 
 
-def _room(s: "sequence.Sequence") -> int:
-    """Most tokens that a draft may have."""
+def _room(s: Sequence) -> int:
+    """Return the maximum tokens of a draft: the answer's remaining tokens but the bonus token."""
     return s.request.max_tokens - s.num_answered - 1
 
 
-def _probe_of(s: "sequence.Sequence") -> DraftEstimate:
+def _probe_of(s: Sequence) -> DraftEstimate:
     assert s.drafts
     return s.drafts.length.estimate(min(_room(s), s.drafts.limit, PROBE_TOKENS), s.drafts.length.rate)
 
 
-def _asked(
-    members: Sequence["sequence.Sequence"], estimates: Sequence[DraftEstimate], width: int
-) -> PlannedDraft:
+def _planned(members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate], width: int) -> PlannedDraft:
     return PlannedDraft.together(
         (s.drafts.length, estimate, _num_drafted(estimate, width))
         for s, estimate in zip(members, estimates, strict=True)
@@ -288,11 +286,11 @@ def _asked(
 
 
 def _num_drafted(estimate: DraftEstimate, width: int) -> int:
-    """How many tokens of its draft a row takes into a step of that width; its pending ones go first."""
+    """Return how many drafted tokens a row feeds in a step of that width, after its pending tokens."""
     return max(0, min(width - estimate.num_pending, estimate.num_tokens))
 
 
-def _row_input(s: "sequence.Sequence", estimate: DraftEstimate, width: int) -> RowInput:
+def _row_input(s: Sequence, estimate: DraftEstimate, width: int) -> RowInput:
     pending, position = s.tokens[len(s.tokens) - estimate.num_pending :], len(s.tokens)
     num_drafted = _num_drafted(estimate, width)
     if num_drafted == 0:

@@ -1,4 +1,4 @@
-"""The gate: how good drafts have been, and how wide a step they are worth."""
+"""Learn acceptance rates: how likely a drafted token is accepted, by kind of draft."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,18 +6,18 @@ from drafters.base import Draft
 from engine.speculative.draft_length import DraftEstimate
 
 DECAY = 0.97
-"""What an observed token's weight is multiplied by at each later one of its bucket."""
+"""Weight of an observed token after each later one of the same bucket."""
 
 GLOBAL_DECAY = 0.999
 PRIOR_TOKENS = 4.0
-"""As many observed tokens as the prior of a request counts for."""
+"""The prior of a request counts as much as this many observed tokens."""
 
 GLOBAL_PRIOR_TOKENS = 15.0
 LINE_END = "line end"
-"""Source of the buckets for copied line ends: 0, 1, 2, or 3 and more of them came before in this answer."""
+"""Source of the buckets for copied line ends, by how many lines the answer has: 0, 1, 2, or 3 and more."""
 
 FRESH_SOURCES = frozenset({"draft-model", "grammar", "prediction"})
-"""Drafts that are no copies of other text: they know themselves where a line is the last."""
+"""Drafts that copy no other text, so that a line end says nothing about them."""
 
 LINE_END_PRIORS = (0.6, 0.85, 0.93, 0.98)
 LINE_END_PRIOR_TOKENS = 2.0
@@ -27,56 +27,56 @@ BucketKey = tuple[str, int]
 
 
 class AcceptanceCounts:
-    """Decayed counts of right and of all observed tokens, by (source, bucket)."""
+    """Decayed counts of accepted and of all observed tokens, by (source, bucket)."""
 
     def __init__(self, decay: float) -> None:
         self.decay = decay
         self.counts: dict[BucketKey, tuple[float, float]] = {}
 
-    def add(self, key: BucketKey, num_right: int, num_wrong: int) -> None:
-        """Count observed tokens, the right ones first."""
-        right, total = self.counts.get(key, (0.0, 0.0))
-        for is_right in (1.0,) * num_right + (0.0,) * num_wrong:
-            right, total = right * self.decay + is_right, total * self.decay + 1.0
-        self.counts[key] = right, total
+    def add(self, key: BucketKey, num_accepted: int, num_rejected: int) -> None:
+        """Count observed tokens, the accepted ones first."""
+        accepted, total = self.counts.get(key, (0.0, 0.0))
+        for is_accepted in (1.0,) * num_accepted + (0.0,) * num_rejected:
+            accepted, total = accepted * self.decay + is_accepted, total * self.decay + 1.0
+        self.counts[key] = accepted, total
 
     def rate(self, key: BucketKey, prior: float, prior_tokens: float) -> float:
-        """The share that was right, drawn towards the prior while little was observed."""
-        right, total = self.counts.get(key, (0.0, 0.0))
-        return (right + prior * prior_tokens) / (total + prior_tokens)
+        """Return the share that was accepted, drawn towards the prior while little was observed."""
+        accepted, total = self.counts.get(key, (0.0, 0.0))
+        return (accepted + prior * prior_tokens) / (total + prior_tokens)
 
 
 class Acceptance:
-    """How likely a drafted token is right, learned over one request and, slowly, over all.
+    """How likely a drafted token is accepted, learned over one request and, slowly, over all requests.
 
-    A copy often ends where a line does: a quoted record is one line of many. So at line ends it is not the
-    draft's own rate that counts, but how often copies went on there, after as many lines of the answer.
+    Copies often end where a line ends: a quoted record is one line of many. So a line end has an acceptance
+    rate of its own, by the number of lines the answer already has, instead of its draft's.
 
-    everyone: the tally of all requests; it sets where a request starts.
-    doubt: >= 1, the power to which the prior is taken where the prompt does not look repetitive: short
-        matches lose much by it, long ones little.
+    global_counts: the counts over all requests, from which a request starts.
+    doubt: >= 1, the power to which the prior is raised if the prompt does not look repetitive. It lowers the
+        prior of short matches much, that of long ones little.
     line_ends: tokens that end a line.
     """
 
     def __init__(
-        self, everyone: AcceptanceCounts, doubt: float = 1.0, line_ends: Collection[int] = ()
+        self, global_counts: AcceptanceCounts, doubt: float = 1.0, line_ends: Collection[int] = ()
     ) -> None:
-        self.everyone = everyone
+        self.global_counts = global_counts
         self.doubt = doubt
         self.line_ends = line_ends
         self.own = AcceptanceCounts(DECAY)
         self._num_lines = 0
 
     def rate(self, draft: Draft) -> float:
-        """The chance that the next token of such a draft is right, in (0, 1)."""
+        """Return the chance that the next token of such a draft is accepted, in (0, 1)."""
         key = draft.source, draft.bucket
-        start = self.everyone.rate(key, draft.prior, GLOBAL_PRIOR_TOKENS)
-        # What is no copy does not need the prompt to repeat itself.
+        start = self.global_counts.rate(key, draft.prior, GLOBAL_PRIOR_TOKENS)
+        # A draft that is no copy does not depend on how much the prompt repeats itself.
         doubt = 1.0 if draft.source in FRESH_SOURCES else self.doubt
         return min(max(self.own.rate(key, start**doubt, PRIOR_TOKENS), 0.001), 0.998)
 
     def estimate(self, draft: Draft, rate: float) -> "DraftEstimate":
-        """What to expect of a draft whose tokens are right at this rate, but for line ends."""
+        """Estimate a draft whose tokens are accepted at this rate, except for its line ends."""
         survival, lines, total, line_ends = 1.0, self._num_lines, 1.0, self._line_ends_in(draft)
         expected, stops = [total], []
         for at, token in enumerate(draft.tokens):
@@ -91,23 +91,20 @@ class Acceptance:
         return DraftEstimate(expected, tuple(stops), draft=draft)
 
     def learn(self, draft: Draft, num_verified: int, num_accepted: int) -> None:
-        """num_offered tokens of a draft were compared with what the model said; so many came true."""
-        num_wrong, lines, line_ends = (
-            int(num_accepted < num_verified),
-            self._num_lines,
-            self._line_ends_in(draft),
-        )
-        for at, token in enumerate(draft.tokens[: num_accepted + num_wrong]):
+        """Learn from num_verified tokens of a draft, of which the first num_accepted were accepted."""
+        num_rejected = int(num_accepted < num_verified)
+        lines, line_ends = self._num_lines, self._line_ends_in(draft)
+        for at, token in enumerate(draft.tokens[: num_accepted + num_rejected]):
             if token in line_ends:
-                is_right = at < num_accepted
-                self._add((LINE_END, min(lines, 3)), int(is_right), int(not is_right))
+                is_accepted = at < num_accepted
+                self._add((LINE_END, min(lines, 3)), int(is_accepted), int(not is_accepted))
                 lines += 1
-                # A line's end says nothing against the draft.
-                num_wrong &= is_right
-        self._add((draft.source, draft.bucket), num_accepted, num_wrong)
+                # A rejected line end does not count against the draft itself.
+                num_rejected &= is_accepted
+        self._add((draft.source, draft.bucket), num_accepted, num_rejected)
 
-    def pass_over(self, tokens: Sequence[int]) -> None:
-        """These tokens were committed."""
+    def count_lines(self, tokens: Sequence[int]) -> None:
+        """Count the line ends among tokens that were committed."""
         if self.line_ends:
             self._num_lines += sum(token in self.line_ends for token in tokens)
 
@@ -116,18 +113,19 @@ class Acceptance:
 
     def _line_end_rate(self, lines: int) -> float:
         key, prior = (LINE_END, min(lines, 3)), LINE_END_PRIORS[min(lines, 3)]
-        start = self.everyone.rate(key, prior, GLOBAL_LINE_END_PRIOR_TOKENS)
+        start = self.global_counts.rate(key, prior, GLOBAL_LINE_END_PRIOR_TOKENS)
         return self.own.rate(key, start, LINE_END_PRIOR_TOKENS)
 
-    def _add(self, key: BucketKey, num_right: int, num_wrong: int) -> None:
-        self.own.add(key, num_right, num_wrong)
-        self.everyone.add(key, num_right, num_wrong)
+    def _add(self, key: BucketKey, num_accepted: int, num_rejected: int) -> None:
+        self.own.add(key, num_accepted, num_rejected)
+        self.global_counts.add(key, num_accepted, num_rejected)
 
 
 def count_accepted(draft: Sequence[int], sampled: Sequence[int]) -> int:
-    """Count the leading draft tokens that the target chose too.
+    """Count the leading draft tokens that the target model chose too.
 
-    draft: (k,) proposed ids. sampled: target ids, sampled[i] drawn after draft[:i]; may end early.
+    draft: (k,) drafted ids.
+    sampled: the target model's ids, sampled[i] drawn after draft[:i]; may be shorter.
 
     Source: Leviathan et al. 2022, greedy and sampled cases alike (see engine/README.md).
     """

@@ -1,4 +1,4 @@
-"""Choose how many tokens the next step verifies: the width that promises most tokens per second."""
+"""Choose how long drafts are: the step width that promises the most tokens per second."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from drafters.base import NO_DRAFT, Draft
 
 MIN_GAIN = 1.03
-"""Tokens per second over plain that a wide step must promise: below it noise would decide."""
+"""Speed-up over plain decoding that a verification step must promise; below it, noise would decide."""
 
 
 def expected_tokens(rate: float, num_drafted: int) -> float:
-    """Tokens that one step is expected to commit: the accepted ones and one more.
+    """Return the tokens that one step commits on average: the accepted ones and the bonus token.
 
-    rate: chance that a drafted token is right, if all before it were; below 1.
+    rate: the chance that a drafted token is accepted if all before it were; below 1.
     Source: Leviathan et al. 2022, equation 1.
     """
     return (1.0 - rate ** (num_drafted + 1)) / (1.0 - rate)
@@ -20,13 +20,13 @@ def expected_tokens(rate: float, num_drafted: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class DraftEstimate:
-    """One row's best draft and what to expect of it. Rows without a draft offer nothing: num_tokens is 0.
+    """One row's best draft, and what to expect of it. A row without a draft has num_tokens 0.
 
-    expected: (num_tokens + 1,) tokens that a step commits on average with 0, 1, 2, ... of the draft's.
-    stops: numbers of tokens after which the draft is much less sure than before.
-    num_pending: tokens that must be fed before the draft, 1 but after a partial rollback.
-    draft: where the tokens come from; the draft model's are made only once the width is known.
-    is_worth: whether a step of its own would pay.
+    expected: (num_tokens + 1,) tokens that a step commits on average with the first 0, 1, 2, ... tokens.
+    stops: lengths at which the draft becomes much less certain.
+    num_pending: tokens that must be fed before the draft: 1, or more after a partial rollback.
+    draft: the drafted tokens and their source; the draft model makes its tokens once the width is known.
+    is_worth: whether the draft pays in a step where all rows are like this one.
     """
 
     expected: Sequence[float] = (1.0,)
@@ -37,12 +37,12 @@ class DraftEstimate:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the draft."""
+        """Drafted tokens."""
         return len(self.expected) - 1
 
 
 def steady(rate: float, num_tokens: int) -> tuple[float, ...]:
-    """What to expect, as an Offer takes it, of tokens that are all right at the same rate."""
+    """Return DraftEstimate.expected for tokens that are all accepted at the same rate."""
     return tuple(expected_tokens(rate, num_drafted) for num_drafted in range(num_tokens + 1))
 
 
@@ -52,9 +52,11 @@ def choose_width(
     step_s: Callable[[int], float],
     is_allowed: Callable[[int], bool],
 ) -> int:
-    """The width in tokens of one step over all rows that promises most tokens per second; 1 for a plain one.
+    """Choose the width of the next step, the same for all rows; 1 means a plain step.
 
-    widths: those in question; step_s: seconds of a step that wide; is_allowed: the ledgers' word on it.
+    Chosen is the width that promises the most tokens per second, if that exceeds plain decoding by MIN_GAIN.
+    widths: the candidates. step_s: expected seconds of a step of that width.
+    is_allowed: whether every row's slowdown budget allows that width.
     """
     best, best_speed = 1, MIN_GAIN * len(estimates) / step_s(1)
     for width in widths:

@@ -1,4 +1,4 @@
-"""What drafters remember across requests: found, forgotten, restored at start, saved on exit."""
+"""The n-gram table that requests share: find it, reset it, restore it at start and save it on exit."""
 
 import logging
 from pathlib import Path
@@ -13,24 +13,24 @@ log = logging.getLogger("reprise.engine")
 
 
 def find_table(sources: DraftSources) -> SharedTable:
-    """The n-gram table. Raises SharedTableError if there is none."""
-    memory: object = sources.drafters.get("ngram-mod")
-    if not isinstance(memory, SharedTable):
-        raise SharedTableError("there is no n-gram table: nothing can be drafted for this model")
-    return memory
+    """Return the n-gram table. Raises SharedTableError if there is none."""
+    table: object = sources.drafters.get("ngram-mod")
+    if not isinstance(table, SharedTable):
+        raise SharedTableError("there is no n-gram table, because nothing can be drafted for this model")
+    return table
 
 
-def forget(sources: DraftSources) -> None:
-    """Forget all that finished requests taught, the table's and any other."""
+def reset(sources: DraftSources) -> None:
+    """Drop everything that drafters learned from finished requests, in the table and elsewhere."""
     for drafter in sources.drafters.values():
         if isinstance(drafter, SharedTable):
             drafter.reset()
 
 
 def restore(sources: DraftSources, settings: Settings) -> None:
-    """Read the table that an earlier run has left, if the settings name a file and it exists.
+    """Load the table that an earlier run saved, if the settings name a file and it exists.
 
-    Raises ModelError for a file that is no such table: it must not be written over on exit.
+    Raises ModelError if the file is not such a table, so that it is not overwritten on exit.
     """
     file = settings.ngram_table_file
     if file is not None and sources.drafters and Path(file).expanduser().exists():
@@ -41,9 +41,9 @@ def restore(sources: DraftSources, settings: Settings) -> None:
 
 
 def save(sources: DraftSources, settings: Settings) -> None:
-    """Write the table to the file of the settings, if they name one; a failure is logged."""
+    """Save the table to the file that the settings name, if they do. Logs a failure."""
     if settings.ngram_table_file is not None and sources.drafters:
         try:
             log.info("%s", find_table(sources).save())
         except TableFileError as fault:
-            log.error("the n-gram table is lost: %s", fault)
+            log.error("the n-gram table could not be saved: %s", fault)

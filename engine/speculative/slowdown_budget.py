@@ -1,17 +1,23 @@
-"""The ledger: what a sequence has taken against what it would have taken without drafts."""
+"""The slowdown budget: the bound on how much slower drafting may make a sequence than plain decoding.
+
+    T <= (1 + overhead) * T_plain + 6 plain steps
+
+T is the decoding time of the sequence so far, T_plain what its tokens would have taken in plain steps. Every
+step commits at least one token, so a step is allowed if the bound would hold even if it brought only one.
+"""
 
 ALLOWANCE_STEPS = 6.0
-"""Plain steps that drafting may cost a sequence before it has earned any (the B of the bound)."""
+"""Plain steps that drafting may cost a sequence before it has saved any time."""
 
 NEIGHBOUR_OVERHEAD = 0.25
-"""The share by which the drafts of others in the batch may slow a sequence that has none itself."""
+"""The overhead that the drafts of other rows in the batch may cause a sequence without a draft."""
 
 
 class SlowdownBudget:
-    """Keeps one sequence within T <= (1 + overhead) * T_plain + B, where B is 6 plain steps.
+    """Keeps one sequence within the bound.
 
-    overhead: share of the plain time that drafting may cost in the long run, such as 0.02.
-    spent_s, plain_s: decoding time so far, and what its tokens would have cost plainly.
+    overhead: maximum slowdown in the long run, as a fraction of the plain time, such as 0.02.
+    spent_s: decoding time so far. plain_s: what the same tokens would have taken in plain steps.
     """
 
     def __init__(self, overhead: float) -> None:
@@ -20,9 +26,9 @@ class SlowdownBudget:
         self.plain_s = 0.0
 
     def allows(self, step_s: float, plain_step_s: float, has_draft: bool) -> bool:
-        """Whether a step of step_s seconds stays within the bound even if it brings but one token.
+        """Whether the bound holds after a step of step_s seconds even if it commits one token only.
 
-        plain_step_s: what a plain step of the same rows costs.
+        plain_step_s: seconds of a plain step of the same rows.
         has_draft: whether the sequence itself has a draft in that step.
         """
         overhead = self.overhead if has_draft else max(self.overhead, NEIGHBOUR_OVERHEAD)
@@ -30,6 +36,6 @@ class SlowdownBudget:
         return self.spent_s + step_s <= (1 + overhead) * plain_s + ALLOWANCE_STEPS * plain_step_s
 
     def charge(self, step_s: float, plain_step_s: float, num_tokens: int) -> None:
-        """A step took step_s and brought num_tokens, each of which a plain step would have brought too."""
+        """Add a step of step_s seconds that committed num_tokens, each of them worth one plain step."""
         self.spent_s += step_s
         self.plain_s += num_tokens * plain_step_s

@@ -1,10 +1,11 @@
-"""A wide step: feed drafts, sample every drafted position, keep what the model would have said anyway.
+"""Verify drafts: one forward pass over all rows, and keep the tokens that the target model chooses too.
 
-    pending tokens + draft -> one forward -> one sampled token at each drafted position and one behind
-    -> accept while sampled equals drafted -> commit those and the one behind -> roll the caches back
+    pending tokens + draft -> one forward pass -> sample every drafted position and the one after the draft
+    -> accept drafted tokens while they equal the sampled ones -> commit those and the next sampled token
 
-Words: a row's pending tokens are committed but not yet in its cache: 1, or more after a cache with
-recurrent state had to go back further than what was kept.
+Every position is sampled with its own noise, and penalties and masks see the drafted tokens before it. So
+the committed tokens are exactly those of plain decoding. A row's pending tokens are committed but not in its
+cache yet: 1, or more after recurrent state was rolled back further than the accepted tokens.
 """
 
 from collections.abc import Sequence
@@ -22,13 +23,13 @@ from engine.speculative.acceptance import count_accepted
 
 @dataclass(frozen=True, slots=True)
 class RowInput:
-    """What one row takes into a wide step.
+    """What a verification step feeds for one row.
 
-    pending: (p,) committed tokens that its cache lacks, p >= 1. draft: (k,) tokens of `source` to check.
-    position: absolute index of the first token to be drawn, that is, how many are committed.
-    num_wanted: tokens that the draft model is still to draft; num_to_draft: how many of its own it is to
-        draft for them, as many where both have one vocabulary.
-    masks: (k + 1,) what the grammar allows at each drafted position and behind; empty without a grammar.
+    pending: (p,) committed tokens that its cache lacks, p >= 1. draft: (k,) tokens of `source` to verify.
+    position: absolute index of the first token to be sampled: the number of committed tokens.
+    num_wanted: tokens that the draft model is still to draft for this row.
+    num_to_draft: tokens in its own vocabulary that it drafts for them.
+    masks: (k + 1,) tokens that the grammar allows at each drafted position and after; empty without one.
     """
 
     pending: Sequence[int]
@@ -41,15 +42,15 @@ class RowInput:
 
     @property
     def width(self) -> int:
-        """Tokens that it feeds."""
+        """Tokens fed for this row."""
         return len(self.pending) + len(self.draft)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one row's input.
+    """What one row commits.
 
-    verified: that input. tokens: the accepted draft tokens and the bonus token, so at least one.
+    verified: the row's input. tokens: the accepted draft tokens and the bonus token, so at least one.
     likelihoods: of each token, None where the request does not want log probabilities.
     """
 
@@ -58,14 +59,14 @@ class Outcome:
     likelihoods: list[Likelihood | None]
 
 
-def run(
+def verify_drafts(
     rows: Rows, sampler: Sampler, inputs: Sequence[RowInput], wanted: Sequence[int | None]
 ) -> list[Outcome]:
-    """One forward over all rows and one wait; returns what each row is to commit, at least one token.
+    """Run one forward pass over all rows and wait once; returns what each row commits.
 
-    wanted: for each row, see GenerationRequest.top_logprobs.
-    feeds: one for each row, in their order. Afterwards the rows hold all that was fed: roll them back.
-    Raises whatever the forward raises; the rows are then not to be used any more.
+    inputs: one for each row, in their order. Afterwards the rows hold all of it: the caller rolls them back.
+    wanted: GenerationRequest.top_logprobs of each row.
+    Raises whatever the forward pass raises; the rows cannot be used after that.
     """
     logits = rows.forward_ragged([[*row_input.pending, *row_input.draft] for row_input in inputs])
     draws: list[Draw] = []

@@ -13,13 +13,13 @@ from engine.model.detokenizer import AnswerText
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import Event, Failed, Finished, GenerationRequest
 from engine.sampling.sampler import Sampler
-from engine.scheduler import prefill_budget as scheduler
+from engine.scheduler import prefill_budget
 from engine.scheduler.memory_budget import MemoryBudget
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence
-from engine.speculative import verify as drafted_step
+from engine.speculative import verify
 from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
 from engine.speculative.slowdown_budget import SlowdownBudget
 from engine.speculative.step_costs import StepClock
@@ -38,12 +38,12 @@ EVERYWHERE: dict[str, tuple[Any, str]] = {
     "find a beginning": (PrefixLookup, "find"),
     "may it begin": (MemoryBudget, "may_begin"),
     "make room": (MemoryBudget, "make_room"),
-    "share the budget": (scheduler, "plan_prefill"),
+    "share the budget": (prefill_budget, "plan_prefill"),
     "begin to draft": (Proposers, "begin"),
     "plan": (Planner, "plan"),
     "propose": (SequenceDrafts, "propose"),
     "sample": (Sampler, "sample"),
-    "wide step": (drafted_step, "run"),
+    "verification step": (verify, "verify_drafts"),
     "charge": (SlowdownBudget, "charge"),
     "clock": (StepClock, "lap"),
     "commit": (Sequence, "commit"),
@@ -62,7 +62,7 @@ STATIONS = {
     **{f"{name} [llama]": ("llama", BatchedRows, at) for name, at in OF_ROWS.items()},
     **{f"{name} [gemma3]": ("gemma3_text", SeparateRows, at) for name, at in OF_ROWS.items()},
 }
-NOBODYS = {"plan", "propose", "wide step", "keep a row", "keep a prefix", "find a prefix"}
+NOBODYS = {"plan", "propose", "verification step", "keep a row", "keep a prefix", "find a prefix"}
 """Where a fault is no reason for any answer to fail: what they are for is a bonus."""
 
 

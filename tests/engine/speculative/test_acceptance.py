@@ -122,7 +122,7 @@ def test_whether_copies_end_with_the_first_line_is_learned_from_all_requests() -
     assert second - first < 0.2
     assert acceptance.rate(LINES) > 0.95
     # An answer that has gone beyond its first line is another case.
-    acceptance.pass_over([5, END])
+    acceptance.count_lines([5, END])
     first, second = (acceptance.estimate(LINES, 0.95).expected[at] for at in (2, 3))
     assert second - first > 0.7
 

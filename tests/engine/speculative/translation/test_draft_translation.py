@@ -144,7 +144,7 @@ def test_a_text_beyond_the_draft_model_s_context_is_answered_without_it(
     # The one with a short prompt outgrows it later.
     assert [one.usage.drafting.num_drafted > 0 for one in finished] == [True, True, False, True]
     assert "the draft model reads 220 tokens: longer texts get no drafts of it" in caplog.text
-    assert "request 2 goes on without the draft model: the draft model reads 220 tokens" in caplog.text
+    assert "request 2 continues without the draft model: the draft model reads 220 tokens" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["begin", "follow", "carry_back"])

@@ -1,0 +1,76 @@
+"""The gate: decide before a request's first token which drafters it starts with, and how far to trust them.
+
+It is only a prior. While the answer is decoded, measured acceptance and costs decide (acceptance.py,
+draft_length.py), and slowdown_budget.py bounds the loss.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from config.settings import Settings
+from engine.request import GenerationRequest
+from engine.speculative.draft_model.draft_length import MODEL
+
+LOOKUPS = {
+    "auto": ("suffix", "ngram-mod"),
+    "ngram-simple": ("ngram-simple",),
+    "ngram-mod": ("ngram-mod",),
+    "suffix": ("suffix",),
+}
+"""Draft type -> the drafters that look text up, in the order in which they are asked."""
+
+DOUBT = 2.0
+"""The power to which prior acceptance rates are raised where the prompt does not repeat itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateDecision:
+    """What the gate decided for one request.
+
+    decision: "lookup", "draft-model" or "plain", as timings report it. reason: why, for people.
+    drafters: names of the drafters to ask, in order; "draft-model" among them if the draft model may draft.
+    score: repetition of the prompt; None if the decision did not need it.
+    doubt: >= 1; see Acceptance.
+    """
+
+    decision: str
+    reason: str
+    drafters: tuple[str, ...] = ()
+    score: float | None = None
+    doubt: float = 1.0
+
+
+SWITCHED_OFF = GateDecision("plain", "drafting is switched off")
+
+
+def decide(
+    request: GenerationRequest,
+    settings: Settings,
+    has_model: bool,
+    repetition_score: Callable[[Sequence[int]], float],
+) -> GateDecision:
+    """Decide which drafters a request starts with.
+
+    has_model: whether a draft model is loaded. repetition_score: called with the prompt only if needed.
+    """
+    draft_type = request.draft.type or settings.draft_type
+    if draft_type == "none" or request.draft.max_tokens == 0:
+        return SWITCHED_OFF
+    first = ("prediction",) if request.prediction else ()
+    if draft_type == MODEL:
+        return GateDecision(MODEL, "asked for by name", (*first, MODEL))
+    lookups = LOOKUPS[draft_type]
+    if draft_type != "auto":
+        return GateDecision("lookup", "asked for by name", (*first, *lookups))
+    everything = (*first, *lookups, MODEL)
+    if settings.gate == "off":
+        return GateDecision("lookup", "the gate is off", everything)
+    score = repetition_score(request.prompt)
+    compared = f"repetition {score:.3f}, threshold {settings.gate_threshold:g}"
+    if score >= settings.gate_threshold:
+        return GateDecision("lookup", compared, everything, score)
+    if settings.gate == "on":
+        return GateDecision(MODEL if has_model else "plain", compared, (*first, MODEL), score)
+    if has_model:
+        return GateDecision(MODEL, compared, everything, score, DOUBT)
+    return GateDecision("plain", f"{compared}; opens if drafts are accepted", everything, score, DOUBT)
