@@ -52,7 +52,7 @@ def test_a_step_that_hangs_is_a_stall_until_it_goes_on(
     wait_until(lambda: engine.status().state == "ready")
     assert caplog.messages == [
         "the engine stalls: no token and no prefill progress for 0.3 s while requests wait",
-        "the engine goes on, after a stall",
+        "the engine makes progress again after a stall",
     ]
 
 
