@@ -1,1 +1,1 @@
-"""The command line: reads arguments, composes settings, engine, drafters and server, prints for people."""
+"""The command line: parse arguments, connect settings, drafters, engine and server, print for people."""

@@ -1,57 +1,77 @@
-"""The flags that every command with settings takes, made from the list of settings."""
+"""Build the flags of the commands that take settings, from the list of settings."""
 
 import argparse
 import os
 from pathlib import Path
 from typing import NoReturn
 
+from config.groups import GROUPS
 from config.setting import Setting
 from config.settings import SETTINGS
 from config.sources import CONFIG_VARIABLE, Resolved, resolve, suggestion
 
+_PLACEHOLDERS = {
+    "model": "FOLDER|NAME",
+    "name": "NAME",
+    "host": "HOST",
+    "key": "KEY",
+    "file": "FILE",
+    "dir": "FOLDER",
+    "origin": "ORIGIN",
+    "bytes": "BYTES",
+    "tokens": "TOKENS",
+    "s": "SECONDS",
+    "seconds": "SECONDS",
+    "threshold": "FRACTION",
+    "overhead": "FRACTION",
+    "record": "FILE",
+}
+"""What a flag takes, by the last word of the setting's name."""
+_PRECEDENCE = (
+    "Flags win over environment variables, variables over the file, and the file over the defaults. "
+    "The value none unsets an optional setting. `reprise config` prints the values in force."
+)
+
 
 class UsageError(Exception):
-    """The command line is wrong; the message is one line that says how."""
+    """The command line is invalid. The message is one line that says why."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises UsageError instead of printing its usage and leaving."""
+    """An argument parser that raises UsageError instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise the complaint as a UsageError, with the command that it is about."""
+        """Raise UsageError with the message and the command's --help."""
         raise UsageError(f"{message} (see {self.prog} --help)")
 
     def flags(self) -> list[str]:
-        """Every flag that this command knows."""
+        """Return every flag of this command."""
         return list(self._option_string_actions)
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Give the parser --config and one flag for each setting.
+    """Add --config and one flag per setting to the parser, grouped by topic.
 
-    Values stay text: config reads flags and variables by the same rules.
+    Values stay text: config parses flags and variables by the same rules.
     """
     parser.usage = "%(prog)s [--config FILE] [--SETTING VALUE ...]"
-    group = parser.add_argument_group("settings")
-    group.add_argument(
-        "--config", metavar="FILE", help=f"TOML file with settings by their names ({CONFIG_VARIABLE})"
+    parser.formatter_class = _SettingsFormatter
+    parser.epilog = _PRECEDENCE
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help=f"TOML file of settings, such as max_rows = 4. Default: none ({CONFIG_VARIABLE})",
     )
-    for known in SETTINGS.values():
-        if known.kind == "yes or no":
-            group.add_argument(known.flag, nargs="?", const="true", metavar="true|false", help=_help(known))
-            continue
-        group.add_argument(
-            known.flag,
-            action="append" if known.kind == "texts" else "store",
-            metavar=_placeholder(known),
-            help=_help(known),
-        )
+    for title, names in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for known in map(SETTINGS.__getitem__, names):
+            _add_flag(group, known)
 
 
 def resolve_arguments(arguments: argparse.Namespace) -> Resolved:
-    """Merge the flags in arguments with the environment, the file and the defaults.
+    """Merge the parsed flags with the environment, the file and the defaults.
 
-    Raises config.setting.SettingsError, as config.sources.resolve does.
+    Raises config.setting.SettingsError like config.sources.resolve.
     """
     given = {name: getattr(arguments, name) for name in SETTINGS}
     flags = {
@@ -63,20 +83,30 @@ def resolve_arguments(arguments: argparse.Namespace) -> Resolved:
 
 
 def unknown_arguments(parser: Parser, unknown: list[str]) -> UsageError:
-    """The error for arguments that the parser does not know; a mistyped flag gets the closest known one."""
+    """Return the error for unknown arguments; for a mistyped flag it suggests the closest known one."""
     first = unknown[0].split("=")[0]
     closest = suggestion(first, parser.flags(), "--") if first.startswith("-") else ""
     return UsageError(f"unknown argument {first}{closest or f' (see {parser.prog} --help)'}")
 
 
+class _SettingsFormatter(argparse.HelpFormatter):
+    """Put every flag on a line of its own and its help below: most flags are too long for two columns."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=6)
+
+
+def _add_flag(group: "argparse._ArgumentGroup", known: Setting) -> None:
+    text = f"{known.help} Default: {known.default_text} ({known.variable})".replace("%", "%%")
+    if known.kind == "boolean":
+        group.add_argument(known.flag, nargs="?", const="true", metavar="true|false", help=text)
+        return
+    action = "append" if known.kind == "list" else "store"
+    group.add_argument(known.flag, action=action, metavar=_placeholder(known), help=text)
+
+
 def _placeholder(known: Setting) -> str:
     if known.choices:
         return "|".join(known.choices)
-    return {"text": "TEXT", "texts": "NAME", "whole number": "N", "number": "X"}[known.kind]
-
-
-def _help(known: Setting) -> str:
-    default = "none" if known.default in (None, ()) else known.default
-    if known.kind == "yes or no":
-        default = str(default).lower()
-    return f"{known.help} Default: {default} ({known.variable})".replace("%", "%%")
+    last_word = known.name.rpartition("_")[2]
+    return _PLACEHOLDERS.get(last_word) or ("TEXT" if known.kind in ("text", "list") else "N")

@@ -1,13 +1,13 @@
-"""`reprise bench`: the measurements that the README quotes."""
+"""`reprise bench`: the benchmarks behind every published figure."""
 
 import argparse
 
-HELP = "Measure servers under load, or decoding with drafts against decoding without."
+HELP = "Measure a server under load, or decoding with drafts against decoding without them."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give the parser the benchmarks, and each of them its own arguments."""
-    # Here, so that other commands do not load the workloads.
+    """Add one subcommand per benchmark, each with its own arguments."""
+    # Imported here so that other commands do not load the workloads.
     from bench import decode, serve, turns
     from bench.economics import run_economics as economics
     from bench.page import run_page as report
@@ -20,13 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = {
         "serve": (serve, "Load a server with chats and report latency and throughput."),
         "decode": (decode, decode.SUMMARY),
-        "turns": (turns, "Time to the first token of each turn of a long chat."),
+        "turns": (turns, "Measure the time to the first token in each turn of a long chat."),
         "economics": (economics, economics.SUMMARY),
         "translation": (translation, translation.SUMMARY),
         "peers": (peers, peers.SUMMARY),
         "sweep": (sweep, sweep.SUMMARY),
         "replay": (replay, replay.SUMMARY),
-        "report": (report, "Draw what benchmarks wrote with --json as one HTML page."),
+        "report": (report, "Draw the --json results of other benchmarks as one HTML page."),
         "workloads": (workloads, workloads.SUMMARY),
     }
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)

@@ -1,4 +1,4 @@
-"""`reprise config`: the settings in force, and where each of them came from."""
+"""`reprise config`: print the settings in force and where each came from."""
 
 import argparse
 import json
@@ -7,12 +7,12 @@ from cli.arguments import add_settings, resolve_arguments
 from config.settings import SETTINGS
 from config.sources import Resolved
 
-HELP = "Print the settings in force, and where each of them came from."
+HELP = "Print the settings in force and where each came from."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give the parser what `reprise config` takes: all that `reprise serve` does, and --json."""
-    parser.add_argument("--json", action="store_true", help="print JSON, for a program to read")
+    """Add --json and the arguments of `reprise serve` to the parser."""
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of TOML.")
     add_settings(parser)
     parser.usage = "%(prog)s [--json] [--config FILE] [--SETTING VALUE ...]"
     parser.set_defaults(run=run)
@@ -26,9 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_json(resolved: Resolved) -> str:
-    """One object by setting: value, source (default, file, environment, flag) and the source's name.
+    """Return a JSON object that maps each setting to its value, its source and the name of that source.
 
-    A secret that is set is "hidden".
+    The source is default, file, environment or flag. A secret that is set appears as "hidden".
     """
     table = {
         name: {"value": getattr(resolved.settings, name), "source": origin.source, "name": origin.name}
@@ -41,7 +41,7 @@ def as_json(resolved: Resolved) -> str:
 
 
 def as_toml(resolved: Resolved) -> str:
-    """A table that is itself a settings file; what is not set is a comment, as TOML has no word for it."""
+    """Return a valid settings file. Settings without a value are comments, because TOML has no null."""
     lines = {name: _line(name, getattr(resolved.settings, name)) for name in SETTINGS}
     width = max(map(len, lines.values()))
     return "\n".join(f"{line:<{width}}  # {resolved.origins[name]}" for name, line in lines.items())
@@ -49,10 +49,10 @@ def as_toml(resolved: Resolved) -> str:
 
 def _line(name: str, value: object) -> str:
     if value and SETTINGS[name].secret:
-        return f"# {name} is set, and not shown"
+        return f"# {name} is set, but not shown"
     if value is None and SETTINGS[name].default is not None:
         return f'{name} = "none"'
     if value is None:
         return f"# {name} is not set"
-    # For text, numbers and lists of text TOML and JSON agree.
+    # TOML and JSON write text, numbers, booleans and lists of text alike.
     return f"{name} = {json.dumps(value)}"

@@ -1,4 +1,4 @@
-"""The command `reprise`: one parser, one module for each subcommand."""
+"""The command `reprise`: one parser, and one module per subcommand."""
 
 import argparse
 import sys
@@ -12,36 +12,36 @@ from config.setting import SettingsError
 from config.sources import suggestion
 
 _DESCRIPTION = """\
-Reprise serves a language model on this machine to any OpenAI client, with MLX. The same request with
-the same seed gets the same answer, whatever shares the batch and whatever is cached.
+Reprise serves a language model on this machine to OpenAI and Anthropic clients, with MLX. It answers
+faster by drafting text that it has already seen, and never changes the answer.
 """
 
 _EXAMPLES = """\
 examples:
-  reprise serve                                       the bundled model on http://127.0.0.1:8000
-  reprise serve --model ~/models/qwen3-4b --port 0    your own, on any free port
-  REPRISE_MAX_ROWS=4 reprise config                   what would be in force, and why
-  reprise verify --exact                              whether drafting ever changed a token here
+  reprise serve                                       serve the bundled model on http://127.0.0.1:8000
+  reprise serve --model ~/models/qwen3-4b --port 0    serve your own model on a free port
+  REPRISE_MAX_ROWS=4 reprise config                   show the settings in force and where they come from
+  reprise verify --exact                              check that drafting changes no token on this machine
 """
 
 _COMMANDS = {"serve": serve, "config": config, "bench": bench, "verify": verify}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 2 when the arguments or settings are wrong.
+    """Run one command and return its exit status, which is 2 for invalid arguments or settings.
 
-    argv: the arguments without the program's name; those of this process if None.
+    argv: the arguments without the program's name; if None, those of this process.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         arguments = _parse(given)
-        arguments.given = tuple(given)  # For what a benchmark writes beside its figures.
+        arguments.given = tuple(given)  # Benchmarks write them beside their figures.
         return int(arguments.run(arguments))
     except (UsageError, SettingsError) as error:
         print(f"reprise: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130  # As a shell reports a command that Ctrl-C ended.
+        return 130  # The status that a shell reports for a command ended by Ctrl-C.
 
 
 def _parse(given: list[str]) -> argparse.Namespace:
@@ -57,7 +57,7 @@ def _parse(given: list[str]) -> argparse.Namespace:
     chosen = parser
     for name, command in _COMMANDS.items():
         own = commands.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
-        # Only the command in use: bench would load its workloads for a mere `reprise --help`.
+        # Only for the command in use: `reprise --help` need not load the workloads of bench.
         if name in given[:1]:
             command.add_arguments(own)
             chosen = own
@@ -65,7 +65,7 @@ def _parse(given: list[str]) -> argparse.Namespace:
         parser.print_help()
         parser.exit()
     if not given[0].startswith("-") and given[0] not in _COMMANDS:
-        closest = suggestion(given[0], _COMMANDS) or f"; there are {', '.join(_COMMANDS)}"
+        closest = suggestion(given[0], _COMMANDS) or f"; the commands are {', '.join(_COMMANDS)}"
         raise UsageError(f"unknown command {given[0]}{closest}")
     arguments, unknown = parser.parse_known_args(given)
     if unknown:

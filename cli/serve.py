@@ -1,22 +1,22 @@
-"""`reprise serve`: settings to engine to server."""
+"""`reprise serve`: start the engine and the server with the settings in force."""
 
 import argparse
 
 from cli.arguments import add_settings, resolve_arguments
 
-HELP = "Serve a model to OpenAI clients until Ctrl-C."
+HELP = "Serve a model until Ctrl-C."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give the parser what `reprise serve` takes."""
+    """Add the arguments of `reprise serve` to the parser."""
     add_settings(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until told to stop; return the exit status."""
+    """Serve until the process is asked to stop; return the exit status."""
     settings = resolve_arguments(arguments).settings
-    # Here, so that --help and a mistyped setting are answered before anything large is loaded.
+    # Imported here so that --help and a mistyped setting are answered before anything large is loaded.
     from drafters.assembly import make_drafters
     from drafters.repetition import repetition_score
     from engine.speculative.proposers import DraftSources

@@ -1,13 +1,13 @@
-"""`reprise verify`: certify that drafting changes no answer."""
+"""`reprise verify`: check that drafting changes no answer."""
 
 import argparse
 
-HELP = "Compare drafted answers with plain ones, token by token, on this machine."
+HELP = "Check, token by token, that drafting changes no answer on this machine."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give the parser what `reprise verify` takes."""
-    # Here, so that other commands do not load the engine.
+    """Add the arguments of `reprise verify` to the parser."""
+    # Imported here so that other commands do not load the engine.
     from bench import verify
 
     verify.add_arguments(parser)

@@ -1,1 +1,1 @@
-"""Settings: one frozen, typed object, put together from defaults, file, environment and flags."""
+"""Settings: one frozen, typed object, built from defaults, a file, the environment and flags."""

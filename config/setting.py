@@ -1,4 +1,4 @@
-"""What one setting is: its type, its limits, how it reads from text, and what it says when it is wrong."""
+"""Describe one setting: its type and limits, how its value is read from text, and its error messages."""
 
 import math
 from collections.abc import Callable
@@ -7,29 +7,30 @@ from typing import Any, Literal, TypeVar, get_args
 
 ValueT = TypeVar("ValueT")
 Value = str | int | float | bool | tuple[str, ...] | None
-Kind = Literal["text", "texts", "whole number", "number", "yes or no"]
+Kind = Literal["text", "list", "whole number", "number", "boolean"]
 
 _KINDS: dict[type, Kind] = {
     str: "text",
-    tuple: "texts",
+    tuple: "list",
     int: "whole number",
     float: "number",
-    bool: "yes or no",
+    bool: "boolean",
 }
-_YES_OR_NO = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 class SettingsError(Exception):
-    """A setting is wrong. The message names it, the limit and where the value came from."""
+    """A setting has a wrong value. The message names the setting, the limit and the value's origin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One thing that a person can set, with all that flags, variables and help pages need to know.
+    """One setting, with everything that flags, environment variables, help and docs need to know.
 
-    optional: None is allowed; in text, and in a file, which has no word for it, it is written "none".
-    choices: every allowed value, or empty for any.
-    secret: the value is shown to nobody, neither in a complaint nor by `reprise config`.
+    optional: None is allowed. Text and TOML, which has no null, write it as "none".
+    choices: every allowed value; empty if any value is allowed.
+    secret: the value is never shown, neither in error messages nor by `reprise config`.
+    unset: what applies while the value is None, in words; empty if nothing applies.
     """
 
     name: str
@@ -41,60 +42,75 @@ class Setting:
     at_least: float | None = None
     at_most: float | None = None
     secret: bool = False
+    unset: str = ""
 
     @property
     def flag(self) -> str:
-        """Its name on the command line, such as --max-rows."""
+        """The flag on the command line, such as --max-rows."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """Its name in the environment, such as REPRISE_MAX_ROWS."""
+        """The environment variable, such as REPRISE_MAX_ROWS."""
         return "REPRISE_" + self.name.upper()
 
-    def parse(self, text: str) -> Value:
-        """Read a value from a flag or a variable; a list is separated by commas.
+    @property
+    def default_text(self) -> str:
+        """The default for people to read: as a flag takes it, or what applies while nothing is set."""
+        if self.default is None:
+            return self.unset or "none"
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        if isinstance(self.default, tuple):
+            return ", ".join(self.default) or "none"
+        if self.name.endswith("_bytes") and isinstance(self.default, int):
+            unit, size = ("GiB", 2**30) if self.default >= 2**30 else ("MiB", 2**20)
+            return f"{self.default} ({self.default / size:g} {unit})"
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
-        Raises SettingsError if the text is no such value.
+    def parse(self, text: str) -> Value:
+        """Read a value from the text of a flag or variable. Commas separate the entries of a list.
+
+        Raises SettingsError if the text is not a valid value.
         """
         value: Value = text
         if self.optional and text.lower() == "none":
             value = None
-        elif self.kind == "texts":
+        elif self.kind == "list":
             value = tuple(part.strip() for part in text.split(",")) if text else ()
-        elif self.kind == "yes or no":
-            value = _YES_OR_NO.get(text.lower(), text)
+        elif self.kind == "boolean":
+            value = _BOOLEANS.get(text.lower(), text)
         elif self.kind in ("whole number", "number"):
             try:
                 value = int(text) if self.kind == "whole number" else float(text)
             except ValueError:
-                raise SettingsError(self._complaint(text, self._wanted())) from None
+                raise SettingsError(self._message(text, self._expected())) from None
         return self.check(value)
 
     def check(self, value: object) -> Value:
-        """Return the value, a list of texts as a tuple.
+        """Return the value if it is valid; a list becomes a tuple.
 
-        Raises SettingsError if type, choice or range is wrong.
+        Raises SettingsError if it has the wrong type, is not one of the choices or is out of range.
         """
         if self.optional and value in (None, "none"):
             return None
         match self.kind, value:
             case "text", str(text) if text and (not self.choices or text in self.choices):
                 return text
-            case "texts", list(parts) | tuple(parts) if all(isinstance(p, str) and p for p in parts):
+            case "list", list(parts) | tuple(parts) if all(isinstance(p, str) and p for p in parts):
                 return tuple(parts)
-            case "yes or no", bool(choice):
+            case "boolean", bool(choice):
                 return choice
-            # TOML's true is an int to Python, and never meant as one.
+            # Python's bool is an int, but true in a TOML file never means a number.
             case ("whole number" | "number", bool()):
                 pass
             case ("whole number", int(number)) | ("number", int(number) | float(number)):
                 if isinstance(number, float) and not math.isfinite(number):
-                    raise SettingsError(self._complaint(number, "finite"))
+                    raise SettingsError(self._message(number, "finite"))
                 if not self._in_range(number):
-                    raise SettingsError(self._complaint(number, self._range()))
+                    raise SettingsError(self._message(number, self._range()))
                 return number
-        raise SettingsError(self._complaint(value, self._wanted()))
+        raise SettingsError(self._message(value, self._expected()))
 
     def _in_range(self, number: float) -> bool:
         low = -math.inf if self.at_least is None else self.at_least
@@ -106,24 +122,24 @@ class Setting:
             return f"between {self.at_least} and {self.at_most}"
         return "" if self.at_least is None else f"at least {self.at_least}"
 
-    def _wanted(self) -> str:
+    def _expected(self) -> str:
         if self.choices:
-            wanted = "one of " + ", ".join(self.choices)
+            expected = "one of " + ", ".join(self.choices)
         elif self.kind == "text":
-            wanted = "text, and not empty"
-        elif self.kind == "texts":
-            wanted = "a list of names, none of them empty"
-        elif self.kind == "yes or no":
-            wanted = "true or false"
+            expected = "non-empty text"
+        elif self.kind == "list":
+            expected = "a list without empty entries"
+        elif self.kind == "boolean":
+            expected = "true or false"
         else:
-            wanted = f"a {self.kind} {self._range()}".rstrip()
-        return wanted + (", or none" if self.optional else "")
+            expected = f"a {self.kind} {self._range()}".rstrip()
+        return expected + (", or none" if self.optional else "")
 
-    def _complaint(self, value: object, wanted: str) -> str:
+    def _message(self, value: object, expected: str) -> str:
         if self.secret:
-            return f"{self.name} must be {wanted}"
+            return f"{self.name} must be {expected}"
         shown = value if isinstance(value, int | float) and not isinstance(value, bool) else repr(value)
-        return f"{self.name} is {shown}; it must be {wanted}"
+        return f"{self.name} is {shown}; it must be {expected}"
 
 
 def setting(
@@ -133,18 +149,19 @@ def setting(
     at_least: float | None = None,
     at_most: float | None = None,
     secret: bool = False,
+    unset: str = "",
 ) -> ValueT:
-    """Declare a field of Settings: its default, one sentence of help, limits, and whether it is secret."""
+    """Declare a field of Settings. The keywords are those of Setting; help_text is one or more sentences."""
     make: Callable[..., ValueT] = field
-    told = {"help": help_text, "at_least": at_least, "at_most": at_most, "secret": secret}
-    return make(default=default, metadata=told, repr=not secret)
+    metadata = {"help": help_text, "at_least": at_least, "at_most": at_most, "secret": secret, "unset": unset}
+    return make(default=default, metadata=metadata, repr=not secret)
 
 
-def described(name: str, annotation: Any, default: Any, metadata: dict[str, Any]) -> Setting:
-    """Turn a declared field into the Setting that its annotation and metadata describe.
+def make_setting(name: str, annotation: Any, default: Any, metadata: dict[str, Any]) -> Setting:
+    """Build the Setting that a declared field's annotation and metadata describe.
 
-    annotation: str, int, float, bool, tuple[str, ...] or a Literal of strings; the first two with | None
-        as well.
+    annotation: str, int, float, bool, tuple[str, ...] or a Literal of strings; str and int also as
+        str | None and int | None.
     """
     members = get_args(annotation)
     if getattr(annotation, "__origin__", None) is Literal:

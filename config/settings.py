@@ -1,4 +1,4 @@
-"""Every setting there is: flags, variables, `reprise config` and help pages are made from this list."""
+"""Declare every setting; flags, environment variables, `reprise config`, help and docs come from here."""
 
 import os
 from collections.abc import Mapping
@@ -8,177 +8,203 @@ from types import MappingProxyType
 from typing import Literal, get_type_hints
 
 from config.access import check_access
-from config.setting import Setting, SettingsError, described, setting
-
-
-def default_calibration_file() -> str:
-    """Where what steps cost is kept: the user's cache folder, as the XDG directories have it."""
-    return str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "reprise" / "costs.json")
-
+from config.setting import Setting, SettingsError, make_setting, setting
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
 
 
+def default_calibration_file(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the file in the user's cache folder (XDG_CACHE_HOME) that keeps the measured costs of steps."""
+    return str(Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "reprise" / "costs.json")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a person chose before the server started. Checked when made, never changed after.
+    """The values of all settings, validated on construction and never changed afterwards.
 
-    Raises SettingsError for a value of a wrong type or out of its range.
+    The order is that of config/groups.py. Raises SettingsError for a value of the wrong type or out of range.
     """
 
     model: str | None = setting(
         None,
-        "Folder of the model to serve, or its name on the model hub; without one, the bundled small model.",
+        "Model to serve: a folder in mlx-lm's format, or a name on the model hub.",
+        unset="the bundled demo model",
     )
     served_model_name: tuple[str, ...] = setting(
-        (), "Another name that requests may give the model; may be given several times."
+        (), "Additional name under which requests may ask for the model; repeat the flag for several."
     )
-    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 lets other machines in.")
-    insecure: bool = setting(False, "Let other machines, or web pages of any site, in without an API key.")
+    max_context_tokens: int | None = setting(
+        None, "Maximum tokens of prompt and answer together.", at_least=2, unset="the model's own limit"
+    )
+    kv_bits: int | None = setting(
+        None, "Quantise keys and values to this many bits, 4 or 8.", unset="not quantised"
+    )
+    trust_remote_code: bool = setting(
+        False, "Allow a model that needs it to run the Python code in its folder."
+    )
+    host: str = setting("127.0.0.1", "Address to listen on. 0.0.0.0 lets other machines in.")
+    port: int = setting(8000, "Port to listen on. 0 picks a free one.", at_least=0, at_most=65535)
     api_key: tuple[str, ...] = setting(
         (),
-        "Key that clients must send; may be given several times. Others on the machine see flags; better "
-        "the variable or a file.",
+        "Key that clients must send; repeat the flag for several. Other users of this machine can see "
+        "flags, so prefer the environment variable or --api-key-file.",
         secret=True,
     )
     api_key_file: str | None = setting(
-        None, "File with keys that clients must send, one in each line; lines that begin with # are comments."
+        None, "File of keys that clients must send, one per line. Lines that start with # are comments."
+    )
+    insecure: bool = setting(
+        False, "Let other machines, and the web pages of any site, use the server without an API key."
     )
     allowed_host: tuple[str, ...] = setting(
         (),
-        "Another name that clients on this machine may call the server by, as behind a proxy; may be given "
-        "several times.",
+        "Additional host name that local clients may use for the server, for example behind a proxy; "
+        "repeat the flag for several.",
     )
     cors_origin: tuple[str, ...] = setting(
         (),
-        "Site whose web pages may use the server, such as https://chat.example.com, or * for all; may be "
-        "given several times.",
+        "Site whose web pages may use the server, such as https://chat.example.com, or * for every site; "
+        "repeat the flag for several.",
     )
-    port: int = setting(8000, "Port to listen on; 0 takes any that is free.", at_least=0, at_most=65535)
-    log_format: Literal["text", "json"] = setting("text", "How a line of the log is written.")
-    log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "The least important lines that the log still shows."
+    max_rows: int = setting(8, "Maximum sequences in the batch.", at_least=1)
+    max_queue: int = setting(
+        256, "Maximum requests that wait for a row. Further requests get a 429.", at_least=0
     )
-    log_prompts: bool = setting(False, "Write into the log what is asked and answered, too.")
-    record: str | None = setting(
-        None,
-        "File to which every finished answer is added with what was asked, as JSON lines for reprise bench; "
-        "only its owner may read it.",
-    )
-    record_bytes: int = setting(
-        2**30, "Most bytes of that file; when it has them, nothing more is recorded.", at_least=1
-    )
-    trust_remote_code: bool = setting(
-        False, "Run Python code that comes in the model's folder, where the model wants that."
-    )
-    max_rows: int = setting(8, "Sequences decoded together in one batch.", at_least=1)
-    max_queue: int = setting(256, "Requests that may wait for a row before new ones get a 429.", at_least=0)
     prefill_chunk_tokens: int = setting(
-        256, "Prompt tokens fed in one step while nothing else is decoding.", at_least=1
+        256, "Prompt tokens prefilled per step while no row decodes.", at_least=1
     )
     step_token_budget: int = setting(
-        128, "Tokens that a step may feed while rows decode; prefill gets what they leave.", at_least=2
-    )
-    max_context_tokens: int | None = setting(
-        None, "Longest prompt and answer together; without it, what the model was made for.", at_least=2
-    )
-    default_max_tokens: int | None = setting(
-        None, "Longest answer where the request sets none; without it, all the room left.", at_least=1
-    )
-    max_n: int = setting(8, "Most choices that one request may ask for with n.", at_least=1)
-    max_body_bytes: int = setting(8 * 2**20, "Largest request body; a larger one gets a 413.", at_least=1)
-    body_timeout_s: float = setting(
-        60.0, "Seconds that a client may take to send a request; a slower one gets a 408.", at_least=0.01
+        128,
+        "Tokens fed per step while rows decode: one for each of these rows, the rest for prefill.",
+        at_least=2,
     )
     keep_alive_s: float = setting(
-        10.0, "Seconds without anything to send before a stream gets a comment.", at_least=0.01
+        10.0,
+        "Seconds of silence on a stream after which the server sends a comment to keep it open.",
+        at_least=0.01,
     )
-    drain_s: float = setting(10.0, "Seconds that running requests get to finish at shutdown.", at_least=0)
-    memory_bytes: int | None = setting(
-        None,
-        "Memory for weights, keys and values, and kept prompts together; without it, nine tenths of what a "
-        "GPU recommends, or three quarters of the machine's memory.",
-        at_least=1,
+    drain_s: float = setting(
+        10.0, "Seconds that running requests get to finish when the server stops.", at_least=0
     )
     stall_seconds: float = setting(
         120.0,
-        "Seconds without a token or a piece of a prompt, while requests wait, after which /health says 503.",
+        "Seconds without a token or prefill progress, while there is work, after which /health returns 503.",
         at_least=0.1,
+    )
+    default_max_tokens: int | None = setting(
+        None,
+        "Maximum tokens of an answer whose request sets no limit.",
+        at_least=1,
+        unset="all the room left in the context",
+    )
+    max_n: int = setting(8, "Maximum choices (n) per request.", at_least=1)
+    max_body_bytes: int = setting(
+        8 * 2**20, "Maximum size of a request body. A larger one gets a 413.", at_least=1
+    )
+    body_timeout_s: float = setting(
+        60.0, "Seconds in which a client must send its request. A slower one gets a 408.", at_least=0.01
+    )
+    memory_bytes: int | None = setting(
+        None,
+        "Memory budget for weights, keys and values, working memory and cached prefixes together.",
+        at_least=1,
+        unset="0.9 of what the GPU recommends, or without a GPU 0.75 of the machine's memory",
     )
     prefix_cache_bytes: int | None = setting(
         None,
-        "Memory for the caches of earlier prompts; 0 switches it off. Without it, a quarter of what weights "
-        "leave; rows that need it get it back.",
+        "Maximum memory for cached prefixes; rows that need it take it back. 0 turns the cache off.",
         at_least=0,
+        unset="a quarter of the memory left after weights",
     )
     prefix_cache_dir: str | None = setting(
-        None, "Folder in which those caches are kept too, so that a restart does not forget long prompts."
+        None, "Folder that also keeps cached prefixes, so that they survive a restart."
     )
     prefix_cache_dir_bytes: int = setting(
-        8 * 2**30, "Most bytes in that folder; what was used least recently is deleted.", at_least=1
+        8 * 2**30,
+        "Maximum size of that folder. Prefixes that were used least recently are deleted first.",
+        at_least=1,
     )
     response_store_bytes: int = setting(
         64 * 2**20,
-        "Memory for what /v1/responses keeps, so that requests can continue it; 0 keeps nothing.",
+        "Memory for stored /v1/responses, which later requests can continue. 0 stores none.",
         at_least=0,
     )
-    kv_bits: int | None = setting(
-        None, "Bits that keys and values are quantised to, 4 or 8; without it they are not.", at_least=4
-    )
     draft_type: Literal["auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model"] = setting(
-        "auto", "Where drafts come from, unless a request says otherwise."
-    )
-    draft_model: str | None = setting(
-        None, "Folder or name of a small model that drafts for the large one, with whatever vocabulary."
-    )
-    draft_translation: Literal["auto", "context", "naive", "shared", "none"] = setting(
-        "auto",
-        "How drafts get from another vocabulary into the model's: context, encoded behind the last tokens; "
-        "naive, encoded alone; shared, of tokens that both have; none, as they are. auto: none where both "
-        "have one vocabulary, else context.",
-    )
-    translation_prefix_tokens: int = setting(
-        5,
-        "Tokens before a draft that are encoded together with it, with context.",
-        at_least=1,
-        at_most=32,
+        "auto", "Where drafts come from. A request can choose another type."
     )
     num_draft_tokens: int = setting(
         31,
-        "Most tokens of one draft; how many are used is decided by what they cost.",
+        "Maximum tokens of one draft. Measured costs decide how many are used.",
         at_least=1,
         at_most=255,
     )
-    ngram_size_min: int = setting(2, "Shortest match that ngram-simple drafts from.", at_least=1)
-    ngram_size_max: int = setting(16, "Longest match that ngram-simple looks for.", at_least=1, at_most=64)
-    ngram_mod_size: int = setting(16, "Tokens that ngram-mod hashes to find the next one.", at_least=1)
-    ngram_table_entries: int = setting(
-        4 * 2**20, "Entries of ngram-mod's table, 4 bytes each.", at_least=1024, at_most=2**31
-    )
-    ngram_table_file: str | None = setting(
-        None, "File that ngram-mod's table is restored from at start and saved to on exit."
-    )
-    ngram_scope: Literal["process", "api-key"] = setting(
-        "process", "Who shares what was said: everybody, or only those with the same API key."
+    draft_overhead: float = setting(
+        0.02,
+        "Maximum slowdown of a request against plain decoding, as a fraction, plus six plain steps.",
+        at_least=0,
     )
     gate: Literal["auto", "on", "off"] = setting(
         "auto",
-        "Whether a prompt that repeats nothing is drafted for: auto begins with doubt and learns, on never "
-        "drafts, off begins with trust.",
+        "What --draft-type auto does with a prompt that is not repetitive (see --gate-threshold): auto "
+        "doubts drafts at first and learns, on drafts nothing from lookup, off treats it like any other.",
     )
     gate_threshold: float = setting(
-        0.01, "Share of the prompt's 3-grams that must repeat for it to count as repetitive.", at_least=0
-    )
-    draft_overhead: float = setting(
-        0.02, "Share by which drafting may ever make a request slower than plain decoding.", at_least=0
+        0.01, "Fraction of a prompt's 3-grams that must repeat for it to count as repetitive.", at_least=0
     )
     exact: bool = setting(
-        False, "Draft only at widths whose logits equal those of width 1, tried byte by byte at load."
+        False,
+        "Draft only at widths whose logits equal those of plain decoding byte for byte, as tried at start.",
     )
     calibration_file: str | None = setting(
-        default_calibration_file(), "File that keeps what steps cost on this machine; none keeps nothing."
+        default_calibration_file(),
+        "File that keeps the measured costs of steps. With none they are measured at every start.",
     )
-    recalibrate: bool = setting(False, "Measure what steps cost again, though it is known.")
+    recalibrate: bool = setting(False, "Measure the costs of steps again, even if they are known.")
+    draft_model: str | None = setting(
+        None,
+        "Small model that drafts for the target model: a folder, or a name on the model hub. It may have "
+        "another vocabulary.",
+    )
+    draft_translation: Literal["auto", "context", "naive", "shared", "none"] = setting(
+        "auto",
+        "How drafts of another vocabulary become tokens of the target model: context encodes their text "
+        "after the last committed tokens, naive encodes it alone, shared drafts only tokens that both "
+        "vocabularies have, none keeps ids as they are. auto is none for equal vocabularies, else context.",
+    )
+    translation_prefix_tokens: int = setting(
+        5,
+        "Committed tokens that context encodes together with a draft.",
+        at_least=1,
+        at_most=32,
+    )
+    ngram_size_min: int = setting(2, "Shortest match, in tokens, that ngram-simple drafts from.", at_least=1)
+    ngram_size_max: int = setting(
+        16, "Longest match, in tokens, that ngram-simple looks for.", at_least=1, at_most=64
+    )
+    ngram_mod_size: int = setting(16, "Tokens that ngram-mod hashes to look up the next one.", at_least=1)
+    ngram_table_entries: int = setting(
+        4 * 2**20, "Entries in ngram-mod's table, 4 bytes each.", at_least=1024, at_most=2**31
+    )
+    ngram_table_file: str | None = setting(
+        None, "File from which ngram-mod's table is restored at start, and to which it is saved on exit."
+    )
+    ngram_scope: Literal["process", "api-key"] = setting(
+        "process",
+        "Which requests share drafts: process for all of them, api-key for those with the same API key.",
+    )
+    log_format: Literal["text", "json"] = setting("text", "Format of log lines.")
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "Least severe level that is logged."
+    )
+    log_prompts: bool = setting(False, "Also write prompts and answers to the log.")
+    record: str | None = setting(
+        None,
+        "File to which every finished answer is appended with its request, as JSON lines for reprise bench. "
+        "Only its owner may read it.",
+    )
+    record_bytes: int = setting(
+        2**30, "Maximum size of that file. Once it is full, nothing more is recorded.", at_least=1
+    )
 
     def __post_init__(self) -> None:
         for name, known in SETTINGS.items():
@@ -186,12 +212,14 @@ class Settings:
         if self.step_token_budget <= self.max_rows:
             raise SettingsError(
                 f"step_token_budget is {self.step_token_budget}; it must be above max_rows, "
-                f"which is {self.max_rows}, or prompts would never get a turn while rows decode"
+                f"which is {self.max_rows}, or no prompt could be prefilled while all rows decode"
             )
         if self.kv_bits not in (None, 4, 8):
             raise SettingsError(f"kv_bits is {self.kv_bits}; it must be 4 or 8, or none")
         if self.prefix_cache_dir is not None and self.prefix_cache_bytes == 0:
-            raise SettingsError("prefix_cache_dir needs prefix_cache_bytes above 0: what is read goes there")
+            raise SettingsError(
+                "prefix_cache_dir is set, so prefix_cache_bytes must be above 0: prefixes are read into it"
+            )
         if self.ngram_size_min > self.ngram_size_max:
             raise SettingsError(
                 f"ngram_size_min is {self.ngram_size_min}; it must not be above ngram_size_max, "
@@ -200,7 +228,7 @@ class Settings:
         is_open_allowed = self.needs_key or self.insecure
         check_access(self.api_key, self.allowed_host, self.cors_origin, is_open_allowed)
         if self.draft_type == "draft-model" and self.draft_model is None:
-            raise SettingsError("draft_type is draft-model, which needs a model: name one with draft_model")
+            raise SettingsError("draft_type is draft-model, which needs a draft model: set draft_model")
 
     @property
     def needs_key(self) -> bool:
@@ -209,14 +237,16 @@ class Settings:
 
     @property
     def model_source(self) -> str:
-        """What to load: the model that was asked for, or the bundled one."""
+        """The folder or name of the model to load: the chosen one, or the bundled one."""
         return str(BUNDLED_MODEL) if self.model is None else self.model
 
 
-def _known() -> dict[str, Setting]:
+def _declared() -> dict[str, Setting]:
     types = get_type_hints(Settings)
-    return {f.name: described(f.name, types[f.name], f.default, dict(f.metadata)) for f in fields(Settings)}
+    return {
+        f.name: make_setting(f.name, types[f.name], f.default, dict(f.metadata)) for f in fields(Settings)
+    }
 
 
-SETTINGS: Mapping[str, Setting] = MappingProxyType(_known())
-"""Every setting by name, in the order in which they are declared."""
+SETTINGS: Mapping[str, Setting] = MappingProxyType(_declared())
+"""Every setting by name, in the order of declaration."""

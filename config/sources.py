@@ -1,4 +1,4 @@
-"""Where values come from: defaults < file < environment < flags, each remembered with its origin."""
+"""Merge settings from defaults, a file, the environment and flags, and remember where each came from."""
 
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ _PREFIX = "REPRISE_"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from; name is the file, the variable or the flag."""
+    """Where a value came from. name: the file, the variable or the flag; empty for a default."""
 
     source: Literal["default", "file", "environment", "flag"]
     name: str = ""
@@ -27,7 +27,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The settings in force, and for each of them where it came from."""
+    """The settings in force, and the origin of each value."""
 
     settings: Settings
     origins: Mapping[str, Origin]
@@ -38,12 +38,12 @@ def resolve(
     environment: Mapping[str, str] | None = None,
     file: Path | None = None,
 ) -> Resolved:
-    """Merge all sources, the later ones winning: defaults, file, environment, flags.
+    """Merge all sources. Later ones win: defaults, file, environment, flags.
 
-    flags: the text given for each setting, by the setting's name (not --name).
-    environment: all variables; those that do not start with REPRISE_ are left alone.
-    file: a TOML file; without one, the file that REPRISE_CONFIG names, if it names one.
-    Raises SettingsError for an unknown key or variable, an unreadable file or a wrong value.
+    flags: the text given for each setting, by the setting's name (max_rows, not --max-rows).
+    environment: all variables; those that do not start with REPRISE_ are ignored.
+    file: a TOML file; if None, the one that REPRISE_CONFIG names, if any.
+    Raises SettingsError for an unknown key or variable, an unreadable file or an invalid value.
     """
     environment = environment or {}
     values: dict[str, Any] = {}
@@ -70,9 +70,9 @@ def resolve(
 
 
 def suggestion(unknown: str, known: Iterable[str], prefix: str = "") -> str:
-    """The end of a sentence about an unknown name: the closest known one, or nothing.
+    """Return "; did you mean X?" for the closest known name, or "" if none is close.
 
-    prefix: what all names start with; it would make any two of them look alike, so it is not compared.
+    prefix: what all names start with. It is not compared, because it would make any two names look alike.
     """
     bare = {name.removeprefix(prefix): name for name in known}
     closest = get_close_matches(unknown.removeprefix(prefix), list(bare), n=1)

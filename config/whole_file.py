@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, also where the process is killed or the power fails."""
+"""Write files completely or not at all, even if the process is killed or the power fails."""
 
 import os
 import re
@@ -7,14 +7,11 @@ import time
 from pathlib import Path
 
 UNFINISHED_S = 600
-"""An unfinished file so old was left by a process that was killed; a newer one may be at work."""
+"""Age after which an unfinished file counts as left by a killed process; a younger one may be in use."""
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put content in place of what the file held, if anything. Raises OSError; then nothing has changed.
-
-    Only its owner may read it.
-    """
+    """Replace the file, or create it, readable by its owner only. On OSError nothing has changed."""
     new = unfinished_path(path)
     number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -34,14 +31,14 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def unfinished_path(path: Path) -> Path:
-    """Where a file is while it is being written: beside it, by a name that is used once."""
+    """Return an unused name in the same folder, under which the file is written before it is renamed."""
     return path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
 
 
 def remove_unfinished(folder: Path, names: str) -> None:
-    """Remove what killed processes left of files, and nothing else. What cannot be removed stays.
+    """Remove unfinished files that killed processes left in a folder. Skip those that cannot be removed.
 
-    names: a regular expression of the names that these files would have had.
+    names: a regular expression for the names that the finished files would have had.
     """
     pattern = re.compile(rf"(?:{names})\.[0-9a-f]{{16}}\.new")
     stale_at = time.time() - UNFINISHED_S
@@ -51,9 +48,9 @@ def remove_unfinished(folder: Path, names: str) -> None:
         return
     for entry in left:
         try:
-            told = entry.stat(follow_symlinks=False)
-            if entry.is_file(follow_symlinks=False) and told.st_mtime < stale_at:
+            modified_at = entry.stat(follow_symlinks=False).st_mtime
+            if entry.is_file(follow_symlinks=False) and modified_at < stale_at:
                 Path(entry.path).unlink()
-        # Another process was quicker, or it is not ours to remove.
+        # Another process removed it first, or this user may not.
         except OSError:
             continue

@@ -19,10 +19,10 @@ def clean_environment(monkeypatch):
 
 
 def printed(capsys, *arguments):
-    """What the command wrote to stdout, after it succeeded."""
+    """Run a command that succeeds and return what it wrote to stdout."""
     try:
         status = main(arguments)
-    except SystemExit as left:  # as argparse does after --help
+    except SystemExit as left:  # argparse exits after --help
         status = left.code
     assert status == 0
     return capsys.readouterr().out
@@ -42,7 +42,7 @@ def test_help_of_a_command_has_every_setting_with_its_default_and_variable(capsy
     for known in SETTINGS.values():
         assert known.flag in out
         assert known.help in out
-        assert known.variable in out
+        assert f"Default: {known.default_text} ({known.variable})" in out
 
 
 def test_version_names_what_a_bug_report_needs(capsys):
@@ -51,7 +51,7 @@ def test_version_names_what_a_bug_report_needs(capsys):
         assert part in out
 
 
-def test_config_prints_values_with_their_origin(capsys, monkeypatch, tmp_path):
+def test_config_prints_every_value_with_its_origin(capsys, monkeypatch, tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("max_n = 2\n")
     monkeypatch.setenv("REPRISE_MAX_ROWS", "4")
@@ -64,7 +64,7 @@ def test_config_prints_values_with_their_origin(capsys, monkeypatch, tmp_path):
     assert "# model is not set # default" in lines
 
 
-def test_what_config_prints_is_a_settings_file_that_says_the_same(capsys, tmp_path):
+def test_the_output_of_config_is_a_settings_file_with_the_same_values(capsys, tmp_path):
     given = [
         "--model",
         'C:\\odd "name"\t☃',
@@ -89,7 +89,7 @@ def test_what_config_prints_is_a_settings_file_that_says_the_same(capsys, tmp_pa
     assert values["calibration_file"] == "none"
 
 
-def test_config_as_json_has_value_and_source_of_every_setting(capsys):
+def test_config_as_json_has_the_value_and_source_of_every_setting(capsys):
     table = json.loads(printed(capsys, "config", "--json", "--port", "0"))
     assert list(table) == list(SETTINGS)
     assert table["port"] == {"value": 0, "source": "flag", "name": "--port"}
@@ -98,10 +98,10 @@ def test_config_as_json_has_value_and_source_of_every_setting(capsys):
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_config_says_that_there_is_a_key_but_not_which(capsys, form):
+def test_config_says_that_a_key_is_set_but_does_not_show_it(capsys, form):
     out = printed(capsys, "config", *form, "--api-key", "secret-one", "--api-key", "secret-two")
     assert "secret" not in out
-    assert ("hidden" if form else "# api_key is set, and not shown") in out
+    assert ("hidden" if form else "# api_key is set, but not shown") in out
 
 
 @pytest.mark.parametrize(
@@ -115,18 +115,18 @@ def test_config_says_that_there_is_a_key_but_not_which(capsys, form):
         (["serve", "extra"], "unknown argument extra (see reprise serve --help)"),
         (["serve", "--port"], "argument --port: expected one argument (see reprise serve --help)"),
         (["conifg"], "unknown command conifg; did you mean config?"),
-        (["xyzzy"], "unknown command xyzzy; there are serve, config, bench, verify"),
+        (["xyzzy"], "unknown command xyzzy; the commands are serve, config, bench, verify"),
         (["config", "--config", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
     ],
 )
-def test_a_wrong_command_line_is_one_clear_line_and_status_2(capsys, arguments, message):
+def test_an_invalid_command_line_prints_one_line_and_returns_status_2(capsys, arguments, message):
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == f"reprise: {message}\n"
 
 
-def test_asking_for_help_loads_neither_server_nor_mlx():
+def test_help_loads_neither_server_nor_mlx():
     program = """
 import sys
 from cli.main import main
@@ -139,7 +139,7 @@ finally:
     assert run.stdout.splitlines()[-1] == "[]"
 
 
-def test_nothing_large_is_loaded_before_the_server_knows_that_it_can_listen() -> None:
+def test_nothing_large_is_loaded_before_the_port_is_bound() -> None:
     code = (
         "import sys, server.run, engine.drafting, drafters.assembly\n"
         "print([name for name in ('mlx', 'mlx_lm', 'transformers') if name in sys.modules])"

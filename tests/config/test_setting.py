@@ -7,7 +7,7 @@ from config.settings import SETTINGS, Settings
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_setting_has_one_sentence_of_help(name):
+def test_every_setting_has_whole_sentences_of_help(name):
     text = SETTINGS[name].help
     assert text[0].isupper()
     assert text.endswith(".")
@@ -20,7 +20,7 @@ def test_every_default_is_a_value_that_the_setting_itself_allows(name):
 
 
 @pytest.mark.parametrize("name", [name for name, known in SETTINGS.items() if known.kind == "whole number"])
-def test_a_limit_is_allowed_and_what_lies_beyond_is_not(name):
+def test_a_limit_is_allowed_and_the_number_beyond_it_is_not(name):
     known = SETTINGS[name]
     for limit, beyond in [(known.at_least, -1), (known.at_most, +1)]:
         if limit is not None:
@@ -40,34 +40,34 @@ def test_a_limit_is_allowed_and_what_lies_beyond_is_not(name):
         ("drain_s", "nan", "drain_s is nan; it must be finite"),
         ("drain_s", "inf", "drain_s is inf; it must be finite"),
         ("log_format", "xml", "log_format is 'xml'; it must be one of text, json"),
-        ("host", "", "host is ''; it must be text, and not empty"),
-        ("model", "", "model is ''; it must be text, and not empty, or none"),
-        ("served_model_name", "a,,b", "it must be a list of names, none of them empty"),
+        ("host", "", "host is ''; it must be non-empty text"),
+        ("model", "", "model is ''; it must be non-empty text, or none"),
+        ("served_model_name", "a,,b", "it must be a list without empty entries"),
     ],
 )
-def test_a_wrong_value_is_told_with_its_name_and_what_is_allowed(name, text, message):
+def test_the_error_for_a_wrong_value_names_the_setting_and_what_is_allowed(name, text, message):
     with pytest.raises(SettingsError) as caught:
         SETTINGS[name].parse(text)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [True, "8000", 80.0, None, [8000], math.nan])
-def test_a_whole_number_from_a_file_is_a_whole_number_and_nothing_like_it(given):
+def test_only_a_whole_number_from_a_file_is_a_whole_number(given):
     with pytest.raises(SettingsError, match="port is"):
         SETTINGS["port"].check(given)
 
 
-def test_a_whole_number_may_stand_where_any_number_may():
+def test_a_whole_number_is_valid_for_any_number():
     assert SETTINGS["keep_alive_s"].check(3) == 3
 
 
-def test_a_huge_number_is_answered_like_any_other():
+def test_a_huge_number_gets_the_same_error_as_any_other():
     assert SETTINGS["max_queue"].parse("1" + "0" * 400) == 10**400
     with pytest.raises(SettingsError, match="it must be between"):
         SETTINGS["port"].parse("1" + "0" * 400)
 
 
-def test_none_in_words_takes_back_an_optional_setting():
+def test_the_word_none_unsets_an_optional_setting():
     assert SETTINGS["max_context_tokens"].parse("none") is None
     with pytest.raises(SettingsError, match="port is 'none'"):
         SETTINGS["port"].parse("none")
@@ -78,7 +78,7 @@ def test_a_list_is_separated_by_commas():
     assert SETTINGS["served_model_name"].parse("") == ()
 
 
-def test_settings_check_themselves_also_when_made_by_hand():
+def test_settings_made_by_hand_are_validated_too():
     with pytest.raises(SettingsError, match="port is 70000"):
         Settings(port=70000)
 
@@ -88,12 +88,12 @@ def test_settings_cannot_be_changed():
         Settings().port = 1
 
 
-def test_a_step_always_has_room_for_prompts_beside_full_rows():
+def test_a_step_has_room_for_prefill_even_if_every_row_decodes():
     assert Settings(max_rows=8, step_token_budget=9).max_rows == 8
     with pytest.raises(SettingsError, match="step_token_budget is 8; it must be above max_rows, which is 8"):
         Settings(max_rows=8, step_token_budget=8)
 
 
-def test_without_a_model_the_bundled_one_is_meant():
+def test_the_bundled_model_is_the_default():
     assert Settings().model_source.endswith("demo_model")
     assert Settings(model="/models/mine").model_source == "/models/mine"

@@ -9,7 +9,7 @@ from config.sources import Origin, resolve
 
 @pytest.fixture
 def toml(tmp_path):
-    """Write a settings file and return where it is."""
+    """Return a function that writes a settings file and returns its path."""
 
     def write(text):
         file = tmp_path / "reprise.toml"
@@ -19,7 +19,7 @@ def toml(tmp_path):
     return write
 
 
-def test_without_any_source_the_defaults_are_in_force():
+def test_the_defaults_are_in_force_without_any_other_source():
     resolved = resolve()
     assert resolved.settings == Settings()
     assert set(resolved.origins.values()) == {Origin("default")}
@@ -44,7 +44,7 @@ def test_flags_win_over_environment_over_file_over_defaults(toml, in_file, in_en
     assert str(resolved.origins["port"]) == source
 
 
-def test_sources_that_set_different_things_all_count(toml):
+def test_sources_that_set_different_settings_are_combined(toml):
     settings = resolve({"port": "1"}, {"REPRISE_MAX_ROWS": "2"}, toml("max_n = 3\n")).settings
     assert settings == Settings(port=1, max_rows=2, max_n=3)
 
@@ -55,7 +55,7 @@ def test_every_setting_can_be_set_by_its_variable(name):
     samples = {"kv_bits": "8", "draft_type": "suffix", "ngram_table_entries": "4096"}
     samples["cors_origin"] = "http://localhost:3000"
     text = samples.get(name) or (known.choices[-1] if known.choices else "9")
-    if known.kind == "yes or no":
+    if known.kind == "boolean":
         text = "true"
     resolved = resolve(environment={known.variable: text})
     assert getattr(resolved.settings, name) == known.parse(text)
@@ -67,28 +67,28 @@ def test_every_setting_can_be_set_by_its_variable(name):
     [
         ({"kv_bits": "6"}, "kv_bits is 6; it must be 4 or 8"),
         ({"ngram_size_min": "9", "ngram_size_max": "4"}, "must not be above ngram_size_max, which is 4"),
-        ({"draft_type": "draft-model"}, "needs a model: name one with draft_model"),
+        ({"draft_type": "draft-model"}, "needs a draft model: set draft_model"),
         ({"exact": "perhaps"}, "exact is 'perhaps'; it must be true or false"),
     ],
 )
-def test_settings_of_drafting_that_cannot_be_are_refused(given, complaint):
+def test_impossible_combinations_of_settings_are_refused(given, complaint):
     with pytest.raises(SettingsError, match=complaint):
         resolve(given)
 
 
-def test_the_costs_are_kept_in_the_user_s_cache_folder(monkeypatch):
+def test_the_costs_are_kept_in_the_cache_folder_of_the_user(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert default_calibration_file() == "/somewhere/reprise/costs.json"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_calibration_file() == "~/.cache/reprise/costs.json"
 
 
-def test_a_flag_takes_back_what_the_file_set(toml):
+def test_a_flag_unsets_what_the_file_set(toml):
     file = toml("max_context_tokens = 4096\n")
     assert resolve({"max_context_tokens": "none"}, file=file).settings.max_context_tokens is None
 
 
-def test_a_file_takes_back_a_default_with_the_word_none(toml):
+def test_a_file_unsets_a_default_with_the_word_none(toml):
     assert resolve(file=toml('calibration_file = "none"')).settings.calibration_file is None
 
 
@@ -101,7 +101,7 @@ def test_the_file_may_be_named_by_a_variable_and_a_flag_names_another(toml, tmp_
     assert resolve(environment=environment, file=other).settings == Settings(max_n=2)
 
 
-def test_variables_of_others_are_left_alone():
+def test_variables_of_other_programs_are_ignored():
     assert resolve(environment={"PORT": "1", "HOME": "/", "REPRISED": "x"}).settings == Settings()
 
 
@@ -118,7 +118,7 @@ def test_variables_of_others_are_left_alone():
         ({"REPRISE_PORT": "70000"}, "port is 70000; it must be between 0 and 65535 (set by REPRISE_PORT)"),
     ],
 )
-def test_a_wrong_variable_is_named_with_the_closest_known_one(environment, message):
+def test_the_error_for_a_wrong_variable_suggests_the_closest_known_one(environment, message):
     with pytest.raises(SettingsError) as caught:
         resolve(environment=environment)
     assert str(caught.value).endswith(message)
@@ -136,14 +136,14 @@ def test_a_wrong_variable_is_named_with_the_closest_known_one(environment, messa
         ("host = 'a\\nb", "{file} is not valid TOML: "),
     ],
 )
-def test_a_wrong_file_is_named_with_what_is_wrong_in_it(toml, text, message):
+def test_the_error_for_a_wrong_file_names_the_file_and_the_fault(toml, text, message):
     file = toml(text)
     with pytest.raises(SettingsError) as caught:
         resolve(file=file)
     assert str(caught.value).startswith(message.format(file=file))
 
 
-def test_a_file_that_is_not_text_is_an_error_too(tmp_path):
+def test_a_file_that_is_not_text_is_an_error(tmp_path):
     file = tmp_path / "reprise.toml"
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingsError, match="is not valid TOML"):
@@ -151,6 +151,6 @@ def test_a_file_that_is_not_text_is_an_error_too(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["missing.toml", "."])
-def test_a_file_that_cannot_be_read_is_an_error_and_not_ignored(tmp_path, name):
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path, name):
     with pytest.raises(SettingsError, match="cannot read"):
         resolve(file=tmp_path / name)

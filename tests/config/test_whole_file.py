@@ -9,14 +9,14 @@ from config.whole_file import UNFINISHED_S, remove_unfinished, unfinished_path, 
 
 
 def age(path: Path, seconds: float) -> Path:
-    """Make a file look so old."""
+    """Make a file look as old as the given seconds."""
     path.touch()
     then = time.time() - seconds
     os.utime(path, (then, then))
     return path
 
 
-def test_the_file_is_there_as_a_whole_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
+def test_the_file_is_written_completely_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
     path = tmp_path / "table"
     path.write_bytes(b"old")
     write_whole(path, b"new")
@@ -24,7 +24,7 @@ def test_the_file_is_there_as_a_whole_and_only_its_owner_may_read_it(tmp_path: P
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_cannot_be_written_leaves_the_old_one_and_nothing_else(
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: int) -> None:
@@ -39,7 +39,7 @@ def test_what_cannot_be_written_leaves_the_old_one_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_process_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+def test_a_file_that_a_killed_process_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
     path = tmp_path / "table"
     old, at_work = unfinished_path(path), unfinished_path(path)
     age(old, UNFINISHED_S + 60)
@@ -48,7 +48,7 @@ def test_what_a_killed_process_left_is_removed_once_it_is_old(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [at_work]
 
 
-def test_nothing_else_is_removed_however_old(tmp_path: Path) -> None:
+def test_no_other_file_is_removed_however_old(tmp_path: Path) -> None:
     ours = "table.0123456789abcdef.new"
     for name in (
         "table", "table.new", "table.0123456789abcdeg.new", "table.0123456789abcdef", f"{ours}s", f"my{ours}",
@@ -65,5 +65,5 @@ def test_nothing_else_is_removed_however_old(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_folder_that_is_not_there_is_no_fault(tmp_path: Path) -> None:
+def test_a_missing_folder_is_no_error(tmp_path: Path) -> None:
     remove_unfinished(tmp_path / "nowhere", "table")

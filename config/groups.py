@@ -1,0 +1,57 @@
+"""Group the settings, for `reprise serve --help` and docs/settings.md."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "Model": ("model", "served_model_name", "max_context_tokens", "kv_bits", "trust_remote_code"),
+        "Address and access": (
+            "host",
+            "port",
+            "api_key",
+            "api_key_file",
+            "insecure",
+            "allowed_host",
+            "cors_origin",
+        ),
+        "Scheduling": (
+            "max_rows",
+            "max_queue",
+            "prefill_chunk_tokens",
+            "step_token_budget",
+            "keep_alive_s",
+            "drain_s",
+            "stall_seconds",
+        ),
+        "Request limits": ("default_max_tokens", "max_n", "max_body_bytes", "body_timeout_s"),
+        "Memory and caches": (
+            "memory_bytes",
+            "prefix_cache_bytes",
+            "prefix_cache_dir",
+            "prefix_cache_dir_bytes",
+            "response_store_bytes",
+        ),
+        "Drafting": (
+            "draft_type",
+            "num_draft_tokens",
+            "draft_overhead",
+            "gate",
+            "gate_threshold",
+            "exact",
+            "calibration_file",
+            "recalibrate",
+        ),
+        "Draft model": ("draft_model", "draft_translation", "translation_prefix_tokens"),
+        "N-gram drafts": (
+            "ngram_size_min",
+            "ngram_size_max",
+            "ngram_mod_size",
+            "ngram_table_entries",
+            "ngram_table_file",
+            "ngram_scope",
+        ),
+        "Logs and recording": ("log_format", "log_level", "log_prompts", "record", "record_bytes"),
+    }
+)
+"""Names of the settings by the title of their group: every setting once, in the order of declaration."""

@@ -1,0 +1,79 @@
+"""The pages for people: every link leads somewhere, every flag exists, and the README stays short."""
+
+import re
+from contextlib import redirect_stdout, suppress
+from functools import cache
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (".", "docs", "demo_model", "drafters", "engine")
+PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
+README = ROOT / "README.md"
+MAX_README_LINES = 160
+OTHER_FLAGS = {"--cuda", "--version"}
+"""Those of scripts/environment, and of `reprise` itself."""
+PAGES_WITH_FLAGS = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")]
+FLAG = r"(?<![\w-])--[a-z][a-z-]+"
+
+
+@cache
+def read(page):
+    """Return a page without its fenced code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page):
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", read(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page):
+    """Return the relative links of a page, in Markdown and in HTML."""
+    found = re.findall(r"\]\(([^)\s]+)\)", read(page))
+    found += re.findall(r'(?:src|srcset|href)="([^"]+)"', read(page))
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_relative_link_leads_to_a_file_and_a_heading(page):
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_readme_is_short_and_links_to_every_page():
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
+    linked = {(ROOT / link.partition("#")[0]).resolve() for link in links(README)}
+    assert set(PAGES) - {README} <= linked
+
+
+def help_of(*command):
+    with redirect_stdout(StringIO()) as out, suppress(SystemExit):
+        main([*command, "--help"])
+    return out.getvalue()
+
+
+@cache
+def command_flags():
+    """Return every flag of every command."""
+    benchmarks = re.findall(r"^    (\w+)", help_of("bench"), re.MULTILINE)
+    texts = [help_of("serve"), help_of("config"), help_of("verify")]
+    texts += [help_of("bench", benchmark) for benchmark in benchmarks]
+    return set(re.findall(FLAG, "".join(texts)))
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_FLAGS, ids=name)
+def test_every_flag_that_a_page_names_exists(page):
+    assert set(re.findall(FLAG, page.read_text(encoding="utf-8"))) - OTHER_FLAGS <= command_flags()
