@@ -1,4 +1,4 @@
-"""The engine's public face. Every method may be called from any thread; the worker runs on its own."""
+"""The engine as the server sees it. Every method may be called from any thread; the worker has its own."""
 
 import logging
 import queue
@@ -49,7 +49,7 @@ log = logging.getLogger("reprise.engine")
 
 
 class Engine:
-    """Owns the thread that owns MLX: loads the model there, feeds it requests, tells of its death.
+    """Owns the thread that owns MLX: loads the model there, hands it requests, and reports its death.
 
     load: loads the target model, on the engine's thread; by default the model that the settings name.
     make_sources: makes the drafters; without it nothing is drafted.
@@ -93,7 +93,7 @@ class Engine:
 
     @property
     def costs(self) -> StepCosts:
-        """What steps cost, as the engine knows it now. Raises RuntimeError before start() has returned."""
+        """The costs of steps as learned so far. Raises RuntimeError before start() has returned."""
         if self._worker is None:
             raise RuntimeError("the engine has not been started")
         return self._worker.planner.costs
@@ -104,9 +104,9 @@ class Engine:
         return self._require_loaded().tokenizer
 
     def start(self, on_progress: StartProgress | None = None) -> None:
-        """Load the model and begin; returns when requests can be taken. Raises ModelError.
+        """Load the model; returns when requests are accepted. Raises ModelError.
 
-        on_progress: called on the engine's thread with each thing that takes time, one after the other.
+        on_progress: called on the engine's thread with the name and the completed share of each slow stage.
         """
         self._on_progress = on_progress
         self._thread.start()
@@ -124,13 +124,13 @@ class Engine:
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         """Queue a request. Its sink gets any number of deltas, then exactly one terminal event.
 
-        Raises EngineError if the queue is full, the engine drains or is dead; the sink then gets nothing.
+        Raises EngineError if the queue is full or the engine is draining or dead; the sink then gets nothing.
         """
         with self._lifecycle.accepting():
             self._inbox.put(Submit(request, self._counted(request.id, sink)))
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Compile a grammar, so that a request with it starts at once. Raises GrammarError if that fails."""
+        """Compile a grammar, so that a request with it starts at once. Raises GrammarError."""
         self._grammars.check(grammar)
 
     def cancel(self, request_id: str) -> None:
@@ -138,7 +138,7 @@ class Engine:
         self._inbox.put(Cancel(request_id))
 
     def status(self) -> EngineStatus:
-        """What /health needs, as of now."""
+        """Return the present state, for /health."""
         worker = self._worker
         status = self._lifecycle.status(len(worker.running) if worker else 0)
         if (stall := self._watchdog.reason) and status.state in ("ready", "draining"):
@@ -146,35 +146,35 @@ class Engine:
         return status
 
     def counts(self) -> EngineCounts:
-        """What it has counted, and what memory MLX holds, as of now."""
+        """Return the engine's counts, and the memory that MLX holds now."""
         return self._stats.counts()
 
     def prefix_status(self) -> dict[str, int]:
-        """Counts of the prefix cache, by the names of PrefixStatus; empty without one."""
+        """Return the prefix cache's counts, by the names of PrefixStatus; empty without one."""
         worker = self._worker
         status = worker.queue.prefix_lookup.status() if worker else None
         return asdict(status) if status else {}
 
     def table_status(self) -> dict[str, Any]:
-        """Counts of the n-gram table that requests share. Raises SharedTableError."""
+        """Return the counts of the n-gram table that requests share. Raises SharedTableError."""
         return shared_table.find_table(self._sources()).status()
 
     def table_reset(self) -> None:
-        """Forget it, and whatever else drafters remember of finished requests. Raises SharedTableError."""
+        """Drop everything that drafters learned from finished requests. Raises SharedTableError."""
         self._between_steps(partial(shared_table.reset, self._sources()))
 
     def table_save(self) -> str:
-        """Write it to the file of the settings; returns what was done. Raises SharedTableError."""
+        """Save the table to the file of the settings; returns a sentence. Raises SharedTableError."""
         return str(self._between_steps(shared_table.find_table(self._sources()).save))
 
     def table_load(self) -> str:
-        """Read it from there; returns what was done. Raises SharedTableError."""
+        """Load the table from the file of the settings; returns a sentence. Raises SharedTableError."""
         return str(self._between_steps(shared_table.find_table(self._sources()).load))
 
     def margin(self, tokens: tuple[int, ...]) -> float:
-        """By how much the likeliest token to follow leads the second: a difference of logits, >= 0.
+        """Return the difference between the two highest logits of the token that follows, >= 0.
 
-        For judging where two answers part: a margin near 0 is a tie that rounding decides.
+        It tells why two answers diverge: a margin near 0 is a near-tie, which rounding decides.
         """
 
         def measure() -> float:
@@ -185,9 +185,9 @@ class Engine:
         return float(self._between_steps(measure))
 
     def stop(self, drain_s: float) -> None:
-        """Refuse new requests, let running ones finish for drain_s seconds, then end the thread.
+        """Refuse new requests, give running ones drain_s seconds to finish, then end the thread.
 
-        Requests that still wait for a row, and those that do not finish in time, get Failed("draining").
+        Requests that wait for a row, and those that do not finish in time, get Failed("draining").
         """
         self._lifecycle.begin_draining(drain_s)
         self._inbox.put(Stop())
@@ -205,7 +205,7 @@ class Engine:
         return self._worker.proposers.sources
 
     def _between_steps(self, action: Callable[[], Any]) -> Any:
-        """Have the worker do something, and wait for its outcome."""
+        """Call a function on the engine's thread between two steps, and return its result."""
         call = Call(action, Future())
         with self._lifecycle.held() as state:
             if state != "ready":
@@ -222,7 +222,7 @@ class Engine:
                 self._lifecycle.note_end()
             try:
                 sink(event)
-            # A sink that breaks its promise harms nobody but itself.
+            # A sink must not raise; if it does, only its own request is affected.
             except Exception:
                 log.error("the sink of request %s raised", request_id, exc_info=True)
 
@@ -241,7 +241,7 @@ class Engine:
             mx.clear_streams()
 
     def _load_worker(self) -> Worker | None:
-        """Load the model and be ready; None if that failed, which start() then raises."""
+        """Load the model and set up a worker; None if that failed, which start() then raises."""
         try:
             self._loaded = self._load(self._loading(self.settings.model_source))
             self._grammars = Grammars(self._loaded.tokenizer)
@@ -264,7 +264,7 @@ class Engine:
         return self._worker
 
     def _progress_made(self) -> tuple[int, int] | None:
-        """What grows as work goes on; None while there is none. Called on the watchdog's thread."""
+        """Return numbers that grow with progress, None without work. Called on the watchdog's thread."""
         worker = self._worker
         if worker is None or self._lifecycle.num_live == 0:
             return None
@@ -287,7 +287,7 @@ class Engine:
         try:
             loop.run()
             shared_table.save(self._sources(), self.settings)
-        # Whatever it is, everyone who waits must hear of it.
+        # Whatever it is, every live request must get its terminal event.
         except BaseException as fault:
             self._die(loop, fault)
         finally:

@@ -1,4 +1,4 @@
-"""One request on its way through the engine."""
+"""A request on its way through the engine, and the parts of its state."""
 
 import logging
 import time
@@ -112,7 +112,7 @@ class Sequence:
     def of(
         cls, request: GenerationRequest, sink: Sink, tokenizer: Tokenizer, grammars: Grammars
     ) -> "Sequence":
-        """A sequence that has only its prompt. Raises GrammarError."""
+        """Make the sequence of a request, which has only its prompt. Raises GrammarError."""
         text = AnswerText(tokenizer, request.stop)
         matcher = grammars.matcher(request.grammar) if request.grammar else None
         return cls(request, sink, text, tokenizer, tokens=list(request.prompt), matcher=matcher)
@@ -180,10 +180,10 @@ class Sequence:
         draft: Draft = NO_DRAFT,
         num_verified: int = 0,
     ) -> None:
-        """Take one step's sampled tokens up to the end of the answer: detokenise, tell the drafters, emit.
+        """Commit one step's tokens up to the end of the answer: detokenize, inform the drafters, emit.
 
-        likelihoods: of each token, None where nobody asked.
-        draft, num_offered: what the step verified, and how many tokens of it.
+        likelihoods: of each token, None if the request does not want log probabilities.
+        draft, num_verified: the draft that the step verified, if any, and how many of its tokens.
         """
         if not self.num_answered:
             self.timing.first_token_at = time.perf_counter()
@@ -194,7 +194,7 @@ class Sequence:
             self.tokens.append(token)
             if token not in self.eos_ids:
                 text += self.text.add(token)
-                # What completes a stop string is not said.
+                # The token that completes a stop string is not part of the answer.
                 if likelihood is not None and not self.text.stopped:
                     logprobs.append(self._logprob(token, likelihood))
             reason = self._reason(token)
@@ -210,7 +210,7 @@ class Sequence:
             self._finish(reason)
 
     def emit_prompt_logprobs(self) -> None:
-        """Tell how likely the prompt's tokens were, once all are known; nothing if nobody asked."""
+        """Send the log probabilities of the prompt's tokens once, if the request wants them."""
         if not self.request.prompt_logprobs or self.has_sent_prompt:
             return
         self.has_sent_prompt = True
@@ -225,29 +225,29 @@ class Sequence:
         return TokenLogprob(token, piece(token), own, tuple((t, piece(t), value) for t, value in likeliest))
 
     def _reason(self, token: int) -> FinishReason | None:
-        """Why the answer ends with this token, if it does."""
+        """Return why the answer ends with this token, None if it does not."""
         if token in self.eos_ids or self.text.stopped:
             return "stop"
         return "length" if self.num_answered >= self.request.max_tokens else None
 
     def fail_with(self, fault: Exception) -> None:
-        """Log what was raised on its account and end it, unless it has ended."""
+        """Log a fault and end the sequence for it, unless it has ended."""
         if not self.ended:
             log.error("request %s failed", self.request.id, exc_info=fault)
             self.fail(Failed("request", f"generation failed: {fault}"))
 
     def fail(self, failed: Failed) -> None:
-        """End it badly, unless it has ended."""
+        """End the sequence with a failure, unless it has ended."""
         try:
             usage = self.usage()
-        # Its end has to be told, whatever is wrong with it.
+        # It must get its terminal event, whatever is wrong with its counts.
         except Exception:
             log.error("request %s cannot be counted", self.request.id, exc_info=True)
             usage = Usage(len(self.request.prompt), self.prefix.num_cached, self.num_answered)
         self._end(Failed(failed.kind, failed.message, usage))
 
     def usage(self) -> Usage:
-        """Counts and times up to now."""
+        """Return the counts and times up to now."""
         now, timing = time.perf_counter(), self.timing
         return Usage(
             num_prompt_tokens=len(self.request.prompt),

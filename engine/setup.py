@@ -1,4 +1,4 @@
-"""From a loaded model to a worker: what can be drafted for it, and what its steps cost."""
+"""Set up a worker for a loaded model: find out what the model allows, and measure what its steps cost."""
 
 import logging
 from collections.abc import Callable
@@ -29,11 +29,11 @@ from engine.worker import Worker
 log = logging.getLogger("reprise.engine")
 
 MakeSources = Callable[[str], DraftSources]
-"""Makes the drafters for a vocabulary, which its fingerprint names."""
+"""Makes the drafters for a vocabulary, given its fingerprint."""
 
 
 def flat_costs() -> StepCosts:
-    """Every step costs the same: whatever is drafted is worth it."""
+    """Return costs by which every step takes equally long, so that every draft pays."""
     return StepCosts({(1, 1): 1.0})
 
 
@@ -51,19 +51,18 @@ def make_worker(
     costs: StepCosts | None,
     progress: StartProgress,
 ) -> Worker:
-    """Find out what the model allows, measure what is not known, and set up a worker.
+    """Set up a worker, with draft model, prefix cache and costs as the settings ask and the model allows.
 
-    Raises ModelError where settings and model do not go together.
-
-    make_sources: None for no drafting at all. draft: a model to draft with, if any.
-    costs: what steps cost, if that need not be measured; the draft model's then cost nothing.
-    progress: takes what is measured or tried, and the share of it that is done.
+    make_sources: None to draft nothing. draft: the loaded draft model, if any.
+    costs: costs of steps, if they need not be measured; the draft model's steps then cost nothing.
+    progress: called with the name and the completed share of each slow stage.
+    Raises ModelError if the settings do not suit the model.
     """
     if settings.kv_bits and (fault := kv_bits_fault(loaded.model, settings.kv_bits)):
         raise ModelError(f"--kv-bits {settings.kv_bits}: {fault}")
     batched = can_batch(loaded.model, settings.kv_bits)
     if make_sources and (fault := rollback_fault(loaded.model, settings.kv_bits)):
-        log.warning("decoding plainly, without drafts: %s", fault)
+        log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
     model = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
     memory_budget = make_memory_budget(loaded, settings, batched, model)
@@ -79,7 +78,7 @@ def make_worker(
         costs = load_costs(loaded, settings, batched, settings.num_draft_tokens + 1, measuring)
         if model:
             measuring = partial(progress, "Measuring what the draft model's steps cost")
-            # Its own caches are never quantised.
+            # The draft model's caches are never quantized.
             plainly = replace(settings, kv_bits=None)
             model_costs = load_costs(model.loaded, plainly, model.batched, 1, measuring)
     trying = partial(progress, "Trying which widths are exact")
@@ -104,31 +103,32 @@ def _make_queue(
 
 
 def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Settings) -> DraftModel:
-    """Set up translation between the two, and say what is worth knowing of it. Raises ModelError."""
+    """Set up the draft model and the translation of its drafts. Raises ModelError."""
     names = f"{draft.info.name} cannot draft for {target.info.name}"
     try:
         translation = Translation.between(
             draft.tokenizer, target.tokenizer, settings.draft_translation, settings.translation_prefix_tokens
         )
     except VocabularyError as fault:
-        raise ModelError(f"{names}: {fault}; take one of the same family, or none") from fault
+        raise ModelError(f"{names}: {fault}; use a draft model of the same family, or none") from fault
     if pair := translation.pair:
         log.info(
-            "drafts are translated (%s): %d of the draft model's %d tokens are the model's own too",
+            "drafts are translated (%s): the target model has %d of the draft model's %d tokens",
             translation.strategy, pair.token_map.num_shared, pair.draft.size,
         )  # fmt: skip
         for loaded, vocabulary in ((draft, pair.draft), (target, pair.target)):
             if not vocabulary.is_exact:
-                told = "the tokenizer of %s does not give every text back as it was: some drafts will be lost"
-                log.warning(told, loaded.info.name)
+                message = (
+                    "the tokenizer of %s does not reproduce every text exactly; some drafts will be lost"
+                )
+                log.warning(message, loaded.info.name)
     elif settings.draft_translation == "none" and draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
-        told = (
-            "--draft-translation none: the draft model has another vocabulary; its ids are taken as they are"
+        log.warning(
+            "--draft-translation none: the draft model has another vocabulary; its ids are used unchanged"
         )
-        log.warning(told)
     if draft.info.context_tokens < target.info.context_tokens:
-        told = "the draft model reads %d tokens: longer texts get no drafts of it"
-        log.info(told, draft.info.context_tokens)
+        message = "the draft model's context is %d tokens; it drafts nothing for longer texts"
+        log.info(message, draft.info.context_tokens)
     target.info = replace(target.info, draft_strategy=translation.strategy)
     return DraftModel(draft, translation)
 
@@ -141,7 +141,7 @@ def _exact_shapes(
     loaded: LoadedModel, settings: Settings, batched: bool, costs: StepCosts, progress: Progress
 ) -> frozenset[tuple[int, int]]:
     if _is_recurrent(loaded):
-        # What is kept of a draft is fed again at widths that nobody can foresee.
+        # Accepted tokens are fed again at widths that depend on what was rejected.
         log.info("exact: the model keeps recurrent state, so nothing is drafted")
         return frozenset()
     max_rows = settings.max_rows if batched else 1

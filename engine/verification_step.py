@@ -103,9 +103,9 @@ class VerificationStep:
 
 
 def _apply_grammar(sequence: Sequence, row: RowInput) -> RowInput:
-    """The input with its grammar's masks, and its draft up to the first token that the grammar forbids.
+    """Add the grammar's masks to an input, and cut its draft before the first token that is not allowed.
 
-    A fault in the grammar ends this sequence alone.
+    A fault in the grammar ends this sequence only.
     """
     if sequence.matcher is None or sequence.ended:
         return row

@@ -143,7 +143,7 @@ def test_a_text_beyond_the_draft_model_s_context_is_answered_without_it(
     assert [list(one.tokens) for one in finished] == [expected[one.prompt] for one in asked]
     # The one with a short prompt outgrows it later.
     assert [one.usage.drafting.num_drafted > 0 for one in finished] == [True, True, False, True]
-    assert "the draft model reads 220 tokens: longer texts get no drafts of it" in caplog.text
+    assert "the draft model's context is 220 tokens; it drafts nothing for longer texts" in caplog.text
     assert "request 2 continues without the draft model: the draft model reads 220 tokens" in caplog.text
 
 
