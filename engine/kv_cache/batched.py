@@ -25,12 +25,12 @@ class RowLengths:
     """
 
     def __init__(self) -> None:
-        self.max_places: int | None = None
+        self.max_cells: int | None = None
         self.lengths: list[int] = []
         self.dirty_ends: list[int] = []
-        self._forget_forward()
+        self._clear_forward()
 
-    def _forget_forward(self) -> None:
+    def _clear_forward(self) -> None:
         self.widths: Sequence[int] = ()
         self.width = 0
         self.num_cleared = 0
@@ -50,9 +50,9 @@ class RowLengths:
         self.lengths.pop()
         self.dirty_ends.pop()
         if not self.lengths:
-            self._forget_forward()
+            self._clear_forward()
 
-    def begin(self, widths: Sequence[int]) -> None:
+    def begin_forward(self, widths: Sequence[int]) -> None:
         """Fix the arrays that every layer of the coming forward uses."""
         self.widths, self.width = widths, max(widths)
         self.padding = None
@@ -72,24 +72,24 @@ class RowLengths:
         self._rows = mx.arange(len(self.lengths))[:, None]
         self._columns = self.offset[:, None] + mx.arange(self.width + self.num_cleared)
 
-    def end(self) -> None:
+    def end_forward(self) -> None:
         """The forward is built: every row now holds its width of tokens more."""
         self.lengths = [length + width for length, width in zip(self.lengths, self.widths, strict=True)]
         if not self.uniform:
             self.dirty_ends = list(self.lengths)
 
     @property
-    def total(self) -> int:
+    def num_read_columns(self) -> int:
         """Columns that this forward reads: the longest row, its new tokens included."""
         return max(self.lengths) + self.width
 
     @property
-    def reach(self) -> int:
+    def num_used_columns(self) -> int:
         """Columns that this forward reads or writes."""
-        return self.total + self.num_cleared
+        return self.num_read_columns + self.num_cleared
 
     @property
-    def places(self) -> tuple[mx.array, mx.array]:
+    def write_indices(self) -> tuple[mx.array, mx.array]:
         """Where to write: rows (rows, 1), columns (rows, width + num_cleared). Ragged forwards only."""
         return self._rows, self._columns
 
@@ -100,37 +100,37 @@ class RaggedKVCache:
     keys, values: (slots, heads, capacity, head_dim); rows are the first len(lengths) slots.
     """
 
-    def __init__(self, rows: RowLengths) -> None:
-        self.rows = rows
+    def __init__(self, shared: RowLengths) -> None:
+        self.shared = shared
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
 
     @property
     def offset(self) -> int | mx.array:
         """Tokens before this forward: one int when all rows agree, else (rows,)."""
-        return self.rows.offset
+        return self.shared.offset
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write (rows, heads, width, head_dim) and return all that this forward attends to.
 
         Returns (rows, heads, total, head_dim) twice; columns past a row's own end must be masked.
         """
-        num_rows, total = keys.shape[0], self.rows.total
-        self.reserve(num_rows, self.rows.reach, keys, values)
+        num_rows, total = keys.shape[0], self.shared.num_read_columns
+        self.reserve(num_rows, self.shared.num_used_columns, keys, values)
         assert self.keys is not None and self.values is not None
         # Masked values still meet a weight of zero, and zero times a leftover NaN is NaN.
-        if self.rows.padding is not None:
-            values = mx.where(self.rows.padding, mx.zeros((), values.dtype), values)
-        if self.rows.uniform:
-            start = self.rows.lengths[0]
+        if self.shared.padding is not None:
+            values = mx.where(self.shared.padding, mx.zeros((), values.dtype), values)
+        if self.shared.uniform:
+            start = self.shared.lengths[0]
             self.keys[:num_rows, :, start:total] = keys
             self.values[:num_rows, :, start:total] = values
         else:
-            at, columns = self.rows.places
-            if self.rows.num_cleared:
-                values = mx.pad(values, [(0, 0), (0, 0), (0, self.rows.num_cleared), (0, 0)])
+            at, columns = self.shared.write_indices
+            if self.shared.num_cleared:
+                values = mx.pad(values, [(0, 0), (0, 0), (0, self.shared.num_cleared), (0, 0)])
             # Indexing puts the indexed axes first: (rows, width, heads, head_dim).
-            self.keys[at, :, columns[:, : self.rows.width]] = keys.transpose(0, 2, 1, 3)
+            self.keys[at, :, columns[:, : self.shared.width]] = keys.transpose(0, 2, 1, 3)
             self.values[at, :, columns] = values.transpose(0, 2, 1, 3)
         return self.keys[:num_rows, :, :total], self.values[:num_rows, :, :total]
 
@@ -138,11 +138,11 @@ class RaggedKVCache:
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
         """What mlx-lm's attention takes: None, "causal", or a boolean array, True where attended."""
-        total = self.rows.total
-        if self.rows.uniform and not return_array and (window_size is None or total <= window_size):
+        total = self.shared.num_read_columns
+        if self.shared.uniform and not return_array and (window_size is None or total <= window_size):
             return None if N == 1 else "causal"
         reads = mx.arange(total)
-        writes = mx.array(self.rows.lengths)[:, None] + mx.arange(N)
+        writes = mx.array(self.shared.lengths)[:, None] + mx.arange(N)
         mask = reads <= writes[..., None]
         if window_size is not None:
             mask = mask & (writes[..., None] - reads < window_size)
@@ -151,13 +151,13 @@ class RaggedKVCache:
     def reserve(self, num_slots: int, num_columns: int, keys: mx.array, values: mx.array) -> None:
         """Make room for that many slots and columns of what is shaped like keys and values."""
         if self.keys is None or self.values is None:
-            extent = num_slots, rounded(num_columns)
+            extent = num_slots, round_columns(num_columns)
             self.keys, self.values = (
                 mx.zeros((extent[0], like.shape[1], extent[1], like.shape[3]), like.dtype)
                 for like in (keys, values)
             )
         elif num_slots > self.extent[0] or num_columns > self.extent[1]:
-            self.resize(*grown(self.extent, (num_slots, num_columns), self.rows.max_places))
+            self.resize(*grow_extent(self.extent, (num_slots, num_columns), self.shared.max_cells))
 
     @property
     def extent(self) -> Extent:
@@ -192,7 +192,7 @@ class RaggedKVCache:
         return mx.contiguous(keys), mx.contiguous(values)
 
 
-def grown(extent: Extent, needed: Extent, max_places: int | None) -> Extent:
+def grow_extent(extent: Extent, needed: Extent, max_cells: int | None) -> Extent:
     """Slots and columns that buffers of extent get so that they hold what is needed.
 
     Growth copies everything, so it is made rare: slots double and columns grow by a quarter. Where that
@@ -202,24 +202,24 @@ def grown(extent: Extent, needed: Extent, max_places: int | None) -> Extent:
     if num_slots > slots:
         slots = max(num_slots, 2 * slots)
     if num_columns > columns:
-        columns = rounded(max(num_columns, columns + columns // 4))
-    if max_places is not None and slots * columns > max_places:
-        return max(extent[0], num_slots), max(extent[1], rounded(num_columns))
+        columns = round_columns(max(num_columns, columns + columns // 4))
+    if max_cells is not None and slots * columns > max_cells:
+        return max(extent[0], num_slots), max(extent[1], round_columns(num_columns))
     return slots, columns
 
 
-def shrunk(extent: Extent, needed: Extent) -> Extent:
+def shrink_extent(extent: Extent, needed: Extent) -> Extent:
     """Slots and columns that buffers of extent keep when no more than this is needed any more."""
     (slots, columns), (num_slots, num_columns) = extent, needed
     # A quarter and a half: so that what shrank does not grow again at once.
     if num_slots <= slots // 4:
         slots = 2 * num_slots
     if num_columns <= columns // 2:
-        columns = min(columns, rounded(num_columns + num_columns // 4))
+        columns = min(columns, round_columns(num_columns + num_columns // 4))
     return slots, columns
 
 
-def rounded(num_columns: int) -> int:
+def round_columns(num_columns: int) -> int:
     """Columns that a buffer gets for so many tokens."""
     return max(1, -(-num_columns // GROWTH_TOKENS)) * GROWTH_TOKENS
 
@@ -238,6 +238,6 @@ def _resized(buffer: mx.array, num_slots: int, num_columns: int) -> mx.array:
     return buffer
 
 
-def states(caches: Sequence[object]) -> list[object]:
+def cache_arrays(caches: Sequence[object]) -> list[object]:
     """Everything that must be evaluated for these caches to hold no lazy array."""
     return [cache.state for cache in caches if not cache.empty()]  # type: ignore[attr-defined]

@@ -55,31 +55,18 @@ def make_caches(model: Any, kv_bits: int | None = None) -> Caches:
 
     kv_bits: quantise full attention's keys and values to that many bits; windows and state stay as they are.
     """
-    return [_own(cache, kv_bits) for cache in make_prompt_cache(model)]
+    return [_substitute(cache, kv_bits) for cache in make_prompt_cache(model)]
 
 
-def _own(cache: Any, kv_bits: int | None) -> Any:
+def _substitute(cache: Any, kv_bits: int | None) -> Any:
     if type(cache) is RotatingKVCache and not cache.keep:
         return WindowKVCache(cache.max_size)
     if type(cache) is CacheList:
         # What such a list calls keys and values may be anything, so it is not quantised.
-        return CacheList(*(_own(child, None) for child in cache.caches))
+        return CacheList(*(_substitute(child, None) for child in cache.caches))
     if type(cache) is KVCache and kv_bits is not None:
         return FittedQuantizedKVCache(kv_bits)
     return cache
-
-
-def kv_bits_fault(model: Any, kv_bits: int) -> str | None:
-    """Why this model's keys and values cannot be quantised, in one sentence; None if they can be: tried."""
-    caches = make_caches(model, kv_bits)
-    if not any(isinstance(cache, FittedQuantizedKVCache) for cache in caches):
-        return "it has no plain keys and values to quantise"
-    try:
-        mx.eval(model(mx.array([[1, 2]]), cache=caches))
-    # Model code that does not know quantised caches fails here in its own way.
-    except Exception as fault:
-        return str(fault)
-    return None
 
 
 def leaves(caches: Sequence[Any]) -> Iterator[Any]:
@@ -102,7 +89,7 @@ def is_recurrent(cache: Any) -> bool:
     return type(cache) is ArraysCache
 
 
-def is_cuttable(cache: Any) -> bool:
+def can_trim(cache: Any) -> bool:
     """Whether the tokens of its last update can be cut off exactly."""
     return type(cache) in (KVCache, FittedQuantizedKVCache, WindowKVCache)
 
@@ -116,7 +103,7 @@ class Snapshot:
         self._caches = list(leaves(caches))
         self._states = [list(cache.cache) if is_recurrent(cache) else None for cache in self._caches]
 
-    def go_back(self, held: int, length: int) -> int:
+    def restore(self, held: int, length: int) -> int:
         """Forget all that was added past length tokens; returns how many the caches then hold.
 
         held: tokens that the caches hold now. length: self.length <= length < held. Caches without

@@ -7,8 +7,16 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from engine.kv_cache.per_row import is_cuttable, is_recurrent, leaves, make_caches
+from engine.kv_cache.per_row import (
+    FittedQuantizedKVCache,
+    can_trim,
+    is_recurrent,
+    leaves,
+    make_caches,
+)
 from engine.kv_cache.rows import BatchedRows, SeparateRows
+from engine.kv_cache.slices import can_slice, cut_slice, rebuild, take_state
+from engine.kv_cache.sliding_window import WindowKVCache
 
 log = logging.getLogger("reprise.engine")
 
@@ -41,7 +49,7 @@ def can_batch(model: Any, kv_bits: int | None = None) -> bool:
 def rollback_fault(model: Any, kv_bits: int | None = None) -> str | None:
     """Why this model's caches cannot be rolled back exactly, in one sentence; None if they can be: tried."""
     kinds = {type(cache).__name__: cache for cache in leaves(make_caches(model, kv_bits))}
-    unknown = [name for name, cache in kinds.items() if not is_cuttable(cache) and not is_recurrent(cache)]
+    unknown = [name for name, cache in kinds.items() if not can_trim(cache) and not is_recurrent(cache)]
     if unknown:
         return f"it keeps a {unknown[0]}, which cannot be rolled back"
     names = " and ".join(sorted(kinds))
@@ -54,6 +62,39 @@ def rollback_fault(model: Any, kv_bits: int | None = None) -> str | None:
             return f"after rolling back its {names} it does not go on as it did"
     except Exception as fault:
         return f"its {names} cannot be rolled back: {fault}"
+    return None
+
+
+def kv_bits_fault(model: Any, kv_bits: int) -> str | None:
+    """Why this model's keys and values cannot be quantised, in one sentence; None if they can be: tried."""
+    caches = make_caches(model, kv_bits)
+    if not any(isinstance(cache, FittedQuantizedKVCache) for cache in caches):
+        return "it has no plain keys and values to quantise"
+    try:
+        mx.eval(model(mx.array([[1, 2]]), cache=caches))
+    # Model code that does not know quantised caches fails here in its own way.
+    except Exception as fault:
+        return str(fault)
+    return None
+
+
+def prefix_fault(model: Any, kv_bits: int | None = None) -> str | None:
+    """Why this model's caches cannot be taken apart, in one sentence; None if they can be: tried."""
+    tokens = [1, 2, 3, 4, 5, 6, 7]
+    make = lambda: make_caches(model, kv_bits)  # noqa: E731
+    kinds = {type(cache).__name__ for cache in leaves(make())}
+    if unknown := [type(cache).__name__ for cache in leaves(make()) if not _is_known(cache)]:
+        return f"it keeps a {unknown[0]}, which cannot be taken apart"
+    try:
+        plain = make()
+        model(mx.array([tokens[:4]]), cache=plain)
+        kv_slices, state = [cut_slice(plain, 0, 1), cut_slice(plain, 1, 4)], take_state(plain)
+        expected = model(mx.array([tokens[4:]]), cache=plain)
+        again = rebuild(make(), kv_slices if kv_slices[0] else [], state, 4)
+        if not mx.array_equal(expected, model(mx.array([tokens[4:]]), cache=again), equal_nan=True).item():
+            return f"its {' and '.join(sorted(kinds))} do not go on as they did"
+    except Exception as fault:
+        return f"its {' and '.join(sorted(kinds))} cannot be taken apart: {fault}"
     return None
 
 
@@ -73,3 +114,7 @@ def _last_logits(model: Any, kv_bits: int | None, rejected: Sequence[int] | None
 def _agree(ours: mx.array, theirs: mx.array) -> bool:
     # Kernels may round differently; a wrong position, mask or state is far off.
     return bool((mx.abs(ours - theirs).max() <= 0.1 * mx.abs(theirs).max()).item())
+
+
+def _is_known(cache: Any) -> bool:
+    return can_slice(cache) or isinstance(cache, WindowKVCache) or is_recurrent(cache)

@@ -11,7 +11,14 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.kv_cache.batched import Extent, RaggedKVCache, RowLengths, rounded, shrunk, states
+from engine.kv_cache.batched import (
+    Extent,
+    RaggedKVCache,
+    RowLengths,
+    cache_arrays,
+    round_columns,
+    shrink_extent,
+)
 from engine.kv_cache.per_row import Caches as Caches
 from engine.kv_cache.per_row import Snapshot, is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_caches
@@ -99,20 +106,20 @@ class BatchedRows:
                 cache.clear_row(row)
         self.shared.remove(row)
         if last:
-            self._resize(shrunk(self.extent, self._needed))
+            self._resize(shrink_extent(self.extent, self._needed))
 
     @property
     def extent(self) -> Extent:
         """Slots and columns of the buffers; (0, 0) while there are none."""
         return next((cache.extent for cache in self.caches if cache.keys is not None), (0, 0))
 
-    def limit(self, num_places: int) -> None:
-        """Let slots times columns be more than num_places only as far as rows need it."""
-        self.shared.max_places = num_places
+    def limit_growth(self, max_cells: int) -> None:
+        """Let slots times columns be more than max_cells only as far as rows need it."""
+        self.shared.max_cells = max_cells
         slots, columns = self.extent
-        if slots * columns > num_places:
+        if slots * columns > max_cells:
             num_slots, num_columns = self._needed
-            self._resize((num_slots, min(columns, rounded(num_columns))))
+            self._resize((num_slots, min(columns, round_columns(num_columns))))
 
     @property
     def _needed(self) -> Extent:
@@ -139,9 +146,9 @@ class BatchedRows:
         return self._forward(mx.array(padded), [len(tokens) for tokens in fed])
 
     def _forward(self, tokens: mx.array, widths: Sequence[int]) -> mx.array:
-        self.shared.begin(widths)
+        self.shared.begin_forward(widths)
         logits: mx.array = self.model(tokens, cache=self.caches)
-        self.shared.end()
+        self.shared.end_forward()
         return logits
 
     def roll_back(self, row: int, length: int) -> int:
@@ -201,11 +208,11 @@ class SeparateRows:
         width = max(map(len, fed))
         padded = []
         for row, tokens in enumerate(fed):
-            logits = self._feed(row, tokens, floors[row] if floors else self._lengths[row])
+            logits = self._forward_row(row, tokens, floors[row] if floors else self._lengths[row])
             padded.append(mx.pad(logits, [(0, 0), (0, width - len(tokens)), (0, 0)]))
         return mx.concatenate(padded, axis=0)
 
-    def _feed(self, row: int, tokens: Sequence[int], floor: int) -> mx.array:
+    def _forward_row(self, row: int, tokens: Sequence[int], floor: int) -> mx.array:
         """Returns (1, tokens, vocabulary) logits."""
         caches, num_kept = self.caches[row], floor - self._lengths[row]
         self._lengths[row] += len(tokens)
@@ -224,7 +231,7 @@ class SeparateRows:
         held, snapshot = self._lengths[row], self._snapshots[row]
         _check_length(row, length, snapshot.length if snapshot else held, held)
         if snapshot and length < held:
-            self._lengths[row] = snapshot.go_back(held, length)
+            self._lengths[row] = snapshot.restore(held, length)
         self._snapshots[row] = None
         return self._lengths[row]
 
@@ -249,9 +256,9 @@ def make_rows(model: Any, batched: bool) -> Rows:
 
 def evaluate(caches: Caches) -> None:
     """Wait until the caches hold values, not promises."""
-    mx.eval(states(caches))
+    mx.eval(cache_arrays(caches))
 
 
 def evaluate_async(caches: Caches) -> None:
     """Start computing what the caches hold, without waiting."""
-    mx.async_eval(states(caches))
+    mx.async_eval(cache_arrays(caches))

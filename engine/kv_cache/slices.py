@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, is_recurrent, leaves, make_caches
+from engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, is_recurrent, leaves
 from engine.kv_cache.sliding_window import WindowKVCache
 
 KVSlice = list[mx.array]
@@ -22,12 +22,12 @@ State = list[mx.array | None]
 
 def has_state(caches: Caches) -> bool:
     """Whether strips alone do not make up these caches."""
-    return any(not _is_slice(cache) for cache in leaves(caches))
+    return any(not can_slice(cache) for cache in leaves(caches))
 
 
 def cut_slice(caches: Caches, start: int, end: int) -> KVSlice:
     """Copies of what the caches keep for tokens start .. end, not yet evaluated."""
-    kept = [cache for cache in leaves(caches) if _is_slice(cache)]
+    kept = [cache for cache in leaves(caches) if can_slice(cache)]
     # Views would keep the whole buffer alive.
     return [mx.contiguous(array[:, :, start:end]) for cache in kept for array in _columns(cache)]
 
@@ -42,7 +42,7 @@ def take_state(caches: Caches) -> State:
     taken: State = []
     for cache in leaves(caches):
         if isinstance(cache, WindowKVCache):
-            taken += map(mx.contiguous, cache.needed())
+            taken += map(mx.contiguous, cache.live_columns())
         elif is_recurrent(cache):
             taken += [None if array is None else mx.contiguous(array) for array in cache.cache]
     return taken
@@ -71,31 +71,8 @@ def rebuild(empty: Caches, kv_slices: Sequence[KVSlice], state: State, length: i
     return empty
 
 
-def prefix_fault(model: Any, kv_bits: int | None = None) -> str | None:
-    """Why this model's caches cannot be taken apart, in one sentence; None if they can be: tried."""
-    tokens = [1, 2, 3, 4, 5, 6, 7]
-    make = lambda: make_caches(model, kv_bits)  # noqa: E731
-    kinds = {type(cache).__name__ for cache in leaves(make())}
-    if unknown := [type(cache).__name__ for cache in leaves(make()) if not _is_known(cache)]:
-        return f"it keeps a {unknown[0]}, which cannot be taken apart"
-    try:
-        plain = make()
-        model(mx.array([tokens[:4]]), cache=plain)
-        kv_slices, state = [cut_slice(plain, 0, 1), cut_slice(plain, 1, 4)], take_state(plain)
-        expected = model(mx.array([tokens[4:]]), cache=plain)
-        again = rebuild(make(), kv_slices if kv_slices[0] else [], state, 4)
-        if not mx.array_equal(expected, model(mx.array([tokens[4:]]), cache=again), equal_nan=True).item():
-            return f"its {' and '.join(sorted(kinds))} do not go on as they did"
-    except Exception as fault:
-        return f"its {' and '.join(sorted(kinds))} cannot be taken apart: {fault}"
-    return None
-
-
-def _is_known(cache: Any) -> bool:
-    return _is_slice(cache) or isinstance(cache, WindowKVCache) or is_recurrent(cache)
-
-
-def _is_slice(cache: Any) -> bool:
+def can_slice(cache: Any) -> bool:
+    """Return whether a cache keeps the keys and values of every token, so that runs of them can be copied."""
     return type(cache) in (KVCache, FittedQuantizedKVCache)
 
 

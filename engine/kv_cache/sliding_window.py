@@ -8,9 +8,9 @@ ROLLBACK_TOKENS = 256
 """Most tokens to forget over several updates: a draft model feeds its drafts, up to 255, one by one."""
 
 
-def max_columns(window: int, max_fed: int) -> int:
+def max_columns(window: int, max_width: int) -> int:
     """Columns that a buffer ever has, where no update brings more than most_fed tokens."""
-    return window + BLOCK_TOKENS + max(ROLLBACK_TOKENS, max_fed) + max_fed + SLACK_TOKENS
+    return window + BLOCK_TOKENS + max(ROLLBACK_TOKENS, max_width) + max_width + SLACK_TOKENS
 
 
 class WindowKVCache:
@@ -29,12 +29,12 @@ class WindowKVCache:
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self._base = 0
-        self._fetched_from = 0
+        self._read_start = 0
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append (1, heads, width, head_dim) and return all that this forward attends to, to be masked."""
         width = keys.shape[2]
-        self._fetched_from = self._first_needed(self.offset)
+        self._read_start = self._first_needed(self.offset)
         self._reserve(width, keys, values)
         assert self.keys is not None and self.values is not None
         at = self.offset - self._base
@@ -46,19 +46,19 @@ class WindowKVCache:
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """What the last update returned, for layers that share it."""
         assert self.keys is not None and self.values is not None
-        start, end = self._fetched_from - self._base, self.offset - self._base
+        start, end = self._read_start - self._base, self.offset - self._base
         return self.keys[:, :, start:end], self.values[:, :, start:end]
 
-    def needed(self) -> tuple[mx.array, mx.array]:
+    def live_columns(self) -> tuple[mx.array, mx.array]:
         """What later forwards can read: (1, heads, columns, head_dim) twice, up to the newest token."""
         assert self.keys is not None and self.values is not None
         start, end = self._first_needed(self.offset) - self._base, self.offset - self._base
         return self.keys[:, :, start:end], self.values[:, :, start:end]
 
     def restore(self, keys: mx.array, values: mx.array, offset: int) -> None:
-        """Hold what needed() gave when offset tokens had been fed."""
+        """Hold what live_columns() gave when offset tokens had been fed."""
         self.keys, self.values, self.offset = keys, values, offset
-        self._base = self._fetched_from = self._first_needed(offset)
+        self._base = self._read_start = self._first_needed(offset)
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
@@ -119,15 +119,15 @@ class WindowKVCache:
         held = self.offset - self._base
         if self.keys is not None and held + width <= self.keys.shape[2]:
             return
-        needed = min(self._fetched_from, self._first_needed(max(0, self.offset - ROLLBACK_TOKENS)))
+        needed = min(self._read_start, self._first_needed(max(0, self.offset - ROLLBACK_TOKENS)))
         # What restore() was not given cannot be kept.
         needed = max(needed, self._base)
         dropped, self._base = needed - self._base, needed
-        self.keys = _moved(self.keys, dropped, held, width, keys)
-        self.values = _moved(self.values, dropped, held, width, values)
+        self.keys = _copy_with_room(self.keys, dropped, held, width, keys)
+        self.values = _copy_with_room(self.values, dropped, held, width, values)
 
 
-def _moved(buffer: mx.array | None, start: int, end: int, width: int, like: mx.array) -> mx.array:
+def _copy_with_room(buffer: mx.array | None, start: int, end: int, width: int, like: mx.array) -> mx.array:
     """Columns start .. end of a buffer at the front of a new one, with room for width and some slack."""
     _, heads, _, dim = like.shape
     room = mx.zeros((1, heads, width + SLACK_TOKENS, dim), like.dtype)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from config.settings import Settings
-from engine.kv_cache.batched import GROWTH_TOKENS, rounded
+from engine.kv_cache.batched import GROWTH_TOKENS, round_columns
 from engine.kv_cache.rows import BatchedRows, Rows
 from engine.model.loading import LoadedModel, ModelError
 from engine.prefix_cache.trie import PrefixCache
@@ -114,7 +114,7 @@ class MemoryBudget:
         for part, own in zip(self._parts, rows, strict=True):
             if isinstance(own, BatchedRows) and part.footprint.token_bytes:
                 places = self._places(part, lengths)
-                own.limit(places + spare // len(self._parts) // part.footprint.token_bytes)
+                own.limit_growth(places + spare // len(self._parts) // part.footprint.token_bytes)
                 slots, columns = own.extent
                 self._used_bytes += max(0, slots * columns - places) * part.footprint.token_bytes
         return True
@@ -152,7 +152,7 @@ class MemoryBudget:
         return footprint.row_bytes(length + self._ahead_tokens + GROWTH_TOKENS, self._chunk_tokens)
 
     def _places(self, part: Part, lengths: SequenceOf[int]) -> int:
-        return len(lengths) * rounded(part.num_ids(max(lengths, default=0)) + self._ahead_tokens)
+        return len(lengths) * round_columns(part.num_ids(max(lengths, default=0)) + self._ahead_tokens)
 
 
 def make_memory_budget(

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.kv_cache.batched import Extent, RaggedKVCache, RowLengths, grown, rounded, shrunk
+from engine.kv_cache.batched import (
+    Extent,
+    RaggedKVCache,
+    RowLengths,
+    grow_extent,
+    round_columns,
+    shrink_extent,
+)
 from engine.kv_cache.rows import BatchedRows, make_caches
 from tests.engine.support import VOCAB_SIZE, make_model
 
@@ -69,12 +76,12 @@ def test_padding_is_written_as_zeros() -> None:
     shared.add(0)
     cache = RaggedKVCache(shared)
     for widths in ([2, 3], [3, 1]):
-        shared.begin(widths)
+        shared.begin_forward(widths)
         numbers = mx.ones((2, 1, max(widths), 4))
         for row, width in enumerate(widths):
             numbers[row, :, width:] = mx.nan
         _, values = cache.update_and_fetch(numbers, numbers)
-        shared.end()
+        shared.end_forward()
         assert not mx.isnan(values).any().item()
     assert shared.lengths == [5, 4]
 
@@ -85,11 +92,11 @@ def test_what_a_broken_forward_left_behind_is_never_read() -> None:
     shared.add(0)
     cache = RaggedKVCache(shared)
     for widths, filling, is_built in (([1, 3], 1.0, True), ([5, 5], mx.nan, False), ([1, 1], 1.0, True)):
-        shared.begin(widths)
+        shared.begin_forward(widths)
         numbers = mx.full((2, 1, max(widths), 4), filling)
         _, values = cache.update_and_fetch(numbers, numbers)
         if is_built:
-            shared.end()
+            shared.end_forward()
             assert not mx.isnan(values).any().item()
 
 
@@ -114,22 +121,22 @@ NEEDS = st.tuples(st.integers(1, 64), st.integers(0, 9000))
 
 @given(EXTENTS, NEEDS, st.none() | st.integers(0, 10**6))
 def test_buffers_grow_to_what_is_needed_and_keep_what_they_had(
-    extent: Extent, needed: Extent, max_places: int | None
+    extent: Extent, needed: Extent, max_cells: int | None
 ) -> None:
-    slots, columns = grown(extent, needed, max_places)
+    slots, columns = grow_extent(extent, needed, max_cells)
     assert slots >= max(extent[0], needed[0])
     assert columns >= max(extent[1], needed[1])
-    least = max(extent[0], needed[0]) * max(extent[1], rounded(needed[1]))
-    assert max_places is None or slots * columns <= max(least, max_places)
+    least = max(extent[0], needed[0]) * max(extent[1], round_columns(needed[1]))
+    assert max_cells is None or slots * columns <= max(least, max_cells)
 
 
 @given(EXTENTS, NEEDS)
 def test_what_shrank_still_holds_what_is_needed(extent: Extent, needed: Extent) -> None:
     needed = min(needed[0], extent[0]), min(needed[1], extent[1])
-    slots, columns = shrunk(extent, needed)
+    slots, columns = shrink_extent(extent, needed)
     assert extent[0] >= slots >= needed[0]
     assert extent[1] >= columns >= needed[1]
-    assert slots * columns <= max(1024, 8 * needed[0] * rounded(needed[1]))
+    assert slots * columns <= max(1024, 8 * needed[0] * round_columns(needed[1]))
 
 
 def test_buffers_shrink_when_rows_leave() -> None:
@@ -148,9 +155,9 @@ def test_buffers_shrink_when_rows_leave() -> None:
 def test_a_limit_holds_but_for_what_rows_need() -> None:
     rows, kept = rows_of(300, 30, 40, 50, 60)
     assert rows.extent == (8, 512)
-    rows.limit(0)
+    rows.limit_growth(0)
     assert rows.extent == (5, 512)
-    rows.limit(6 * 512)
+    rows.limit_growth(6 * 512)
     rows.forward_ragged([[7] * 300, *([[7]] * 4)])
     assert rows.extent == (5, 768)
     for row, tokens in enumerate(kept):

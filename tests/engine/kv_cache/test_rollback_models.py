@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from engine.kv_cache.per_row import kv_bits_fault, make_caches
-from engine.kv_cache.probes import can_batch, rollback_fault
+from engine.kv_cache.per_row import make_caches
+from engine.kv_cache.probes import can_batch, kv_bits_fault, rollback_fault
 from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows, make_rows
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_model, prompt_of
 
