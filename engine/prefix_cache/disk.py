@@ -18,9 +18,9 @@ import numpy as np
 
 from config.whole_file import remove_unfinished, unfinished_path
 from engine.kv_cache.slices import KVSlice, State, num_bytes
-from engine.prefix_cache import disk_file as prefix_file
-from engine.prefix_cache.disk_file import NAME, SUFFIX, Array, Contents, Header, PrefixFileError
-from engine.prefix_cache.trie import Cut
+from engine.prefix_cache import disk_file
+from engine.prefix_cache.disk_file import NAME_PATTERN, SUFFIX, Array, Contents, Header, PrefixFileError
+from engine.prefix_cache.trie import CutSlice
 
 log = logging.getLogger("reprise.engine")
 
@@ -77,7 +77,7 @@ class PrefixStore:
         tried = unfinished_path(folder / f"{'0' * 40}{SUFFIX}")
         tried.touch()
         tried.unlink()
-        remove_unfinished(folder, NAME)
+        remove_unfinished(folder, NAME_PATTERN)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefix-files")
         self._scan()
         self._shrink()
@@ -87,12 +87,12 @@ class PrefixStore:
 
     def match(self, prompt: Sequence[int]) -> int:
         """How many of the prompt's leading tokens can be had from files; never its last one."""
-        return self._best(np.asarray(prompt, np.int32)[:-1], self._needs_state)[1]
+        return self._longest_match(np.asarray(prompt, np.int32)[:-1], self._needs_state)[1]
 
-    def load(self, prompt: Sequence[int]) -> Loading:
+    def start_load(self, prompt: Sequence[int]) -> Loading:
         """Begin to read what match() promised."""
-        record, length = self._best(np.asarray(prompt, np.int32)[:-1], self._needs_state)
-        records = list(_up(record))[::-1]
+        record, length = self._longest_match(np.asarray(prompt, np.int32)[:-1], self._needs_state)
+        records = list(_path_from(record))[::-1]
         ends = [child.header.start for child in records[1:]] + [length]
         now = time.time()
         for one in records:
@@ -100,7 +100,7 @@ class PrefixStore:
         future = self._thread.submit(_read_all, [one.path for one in records], now)
         return Loading(records, ends, future)
 
-    def take(self, loading: Loading) -> tuple[Cut, State] | None:
+    def finish_load(self, loading: Loading) -> tuple[CutSlice, State] | None:
         """What was read, for PrefixCache.put(); None if it could not be. Waits for it if need be."""
         contents = []
         for record, each in zip(loading.records, loading.future.result(), strict=True):
@@ -110,7 +110,7 @@ class PrefixStore:
                 return None
             contents.append(each)
         starts = [record.header.start for record in loading.records]
-        whole = [[prefix_file.restored(one) for one in each.kv_slice] for each in contents]
+        whole = [[disk_file.from_stored(one) for one in each.kv_slice] for each in contents]
 
         def cut(start: int, end: int) -> KVSlice:
             parts = []
@@ -121,26 +121,26 @@ class PrefixStore:
             return [mx.concatenate(list(arrays), axis=2) for arrays in zip(*parts, strict=True)]
 
         state = contents[-1].state if self._needs_state else []
-        return cut, [None if one is None else prefix_file.restored(one) for one in state]
+        return cut, [None if one is None else disk_file.from_stored(one) for one in state]
 
-    def save(self, tokens: Sequence[int], cut: Cut, take_state: Callable[[], State]) -> None:
+    def save(self, tokens: Sequence[int], cut: CutSlice, take_state: Callable[[], State]) -> None:
         """Have written what is not in files yet, if that is worth it."""
         added = np.asarray(tokens, np.int32)
-        parent, start = self._best(added, False)
+        parent, start = self._longest_match(added, False)
         if len(added) - start < MIN_SAVED_TOKENS or self._num_unwritten_bytes() > MAX_UNWRITTEN_BYTES:
             return
         kv_slice, state = cut(start, len(added)), take_state()
         size = num_bytes(kv_slice) + num_bytes(state) + added[start:].nbytes + HEADER_BYTES
         if size > self._budget_bytes // 2:
             return
-        # As NAME has it.
+        # As NAME_PATTERN has it.
         name = hashlib.sha256(self._fingerprint.encode() + added.tobytes()).hexdigest()[:40] + SUFFIX
         if name in self._records:
             return
         header = Header(
             self._fingerprint, parent.path.name if parent else "", start, added[start:], bool(state)
         )
-        contents = prefix_file.contents_of(kv_slice, state)
+        contents = disk_file.copy_contents(kv_slice, state)
         record = _Record(self._folder / name, header, parent, size, time.time())
         self._add(record)
         self._writing.append((record, self._thread.submit(_write, record.path, header, contents)))
@@ -163,11 +163,11 @@ class PrefixStore:
         found: dict[str, _Record] = {}
         for path in self._folder.glob(f"*{SUFFIX}"):
             try:
-                header, told = prefix_file.read_header(path), path.stat()
+                header, stat = disk_file.read_header(path), path.stat()
             except (PrefixFileError, OSError) as fault:
                 log.warning("left alone in %s: %s", self._folder, fault)
                 continue
-            found[path.name] = _Record(path, header, None, told.st_size, told.st_mtime)
+            found[path.name] = _Record(path, header, None, stat.st_size, stat.st_mtime)
         # Parents first: a file that goes on from one that is gone is of no use.
         for record in sorted(found.values(), key=lambda one: one.header.start):
             name, start = record.header.parent, record.header.start
@@ -182,7 +182,7 @@ class PrefixStore:
         (record.parent.children if record.parent else self._roots).append(record)
         self.num_bytes += record.num_bytes
 
-    def _best(self, tokens: Array, needs_state: bool) -> tuple[_Record | None, int]:
+    def _longest_match(self, tokens: Array, needs_state: bool) -> tuple[_Record | None, int]:
         """The file with the longest beginning of tokens, and its length; with state at that very length."""
         best: _Record | None = None
         length, open_records = 0, [(record, 0) for record in self._roots]
@@ -218,8 +218,8 @@ class PrefixStore:
 
 
 def _write(path: Path, header: Header, contents: Contents) -> int:
-    remove_unfinished(path.parent, NAME)
-    return prefix_file.write(path, header, contents)
+    remove_unfinished(path.parent, NAME_PATTERN)
+    return disk_file.write(path, header, contents)
 
 
 def _read_all(paths: list[Path], used_at: float) -> list[Contents | Exception]:
@@ -229,12 +229,12 @@ def _read_all(paths: list[Path], used_at: float) -> list[Contents | Exception]:
 def _read(path: Path, used_at: float) -> Contents | Exception:
     try:
         os.utime(path, (used_at, used_at))
-        return prefix_file.read(path)
+        return disk_file.read(path)
     except Exception as fault:
         return fault
 
 
-def _up(record: _Record | None) -> Iterator[_Record]:
+def _path_from(record: _Record | None) -> Iterator[_Record]:
     while record:
         yield record
         record = record.parent

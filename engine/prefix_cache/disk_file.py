@@ -19,7 +19,7 @@ from engine.kv_cache.slices import KVSlice, State
 
 FORMAT = "reprise prefix 1"
 SUFFIX = ".prefix"
-NAME = rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}"
+NAME_PATTERN = rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}"
 """Every such file's, as a regular expression."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -54,24 +54,24 @@ class Contents:
     state: list[Stored | None]
 
 
-def stored(array: mx.array) -> Stored:
+def to_stored(array: mx.array) -> Stored:
     """A copy that any thread may use. The array is evaluated."""
     kind = str(array.dtype).rpartition(".")[2]
     # numpy has no bfloat16.
     return kind, np.array(array.view(mx.uint16) if kind == "bfloat16" else array)
 
 
-def restored(one: Stored) -> mx.array:
+def from_stored(one: Stored) -> mx.array:
     """The array that stored() was given."""
     kind, numbers = one
     array = mx.array(numbers)
     return array.view(mx.bfloat16) if kind == "bfloat16" else array
 
 
-def contents_of(kv_slice: KVSlice, state: State) -> Contents:
+def copy_contents(kv_slice: KVSlice, state: State) -> Contents:
     """Copies of arrays, which are evaluated."""
     mx.eval(kv_slice, state)
-    return Contents([stored(a) for a in kv_slice], [None if a is None else stored(a) for a in state])
+    return Contents([to_stored(a) for a in kv_slice], [None if a is None else to_stored(a) for a in state])
 
 
 def write(path: Path, header: Header, contents: Contents) -> int:
@@ -83,7 +83,7 @@ def write(path: Path, header: Header, contents: Contents) -> int:
     arrays |= {f"state {i}": one for i, one in enumerate(contents.state) if one is not None}
     numbers = {name: np.ascontiguousarray(array) for name, (_, array) in arrays.items()}
     numbers["tokens"] = header.tokens
-    told = {
+    metadata = {
         "format": FORMAT,
         "fingerprint": header.fingerprint,
         "parent": header.parent,
@@ -93,7 +93,7 @@ def write(path: Path, header: Header, contents: Contents) -> int:
         "kinds": ",".join(f"{name}={kind}" for name, (kind, _) in arrays.items()),
         "checksum": str(_checksum(numbers)),
     }
-    data = save(numbers, told)
+    data = save(numbers, metadata)
     write_whole(path, data)
     return len(data)
 
@@ -102,10 +102,10 @@ def read_header(path: Path) -> Header:
     """Raises PrefixFileError if it is no such file, or cannot be read."""
     try:
         with safe_open(path, framework="numpy") as file:
-            told = _told(file)
+            metadata = _metadata(file, path.name)
             return Header(
-                told["fingerprint"], told["parent"], int(told["start"]),
-                file.get_tensor("tokens").astype(np.int32).reshape(-1), int(told["num_states"]) > 0,
+                metadata["fingerprint"], metadata["parent"], int(metadata["start"]),
+                file.get_tensor("tokens").astype(np.int32).reshape(-1), int(metadata["num_states"]) > 0,
             )  # fmt: skip
     except (OSError, SafetensorError, KeyError, ValueError) as fault:
         raise PrefixFileError(f"{path.name} cannot be read: {fault}") from fault
@@ -115,23 +115,23 @@ def read(path: Path) -> Contents:
     """All arrays of a file. Raises PrefixFileError if it cannot be read or is damaged."""
     try:
         with safe_open(path, framework="numpy") as file:
-            told = _told(file)
+            metadata = _metadata(file, path.name)
             numbers = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-        if _checksum(numbers) != int(told["checksum"]):
+        if _checksum(numbers) != int(metadata["checksum"]):
             raise PrefixFileError(f"{path.name} is damaged: its checksum is wrong")
-        kinds = dict(pair.split("=") for pair in told["kinds"].split(",") if pair)
+        kinds = dict(pair.split("=") for pair in metadata["kinds"].split(",") if pair)
         found = {name: (kind, numbers[name]) for name, kind in kinds.items()}
-        kv_slice = [found[f"strip {i}"] for i in range(int(told["num_strips"]))]
-        return Contents(kv_slice, [found.get(f"state {i}") for i in range(int(told["num_states"]))])
+        kv_slice = [found[f"strip {i}"] for i in range(int(metadata["num_strips"]))]
+        return Contents(kv_slice, [found.get(f"state {i}") for i in range(int(metadata["num_states"]))])
     except (OSError, SafetensorError, KeyError, ValueError) as fault:
         raise PrefixFileError(f"{path.name} cannot be read: {fault}") from fault
 
 
-def _told(file: Any) -> dict[str, str]:
-    told: dict[str, str] = file.metadata() or {}
-    if told.get("format") != FORMAT:
-        raise PrefixFileError("it is not one of Reprise's")
-    return told
+def _metadata(file: Any, name: str) -> dict[str, str]:
+    metadata: dict[str, str] = file.metadata() or {}
+    if metadata.get("format") != FORMAT:
+        raise PrefixFileError(f"{name} is not a prefix file of this version of Reprise")
+    return metadata
 
 
 def _checksum(numbers: dict[str, Array]) -> int:

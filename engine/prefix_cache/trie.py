@@ -18,7 +18,7 @@ from engine.kv_cache.slices import KVSlice, State, num_bytes, rebuild, sub_slice
 MAX_ARRAYS = 100_000
 """Metal can hold some 499,000 buffers at a time, and rows need theirs."""
 
-Cut = Callable[[int, int], KVSlice]
+CutSlice = Callable[[int, int], KVSlice]
 """Makes the strip of tokens start .. end."""
 
 
@@ -80,7 +80,7 @@ class PrefixCache:
             self._hits, self._misses, self._evictions,
         )  # fmt: skip
 
-    def put(self, tokens: Sequence[int], cut: Cut, state: State) -> None:
+    def put(self, tokens: Sequence[int], cut: CutSlice, state: State) -> None:
         """Keep what caches hold for tokens. cut is asked only for what is not kept yet.
 
         state: theirs after the last of the tokens; empty where there is none.
@@ -93,7 +93,7 @@ class PrefixCache:
             self._touch(last)
             return
         kv_slice = cut(matched, len(added)) if matched < len(added) else []
-        path_bytes = sum(num_bytes(node.kv_slice) for node in _up(last))
+        path_bytes = sum(num_bytes(node.kv_slice) for node in _path_from(last))
         if path_bytes + num_bytes(kv_slice) + num_bytes(state) > self.budget_bytes:
             return
         mx.eval(kv_slice, state)
@@ -116,21 +116,21 @@ class PrefixCache:
 
         The last token of the prompt is never included: its logits are still to be computed.
         """
-        node, length = self._last(prompt)
+        node, length = self._last_usable(prompt)
         if not length:
             self._misses += 1
             return None
         self._hits += 1
         self._touch(node)
-        path = list(_up(node))[::-1]
+        path = list(_path_from(node))[::-1]
         kv_slices = [one.kv_slice for one in path if one.kv_slice]
         if kv_slices and length < node.end:
             kv_slices[-1] = [array[:, :, : length - node.end] for array in kv_slices[-1]]
         return rebuild(self._make_empty(), kv_slices, node.state, length), length
 
-    def holds(self, prompt: Sequence[int]) -> int:
+    def match_usable(self, prompt: Sequence[int]) -> int:
         """How many tokens find() would find."""
-        return self._last(prompt)[1]
+        return self._last_usable(prompt)[1]
 
     def shrink_to(self, num_bytes: int) -> None:
         """Drop what was used least recently until no more than that many bytes are kept."""
@@ -138,7 +138,7 @@ class PrefixCache:
             self._evictions += 1
             self._drop(next(iter(self._places)))
 
-    def _last(self, prompt: Sequence[int]) -> tuple[_Node, int]:
+    def _last_usable(self, prompt: Sequence[int]) -> tuple[_Node, int]:
         """The last node, maybe in part, with which a row could begin, and how many tokens lead there."""
         node, length = self._walk(np.asarray(prompt, np.int32)[:-1])
         if not self.needs_state:
@@ -203,7 +203,7 @@ class PrefixCache:
         self._num_arrays += sign * len(arrays)
 
 
-def _up(node: _Node | None) -> Iterator[_Node]:
+def _path_from(node: _Node | None) -> Iterator[_Node]:
     """A node and all above it."""
     while node:
         yield node

@@ -16,8 +16,7 @@ import pytest
 from config.whole_file import unfinished_path
 from engine.kv_cache.slices import KVSlice, State
 from engine.model.weights_digest import weights_fingerprint
-from engine.prefix_cache import disk as prefix_store
-from engine.prefix_cache import disk_file as prefix_file
+from engine.prefix_cache import disk, disk_file
 from engine.prefix_cache.disk import PrefixStore
 from tests.engine.conftest import StartEngine
 from tests.engine.prefix_cache.test_trie import slice_of, state_of
@@ -41,7 +40,7 @@ class Kept:
         """The number of tokens that were read."""
         if not (length := self.store.match(prompt)):
             return 0
-        taken = self.store.take(self.store.load(prompt))
+        taken = self.store.finish_load(self.store.start_load(prompt))
         if taken is None:
             return 0
         cut, state = taken
@@ -57,7 +56,7 @@ class Kept:
 
 @pytest.fixture(autouse=True)
 def save_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_store, "MIN_SAVED_TOKENS", 1)
+    monkeypatch.setattr(disk, "MIN_SAVED_TOKENS", 1)
 
 
 def test_a_restart_finds_what_was_saved(tmp_path: Path) -> None:
@@ -144,7 +143,7 @@ def test_a_file_that_was_harmed_is_a_miss(harm: str, tmp_path: Path) -> None:
     kept.save(*TOKENS)
     kept.save(*TOKENS, *range(500, 600))
     kept.store.close()
-    parent, child = sorted(tmp_path.iterdir(), key=lambda path: prefix_file.read_header(path).start)
+    parent, child = sorted(tmp_path.iterdir(), key=lambda path: disk_file.read_header(path).start)
     data = child.read_bytes()
     running = Kept(tmp_path)
     match harm:
@@ -162,9 +161,9 @@ def test_a_file_that_was_harmed_is_a_miss(harm: str, tmp_path: Path) -> None:
             parent.unlink()
     # One that was there when the server started, and one that finds it so.
     for store in (running, Kept(tmp_path)):
-        length = store.load(*TOKENS, *range(500, 600), 9)
+        length = store.start_load(*TOKENS, *range(500, 600), 9)
         assert length in ((0,) if harm == "parent gone" else (0, 100))
-        assert store.load(*TOKENS, 9) == (0 if harm == "parent gone" else 100)
+        assert store.start_load(*TOKENS, 9) == (0 if harm == "parent gone" else 100)
         store.store.close()
 
 
@@ -192,7 +191,7 @@ def test_a_disk_that_is_full_is_a_warning(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(prefix_file, "write", fail)
+    monkeypatch.setattr(disk_file, "write", fail)
     kept.save(*TOKENS)
     assert kept.load(*TOKENS, 7) == 0
     monkeypatch.undo()
@@ -203,7 +202,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from tests.engine.prefix_cache import test_disk as t
-t.prefix_store.MIN_SAVED_TOKENS = 1
+t.disk.MIN_SAVED_TOKENS = 1
 kept = t.Kept(Path(sys.argv[1]))
 print(len(kept.store), flush=True)
 at = int(sys.argv[2])
@@ -312,6 +311,6 @@ def test_a_folder_that_cannot_be_used_is_said_at_start(start_engine: StartEngine
 def test_half_precision_survives() -> None:
     numbers = mx.arange(24, dtype=mx.float32).astype(mx.bfloat16).reshape(1, 2, 3, 4) / 7
     mx.eval(numbers)
-    again = prefix_file.restored(prefix_file.stored(numbers))
+    again = disk_file.from_stored(disk_file.to_stored(numbers))
     assert again.dtype == mx.bfloat16
     assert mx.array_equal(again, numbers).item()

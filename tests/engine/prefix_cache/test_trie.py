@@ -8,8 +8,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache
 
+from engine.kv_cache.probes import prefix_fault
 from engine.kv_cache.rows import Caches
-from engine.kv_cache.slices import KVSlice, State, prefix_fault
+from engine.kv_cache.slices import KVSlice, State
 from engine.model.loading import LoadedModel
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import Usage
@@ -190,7 +191,7 @@ def test_quantised_keys_can_be_taken_apart(name: str, kv_bits: int) -> None:
 
 
 def test_a_cache_that_does_not_go_on_as_it_did_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.kv_cache.slices.take_state", lambda _: [None] * 9)
+    monkeypatch.setattr("engine.kv_cache.probes.take_state", lambda _: [None] * 9)
     assert "cannot be taken apart" in str(prefix_fault(make_model("gemma3_text")))
 
 
