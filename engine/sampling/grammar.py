@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from engine.model.tokenizer import Tokenizer
 from engine.request import Grammar, GrammarError
 
-MAX_KEPT = 64
+MAX_COMPILED = 64
 """Compiled grammars that are kept, the least recently used goes first."""
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -40,13 +40,13 @@ class Grammars:
 
     def check(self, grammar: Grammar) -> None:
         """Compile it, for its first use soon. Raises GrammarError."""
-        self._find(grammar)
+        self._get(grammar)
 
     def matcher(self, grammar: Grammar) -> "Matcher":
         """A matcher for an answer that has not begun. Raises GrammarError."""
-        return Matcher(self._find(grammar).deep_copy(), self._tokenizer.vocab_size, self._tokenizer.eos_ids)
+        return Matcher(self._get(grammar).deep_copy(), self._tokenizer.vocab_size, self._tokenizer.eos_ids)
 
-    def _find(self, grammar: Grammar) -> LLMatcher:
+    def _get(self, grammar: Grammar) -> LLMatcher:
         with self._lock:
             found = self._compiled.get(grammar)
         if found is None:
@@ -55,22 +55,22 @@ class Grammars:
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
-            while len(self._compiled) > MAX_KEPT:
+            while len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         return found
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer.vocabulary, _written(grammar), log_level=0, limits=LIMITS)
+        matcher = LLMatcher(self._tokenizer.vocabulary, _to_llguidance(grammar), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise GrammarError(matcher.get_error().strip())
         if warnings := matcher.get_grammar_warnings():
             raise GrammarError("; ".join(warnings))
-        if fault := _try(matcher.deep_copy()):
+        if fault := _try_start(matcher.deep_copy()):
             raise GrammarError(f"no answer can begin: {fault.strip()}")
         return matcher
 
 
-def _try(matcher: LLMatcher) -> str:
+def _try_start(matcher: LLMatcher) -> str:
     """Begin an answer; returns what went wrong, often nothing.
 
     Some that compile cannot begin: those without an end, or with too much to compute for the first token.
@@ -85,7 +85,7 @@ def _try(matcher: LLMatcher) -> str:
     return matcher.get_error()
 
 
-def _written(grammar: Grammar) -> str:
+def _to_llguidance(grammar: Grammar) -> str:
     """The grammar in llguidance's own form."""
     try:
         match grammar.kind:
@@ -115,7 +115,7 @@ class Matcher:
         if not self._matcher.consume_tokens([token for token in tokens if token not in self._eos_ids]):
             raise GrammarError(f"the answer left its grammar: {self._matcher.get_error().strip()}")
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         """Tokens that must come next, often none."""
         return [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
 

@@ -20,20 +20,20 @@ class Likelihoods:
         logits = logits[picked].astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         self.arrays = [mx.take_along_axis(logprobs, tokens[picked][:, None], axis=-1)[:, 0]]
-        if most := min(max(num or 0 for num in wanted), logits.shape[-1]):
-            ids = mx.argpartition(-logprobs, most - 1, axis=-1)[:, :most]
+        if num_top := min(max(num or 0 for num in wanted), logits.shape[-1]):
+            ids = mx.argpartition(-logprobs, num_top - 1, axis=-1)[:, :num_top]
             self.arrays += [ids, mx.take_along_axis(logprobs, ids, axis=-1)]
 
     def read(self) -> list[Likelihood | None]:
         """One for each draw, None for those that do not want it. Waits."""
-        own, *top = cast("list[list[Any]]", [array.tolist() for array in self.arrays])
+        logprobs, *top = cast("list[list[Any]]", [array.tolist() for array in self.arrays])
         found: list[Likelihood | None] = [None] * len(self._wanted)
         for at, draw in enumerate(self._draws):
             num = self._wanted[draw] or 0
             pairs = zip(top[0][at], top[1][at], strict=True) if top else ()
             # Several may tie: the lower id goes first, whatever the order in which they were found.
             likeliest = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:num]
-            found[draw] = own[at], likeliest
+            found[draw] = logprobs[at], likeliest
         return found
 
 

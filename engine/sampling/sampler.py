@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from engine.request import Sampling
 
-_MASK = (1 << 64) - 1
+_MASK_64 = (1 << 64) - 1
 
 
 def noise_key(seed: int, position: int) -> tuple[int, int]:
@@ -23,14 +23,14 @@ def noise_key(seed: int, position: int) -> tuple[int, int]:
     seed: any integer, taken modulo 2**64. position: absolute index of the token to be drawn, >= 0.
     Source: splitmix64 (Steele et al. 2014), twice, so that neighbouring seeds share nothing.
     """
-    mixed = _splitmix64(_splitmix64(seed & _MASK) + position)
+    mixed = _splitmix64(_splitmix64(seed & _MASK_64) + position)
     return mixed >> 32, mixed & 0xFFFFFFFF
 
 
 def _splitmix64(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    x = (x + 0x9E3779B97F4A7C15) & _MASK_64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return x ^ (x >> 31)
 
 
@@ -59,7 +59,7 @@ class Penalties:
         self.counts = self.counts.at[tokens].add(1)
         self.num_counted += tokens.size
 
-    def of(self, tokens: mx.array, are_counted: mx.array) -> "Penalties":
+    def remapped(self, tokens: mx.array, are_counted: mx.array) -> "Penalties":
         """The same counts for other ids, as they are now: (n,) the id that each stands for, where it does."""
         other = copy(self)
         other.in_prompt = self.in_prompt[tokens] & are_counted
@@ -113,11 +113,11 @@ class Sampler:
         draws: what each is; without them, one for every row in order and nothing drafted.
         """
         logits = logits.astype(mx.float32)
-        mine: mx.array | slice = slice(None)
+        rows: mx.array | slice = slice(None)
         if draws is None:
             draws = [Draw(row) for row in range(len(self.seeds))]
         else:
-            mine = mx.array([draw.row for draw in draws])
+            rows = mx.array([draw.row for draw in draws])
         if any(self.penalties):
             penalties = [self.penalties[draw.row] for draw in draws]
             logits = mx.stack(
@@ -127,21 +127,21 @@ class Sampler:
                 ]
             )
         if self.bias is not None:
-            logits = logits + self.bias[mine]
+            logits = logits + self.bias[rows]
         if any(draw.mask is not None for draw in draws):
             free = np.ones(logits.shape[-1], np.bool_)
             masks = np.stack([free if draw.mask is None else draw.mask for draw in draws])
             logits = mx.where(mx.array(masks), logits, -mx.inf)
         if not self.random:
             return mx.argmax(logits, axis=-1)
-        logits = logits / self.temperatures[mine]
+        logits = logits / self.temperatures[rows]
         if self.filtered:
-            logits = keep_likely(logits, self.top_k[mine], self.top_p[mine], self.min_p[mine])
+            logits = keep_likely(logits, self.top_k[rows], self.top_p[rows], self.min_p[rows])
         seeds = [self.seeds[draw.row] for draw in draws]
         keys = mx.array([noise_key(s, p) for s, p in zip(seeds, positions, strict=True)], mx.uint32)
         size = logits.shape[-1]
         noise = mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
-        return mx.argmax(logits + mx.where(self.noisy[mine], noise, 0), axis=-1)
+        return mx.argmax(logits + mx.where(self.noisy[rows], noise, 0), axis=-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ def test_walking_through_a_draft_leaves_no_trace(grammar: Grammar, grammars: Gra
         masks = wandering.masks(draft)
         assert len(masks) == len(draft) + 1
         assert (masks[0] == mask).all()
-        assert wandering.forced() == straight.forced()
+        assert wandering.forced_tokens() == straight.forced_tokens()
         token = rng.choice(allowed)
         if token == eos:
             return
