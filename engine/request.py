@@ -165,7 +165,7 @@ class TokenLogprob:
     """
 
     token: int
-    piece: bytes
+    token_bytes: bytes
     logprob: float | None
     top: tuple[tuple[int, bytes, float], ...] = ()
 
@@ -247,17 +247,17 @@ class MemoryLimit:
     """Why a context is shorter than the model's own: what memory there is for a row, and what rows take.
 
     room_bytes: for everything but weights. most_tokens: of a sequence for which there is room; it takes
-    taken_bytes with all that computing it needs, and every further token takes token_bytes.
+    sequence_bytes with all that computing it needs, and every further token takes token_bytes.
     """
 
     room_bytes: int
     max_tokens: int
-    taken_bytes: int
+    sequence_bytes: int
     token_bytes: float
 
     def bytes_of(self, num_tokens: int) -> int:
         """What a longer sequence would take."""
-        return self.taken_bytes + round((num_tokens - self.max_tokens) * self.token_bytes)
+        return self.sequence_bytes + round((num_tokens - self.max_tokens) * self.token_bytes)
 
 
 @dataclass(frozen=True, slots=True)
