@@ -12,7 +12,7 @@ from engine.sequence import Sequence
 from engine.setup import MakeSources, flat_costs, make_worker
 from tests.engine.support import Answer, make_loaded, oracle
 
-MAX_TURNS = 20_000
+MAX_STEPS = 20_000
 
 
 @functools.cache
@@ -22,7 +22,7 @@ def loaded_once(name: str) -> LoadedModel:
 
 
 @functools.cache
-def truth(name: str, request: GenerationRequest) -> list[int]:
+def expected_tokens(name: str, request: GenerationRequest) -> list[int]:
     """The answer's tokens by the plain loop, computed once."""
     return oracle(loaded_once(name), request)
 
@@ -50,9 +50,9 @@ class Driven:
         self.worker.submit(Sequence.of(request, answer, self.loaded.tokenizer, self.grammars))
         return answer
 
-    def turn_until(self, is_so: Callable[[], bool]) -> None:
+    def step_until(self, is_so: Callable[[], bool]) -> None:
         """Turn until the claim holds. Fails if it never does."""
-        for _ in range(MAX_TURNS):
+        for _ in range(MAX_STEPS):
             if is_so():
                 return
             self.worker.step()
@@ -60,4 +60,4 @@ class Driven:
 
     def finish(self) -> None:
         """Turn until there is nothing to do."""
-        self.turn_until(lambda: not self.worker.has_work)
+        self.step_until(lambda: not self.worker.has_work)

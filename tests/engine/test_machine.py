@@ -23,7 +23,7 @@ from engine.kv_cache.slices import cut_slice, take_state
 from engine.request import Failed, Finished, GenerationRequest
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin
-from tests.engine.driven import Driven, loaded_once, truth
+from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.support import prompt_of, request
 
 POISON = 4000
@@ -72,7 +72,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         loaded = loaded_once(self.architecture)
         goods = [good_request(*one) for one in GOOD]
-        known = {one.prompt: truth(self.architecture, one) for one in goods}
+        known = {one.prompt: expected_tokens(self.architecture, one) for one in goods}
         known |= {bad_request(at).prompt: [] for at in (3, -1)}
         self.drafter = Coin(known, 0.8, num_ids=4096, name="suffix")
         self.model = Breaking(loaded.model)
@@ -137,7 +137,7 @@ class Machine(RuleBasedStateMachine):
             caches = make_caches(plain)
             plain(mx.array(sequence.tokens[:held])[None], cache=caches)
             expected = [*cut_slice(caches, 0, held), *take_state(caches)]
-            found = [*rows.strip(row, 0, held), *rows.state(row)]
+            found = [*rows.kv_slice(row, 0, held), *rows.state(row)]
             for ours, theirs in zip(found, expected, strict=True):
                 assert (ours is None) == (theirs is None)
                 assert ours is None or mx.array_equal(ours, theirs).item()
@@ -162,7 +162,7 @@ class Machine(RuleBasedStateMachine):
         for name, one in self.requests.items():
             end = self.driven.answers[name].end()
             if isinstance(end, Finished):
-                assert list(end.tokens) == truth(self.architecture, replace(one, id="r"))
+                assert list(end.tokens) == expected_tokens(self.architecture, replace(one, id="r"))
             elif isinstance(end, Failed) and end.kind == "cancelled":
                 assert name in self.cancelled
             else:

@@ -9,7 +9,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.request import Delta, GenerationRequest, TokenLogprob
 from tests.engine.conftest import StartEngine
-from tests.engine.driven import Driven, loaded_once, truth
+from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.speculative.test_drafting import Scripted, sources
 from tests.engine.support import Answer, ask, make_loaded, make_tokenizer, oracle, prompt_of, request
 
@@ -104,7 +104,7 @@ def test_those_of_a_prompt_are_told_once_though_the_first_step_fails(monkeypatch
     one = dataclasses.replace(request(prompt_of(12)), top_logprobs=0, prompt_logprobs=True)
     answer = driven.ask(one)
     other = driven.ask(request(prompt_of(12, 1), name="other"))
-    driven.turn_until(lambda: len(driven.worker.members) == 2)
+    driven.step_until(lambda: len(driven.worker.members) == 2)
     told = [entry.token for entry in told_by(answer)]
     assert told == list(one.prompt)
 
@@ -116,8 +116,8 @@ def test_those_of_a_prompt_are_told_once_though_the_first_step_fails(monkeypatch
         patch.setattr(type(driven.worker.rows), "forward", fail)
         driven.worker.step()
     assert driven.worker.members == []
-    driven.turn_until(lambda: not driven.worker.has_work)
-    assert [entry.token for entry in entries(answer)] == [*one.prompt, *truth("llama", one)]
+    driven.step_until(lambda: not driven.worker.has_work)
+    assert [entry.token for entry in entries(answer)] == [*one.prompt, *expected_tokens("llama", one)]
     other.finished()
 
 
