@@ -1,4 +1,4 @@
-"""Ragged rows with rollback equal one row at a time, bit for bit on the CPU."""
+"""Rows of different lengths, with rollback, equal one row at a time, bit for bit on the CPU."""
 
 import random
 
@@ -46,7 +46,7 @@ def test_ragged_rounds_with_rollback_equal_single_rows(name: str, dtype: mx.Dtyp
             assert rows.roll_back(row, len(tokens)) == rows.lengths[row] == len(tokens)
 
 
-def test_leaving_rows_hand_their_place_to_the_last() -> None:
+def test_the_last_row_takes_the_slot_of_a_removed_one() -> None:
     model = make_model("llama")
     rows = BatchedRows(model)
     tokens = [[5 + row] * (row + 2) for row in range(4)]
@@ -63,7 +63,7 @@ def test_leaving_rows_hand_their_place_to_the_last() -> None:
         assert mx.array_equal(logits[row, 0], model(mx.array([[*one, 9]]), cache=single)[0, -1]).item()
 
 
-def test_going_back_further_than_there_is_raises() -> None:
+def test_rolling_back_to_more_tokens_than_a_row_holds_raises() -> None:
     rows = BatchedRows(make_model("llama"))
     rows.add(make_caches(rows.model), 0)
     with pytest.raises(ValueError, match="holds 0 tokens"):
@@ -86,7 +86,7 @@ def test_padding_is_written_as_zeros() -> None:
     assert shared.lengths == [5, 4]
 
 
-def test_what_a_broken_forward_left_behind_is_never_read() -> None:
+def test_leftovers_of_a_failed_forward_are_never_read() -> None:
     shared = RowLengths()
     shared.add(0)
     shared.add(0)
@@ -100,7 +100,7 @@ def test_what_a_broken_forward_left_behind_is_never_read() -> None:
             assert not mx.isnan(values).any().item()
 
 
-def test_an_empty_row_finds_nothing_of_the_one_before_it() -> None:
+def test_an_empty_row_reads_nothing_of_the_row_that_had_its_slot() -> None:
     model = make_model("llama")
     rows = BatchedRows(model)
     for length in (6, 9, 8):
@@ -120,7 +120,7 @@ NEEDS = st.tuples(st.integers(1, 64), st.integers(0, 9000))
 
 
 @given(EXTENTS, NEEDS, st.none() | st.integers(0, 10**6))
-def test_buffers_grow_to_what_is_needed_and_keep_what_they_had(
+def test_buffers_grow_to_what_is_needed_and_never_shrink_by_growing(
     extent: Extent, needed: Extent, max_cells: int | None
 ) -> None:
     slots, columns = grow_extent(extent, needed, max_cells)
@@ -131,7 +131,7 @@ def test_buffers_grow_to_what_is_needed_and_keep_what_they_had(
 
 
 @given(EXTENTS, NEEDS)
-def test_what_shrank_still_holds_what_is_needed(extent: Extent, needed: Extent) -> None:
+def test_buffers_shrink_no_further_than_needed(extent: Extent, needed: Extent) -> None:
     needed = min(needed[0], extent[0]), min(needed[1], extent[1])
     slots, columns = shrink_extent(extent, needed)
     assert extent[0] >= slots >= needed[0]
@@ -149,10 +149,10 @@ def test_buffers_shrink_when_rows_leave() -> None:
         rows.remove(len(kept) - 1)
         kept.pop()
     assert rows.extent[0] <= 4
-    assert_goes_on(rows, kept)
+    assert_equal_to_single_rows(rows, kept)
 
 
-def test_a_limit_holds_but_for_what_rows_need() -> None:
+def test_buffers_exceed_the_limit_only_for_what_rows_need() -> None:
     rows, kept = rows_of(300, 30, 40, 50, 60)
     assert rows.extent == (8, 512)
     rows.limit_growth(0)
@@ -162,11 +162,11 @@ def test_a_limit_holds_but_for_what_rows_need() -> None:
     assert rows.extent == (5, 768)
     for row, tokens in enumerate(kept):
         tokens += [7] * (1 if row else 300)
-    assert_goes_on(rows, kept)
+    assert_equal_to_single_rows(rows, kept)
 
 
 def rows_of(*lengths: int) -> tuple[BatchedRows, list[list[int]]]:
-    """Rows of these lengths, and their tokens."""
+    """Make rows of these lengths; return them with the tokens of each."""
     rows = BatchedRows(make_model("llama"))
     kept = [[5 + (row * 31 + at * at) % 4000 for at in range(length)] for row, length in enumerate(lengths)]
     for tokens in kept:
@@ -176,8 +176,8 @@ def rows_of(*lengths: int) -> tuple[BatchedRows, list[list[int]]]:
     return rows, kept
 
 
-def assert_goes_on(rows: BatchedRows, kept: list[list[int]]) -> None:
-    """The next token's logits are those of each row alone."""
+def assert_equal_to_single_rows(rows: BatchedRows, kept: list[list[int]]) -> None:
+    """Check that the next token's logits are those of each row alone."""
     logits = rows.forward(mx.array([[9]] * len(kept)))
     for row, tokens in enumerate(kept):
         single = make_prompt_cache(rows.model)

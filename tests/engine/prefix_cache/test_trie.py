@@ -192,7 +192,7 @@ def test_quantised_keys_can_be_taken_apart(name: str, kv_bits: int) -> None:
 
 def test_a_cache_that_does_not_go_on_as_it_did_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.kv_cache.probes.take_state", lambda _: [None] * 9)
-    assert "cannot be taken apart" in str(prefix_fault(make_model("gemma3_text")))
+    assert "cannot be split and rebuilt" in str(prefix_fault(make_model("gemma3_text")))
 
 
 class Chat:
