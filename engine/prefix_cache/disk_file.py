@@ -1,6 +1,6 @@
-"""One stretch of a prompt or answer in a file: its tokens, their strip, and the state behind them.
+"""Read and write one prefix file: a run of tokens, their KV slice, and the state after the last of them.
 
-The format is safetensors. What stands before the stretch is in another file, which this one names.
+The format is safetensors. The tokens before the run are in another file, the parent, which the header names.
 """
 
 import re
@@ -20,23 +20,26 @@ from engine.kv_cache.slices import KVSlice, State
 FORMAT = "reprise prefix 1"
 SUFFIX = ".prefix"
 NAME_PATTERN = rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}"
-"""Every such file's, as a regular expression."""
+"""A regular expression for the names of prefix files."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Stored = tuple[str, Array]
-"""An array's MLX type and its numbers, of a type that numpy knows, in memory that MLX does not own."""
+"""The name of an array's MLX dtype, and its numbers in a dtype that numpy has, in memory not owned by MLX."""
 
 
 class PrefixFileError(Exception):
-    """A file is not what it should be; the message says in which way."""
+    """A file is not a usable prefix file; the message names it and says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What is known of a file without reading its arrays.
+    """What is known about a file without reading its KV slice and state.
 
-    fingerprint: names the model and all else that must agree. parent: name of the file with what stands
-    before, "" if nothing does. start: tokens that stand before. tokens: (n,) int32, the file's own.
+    fingerprint: identifies the model and everything else that must agree.
+    parent: name of the file with the tokens before this one's; "" if there are none.
+    start: number of tokens before this file's own.
+    tokens: (n,) int32, the file's own tokens.
+    has_state: whether the file has state after its last token.
     """
 
     fingerprint: str
@@ -48,36 +51,36 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A file's arrays. state has None where the model keeps nothing."""
+    """A file's arrays. state: None in place of an array that the caches had not set."""
 
     kv_slice: list[Stored]
     state: list[Stored | None]
 
 
 def to_stored(array: mx.array) -> Stored:
-    """A copy that any thread may use. The array is evaluated."""
+    """Evaluate an array and return a copy that any thread may use."""
     kind = str(array.dtype).rpartition(".")[2]
     # numpy has no bfloat16.
     return kind, np.array(array.view(mx.uint16) if kind == "bfloat16" else array)
 
 
 def from_stored(one: Stored) -> mx.array:
-    """The array that stored() was given."""
+    """Return the array that to_stored() was given."""
     kind, numbers = one
     array = mx.array(numbers)
     return array.view(mx.bfloat16) if kind == "bfloat16" else array
 
 
 def copy_contents(kv_slice: KVSlice, state: State) -> Contents:
-    """Copies of arrays, which are evaluated."""
+    """Evaluate the arrays and copy them."""
     mx.eval(kv_slice, state)
     return Contents([to_stored(a) for a in kv_slice], [None if a is None else to_stored(a) for a in state])
 
 
 def write(path: Path, header: Header, contents: Contents) -> int:
-    """Write the file whole or not at all, also if the power fails; returns its bytes. Raises OSError.
+    """Write the whole file or nothing, even if the power fails; return its bytes. Raises OSError.
 
-    Only its owner may read it: it holds what people wrote.
+    Only the owner can read the file, because it holds what users wrote.
     """
     arrays = {f"strip {i}": one for i, one in enumerate(contents.kv_slice)}
     arrays |= {f"state {i}": one for i, one in enumerate(contents.state) if one is not None}
@@ -99,7 +102,7 @@ def write(path: Path, header: Header, contents: Contents) -> int:
 
 
 def read_header(path: Path) -> Header:
-    """Raises PrefixFileError if it is no such file, or cannot be read."""
+    """Read a file's header. Raises PrefixFileError if it cannot be read or is not a prefix file."""
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = _metadata(file, path.name)
@@ -112,7 +115,7 @@ def read_header(path: Path) -> Header:
 
 
 def read(path: Path) -> Contents:
-    """All arrays of a file. Raises PrefixFileError if it cannot be read or is damaged."""
+    """Read all arrays of a file. Raises PrefixFileError if it cannot be read or is damaged."""
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = _metadata(file, path.name)
