@@ -16,7 +16,7 @@ class Sampling:
 
     seed: any integer; its lowest 64 bits count.
     temperature: >= 0; 0 chooses the likeliest token.
-    top_p: in [0, 1]; keep the fewest likeliest tokens that have this probability in sum; 1 means no limit.
+    top_p: in [0, 1]; keep the smallest set of likeliest tokens that reaches this sum; 1 means no limit.
     top_k: keep this many of the likeliest tokens; 0, or at least the vocabulary's size, means no limit.
     min_p: in [0, 1]; keep tokens at least this many times as probable as the likeliest; 0 means no limit.
         The three filters apply to the distribution at temperature: top_k first, then top_p, then min_p.

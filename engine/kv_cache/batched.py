@@ -5,7 +5,7 @@ Row r of the batch uses slot r; slots past the last row are spare. The token at 
 column i:
 
     columns [0, lengths[r])               the row's tokens
-    columns [lengths[r], dirty_ends[r])   leftovers of rejected drafts: any numbers, NaN included
+    columns [lengths[r], dirty_ends[r])   leftovers of rejected drafts and failed forwards: any numbers, even NaN
     columns [dirty_ends[r], columns)      values are zero; keys may be anything
 
 Attention masks every column past a row's length. A masked key has no effect, but a masked value is still
@@ -19,7 +19,7 @@ A forward of width w writes row r's new tokens to columns [lengths[r], lengths[r
 - Rows of different lengths (*ragged*): each row is written at its own columns, and the offset is an array of
   shape (rows,). The write is num_cleared columns longer, with values of zero, to erase all leftovers.
 
-So rolling back a row only lowers its length, and adding or removing a row copies one row, never the others.
+So rolling back a row only lowers its length, and adding or removing a row copies at most one row.
 """
 
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ class RowLengths:
         dirty = max(end - length for end, length in zip(self.dirty_ends, self.lengths, strict=True))
         # Rows of equal length read only columns that hold their tokens or are written by this forward.
         self.num_cleared = 0 if self.uniform else max(0, dirty - self.width)
-        # Set before the forward runs: one that fails halfway has written up to here.
+        # Now, and not when the forward ends: one that fails halfway has written up to here.
         ends = [length + self.width for length in self.lengths]
         self.dirty_ends = [max(pair) for pair in zip(self.dirty_ends, ends, strict=True)]
         if self.uniform:

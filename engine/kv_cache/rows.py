@@ -66,7 +66,7 @@ class Rows(Protocol):
         """Copy the keys and values of a row's tokens [start, end), not yet evaluated. See slices.py."""
 
     def state(self, row: int) -> State:
-        """Copy what KV slices do not cover of a row's caches, as it is now. See slices.py."""
+        """Copy the part of a row's caches that KV slices do not cover, as it is now. See slices.py."""
 
 
 class BatchedRows:
@@ -142,7 +142,7 @@ class BatchedRows:
     ) -> mx.array:
         """Run one forward over right-padded rows. Padding lands past a row's end, where it is masked."""
         width = max(map(len, fed))
-        # Pad with the row's own last token: it is in the vocabulary, and the model takes it anyway.
+        # Pad with the row's own last token, which is surely a valid id.
         padded = [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in fed]
         return self._forward(mx.array(padded), [len(tokens) for tokens in fed])
 

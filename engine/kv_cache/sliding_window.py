@@ -25,8 +25,8 @@ class WindowKVCache:
     can reach any more are dropped from its front.
 
     What a forward reads starts at a multiple of BLOCK_TOKENS and is masked down to each token's window. So a
-    key always falls into the same lane of a vectorised sum, however many tokens are fed at once, and the
-    result does not depend on the width.
+    key always falls into the same lane of a vectorised sum, and rounding does not depend on how many tokens
+    are fed at once.
     """
 
     def __init__(self, window: int) -> None:

@@ -1,7 +1,7 @@
 """Store prefixes in files, the second tier of the prefix cache, so that they survive a restart.
 
-The index belongs to the engine's thread. One thread of its own reads and writes the files, in the order in
-which they were requested, so a prefix can be loaded as soon as save() has returned.
+The index belongs to the engine's thread. A separate thread reads and writes the files, one after the other in
+the order requested, so a prefix can be loaded as soon as save() has returned.
 """
 
 import hashlib
@@ -105,7 +105,7 @@ class PrefixStore:
     def start_load(self, prompt: Sequence[int]) -> Loading:
         """Start reading the tokens that match() counts."""
         record, length = self._longest_match(np.asarray(prompt, np.int32)[:-1], self._needs_state)
-        records = list(_path_from(record))[::-1]
+        records = list(_with_ancestors(record))[::-1]
         ends = [child.header.start for child in records[1:]] + [length]
         now = time.time()
         for one in records:
@@ -255,7 +255,7 @@ def _read(path: Path, used_at: float) -> Contents | Exception:
         return fault
 
 
-def _path_from(record: _Record | None) -> Iterator[_Record]:
+def _with_ancestors(record: _Record | None) -> Iterator[_Record]:
     """Yield a file, its parent, and so on up to the file with the first token."""
     while record:
         yield record

@@ -109,7 +109,7 @@ class PrefixCache:
             self._touch(last)
             return
         kv_slice = cut(matched, len(added)) if matched < len(added) else []
-        path_bytes = sum(num_bytes(node.kv_slice) for node in _path_from(last))
+        path_bytes = sum(num_bytes(node.kv_slice) for node in _with_ancestors(last))
         if path_bytes + num_bytes(kv_slice) + num_bytes(state) > self.budget_bytes:
             return
         mx.eval(kv_slice, state)
@@ -142,7 +142,7 @@ class PrefixCache:
             return None
         self._hits += 1
         self._touch(node)
-        path = list(_path_from(node))[::-1]
+        path = list(_with_ancestors(node))[::-1]
         kv_slices = [one.kv_slice for one in path if one.kv_slice]
         if kv_slices and length < node.end:
             kv_slices[-1] = [array[:, :, : length - node.end] for array in kv_slices[-1]]
@@ -227,7 +227,7 @@ class PrefixCache:
         self._num_arrays += sign * len(arrays)
 
 
-def _path_from(node: _Node | None) -> Iterator[_Node]:
+def _with_ancestors(node: _Node | None) -> Iterator[_Node]:
     """Yield a node, its parent, and so on up to the root."""
     while node:
         yield node

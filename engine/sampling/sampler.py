@@ -92,7 +92,7 @@ def needs_penalties(sampling: Sampling) -> bool:
 
 
 class Sampler:
-    """The sampling of one set of rows; replaced whenever a row is added or removed.
+    """The sampling settings of one set of rows, as arrays; replaced whenever a row is added or removed.
 
     rows: (rows,) each row's settings and its penalties, None if it has none.
     """
@@ -179,7 +179,7 @@ def keep_likely(logits: mx.array, top_k: mx.array, top_p: mx.array, min_p: mx.ar
     probabilities = mx.softmax(ordered, axis=-1)
     before = mx.cumsum(probabilities, axis=-1) - probabilities
     # The sum has rounding errors. A row without top_p may be here because of another row's filters, and must
-    # not lose tokens to them.
+    # not lose tokens to rounding.
     within = (top_p >= 1) | (before < top_p)
     kept = (rank == 0) | (within & (probabilities >= min_p * probabilities[:, :1]))
     lowest = mx.min(mx.where(kept, ordered, mx.inf), axis=-1, keepdims=True)
