@@ -5,7 +5,7 @@ Row r of the batch uses slot r; slots past the last row are spare. The token at 
 column i:
 
     columns [0, lengths[r])               the row's tokens
-    columns [lengths[r], dirty_ends[r])   leftovers of rejected drafts and failed forwards: any numbers, even NaN
+    columns [lengths[r], dirty_ends[r])   leftovers of rejected drafts or failed forwards: anything, even NaN
     columns [dirty_ends[r], columns)      values are zero; keys may be anything
 
 Attention masks every column past a row's length. A masked key has no effect, but a masked value is still

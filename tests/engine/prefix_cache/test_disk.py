@@ -161,9 +161,9 @@ def test_a_damaged_file_is_a_miss(harm: str, tmp_path: Path) -> None:
             parent.unlink()
     # One store that started before the damage, and one that starts after it.
     for store in (running, CheckedStore(tmp_path)):
-        length = store.start_load(*TOKENS, *range(500, 600), 9)
+        length = store.load(*TOKENS, *range(500, 600), 9)
         assert length in ((0,) if harm == "parent gone" else (0, 100))
-        assert store.start_load(*TOKENS, 9) == (0 if harm == "parent gone" else 100)
+        assert store.load(*TOKENS, 9) == (0 if harm == "parent gone" else 100)
         store.store.close()
 
 
