@@ -1,6 +1,6 @@
-"""What crosses the thread line: a request on its way in, events on their way out.
+"""Define the data that the server and the engine exchange: requests, events, errors, status and counts.
 
-Plain frozen data and no MLX, so that the server and tests can import it anywhere.
+It crosses between threads, so it is plain and frozen. It imports no MLX, so that the server can use it.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,14 +12,19 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one request's tokens are chosen. Every token's noise has the key (seed, absolute position).
+    """How one request's tokens are chosen. A token's noise depends only on seed and absolute position.
 
-    temperature: >= 0; 0 takes the likeliest token.
-    top_k: 0 means no limit, as does anything from the vocabulary's size on.
-    top_p, min_p: in [0, 1]; 1 and 0 mean no limit. Filters apply to the distribution at temperature.
-    presence_penalty, frequency_penalty: subtracted for tokens generated so far (as OpenAI does).
-    repetition_penalty: > 0; divides or multiplies the logits of tokens in prompt and answer (1 = off).
-    logit_bias: (token id, added logit) pairs.
+    seed: any integer; its lowest 64 bits count.
+    temperature: >= 0; 0 chooses the likeliest token.
+    top_p: in [0, 1]; keep the smallest set of likeliest tokens that reaches this sum; 1 means no limit.
+    top_k: keep this many of the likeliest tokens; 0, or at least the vocabulary's size, means no limit.
+    min_p: in [0, 1]; keep tokens at least this many times as probable as the likeliest; 0 means no limit.
+        The three filters apply to the distribution at temperature: top_k first, then top_p, then min_p.
+    presence_penalty: subtracted from the logit of each token that occurs in the answer so far.
+    frequency_penalty: subtracted from a token's logit once per occurrence in the answer so far.
+    repetition_penalty: > 0; divides positive logits, and multiplies the others, of each token that occurs in
+        the prompt or the answer so far; 1 means no penalty.
+    logit_bias: (token id, number added to its logit) pairs.
     """
 
     seed: int
@@ -38,9 +43,11 @@ DraftType = Literal["auto", "none", "ngram-simple", "ngram-mod", "suffix", "draf
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """What one request says about drafting.
+    """One request's settings for drafting.
 
-    type: None for the server's own setting. max_tokens: most tokens of one draft; None for the server's.
+    type: which drafters to use; None for the server's setting.
+    max_tokens: maximum tokens of one draft, if lower than the server's; 0 for no drafts, None for the
+        server's.
     """
 
     type: DraftType | None = None
@@ -49,10 +56,10 @@ class DraftChoice:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must be; every token of it is chosen among those that keep to this.
+    """A grammar that an answer must match. Each token is chosen among those that the grammar allows.
 
     kind: what text is: a JSON schema, a regular expression, or a grammar in Lark's syntax, as llguidance
-        reads it.
+        reads them.
     """
 
     kind: Literal["json_schema", "regex", "lark"]
@@ -60,22 +67,25 @@ class Grammar:
 
 
 class GrammarError(ValueError):
-    """A grammar cannot be used; the message names what in it is at fault."""
+    """A grammar cannot be used; the message says which part of it is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to generate. What it holds has been validated; the engine trusts it.
+    """One sequence to generate. The server has validated all fields; the engine does not check them again.
 
-    id: unique among live requests; cancel() takes it.
-    prompt: (n,) token ids, 1 <= n < context.
-    max_tokens: >= 1, and n + max_tokens <= context.
+    id: unique among the requests that have not ended; Engine.cancel() takes it.
+    prompt: (n,) token ids, 1 <= n < ModelInfo.context_tokens.
+    max_tokens: maximum tokens of the answer, >= 1; n + max_tokens <= ModelInfo.context_tokens.
+    sampling: how tokens are chosen.
     stop: strings that end the answer and are not part of it.
-    draft: how to draft. prediction: token ids of the answer that the client expects; often none.
-    tenant: whose request it is; what others said is never drafted for it where tenants are kept apart.
-    grammar: what the answer must be.
-    top_logprobs: how many alternatives to each token to tell, with its own log probability; None for none of
-        it. prompt_logprobs: the same of the prompt's tokens, in a first delta without text.
+    draft: settings for drafting.
+    prediction: token ids of the answer that the client expects; empty if it gave none.
+    tenant: whose request this is. If the server separates tenants, no tenant's text is drafted for another.
+    grammar: what the answer must match; None for no constraint.
+    top_logprobs: number of likeliest tokens to report at each position of the answer, besides the log
+        probability of the token itself. 0 for that alone, None for no log probabilities.
+    prompt_logprobs: whether to report the same for the prompt's tokens, in a first Delta without text.
     """
 
     id: str
@@ -95,17 +105,21 @@ class GenerationRequest:
 class DraftingReport:
     """What drafting did for one sequence.
 
-    num_forwards: forwards that its tokens took, prefill not counted.
-    by_source: (drafter, drafted tokens, accepted tokens) for each that drafted.
-    by_position: (drafted, accepted) for the first token of all drafts, the second, and so on.
-    accepted_prediction, rejected_prediction: tokens drafted from the client's prediction.
-    origins: (source, number of tokens) of the answer in order; "model" for what no draft foretold.
-    drafter_s: seconds that drafters, the draft model included, took while it was decoded. drafter_open_s:
-        those before its first token, when they read the prompt.
-    strategy: how the draft model's drafts were translated, None if it did not read the prompt. translation:
-        what became of them, by the names of TranslationCounts.
-    gate_score: repetition of the prompt, None if it was not asked. gate_decision: "lookup", "draft-model"
-        or "plain". gate_reason: why, in words.
+    num_drafted, num_accepted: drafted tokens that the target model checked, and those it accepted.
+    num_forwards: forward passes that decoding the answer took, without prefill.
+    by_source: (drafter, drafted tokens, accepted tokens) for each drafter that drafted.
+    by_position: (drafted, accepted) for the first token of all drafts, for the second, and so on.
+    accepted_prediction, rejected_prediction: checked tokens from the client's prediction.
+    origins: (source, number of tokens) for each run of the answer, in order. source is the drafter for
+        accepted tokens and "model" for all others.
+    drafter_s: seconds that drafters, the draft model included, took while the answer was decoded.
+    drafter_open_s: seconds that they took to read the prompt, before the first token.
+    strategy: how the draft model's drafts were translated; None if the draft model did not read the prompt.
+    translation: number of drafts by what translation did with them; keys as in TranslationCounts, empty if
+        none were translated.
+    gate_score: how repetitive the prompt is; None if it was not scored.
+    gate_decision: which drafters were chosen: "lookup", "draft-model", or "plain" for none.
+    gate_reason: why, in words.
     """
 
     num_drafted: int = 0
@@ -127,12 +141,14 @@ class DraftingReport:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts and times of one sequence, from submission to its end.
+    """Counts and times of one sequence. Times are in seconds since its submission.
 
-    num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
-    queue_s, prefill_s, first_token_s: from submission to admission, to the end of the prompt's computation,
-        and to the first committed token.
-    total_s: from submission to the end.
+    num_prompt_tokens: tokens of the prompt.
+    num_cached_tokens: prompt tokens that were not computed because their keys and values were cached.
+    num_completion_tokens: tokens of the answer, an end-of-answer token included.
+    queue_s: until admission. prefill_s: until prefill was complete. first_token_s: until the first token was
+        committed. total_s: until the end. If the sequence ended before one of these, its end counts.
+    drafting: what drafting did.
     """
 
     num_prompt_tokens: int = 0
@@ -146,7 +162,7 @@ class Usage:
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Tokens after the first one over the time they took; 0 if there were none."""
+        """The tokens after the first, per second since the first; 0 if there were none."""
         spent_s = self.total_s - self.first_token_s
         return (
             (self.num_completion_tokens - 1) / spent_s
@@ -157,24 +173,25 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token, and how likely it was: log of its probability at temperature 1, as the model itself says.
+    """A token and its log probability, at temperature 1, before penalties, bias, grammar and filters.
 
-    logprob: None for the first token of a prompt.
-    piece: its own bytes; several tokens may make one character.
-    top: (token id, piece, logprob) of the likeliest tokens at its place, the likeliest first.
+    token_bytes: the bytes of the token; one character may take several tokens.
+    logprob: natural logarithm; None for the first token of a prompt.
+    top: (token id, token bytes, logprob) of the likeliest tokens at this position, the likeliest first.
     """
 
     token: int
-    piece: bytes
+    token_bytes: bytes
     logprob: float | None
     top: tuple[tuple[int, bytes, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Newly committed text, never part of a character, never part of a stop string.
+    """Newly committed text: whole characters, and never any part of a stop string.
 
-    logprobs: of the tokens that brought it, where the request wants them. Without text only to bring those.
+    text: empty only if there are logprobs.
+    logprobs: of the tokens committed with this text; empty unless the request asks for them.
     """
 
     text: str
@@ -184,10 +201,11 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The good end of a sequence.
+    """The terminal event of a sequence that succeeded.
 
-    tokens: ids of the whole answer, with the end-of-answer token if it came.
-    stop: the stop string that ended it, if one did.
+    reason: "stop" after an end-of-answer token or a stop string, "length" after max_tokens tokens.
+    tokens: ids of the whole answer, with the end-of-answer token if there was one.
+    stop: the stop string that ended the answer; None if none did.
     """
 
     reason: FinishReason
@@ -199,10 +217,12 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The bad end of a sequence.
+    """The terminal event of a sequence that did not succeed.
 
-    kind: "request" when this request failed and others go on; "engine" when the engine is dead;
-    "draining" when it was still waiting as the engine stopped; "cancelled" when it was told to end.
+    kind: "request" if only this request failed; "engine" if the engine is dead; "draining" if the engine
+        stopped before the request was admitted or finished; "cancelled" after Engine.cancel().
+    message: why, in words for the client.
+    usage: up to the failure.
     """
 
     kind: Literal["request", "engine", "draining", "cancelled"]
@@ -213,18 +233,18 @@ class Failed:
 
 Event = Delta | Finished | Failed
 Sink = Callable[[Event], None]
-"""Takes a sequence's events, on the engine's thread: must not block and must not raise."""
+"""Receives a sequence's events, on the engine's thread: it must not block and must not raise."""
 
 
 RETRY_AFTER_S = 1.0
-"""When to try again where nothing says it better."""
+"""Seconds after which to retry if there is no better estimate."""
 
 
 class EngineError(Exception):
-    """The engine cannot take a request; code says why.
+    """The engine refuses a request.
 
-    code: "engine_dead", "queue_full" or "draining".
-    retry_after_s: when it may be worth trying again.
+    code: why: "engine_dead", "queue_full" or "draining".
+    retry_after_s: seconds after which a retry may succeed.
     """
 
     def __init__(
@@ -239,34 +259,43 @@ class EngineError(Exception):
 
 
 class SharedTableError(Exception):
-    """What drafters remember across requests cannot be shown, saved or loaded; the message says why."""
+    """The shared n-gram table cannot be shown, saved or loaded; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Why a context is shorter than the model's own: what memory there is for a row, and what rows take.
+    """How memory limits the context to less than the model's own.
 
-    room_bytes: for everything but weights. most_tokens: of a sequence for which there is room; it takes
-    taken_bytes with all that computing it needs, and every further token takes token_bytes.
+    room_bytes: memory for everything but weights.
+    max_tokens: tokens of the longest sequence that fits.
+    sequence_bytes: memory that such a sequence takes, computing it included.
+    token_bytes: memory that each further token would take.
     """
 
     room_bytes: int
     max_tokens: int
-    taken_bytes: int
+    sequence_bytes: int
     token_bytes: float
 
     def bytes_of(self, num_tokens: int) -> int:
-        """What a longer sequence would take."""
-        return self.taken_bytes + round((num_tokens - self.max_tokens) * self.token_bytes)
+        """Estimate the memory that a longer sequence would take."""
+        return self.sequence_bytes + round((num_tokens - self.max_tokens) * self.token_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the server tells people about the loaded model.
+    """The loaded model, as the server shows it.
 
-    memory_limit: what keeps the context from being as long as the model's own, if memory does.
-    draft_strategy: how drafts of the draft model are translated, None if there is none.
-    fingerprint: the same for the same weights and configuration, computed by the same version of MLX.
+    name: as the API shows it. architecture: mlx-lm's name of the model type; "unknown" if not configured.
+    context_tokens: maximum tokens of prompt and answer together.
+    vocab_size: number of token ids. num_parameters: numbers stored in all weight arrays.
+    weight_bytes: memory that the weights take.
+    dtype: of the first weight array, or the bits if quantised, for example "bfloat16" or "4-bit".
+    device: what computes, for example "Apple M4 Pro (Metal)". memory_bytes: its memory; 0 if unknown.
+    loaded_s: seconds that loading took.
+    fingerprint: equal for equal weights and configuration under the same version of MLX.
+    memory_limit: how memory limits context_tokens; None if it does not.
+    draft_strategy: how the draft model's drafts are translated; None without a draft model.
     """
 
     name: str
@@ -289,9 +318,10 @@ class ModelInfo:
 class EngineStatus:
     """A snapshot for /health.
 
-    state: "stalled" while requests wait and nothing has gone on for stall_seconds.
-    fault: why it is dead or stalled.
-    retry_after_s: when a request that is refused now may be worth trying again.
+    state: "stalled" while requests wait and there has been no progress for stall_seconds.
+    num_running: requests that have been admitted. num_waiting: requests in the queue.
+    fault: why the engine is dead or stalled; None if it is neither.
+    retry_after_s: seconds after which a request that is refused now may be accepted.
     """
 
     state: Literal["loading", "ready", "draining", "stalled", "dead"]
@@ -302,17 +332,20 @@ class EngineStatus:
 
 
 GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds of the buckets that times between tokens are counted in."""
+"""Upper bounds, in seconds, of the buckets for inter-token gaps."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
-    """What the engine has counted since its start, and the memory that MLX holds.
+    """What the engine has counted since it started, and the memory that MLX holds.
 
-    gaps_up_to: how many times between two tokens of a sequence were at most GAP_BOUNDS_S[i], and last all of
-        them. Tokens of one step come together, so all but its first have a gap of 0.
-    gap_sum_s: those times added up.
-    active_bytes, peak_bytes, cache_bytes: in use now, the most ever in use, and kept to be used again.
+    num_failed_steps, num_preemptions, num_stalls: as in EngineStats.
+    gaps_up_to: cumulative counts of the times between consecutive tokens of a sequence: gaps_up_to[i] counts
+        those of at most GAP_BOUNDS_S[i], and the last entry counts all. Tokens of one step are committed
+        together, so all but the first have a gap of 0.
+    gap_sum_s: sum of all gaps, in seconds.
+    active_bytes: memory in use now. peak_bytes: the maximum ever in use. cache_bytes: freed memory that MLX
+        keeps for reuse.
     """
 
     num_failed_steps: int = 0

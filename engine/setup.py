@@ -7,8 +7,8 @@ from functools import partial
 
 from config.settings import Settings
 from engine.batch import Batch
-from engine.kv_cache.per_row import is_recurrent, kv_bits_fault, leaves, make_caches
-from engine.kv_cache.probes import can_batch, rollback_fault
+from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
+from engine.kv_cache.probes import can_batch, kv_bits_fault, rollback_fault
 from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
 from engine.model.vocabulary import VocabularyError
 from engine.scheduler.draft_prompts import DraftPrompts

@@ -1,4 +1,4 @@
-"""What the engine counts while it works. Written on its thread, read on any."""
+"""Count what the engine does. Written on the engine's thread, read on any."""
 
 from bisect import bisect_left
 from itertools import accumulate
@@ -10,10 +10,11 @@ from engine.request import GAP_BOUNDS_S, EngineCounts
 
 
 class EngineStats:
-    """Counts since the engine's start.
+    """Counts since the engine started.
 
-    num_failed_steps: steps that raised. num_preemptions: rows that had to make room and began again later.
-    num_stalls: times that nothing went on while work was there.
+    num_failed_steps: steps that raised.
+    num_preemptions: sequences that were stopped to free memory, to start over later.
+    num_stalls: times that the watchdog found work to do and no progress.
     """
 
     def __init__(self) -> None:
@@ -24,20 +25,22 @@ class EngineStats:
         self._gap_sum_s = 0.0
 
     def add_tokens(self, num_tokens: int, last_at: float) -> float:
-        """A step brought a sequence tokens: count the time since its last one, and return the time now.
+        """Count a step's tokens for one sequence by the time since its previous token; return the time now.
 
-        last_at: when that came, by perf_counter(); 0 if these are its first.
+        num_tokens: tokens committed by the step, >= 1.
+        last_at: when the sequence's previous token was committed, by perf_counter(); 0 if it had none.
+        Returns perf_counter().
         """
         now = perf_counter()
         if last_at:
             self._gaps[bisect_left(GAP_BOUNDS_S, now - last_at)] += 1
             self._gap_sum_s += now - last_at
-        # Tokens of one step have no time between them.
+        # Tokens of one step are committed together, with gaps of 0.
         self._gaps[0] += num_tokens - 1
         return now
 
     def counts(self) -> EngineCounts:
-        """All of it, with the memory that MLX holds now."""
+        """Return all counts, and the memory that MLX holds now."""
         return EngineCounts(
             num_failed_steps=self.num_failed_steps,
             num_preemptions=self.num_preemptions,

@@ -1,4 +1,4 @@
-"""Keys, values and recurrent state of the rows: one forward pass over all of them, and exact rollback.
+"""The rows' keys, values and recurrent state: one forward pass over all rows, and exact rollback.
 
-Nothing here knows of requests, drafts or text; it sees token ids, lengths and arrays.
+Nothing here knows about requests, drafts or text: the modules see token ids, lengths and arrays.
 """

@@ -1,7 +1,7 @@
-"""One row's caches: made for a model, taken apart, and taken back to what they held before.
+"""Make one row's caches for a model, and roll them back.
 
-Plain, quantised and window caches are cut by a subtraction. Recurrent state cannot be cut, but MLX arrays
-are immutable: keeping the old ones is keeping references.
+Plain, quantised and window caches are trimmed by subtracting from a length. Recurrent state cannot be
+trimmed. A snapshot of it only needs references to its arrays, because MLX arrays are immutable.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,69 +21,60 @@ from mlx_lm.models.cache import (
 from engine.kv_cache.sliding_window import WindowKVCache
 
 GROUP_SIZES = (64, 128, 32)
-"""Group sizes that MLX can quantise with, the usual one first."""
+"""Group sizes that MLX can quantise with, in order of preference."""
 
 Caches = list[Any]
-"""One row's caches in mlx-lm's form, a cache a layer."""
+"""One row's caches in mlx-lm's form: one cache per layer."""
 
 
 class FittedQuantizedKVCache(QuantizedKVCache):
-    """mlx-lm's quantised keys and values, with a group size that fits the heads it is given."""
+    """mlx-lm's quantised keys and values, with a group size that divides the dimensions of the heads."""
 
     def __init__(self, bits: int) -> None:
         super().__init__(bits=bits)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
-        """As mlx-lm's. Raises ValueError if no group size divides the heads."""
+        """Do what mlx-lm's cache does. Raises ValueError if no group size divides the heads' dimensions."""
         if self.keys is None:
             dims = keys.shape[-1], values.shape[-1]
             fitting = [size for size in GROUP_SIZES if not any(dim % size for dim in dims)]
             if not fitting:
-                raise ValueError(f"keys and values of {dims} numbers cannot be quantised in groups of 32")
+                raise ValueError(
+                    f"keys and values with {dims} numbers per head cannot be quantised in groups of 32"
+                )
             self.group_size = fitting[0]
         return super().update_and_fetch(keys, values)
 
     def restore(self, keys: Sequence[mx.array], values: Sequence[mx.array], offset: int) -> None:
-        """Hold keys and values of offset tokens, quantised as this cache does it, three arrays each."""
+        """Set the keys and values of offset tokens, quantised as this cache does it: three arrays each."""
         packed, scales, _ = keys
         group_size = packed.shape[-1] * 32 // self.bits // scales.shape[-1]
         self.state = tuple(keys), tuple(values), offset, group_size, self.bits
 
 
 def make_caches(model: Any, kv_bits: int | None = None) -> Caches:
-    """Empty caches for one row to prefill.
+    """Make empty caches for one row to prefill.
 
-    kv_bits: quantise full attention's keys and values to that many bits; windows and state stay as they are.
+    kv_bits: quantise keys and values of full attention to that many bits; None for no quantisation. Sliding
+        windows and recurrent state are never quantised.
     """
-    return [_own(cache, kv_bits) for cache in make_prompt_cache(model)]
+    return [_substitute(cache, kv_bits) for cache in make_prompt_cache(model)]
 
 
-def _own(cache: Any, kv_bits: int | None) -> Any:
+def _substitute(cache: Any, kv_bits: int | None) -> Any:
+    """Return our own cache in place of mlx-lm's where there is one, else mlx-lm's."""
     if type(cache) is RotatingKVCache and not cache.keep:
         return WindowKVCache(cache.max_size)
     if type(cache) is CacheList:
-        # What such a list calls keys and values may be anything, so it is not quantised.
-        return CacheList(*(_own(child, None) for child in cache.caches))
+        # A layer with several caches may store anything as keys and values, so they are not quantised.
+        return CacheList(*(_substitute(child, None) for child in cache.caches))
     if type(cache) is KVCache and kv_bits is not None:
         return FittedQuantizedKVCache(kv_bits)
     return cache
 
 
-def kv_bits_fault(model: Any, kv_bits: int) -> str | None:
-    """Why this model's keys and values cannot be quantised, in one sentence; None if they can be: tried."""
-    caches = make_caches(model, kv_bits)
-    if not any(isinstance(cache, FittedQuantizedKVCache) for cache in caches):
-        return "it has no plain keys and values to quantise"
-    try:
-        mx.eval(model(mx.array([[1, 2]]), cache=caches))
-    # Model code that does not know quantised caches fails here in its own way.
-    except Exception as fault:
-        return str(fault)
-    return None
-
-
 def leaves(caches: Sequence[Any]) -> Iterator[Any]:
-    """The caches themselves and, in place of lists of caches, those in them."""
+    """Yield all caches in order, with each list of caches replaced by its members."""
     for cache in caches:
         if isinstance(cache, CacheList):
             yield from leaves(cache.caches)
@@ -92,36 +83,37 @@ def leaves(caches: Sequence[Any]) -> Iterator[Any]:
 
 
 def arrays_of(cache: Any) -> list[mx.array]:
-    """All arrays that a cache holds now."""
+    """Return all arrays that a cache holds now."""
     flat: Any = [] if cache.empty() else tree_flatten(cache.state)
     return [leaf for _, leaf in flat if isinstance(leaf, mx.array)]
 
 
 def is_recurrent(cache: Any) -> bool:
-    """Whether it keeps state that every token overwrites."""
+    """Return whether a cache keeps state that every token overwrites."""
     return type(cache) is ArraysCache
 
 
-def is_cuttable(cache: Any) -> bool:
-    """Whether the tokens of its last update can be cut off exactly."""
+def can_trim(cache: Any) -> bool:
+    """Return whether the tokens of a cache's last update can be trimmed off exactly."""
     return type(cache) in (KVCache, FittedQuantizedKVCache, WindowKVCache)
 
 
 class Snapshot:
-    """What a row's caches hold at some length, for going back to it after the next update."""
+    """What a row's caches hold at one length, so that they can be restored after the next update."""
 
     def __init__(self, caches: Caches, length: int) -> None:
-        """caches: they hold length tokens, and are of kinds that can be cut or are recurrent."""
+        """Take a snapshot. caches: they hold length tokens, and each is recurrent or can be trimmed."""
         self.length = length
         self._caches = list(leaves(caches))
         self._states = [list(cache.cache) if is_recurrent(cache) else None for cache in self._caches]
 
-    def go_back(self, held: int, length: int) -> int:
-        """Forget all that was added past length tokens; returns how many the caches then hold.
+    def restore(self, held: int, length: int) -> int:
+        """Forget the tokens past length; return how many tokens the caches then hold.
 
-        held: tokens that the caches hold now. length: self.length <= length < held. Caches without
-        recurrent state are cut to length. With it all of them go back to self.length, since they must
-        agree, and the tokens between are to be fed again.
+        held: tokens that the caches hold now. length: self.length <= length < held.
+        Without recurrent state, all caches are trimmed to length. With it, all go back to self.length,
+        because they must agree; the caller must feed the tokens between self.length and length again.
+        Raises RuntimeError if a cache cannot be trimmed that far.
         """
         if any(state is not None for state in self._states):
             length = self.length
@@ -129,5 +121,5 @@ class Snapshot:
             if state is not None:
                 cache.cache = list(state)
             elif cache.trim(held - length) != held - length:
-                raise RuntimeError(f"a {type(cache).__name__} of {held} tokens was not cut to {length}")
+                raise RuntimeError(f"a {type(cache).__name__} of {held} tokens was not trimmed to {length}")
         return length

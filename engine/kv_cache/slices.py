@@ -1,7 +1,8 @@
-"""One row's caches taken apart, and put together again: what the prefix cache keeps of them.
+"""Split one row's caches into KV slices and state, which the prefix cache stores, and rebuild them.
 
-Of keys and values any stretch of tokens can be cut out: a *strip*. A window and recurrent *state* stand for
-all tokens up to where they were taken, and are of use at that length alone.
+A *KV slice* is the keys and values of any run of tokens, in all layers that keep every token. A *state
+snapshot* is what the other layers hold: sliding windows and recurrent state. It depends on all tokens up to
+the length at which it was taken and can be used at that length only.
 """
 
 from collections.abc import Sequence
@@ -10,52 +11,59 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, is_recurrent, leaves, make_caches
+from engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, is_recurrent, leaves
 from engine.kv_cache.sliding_window import WindowKVCache
 
 KVSlice = list[mx.array]
-"""Of every layer that keeps them, keys and values of some tokens in a row; tokens are axis 2."""
+"""Keys and values of consecutive tokens, of each layer that keeps every token; axis 2 is the tokens.
+
+In the order of the layers: two arrays per layer, or six if quantised (packed, scales and biases of each).
+"""
 
 State = list[mx.array | None]
-"""All arrays of the layers that no strip covers, at one length."""
+"""All arrays of the layers that KV slices do not cover, at one length; None for an array not yet set."""
 
 
 def has_state(caches: Caches) -> bool:
-    """Whether strips alone do not make up these caches."""
-    return any(not _is_slice(cache) for cache in leaves(caches))
+    """Return whether these caches hold anything that KV slices do not cover."""
+    return any(not can_slice(cache) for cache in leaves(caches))
 
 
 def cut_slice(caches: Caches, start: int, end: int) -> KVSlice:
-    """Copies of what the caches keep for tokens start .. end, not yet evaluated."""
-    kept = [cache for cache in leaves(caches) if _is_slice(cache)]
-    # Views would keep the whole buffer alive.
-    return [mx.contiguous(array[:, :, start:end]) for cache in kept for array in _columns(cache)]
+    """Copy the keys and values of tokens [start, end), not yet evaluated."""
+    kept = [cache for cache in leaves(caches) if can_slice(cache)]
+    # A view would keep the whole buffer alive.
+    return [mx.contiguous(array[:, :, start:end]) for cache in kept for array in _kv_arrays(cache)]
 
 
 def sub_slice(kv_slice: KVSlice, start: int, end: int) -> KVSlice:
-    """Copies of tokens start .. end of a strip, counted from its beginning."""
+    """Copy tokens [start, end) of a KV slice, counted from the slice's first token."""
     return [mx.contiguous(array[:, :, start:end]) for array in kv_slice]
 
 
 def take_state(caches: Caches) -> State:
-    """The state as it is now; later updates of the caches do not reach it."""
+    """Copy the state as it is now; later updates of the caches do not change the copy."""
     taken: State = []
     for cache in leaves(caches):
         if isinstance(cache, WindowKVCache):
-            taken += map(mx.contiguous, cache.needed())
+            taken += map(mx.contiguous, cache.live_columns())
         elif is_recurrent(cache):
             taken += [None if array is None else mx.contiguous(array) for array in cache.cache]
     return taken
 
 
 def num_bytes(arrays: Sequence[mx.array | None]) -> int:
-    """Bytes of a strip or a state."""
+    """Return the bytes of a KV slice or a state."""
     return sum(array.nbytes for array in arrays if array is not None)
 
 
 def rebuild(empty: Caches, kv_slices: Sequence[KVSlice], state: State, length: int) -> Caches:
-    """Fill empty caches with strips that follow one another and the state behind them: length tokens."""
-    joined = iter([_concatenated(arrays) for arrays in zip(*kv_slices, strict=True)])
+    """Fill empty caches with length tokens and return them.
+
+    kv_slices: of consecutive runs of tokens, length in all; may be empty if no layer keeps every token.
+    state: at length; empty if there is none.
+    """
+    joined = iter([_concatenate(arrays) for arrays in zip(*kv_slices, strict=True)])
     states = iter(state)
     for cache in leaves(empty):
         if isinstance(cache, WindowKVCache):
@@ -71,40 +79,17 @@ def rebuild(empty: Caches, kv_slices: Sequence[KVSlice], state: State, length: i
     return empty
 
 
-def prefix_fault(model: Any, kv_bits: int | None = None) -> str | None:
-    """Why this model's caches cannot be taken apart, in one sentence; None if they can be: tried."""
-    tokens = [1, 2, 3, 4, 5, 6, 7]
-    make = lambda: make_caches(model, kv_bits)  # noqa: E731
-    kinds = {type(cache).__name__ for cache in leaves(make())}
-    if unknown := [type(cache).__name__ for cache in leaves(make()) if not _is_known(cache)]:
-        return f"it keeps a {unknown[0]}, which cannot be taken apart"
-    try:
-        plain = make()
-        model(mx.array([tokens[:4]]), cache=plain)
-        kv_slices, state = [cut_slice(plain, 0, 1), cut_slice(plain, 1, 4)], take_state(plain)
-        expected = model(mx.array([tokens[4:]]), cache=plain)
-        again = rebuild(make(), kv_slices if kv_slices[0] else [], state, 4)
-        if not mx.array_equal(expected, model(mx.array([tokens[4:]]), cache=again), equal_nan=True).item():
-            return f"its {' and '.join(sorted(kinds))} do not go on as they did"
-    except Exception as fault:
-        return f"its {' and '.join(sorted(kinds))} cannot be taken apart: {fault}"
-    return None
-
-
-def _is_known(cache: Any) -> bool:
-    return _is_slice(cache) or isinstance(cache, WindowKVCache) or is_recurrent(cache)
-
-
-def _is_slice(cache: Any) -> bool:
+def can_slice(cache: Any) -> bool:
+    """Return whether a cache keeps the keys and values of every token, so that runs of them can be copied."""
     return type(cache) in (KVCache, FittedQuantizedKVCache)
 
 
-def _columns(cache: Any) -> list[mx.array]:
-    # Quantised ones are three arrays each.
+def _kv_arrays(cache: Any) -> list[mx.array]:
+    # Quantised keys are three arrays, and so are the values.
     both = (cache.keys, cache.values)
     return [*both] if type(cache) is KVCache else [array for three in both for array in three]
 
 
-def _concatenated(arrays: Sequence[mx.array]) -> mx.array:
-    # Slicing makes an array of its own, so that what is written to it later stays out of the strip.
+def _concatenate(arrays: Sequence[mx.array]) -> mx.array:
+    # Slicing makes a new array, so that later writes by the cache do not reach the stored KV slice.
     return arrays[0][:] if len(arrays) == 1 else mx.concatenate(list(arrays), axis=2)

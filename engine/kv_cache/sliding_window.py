@@ -1,26 +1,32 @@
-"""Keys and values of a sliding window, in temporal order, so that going back is a subtraction."""
+"""Keep the keys and values of a sliding window in temporal order, so that rolling back is a subtraction."""
 
 import mlx.core as mx
 
 BLOCK_TOKENS = 64
+"""What a forward reads starts at a multiple of this position."""
+
 SLACK_TOKENS = 256
+"""Spare columns of a new buffer, so that it need not be replaced at every update."""
+
 ROLLBACK_TOKENS = 256
-"""Most tokens to forget over several updates: a draft model feeds its drafts, up to 255, one by one."""
+"""Maximum tokens to forget over several updates: a draft model feeds up to 255 drafted tokens one by one."""
 
 
-def max_columns(window: int, max_fed: int) -> int:
-    """Columns that a buffer ever has, where no update brings more than most_fed tokens."""
-    return window + BLOCK_TOKENS + max(ROLLBACK_TOKENS, max_fed) + max_fed + SLACK_TOKENS
+def max_columns(window: int, max_width: int) -> int:
+    """Return the maximum columns of a buffer if no update brings more than max_width tokens."""
+    return window + BLOCK_TOKENS + max(ROLLBACK_TOKENS, max_width) + max_width + SLACK_TOKENS
 
 
 class WindowKVCache:
-    """One row's keys and values in a layer whose tokens see the last `window` tokens, themselves included.
+    """One row's keys and values in a layer where a token sees the last `window` tokens, itself included.
 
-    It stands in for mlx-lm's RotatingKVCache and answers the same protocol. A buffer, (1, heads, capacity,
-    head_dim), holds positions base .. offset one after another; now and then what no window reaches any more
-    is dropped from its front. What a forward attends to starts at a multiple of BLOCK_TOKENS and is masked
-    down to each token's window: so a key stays in the same lane of a vectorised sum however many tokens are
-    fed at once.
+    It replaces mlx-lm's RotatingKVCache and has the same protocol. A buffer of shape (1, heads, columns,
+    head_dim) holds the positions [_base, offset) in order. When the buffer is full, positions that no window
+    can reach any more are dropped from its front.
+
+    What a forward reads starts at a multiple of BLOCK_TOKENS and is masked down to each token's window. So a
+    key always falls into the same lane of a vectorised sum, and rounding does not depend on how many tokens
+    are fed at once.
     """
 
     def __init__(self, window: int) -> None:
@@ -29,12 +35,15 @@ class WindowKVCache:
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self._base = 0
-        self._fetched_from = 0
+        self._read_start = 0
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append (1, heads, width, head_dim) and return all that this forward attends to, to be masked."""
+        """Append keys and values of (1, heads, width, head_dim); return all that this forward reads.
+
+        Returns keys and values of shape (1, heads, columns, head_dim). make_mask() masks them.
+        """
         width = keys.shape[2]
-        self._fetched_from = self._first_needed(self.offset)
+        self._read_start = self._first_needed(self.offset)
         self._reserve(width, keys, values)
         assert self.keys is not None and self.values is not None
         at = self.offset - self._base
@@ -44,28 +53,30 @@ class WindowKVCache:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """What the last update returned, for layers that share it."""
+        """Return what the last update returned, for layers that share this cache."""
         assert self.keys is not None and self.values is not None
-        start, end = self._fetched_from - self._base, self.offset - self._base
+        start, end = self._read_start - self._base, self.offset - self._base
         return self.keys[:, :, start:end], self.values[:, :, start:end]
 
-    def needed(self) -> tuple[mx.array, mx.array]:
-        """What later forwards can read: (1, heads, columns, head_dim) twice, up to the newest token."""
+    def live_columns(self) -> tuple[mx.array, mx.array]:
+        """Return what later forwards can read, up to the newest token: (1, heads, columns, head_dim) each."""
         assert self.keys is not None and self.values is not None
         start, end = self._first_needed(self.offset) - self._base, self.offset - self._base
         return self.keys[:, :, start:end], self.values[:, :, start:end]
 
     def restore(self, keys: mx.array, values: mx.array, offset: int) -> None:
-        """Hold what needed() gave when offset tokens had been fed."""
+        """Set the keys and values that live_columns() returned when offset tokens had been fed."""
         self.keys, self.values, self.offset = keys, values, offset
-        self._base = self._fetched_from = self._first_needed(offset)
+        self._base = self._read_start = self._first_needed(offset)
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """What mlx-lm's attention takes: None, "causal", or (N, columns) booleans, True where attended.
+        """Return the mask for mlx-lm's attention: None, "causal" or booleans, True where a token attends.
 
-        window_size: a narrower window than the cache's own.
+        Call it before the update of N tokens. The booleans have shape (N, columns).
+        return_array: never return None or "causal".
+        window_size: a narrower window than the cache's own; None for the cache's own.
         """
         window = min(window_size or self.window, self.window)
         end = self.offset + N
@@ -76,59 +87,61 @@ class WindowKVCache:
         return (reads <= writes) & (writes - reads < window)
 
     def trim(self, n: int) -> int:
-        """Forget the last n tokens and return n.
+        """Forget the last n tokens and return n. An n above offset counts as offset.
 
-        Always possible for those of the last update, and for ROLLBACK_TOKENS over any number of them, but
-        not back beyond restore().
-
-        Raises ValueError if the window of what is left has been dropped already.
+        The tokens of the last update can always be forgotten, and so can ROLLBACK_TOKENS over any number of
+        updates, but none from before the last restore().
+        Raises ValueError if the window of the remaining tokens has already been dropped.
         """
         n = min(n, self.offset)
         if self._first_needed(self.offset - n) < self._base:
-            raise ValueError(f"a window of {self.window} tokens at {self.offset} cannot go back by {n}")
+            raise ValueError(f"a window of {self.window} tokens at {self.offset} cannot be trimmed by {n}")
         self.offset -= n
         return n
 
     def is_trimmable(self) -> bool:
-        """Whether the tokens of the last update can be forgotten: always."""
+        """Return True: the tokens of the last update can always be forgotten."""
         return True
 
     def size(self) -> int:
-        """Tokens that the next one attends to, itself included."""
+        """Return the number of tokens that the next token attends to, itself included."""
         return min(self.offset, self.window)
 
     def empty(self) -> bool:
-        """Whether it never held anything."""
+        """Return whether the cache has never been used."""
         return self.keys is None
 
     @property
     def state(self) -> tuple[mx.array | None, mx.array | None]:
-        """The arrays that it holds."""
+        """The keys and values; None before the first use."""
         return self.keys, self.values
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays that it holds."""
+        """The bytes of the keys and values."""
         return sum(array.nbytes for array in self.state if array is not None)
 
     def _first_needed(self, position: int) -> int:
-        """Where a forward that starts at position begins to read."""
+        """Return the first position that a forward starting at position reads."""
         return max(0, position - self.window + 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
     def _reserve(self, width: int, keys: mx.array, values: mx.array) -> None:
         held = self.offset - self._base
         if self.keys is not None and held + width <= self.keys.shape[2]:
             return
-        needed = min(self._fetched_from, self._first_needed(max(0, self.offset - ROLLBACK_TOKENS)))
-        # What restore() was not given cannot be kept.
+        needed = min(self._read_start, self._first_needed(max(0, self.offset - ROLLBACK_TOKENS)))
+        # After a restore() the buffer may start later than that.
         needed = max(needed, self._base)
         dropped, self._base = needed - self._base, needed
-        self.keys = _moved(self.keys, dropped, held, width, keys)
-        self.values = _moved(self.values, dropped, held, width, values)
+        self.keys = _copy_with_room(self.keys, dropped, held, width, keys)
+        self.values = _copy_with_room(self.values, dropped, held, width, values)
 
 
-def _moved(buffer: mx.array | None, start: int, end: int, width: int, like: mx.array) -> mx.array:
-    """Columns start .. end of a buffer at the front of a new one, with room for width and some slack."""
+def _copy_with_room(buffer: mx.array | None, start: int, end: int, width: int, like: mx.array) -> mx.array:
+    """Copy columns [start, end) of a buffer to the front of a new one with room for width and slack.
+
+    buffer: None if there is none yet. like: sets the heads, head_dim and dtype.
+    """
     _, heads, _, dim = like.shape
     room = mx.zeros((1, heads, width + SLACK_TOKENS, dim), like.dtype)
     return room if buffer is None else mx.concatenate([buffer[:, :, start:end], room], axis=2)

@@ -1,4 +1,4 @@
-"""Which weights a model has: equal models have one fingerprint, others another."""
+"""Compute a fingerprint of a model's weights: the same for equal weights, different for others."""
 
 import hashlib
 from typing import Any
@@ -7,10 +7,14 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 BLOCK_WORDS = 16 * 2**20
+"""32-bit words that one sum covers."""
 
 
 def weights_fingerprint(model: Any) -> str:
-    """A digest of names, shapes, types and numbers of all parameters; reads each once, on the device."""
+    """Return a digest of the names, shapes, dtypes and numbers of all parameters: 32 hexadecimal digits.
+
+    Reads every parameter once, on the device.
+    """
     digest = hashlib.sha256()
     for name, array in sorted(dict(tree_flatten(model.parameters())).items()):
         digest.update(f"{name} {array.shape} {array.dtype} ".encode())
@@ -20,13 +24,16 @@ def weights_fingerprint(model: Any) -> str:
 
 
 def _sums(array: mx.array) -> list[int]:
-    """Of each block of the array's bytes, a sum in which every word has an odd weight of its own."""
+    """Return a sum of the words of each block of an array, in which every word has its own odd weight.
+
+    The sums are modulo 2**32.
+    """
     data = mx.contiguous(array).reshape(-1).view(mx.uint8)
     data = mx.pad(data, (0, -data.size % 4)).view(mx.uint32)
     sums = []
     for start in range(0, data.size, BLOCK_WORDS):
         block = data[start : start + BLOCK_WORDS]
-        # Multiplying by an odd number loses nothing, so no single word can change unseen.
+        # Multiplying by an odd number is invertible, so a change of any single word changes the sum.
         sums.append((block * (2 * mx.arange(block.size, dtype=mx.uint32) + 1)).sum())
     mx.eval(sums)
     return [one.item() for one in sums]  # type: ignore[misc]

@@ -1,4 +1,5 @@
-"""The caches of earlier prompts and answers, in memory as a trie over tokens and on disk as files.
+"""The prefix cache: KV slices and state of earlier prompts and answers, in memory and on disk.
 
-Nothing here decides what to look up or when to keep something; scheduler/prefix_lookup.py does that.
+trie.py is the tier in memory, disk.py the tier on disk. Neither decides what to look up or when to store
+something; scheduler/prefix_lookup.py does.
 """

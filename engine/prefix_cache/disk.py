@@ -1,7 +1,7 @@
-"""The prefix cache's second tier: files in a folder, so that a restart keeps long prompts warm.
+"""Store prefixes in files, the second tier of the prefix cache, so that they survive a restart.
 
-The index lives on the engine's thread; files are written and read on a thread of its own, one after the
-other, so what was given to be written can be read from then on.
+The index belongs to the engine's thread. A separate thread reads and writes the files, one after the other in
+the order requested, so a prefix can be loaded as soon as save() has returned.
 """
 
 import hashlib
@@ -18,25 +18,30 @@ import numpy as np
 
 from config.whole_file import remove_unfinished, unfinished_path
 from engine.kv_cache.slices import KVSlice, State, num_bytes
-from engine.prefix_cache import disk_file as prefix_file
-from engine.prefix_cache.disk_file import NAME, SUFFIX, Array, Contents, Header, PrefixFileError
-from engine.prefix_cache.trie import Cut
+from engine.prefix_cache import disk_file
+from engine.prefix_cache.disk_file import NAME_PATTERN, SUFFIX, Array, Contents, Header, PrefixFileError
+from engine.prefix_cache.trie import CutSlice
 
 log = logging.getLogger("reprise.engine")
 
 MIN_SAVED_TOKENS = 256
-"""Fewer new tokens are not worth a file; they are saved with those that follow."""
+"""Fewer new tokens are not worth a file; a later save includes them."""
 
 HEADER_BYTES = 1024
-"""What a file has beside its arrays, about."""
+"""Estimated bytes of a file besides its arrays."""
 
 MAX_UNWRITTEN_BYTES = 512 * 2**20
-"""Beyond so many bytes that wait for the disk nothing more is saved."""
+"""Nothing more is saved while more bytes than this wait to be written."""
 
 
 @dataclass(eq=False, slots=True)
 class _Record:
-    """A file. Others may go on from anywhere in it. used_at: seconds since the epoch."""
+    """A file in the index.
+
+    parent: the file that holds the tokens before this one's; None if there are none.
+    used_at: when it was last used, in seconds since the epoch.
+    children: files that continue this one, each from any token in it.
+    """
 
     path: Path
     header: Header
@@ -47,12 +52,17 @@ class _Record:
 
     @property
     def end(self) -> int:
+        """The number of tokens up to the end of this file, from the start of the prompt."""
         return self.header.start + len(self.header.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """What is being read: each file's contents, in order, and up to which token each is wanted."""
+    """A load in progress.
+
+    records: the files, from the first token on. ends: how far each file is used, as a number of tokens from
+    the start of the prompt. future: the contents of each file, or the exception that reading it raised.
+    """
 
     records: list[_Record]
     ends: list[int]
@@ -60,10 +70,13 @@ class Loading:
 
 
 class PrefixStore:
-    """Files of one model in a folder that others may share; the least recently used go first.
+    """The prefix files of one model, in a folder that other models and processes may share.
 
-    folder: made if it is not there. Raises OSError if it cannot be used.
-    fingerprint: names the model and all else on which strips depend.
+    When they exceed the budget, the least recently used files are deleted first.
+
+    folder: created if missing. Raises OSError if it cannot be used.
+    fingerprint: identifies the model and everything else that KV slices depend on.
+    needs_state: whether the model's caches hold state besides KV slices.
     """
 
     def __init__(self, folder: Path, budget_bytes: int, fingerprint: str, needs_state: bool) -> None:
@@ -77,7 +90,7 @@ class PrefixStore:
         tried = unfinished_path(folder / f"{'0' * 40}{SUFFIX}")
         tried.touch()
         tried.unlink()
-        remove_unfinished(folder, NAME)
+        remove_unfinished(folder, NAME_PATTERN)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefix-files")
         self._scan()
         self._shrink()
@@ -86,13 +99,13 @@ class PrefixStore:
         return len(self._records)
 
     def match(self, prompt: Sequence[int]) -> int:
-        """How many of the prompt's leading tokens can be had from files; never its last one."""
-        return self._best(np.asarray(prompt, np.int32)[:-1], self._needs_state)[1]
+        """Return how many of the prompt's leading tokens can be loaded from files; never its last one."""
+        return self._longest_match(np.asarray(prompt, np.int32)[:-1], self._needs_state)[1]
 
-    def load(self, prompt: Sequence[int]) -> Loading:
-        """Begin to read what match() promised."""
-        record, length = self._best(np.asarray(prompt, np.int32)[:-1], self._needs_state)
-        records = list(_up(record))[::-1]
+    def start_load(self, prompt: Sequence[int]) -> Loading:
+        """Start reading the tokens that match() counts."""
+        record, length = self._longest_match(np.asarray(prompt, np.int32)[:-1], self._needs_state)
+        records = list(_with_ancestors(record))[::-1]
         ends = [child.header.start for child in records[1:]] + [length]
         now = time.time()
         for one in records:
@@ -100,17 +113,17 @@ class PrefixStore:
         future = self._thread.submit(_read_all, [one.path for one in records], now)
         return Loading(records, ends, future)
 
-    def take(self, loading: Loading) -> tuple[Cut, State] | None:
-        """What was read, for PrefixCache.put(); None if it could not be. Waits for it if need be."""
+    def finish_load(self, loading: Loading) -> tuple[CutSlice, State] | None:
+        """Wait for a load; return the arguments for PrefixCache.put(), or None if a file cannot be read."""
         contents = []
         for record, each in zip(loading.records, loading.future.result(), strict=True):
             if isinstance(each, Exception):
-                log.warning("a kept prefix is lost: %s", each)
+                log.warning("dropped a saved prefix that cannot be read: %s", each)
                 self._forget(record)
                 return None
             contents.append(each)
         starts = [record.header.start for record in loading.records]
-        whole = [[prefix_file.restored(one) for one in each.kv_slice] for each in contents]
+        whole = [[disk_file.from_stored(one) for one in each.kv_slice] for each in contents]
 
         def cut(start: int, end: int) -> KVSlice:
             parts = []
@@ -121,26 +134,31 @@ class PrefixStore:
             return [mx.concatenate(list(arrays), axis=2) for arrays in zip(*parts, strict=True)]
 
         state = contents[-1].state if self._needs_state else []
-        return cut, [None if one is None else prefix_file.restored(one) for one in state]
+        return cut, [None if one is None else disk_file.from_stored(one) for one in state]
 
-    def save(self, tokens: Sequence[int], cut: Cut, take_state: Callable[[], State]) -> None:
-        """Have written what is not in files yet, if that is worth it."""
+    def save(self, tokens: Sequence[int], cut: CutSlice, take_state: Callable[[], State]) -> None:
+        """Start writing the tokens that are not in files yet.
+
+        Nothing is written if they are too few, too many bytes already wait for the disk, or they would take
+        more than half of the budget.
+        cut: called once, for these tokens. take_state: called once, for the state after the last token.
+        """
         added = np.asarray(tokens, np.int32)
-        parent, start = self._best(added, False)
+        parent, start = self._longest_match(added, False)
         if len(added) - start < MIN_SAVED_TOKENS or self._num_unwritten_bytes() > MAX_UNWRITTEN_BYTES:
             return
         kv_slice, state = cut(start, len(added)), take_state()
         size = num_bytes(kv_slice) + num_bytes(state) + added[start:].nbytes + HEADER_BYTES
         if size > self._budget_bytes // 2:
             return
-        # As NAME has it.
+        # NAME_PATTERN matches this name.
         name = hashlib.sha256(self._fingerprint.encode() + added.tobytes()).hexdigest()[:40] + SUFFIX
         if name in self._records:
             return
         header = Header(
             self._fingerprint, parent.path.name if parent else "", start, added[start:], bool(state)
         )
-        contents = prefix_file.contents_of(kv_slice, state)
+        contents = disk_file.copy_contents(kv_slice, state)
         record = _Record(self._folder / name, header, parent, size, time.time())
         self._add(record)
         self._writing.append((record, self._thread.submit(_write, record.path, header, contents)))
@@ -151,10 +169,10 @@ class PrefixStore:
         self._thread.shutdown()
 
     def _num_unwritten_bytes(self) -> int:
-        """Bytes that still wait for the disk, after a look at those that do not."""
+        """Return the bytes that still wait for the disk. Forgets files that could not be written."""
         for record, writing in self._writing:
             if writing.done() and (fault := writing.exception()):
-                log.warning("a prefix could not be written to %s: %s", self._folder, fault)
+                log.warning("could not write a prefix to %s: %s", self._folder, fault)
                 self._forget(record)
         self._writing = [one for one in self._writing if not one[1].done()]
         return sum(record.num_bytes for record, _ in self._writing)
@@ -163,12 +181,12 @@ class PrefixStore:
         found: dict[str, _Record] = {}
         for path in self._folder.glob(f"*{SUFFIX}"):
             try:
-                header, told = prefix_file.read_header(path), path.stat()
+                header, stat = disk_file.read_header(path), path.stat()
             except (PrefixFileError, OSError) as fault:
-                log.warning("left alone in %s: %s", self._folder, fault)
+                log.warning("ignored a file in %s: %s", self._folder, fault)
                 continue
-            found[path.name] = _Record(path, header, None, told.st_size, told.st_mtime)
-        # Parents first: a file that goes on from one that is gone is of no use.
+            found[path.name] = _Record(path, header, None, stat.st_size, stat.st_mtime)
+        # Parents first: a file whose parent is gone is useless and deleted.
         for record in sorted(found.values(), key=lambda one: one.header.start):
             name, start = record.header.parent, record.header.start
             record.parent = self._records.get(name)
@@ -182,8 +200,11 @@ class PrefixStore:
         (record.parent.children if record.parent else self._roots).append(record)
         self.num_bytes += record.num_bytes
 
-    def _best(self, tokens: Array, needs_state: bool) -> tuple[_Record | None, int]:
-        """The file with the longest beginning of tokens, and its length; with state at that very length."""
+    def _longest_match(self, tokens: Array, needs_state: bool) -> tuple[_Record | None, int]:
+        """Return the file that matches the most leading tokens, and how many; (None, 0) if none does.
+
+        needs_state: match a file only up to its end, and only if it has state there.
+        """
         best: _Record | None = None
         length, open_records = 0, [(record, 0) for record in self._roots]
         while open_records:
@@ -201,13 +222,13 @@ class PrefixStore:
         return best, length
 
     def _shrink(self) -> None:
-        """Delete what was used least recently and nothing goes on from, until the budget is kept."""
+        """Delete the least recently used files that have no children, until the rest fit the budget."""
         while self.num_bytes > self._budget_bytes:
-            last = [record for record in self._records.values() if not record.children]
-            self._forget(min(last, key=lambda record: record.used_at))
+            childless = [record for record in self._records.values() if not record.children]
+            self._forget(min(childless, key=lambda record: record.used_at))
 
     def _forget(self, record: _Record) -> None:
-        """Delete a file, and those that go on from it."""
+        """Delete a file and all that continue it."""
         for child in list(record.children):
             self._forget(child)
         if self._records.pop(record.path.name, None) is None:
@@ -218,8 +239,8 @@ class PrefixStore:
 
 
 def _write(path: Path, header: Header, contents: Contents) -> int:
-    remove_unfinished(path.parent, NAME)
-    return prefix_file.write(path, header, contents)
+    remove_unfinished(path.parent, NAME_PATTERN)
+    return disk_file.write(path, header, contents)
 
 
 def _read_all(paths: list[Path], used_at: float) -> list[Contents | Exception]:
@@ -229,12 +250,13 @@ def _read_all(paths: list[Path], used_at: float) -> list[Contents | Exception]:
 def _read(path: Path, used_at: float) -> Contents | Exception:
     try:
         os.utime(path, (used_at, used_at))
-        return prefix_file.read(path)
+        return disk_file.read(path)
     except Exception as fault:
         return fault
 
 
-def _up(record: _Record | None) -> Iterator[_Record]:
+def _with_ancestors(record: _Record | None) -> Iterator[_Record]:
+    """Yield a file, its parent, and so on up to the file with the first token."""
     while record:
         yield record
         record = record.parent

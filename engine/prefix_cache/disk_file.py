@@ -1,6 +1,6 @@
-"""One stretch of a prompt or answer in a file: its tokens, their strip, and the state behind them.
+"""Read and write one prefix file: a run of tokens, their KV slice, and the state after the last of them.
 
-The format is safetensors. What stands before the stretch is in another file, which this one names.
+The format is safetensors. The tokens before the run are in another file, the parent, which the header names.
 """
 
 import re
@@ -19,24 +19,27 @@ from engine.kv_cache.slices import KVSlice, State
 
 FORMAT = "reprise prefix 1"
 SUFFIX = ".prefix"
-NAME = rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}"
-"""Every such file's, as a regular expression."""
+NAME_PATTERN = rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}"
+"""A regular expression for the names of prefix files."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Stored = tuple[str, Array]
-"""An array's MLX type and its numbers, of a type that numpy knows, in memory that MLX does not own."""
+"""The name of an array's MLX dtype, and its numbers in a dtype that numpy has, in memory not owned by MLX."""
 
 
 class PrefixFileError(Exception):
-    """A file is not what it should be; the message says in which way."""
+    """A file is not a usable prefix file; the message names it and says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What is known of a file without reading its arrays.
+    """What is known about a file without reading its KV slice and state.
 
-    fingerprint: names the model and all else that must agree. parent: name of the file with what stands
-    before, "" if nothing does. start: tokens that stand before. tokens: (n,) int32, the file's own.
+    fingerprint: identifies the model and everything else that must agree.
+    parent: name of the file with the tokens before this one's; "" if there are none.
+    start: number of tokens before this file's own.
+    tokens: (n,) int32, the file's own tokens.
+    has_state: whether the file has state after its last token.
     """
 
     fingerprint: str
@@ -48,42 +51,43 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A file's arrays. state has None where the model keeps nothing."""
+    """A file's arrays. state: None in place of an array that the caches had not set."""
 
     kv_slice: list[Stored]
     state: list[Stored | None]
 
 
-def stored(array: mx.array) -> Stored:
-    """A copy that any thread may use. The array is evaluated."""
+def to_stored(array: mx.array) -> Stored:
+    """Evaluate an array and return a copy that any thread may use."""
     kind = str(array.dtype).rpartition(".")[2]
     # numpy has no bfloat16.
     return kind, np.array(array.view(mx.uint16) if kind == "bfloat16" else array)
 
 
-def restored(one: Stored) -> mx.array:
-    """The array that stored() was given."""
+def from_stored(one: Stored) -> mx.array:
+    """Return the array that to_stored() was given."""
     kind, numbers = one
     array = mx.array(numbers)
     return array.view(mx.bfloat16) if kind == "bfloat16" else array
 
 
-def contents_of(kv_slice: KVSlice, state: State) -> Contents:
-    """Copies of arrays, which are evaluated."""
+def copy_contents(kv_slice: KVSlice, state: State) -> Contents:
+    """Evaluate the arrays and copy them."""
     mx.eval(kv_slice, state)
-    return Contents([stored(a) for a in kv_slice], [None if a is None else stored(a) for a in state])
+    return Contents([to_stored(a) for a in kv_slice], [None if a is None else to_stored(a) for a in state])
 
 
 def write(path: Path, header: Header, contents: Contents) -> int:
-    """Write the file whole or not at all, also if the power fails; returns its bytes. Raises OSError.
+    """Write the whole file or nothing, even if the power fails; return its bytes. Raises OSError.
 
-    Only its owner may read it: it holds what people wrote.
+    Only the owner can read the file, because it holds what users wrote.
     """
+    # Format 1 calls the arrays of the KV slice strips.
     arrays = {f"strip {i}": one for i, one in enumerate(contents.kv_slice)}
     arrays |= {f"state {i}": one for i, one in enumerate(contents.state) if one is not None}
     numbers = {name: np.ascontiguousarray(array) for name, (_, array) in arrays.items()}
     numbers["tokens"] = header.tokens
-    told = {
+    metadata = {
         "format": FORMAT,
         "fingerprint": header.fingerprint,
         "parent": header.parent,
@@ -93,45 +97,45 @@ def write(path: Path, header: Header, contents: Contents) -> int:
         "kinds": ",".join(f"{name}={kind}" for name, (kind, _) in arrays.items()),
         "checksum": str(_checksum(numbers)),
     }
-    data = save(numbers, told)
+    data = save(numbers, metadata)
     write_whole(path, data)
     return len(data)
 
 
 def read_header(path: Path) -> Header:
-    """Raises PrefixFileError if it is no such file, or cannot be read."""
+    """Read a file's header. Raises PrefixFileError if it cannot be read or is not a prefix file."""
     try:
         with safe_open(path, framework="numpy") as file:
-            told = _told(file)
+            metadata = _metadata(file, path.name)
             return Header(
-                told["fingerprint"], told["parent"], int(told["start"]),
-                file.get_tensor("tokens").astype(np.int32).reshape(-1), int(told["num_states"]) > 0,
+                metadata["fingerprint"], metadata["parent"], int(metadata["start"]),
+                file.get_tensor("tokens").astype(np.int32).reshape(-1), int(metadata["num_states"]) > 0,
             )  # fmt: skip
     except (OSError, SafetensorError, KeyError, ValueError) as fault:
         raise PrefixFileError(f"{path.name} cannot be read: {fault}") from fault
 
 
 def read(path: Path) -> Contents:
-    """All arrays of a file. Raises PrefixFileError if it cannot be read or is damaged."""
+    """Read all arrays of a file. Raises PrefixFileError if it cannot be read or is damaged."""
     try:
         with safe_open(path, framework="numpy") as file:
-            told = _told(file)
+            metadata = _metadata(file, path.name)
             numbers = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-        if _checksum(numbers) != int(told["checksum"]):
+        if _checksum(numbers) != int(metadata["checksum"]):
             raise PrefixFileError(f"{path.name} is damaged: its checksum is wrong")
-        kinds = dict(pair.split("=") for pair in told["kinds"].split(",") if pair)
+        kinds = dict(pair.split("=") for pair in metadata["kinds"].split(",") if pair)
         found = {name: (kind, numbers[name]) for name, kind in kinds.items()}
-        kv_slice = [found[f"strip {i}"] for i in range(int(told["num_strips"]))]
-        return Contents(kv_slice, [found.get(f"state {i}") for i in range(int(told["num_states"]))])
+        kv_slice = [found[f"strip {i}"] for i in range(int(metadata["num_strips"]))]
+        return Contents(kv_slice, [found.get(f"state {i}") for i in range(int(metadata["num_states"]))])
     except (OSError, SafetensorError, KeyError, ValueError) as fault:
         raise PrefixFileError(f"{path.name} cannot be read: {fault}") from fault
 
 
-def _told(file: Any) -> dict[str, str]:
-    told: dict[str, str] = file.metadata() or {}
-    if told.get("format") != FORMAT:
-        raise PrefixFileError("it is not one of Reprise's")
-    return told
+def _metadata(file: Any, name: str) -> dict[str, str]:
+    metadata: dict[str, str] = file.metadata() or {}
+    if metadata.get("format") != FORMAT:
+        raise PrefixFileError(f"{name} is not a prefix file of this version of Reprise")
+    return metadata
 
 
 def _checksum(numbers: dict[str, Array]) -> int:

@@ -1,8 +1,8 @@
-"""PrefixLookup of prompts and answers that were computed before, in a trie over tokens.
+"""Keep the KV slices and state of earlier prompts and answers in memory, in a trie over tokens.
 
-A node keeps the strip of the tokens on its edge, so that what several conversations begin with is kept once.
-Models with state also need that, and a node keeps it at its end, where it was taken; they can go on at such
-places alone. Everything kept is evaluated and shares no buffer with a row.
+Each node holds the KV slice of the tokens on its edge, so a prefix that several conversations share is stored
+once. If the model has state as well, a node may hold a state snapshot taken at its end, and a row can start
+only from such a node. All stored arrays are evaluated and share no buffer with a row.
 """
 
 from collections import OrderedDict
@@ -16,15 +16,21 @@ from engine.kv_cache.per_row import Caches
 from engine.kv_cache.slices import KVSlice, State, num_bytes, rebuild, sub_slice
 
 MAX_ARRAYS = 100_000
-"""Metal can hold some 499,000 buffers at a time, and rows need theirs."""
+"""Maximum arrays to keep. Metal allows about 499,000 buffers at a time, and the rows need some of them."""
 
-Cut = Callable[[int, int], KVSlice]
-"""Makes the strip of tokens start .. end."""
+CutSlice = Callable[[int, int], KVSlice]
+"""Returns the KV slice of tokens [start, end)."""
 
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """tokens: those on its edge. end: how many lead to its end. state: at its end, where it was taken."""
+    """A node of the trie.
+
+    tokens: (n,) int32, the tokens on the edge from its parent. kv_slice: theirs.
+    end: number of tokens from the root to the node's end.
+    state: snapshot at the end; empty if none was taken there.
+    children: by the first token on their edge.
+    """
 
     parent: "_Node | None"
     tokens: np.ndarray
@@ -36,9 +42,13 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class PrefixStatus:
-    """Counts of a prefix cache. hits, misses: prompts that found a beginning, and that found none.
+    """Counts of a prefix cache.
 
-    num_files, file_bytes: of its second tier on disk.
+    num_bytes: bytes of the stored arrays. budget_bytes: their maximum.
+    num_entries: prefixes stored, by put(). num_tokens: tokens stored, shared ones once.
+    hits, misses: lookups that found a cached prefix, and that found none.
+    evictions: prefixes dropped to free memory.
+    num_files, file_bytes: files of the second tier on disk, and their bytes.
     """
 
     num_bytes: int = 0
@@ -53,9 +63,12 @@ class PrefixStatus:
 
 
 class PrefixCache:
-    """Of the places where something was put, the least recently used goes first.
+    """Prefixes in memory, within a budget: the least recently used is dropped first.
 
-    make_empty: empty caches of the model. needs_state: whether strips alone do not make them up.
+    An *entry* is a node at which a put() ended. A node is kept as long as it is an entry or leads to one.
+
+    make_empty: makes empty caches of the model.
+    needs_state: whether the model's caches hold state besides KV slices.
     """
 
     def __init__(self, budget_bytes: int, make_empty: Callable[[], Caches], needs_state: bool) -> None:
@@ -69,21 +82,24 @@ class PrefixCache:
     def clear(self) -> None:
         """Drop everything."""
         self._root = _Node(None, np.array([], np.int32), [], 0)
-        # Where something was put, least recently used first: only these are sure to be kept.
-        self._places: OrderedDict[_Node, None] = OrderedDict()
+        # The least recently used entry first.
+        self._entries: OrderedDict[_Node, None] = OrderedDict()
         self.num_bytes = self._num_arrays = self._num_tokens = 0
 
     def status(self) -> PrefixStatus:
-        """What it holds and how it did. May be called on any thread."""
+        """Return the counts. May be called on any thread."""
         return PrefixStatus(
-            self.num_bytes, self.budget_bytes, len(self._places), self._num_tokens,
+            self.num_bytes, self.budget_bytes, len(self._entries), self._num_tokens,
             self._hits, self._misses, self._evictions,
         )  # fmt: skip
 
-    def put(self, tokens: Sequence[int], cut: Cut, state: State) -> None:
-        """Keep what caches hold for tokens. cut is asked only for what is not kept yet.
+    def put(self, tokens: Sequence[int], cut: CutSlice, state: State) -> None:
+        """Store what a row's caches hold for tokens.
 
-        state: theirs after the last of the tokens; empty where there is none.
+        Nothing is stored if the prefix alone exceeds the budget, or if the model needs state and state is
+        empty.
+        cut: called at most once, only for the tokens that are not stored yet.
+        state: after the last token; empty if there is none.
         """
         if not len(tokens) or (self.needs_state and not state):
             return
@@ -93,63 +109,70 @@ class PrefixCache:
             self._touch(last)
             return
         kv_slice = cut(matched, len(added)) if matched < len(added) else []
-        path_bytes = sum(num_bytes(node.kv_slice) for node in _up(last))
+        path_bytes = sum(num_bytes(node.kv_slice) for node in _with_ancestors(last))
         if path_bytes + num_bytes(kv_slice) + num_bytes(state) > self.budget_bytes:
             return
         mx.eval(kv_slice, state)
         node = self._split(last, matched) if matched < last.end else last
         if matched < len(added):
-            node = self._grow(node, added[matched:], kv_slice)
+            node = self._add_child(node, added[matched:], kv_slice)
         if not node.state:
             node.state = state
             self._count(state, 1)
-        self._places[node] = None
+        self._entries[node] = None
         self._touch(node)
         self.shrink_to(self.budget_bytes)
 
     def match(self, prompt: Sequence[int]) -> int:
-        """How many of the prompt's leading tokens are kept, whether or not a row could begin behind them."""
+        """Return how many of the prompt's leading tokens are stored, even if no row can start after them.
+
+        The last token of the prompt is never counted.
+        """
         return self._walk(np.asarray(prompt, np.int32)[:-1])[1]
 
     def find(self, prompt: Sequence[int]) -> tuple[Caches, int] | None:
-        """Fresh caches for the longest kept beginning of prompt, and its length in tokens.
+        """Return new caches with the longest stored prefix of prompt, and its length in tokens.
 
-        The last token of the prompt is never included: its logits are still to be computed.
+        The last token of the prompt is never included, because its logits have to be computed.
+        Returns None if nothing is found.
         """
-        node, length = self._last(prompt)
+        node, length = self._last_usable(prompt)
         if not length:
             self._misses += 1
             return None
         self._hits += 1
         self._touch(node)
-        path = list(_up(node))[::-1]
+        path = list(_with_ancestors(node))[::-1]
         kv_slices = [one.kv_slice for one in path if one.kv_slice]
         if kv_slices and length < node.end:
             kv_slices[-1] = [array[:, :, : length - node.end] for array in kv_slices[-1]]
         return rebuild(self._make_empty(), kv_slices, node.state, length), length
 
-    def holds(self, prompt: Sequence[int]) -> int:
-        """How many tokens find() would find."""
-        return self._last(prompt)[1]
+    def match_usable(self, prompt: Sequence[int]) -> int:
+        """Return how many tokens find() would find."""
+        return self._last_usable(prompt)[1]
 
     def shrink_to(self, num_bytes: int) -> None:
-        """Drop what was used least recently until no more than that many bytes are kept."""
-        while self._places and (self.num_bytes > num_bytes or self._num_arrays > MAX_ARRAYS):
+        """Drop the least recently used entries until at most num_bytes and MAX_ARRAYS are kept."""
+        while self._entries and (self.num_bytes > num_bytes or self._num_arrays > MAX_ARRAYS):
             self._evictions += 1
-            self._drop(next(iter(self._places)))
+            self._drop(next(iter(self._entries)))
 
-    def _last(self, prompt: Sequence[int]) -> tuple[_Node, int]:
-        """The last node, maybe in part, with which a row could begin, and how many tokens lead there."""
+    def _last_usable(self, prompt: Sequence[int]) -> tuple[_Node, int]:
+        """Return the last node from which a row can start, and the number of tokens that lead there.
+
+        Without state, these may end inside the node's edge.
+        """
         node, length = self._walk(np.asarray(prompt, np.int32)[:-1])
         if not self.needs_state:
             return node, length
-        # What was matched in part, or has no state, cannot be gone on from.
+        # A row cannot start inside an edge or at a node without state.
         while node.parent and not (node.state and node.end <= length):
             node = node.parent
         return node, node.end
 
     def _walk(self, tokens: np.ndarray) -> tuple[_Node, int]:
-        """The last node that tokens lead into, maybe in part, and how many of them are matched."""
+        """Return the last node whose edge matches tokens, in whole or in part, and how many tokens match."""
         node, matched = self._root, 0
         while matched < len(tokens) and (child := node.children.get(int(tokens[matched]))):
             node = child
@@ -161,12 +184,12 @@ class PrefixCache:
         return node, matched
 
     def _touch(self, node: _Node) -> None:
-        """Count a node as just used, or else a place behind it, which keeps it."""
-        while node not in self._places:
+        """Mark an entry as just used: the node, or one below it, which keeps the node."""
+        while node not in self._entries:
             node = next(reversed(node.children.values()))
-        self._places.move_to_end(node)
+        self._entries.move_to_end(node)
 
-    def _grow(self, node: _Node, tokens: np.ndarray, kv_slice: KVSlice) -> _Node:
+    def _add_child(self, node: _Node, tokens: np.ndarray, kv_slice: KVSlice) -> _Node:
         child = _Node(node, tokens, kv_slice, node.end + len(tokens))
         node.children[int(tokens[0])] = child
         self._count(kv_slice, 1)
@@ -174,7 +197,7 @@ class PrefixCache:
         return child
 
     def _split(self, node: _Node, length: int) -> _Node:
-        """Cut a node's edge so that a node ends at length tokens; returns that one."""
+        """Split a node's edge so that a new node ends at length tokens; return the new node."""
         assert node.parent
         at, count = length - node.parent.end, len(node.tokens)
         kv_slices = sub_slice(node.kv_slice, 0, at), sub_slice(node.kv_slice, at, count)
@@ -188,23 +211,24 @@ class PrefixCache:
         return upper
 
     def _drop(self, node: _Node) -> None:
-        """Forget a place, and with it all that no other place needs."""
-        del self._places[node]
+        """Drop an entry, and every node that no other entry needs."""
+        del self._entries[node]
         self._count(node.state, -1)
         node.state = []
-        while node.parent and not node.children and node not in self._places:
+        while node.parent and not node.children and node not in self._entries:
             self._count(node.kv_slice, -1)
             self._num_tokens -= len(node.tokens)
             del node.parent.children[int(node.tokens[0])]
             node = node.parent
 
     def _count(self, arrays: State | KVSlice, sign: int) -> None:
+        """Add the arrays to the counts, or subtract them. sign: 1 or -1."""
         self.num_bytes += sign * num_bytes(arrays)
         self._num_arrays += sign * len(arrays)
 
 
-def _up(node: _Node | None) -> Iterator[_Node]:
-    """A node and all above it."""
+def _with_ancestors(node: _Node | None) -> Iterator[_Node]:
+    """Yield a node, its parent, and so on up to the root."""
     while node:
         yield node
         node = node.parent

@@ -1,4 +1,4 @@
-"""Choosing tokens from logits: seeded noise, penalties, filters, grammar masks and log probabilities.
+"""Choose tokens from logits: seeded noise, penalties, filters, grammar masks and log probabilities.
 
-Nothing here knows where a token was drafted or how it is sent.
+Nothing here knows which drafter proposed a token or how it is sent.
 """

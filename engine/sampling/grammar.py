@@ -1,7 +1,7 @@
-"""Answers that keep to a grammar: which tokens may come next, and which must. By llguidance.
+"""Constrain answers to a grammar, with llguidance: which tokens may come next, and which must.
 
-A matcher stands where the committed answer stands. For a draft it walks ahead and back again, so that every
-drafted position has its own mask; rejected drafts leave no trace.
+A matcher stands at the end of the committed answer. For a draft, it advances through the drafted tokens to
+compute the mask of every drafted position, and then rolls back, so rejected drafts leave no trace.
 """
 
 import threading
@@ -16,22 +16,22 @@ from numpy.typing import NDArray
 from engine.model.tokenizer import Tokenizer
 from engine.request import Grammar, GrammarError
 
-MAX_KEPT = 64
-"""Compiled grammars that are kept, the least recently used goes first."""
+MAX_COMPILED = 64
+"""Maximum compiled grammars to keep; the least recently used is dropped first."""
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""How JSON is spaced: as most models write it. Free spacing would let a weak one write blanks for ever."""
+"""The whitespace of JSON, as most models write it. Were it free, a weak model could write blanks forever."""
 
 LIMITS = LLParserLimits(initial_lexer_fuel=200_000, max_grammar_size=100_000, max_items_in_row=20_000)
-"""What a grammar may take to compile, and how many ways to go on there may be: an optional property of an
-object is four. The rest are llguidance's own limits."""
+"""Limits on the cost of compiling a grammar, and on the ways in which it may continue at one position: an
+optional property of an object counts as four. All other limits are llguidance's defaults."""
 
 Mask = NDArray[np.bool_]
 """(vocabulary,) True where a token is allowed."""
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary and keeps them. May be used from several threads."""
+    """Compiled grammars for one vocabulary. May be used from several threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -39,41 +39,42 @@ class Grammars:
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
     def check(self, grammar: Grammar) -> None:
-        """Compile it, for its first use soon. Raises GrammarError."""
-        self._find(grammar)
+        """Compile a grammar and keep it. Raises GrammarError if it cannot be used."""
+        self._get(grammar)
 
     def matcher(self, grammar: Grammar) -> "Matcher":
-        """A matcher for an answer that has not begun. Raises GrammarError."""
-        return Matcher(self._find(grammar).deep_copy(), self._tokenizer.vocab_size, self._tokenizer.eos_ids)
+        """Make a matcher for an empty answer. Raises GrammarError if the grammar cannot be used."""
+        return Matcher(self._get(grammar).deep_copy(), self._tokenizer.vocab_size, self._tokenizer.eos_ids)
 
-    def _find(self, grammar: Grammar) -> LLMatcher:
+    def _get(self, grammar: Grammar) -> LLMatcher:
         with self._lock:
             found = self._compiled.get(grammar)
         if found is None:
-            # Not under the lock: what takes long must not keep others from what is there.
+            # Not under the lock: compiling may take long, and must not block other threads' lookups.
             found = self._compile(grammar)
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
-            while len(self._compiled) > MAX_KEPT:
+            while len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         return found
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer.vocabulary, _written(grammar), log_level=0, limits=LIMITS)
+        matcher = LLMatcher(self._tokenizer.vocabulary, _to_llguidance(grammar), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise GrammarError(matcher.get_error().strip())
         if warnings := matcher.get_grammar_warnings():
             raise GrammarError("; ".join(warnings))
-        if fault := _try(matcher.deep_copy()):
+        if fault := _try_start(matcher.deep_copy()):
             raise GrammarError(f"no answer can begin: {fault.strip()}")
         return matcher
 
 
-def _try(matcher: LLMatcher) -> str:
-    """Begin an answer; returns what went wrong, often nothing.
+def _try_start(matcher: LLMatcher) -> str:
+    """Try to start an answer; return the error, "" if there is none.
 
-    Some that compile cannot begin: those without an end, or with too much to compute for the first token.
+    Some grammars compile but cannot start: those that can never end, or whose first token takes too much
+    computation.
     """
     allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little").nonzero()[
         0
@@ -85,8 +86,8 @@ def _try(matcher: LLMatcher) -> str:
     return matcher.get_error()
 
 
-def _written(grammar: Grammar) -> str:
-    """The grammar in llguidance's own form."""
+def _to_llguidance(grammar: Grammar) -> str:
+    """Convert a grammar to llguidance's own format. Raises GrammarError if it is invalid."""
     try:
         match grammar.kind:
             case "json_schema":
@@ -100,9 +101,9 @@ def _written(grammar: Grammar) -> str:
 
 
 class Matcher:
-    """Where one answer stands in its grammar.
+    """The position of one answer in its grammar.
 
-    The token that ends an answer is never fed to llguidance, whose rollback does not count it.
+    End-of-answer tokens are never fed to llguidance, because its rollback does not count them.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: Collection[int]) -> None:
@@ -111,24 +112,24 @@ class Matcher:
         self._eos_ids = eos_ids
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """The answer goes on with these tokens. Raises GrammarError if they do not keep to the grammar."""
+        """Advance by tokens of the answer. Raises GrammarError if the grammar does not allow them."""
         if not self._matcher.consume_tokens([token for token in tokens if token not in self._eos_ids]):
-            raise GrammarError(f"the answer left its grammar: {self._matcher.get_error().strip()}")
+            raise GrammarError(f"the answer does not match its grammar: {self._matcher.get_error().strip()}")
 
-    def forced(self) -> list[int]:
-        """Tokens that must come next, often none."""
+    def forced_tokens(self) -> list[int]:
+        """Return the tokens that must come next; often there are none."""
         return [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        """How many leading tokens keep to the grammar. The token that ends an answer is not among them."""
+        """Count the leading tokens that the grammar allows, up to the first end-of-answer token."""
         before_end = list(takewhile(lambda token: token not in self._eos_ids, tokens))
         return self._matcher.validate_tokens(before_end) if before_end else 0
 
     def masks(self, drafted: Sequence[int] = ()) -> list[Mask]:
-        """The masks of the next token and of the one after each drafted token.
+        """Return the mask of the next token and of the token after each drafted one: (k + 1,) masks.
 
-        drafted: tokens that keep to the grammar, as counted by count_allowed.
-        Raises GrammarError if the grammar has come to a fault of its own, such as growing beyond its limits.
+        drafted: (k,) tokens that the grammar allows, as counted by count_allowed().
+        Raises GrammarError if llguidance fails, for example because the grammar exceeds a limit.
         """
         masks = [self._mask()]
         num_walked = 0
@@ -138,7 +139,7 @@ class Matcher:
             masks.append(self._mask())
         self._matcher.rollback(num_walked)
         if self._matcher.is_error():
-            raise GrammarError(f"the grammar cannot go on: {self._matcher.get_error().strip()}")
+            raise GrammarError(f"the grammar cannot continue: {self._matcher.get_error().strip()}")
         return masks
 
     def _mask(self) -> Mask:

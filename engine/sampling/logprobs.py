@@ -1,4 +1,4 @@
-"""How likely tokens were: log probabilities at temperature 1, before penalties, bias, grammar and filters."""
+"""Compute tokens' log probabilities at temperature 1, before penalties, bias, grammar and filters."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -6,37 +6,41 @@ from typing import Any, cast
 import mlx.core as mx
 
 Likelihood = tuple[float, list[tuple[int, float]]]
-"""A token's own log probability, and (token id, log probability) of the likeliest, the likeliest first."""
+"""A token's log probability, and (token id, log probability) of the likeliest tokens, the likeliest first."""
 
 
 class Likelihoods:
-    """Those of one step's draws that want it. On the device until they are read."""
+    """The likelihoods of one step's draws, for requests that want them. On the device until they are read."""
 
     def __init__(self, logits: mx.array, tokens: mx.array, wanted: Sequence[int | None]) -> None:
-        """logits: (draws, vocabulary). tokens: (draws,) drawn. wanted: alternatives to each, or None."""
+        """Build the graph; compute nothing yet.
+
+        logits: (draws, vocabulary). tokens: (draws,) the tokens drawn.
+        wanted: (draws,) how many of the likeliest tokens to return for each draw; None for no likelihood.
+        """
         self._wanted = wanted
         self._draws = [draw for draw, num in enumerate(wanted) if num is not None]
         picked = mx.array(self._draws)
         logits = logits[picked].astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         self.arrays = [mx.take_along_axis(logprobs, tokens[picked][:, None], axis=-1)[:, 0]]
-        if most := min(max(num or 0 for num in wanted), logits.shape[-1]):
-            ids = mx.argpartition(-logprobs, most - 1, axis=-1)[:, :most]
+        if num_top := min(max(num or 0 for num in wanted), logits.shape[-1]):
+            ids = mx.argpartition(-logprobs, num_top - 1, axis=-1)[:, :num_top]
             self.arrays += [ids, mx.take_along_axis(logprobs, ids, axis=-1)]
 
     def read(self) -> list[Likelihood | None]:
-        """One for each draw, None for those that do not want it. Waits."""
-        own, *top = cast("list[list[Any]]", [array.tolist() for array in self.arrays])
+        """Wait for the device; return (draws,) likelihoods, None for draws that do not want one."""
+        logprobs, *top = cast("list[list[Any]]", [array.tolist() for array in self.arrays])
         found: list[Likelihood | None] = [None] * len(self._wanted)
         for at, draw in enumerate(self._draws):
             num = self._wanted[draw] or 0
             pairs = zip(top[0][at], top[1][at], strict=True) if top else ()
-            # Several may tie: the lower id goes first, whatever the order in which they were found.
+            # Among ties the lower id comes first, so the order does not depend on argpartition.
             likeliest = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:num]
-            found[draw] = own[at], likeliest
+            found[draw] = logprobs[at], likeliest
         return found
 
 
 def measure(logits: mx.array, tokens: mx.array, wanted: Sequence[int | None]) -> Likelihoods | None:
-    """See Likelihoods; None if nobody wants any."""
+    """Return Likelihoods of these arguments, or None if no draw wants any."""
     return Likelihoods(logits, tokens, wanted) if any(num is not None for num in wanted) else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from config.settings import Settings
-from engine.kv_cache.batched import GROWTH_TOKENS, rounded
+from engine.kv_cache.batched import GROWTH_TOKENS, round_columns
 from engine.kv_cache.rows import BatchedRows, Rows
 from engine.model.loading import LoadedModel, ModelError
 from engine.prefix_cache.trie import PrefixCache
@@ -120,7 +120,7 @@ class MemoryBudget:
         for model, own in zip(self._models, rows, strict=True):
             if isinstance(own, BatchedRows) and model.footprint.token_bytes:
                 num_places = self._num_places(model, lengths)
-                own.limit(num_places + spare // len(self._models) // model.footprint.token_bytes)
+                own.limit_growth(num_places + spare // len(self._models) // model.footprint.token_bytes)
                 slots, columns = own.extent
                 self._used_bytes += max(0, slots * columns - num_places) * model.footprint.token_bytes
         return True
@@ -158,7 +158,7 @@ class MemoryBudget:
         return footprint.row_bytes(length + self._ahead_tokens + GROWTH_TOKENS, self._chunk_tokens)
 
     def _num_places(self, model: ModelMemory, lengths: SequenceOf[int]) -> int:
-        return len(lengths) * rounded(model.num_ids(max(lengths, default=0)) + self._ahead_tokens)
+        return len(lengths) * round_columns(model.num_ids(max(lengths, default=0)) + self._ahead_tokens)
 
 
 def make_memory_budget(

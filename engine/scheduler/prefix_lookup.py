@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from config.settings import Settings
+from engine.kv_cache.probes import prefix_fault
 from engine.kv_cache.rows import Caches, Rows, make_caches
-from engine.kv_cache.slices import KVSlice, State, cut_slice, has_state, prefix_fault, rebuild, take_state
+from engine.kv_cache.slices import KVSlice, State, cut_slice, has_state, rebuild, take_state
 from engine.model.loading import ModelError
 from engine.model.weights_digest import weights_fingerprint
 from engine.prefix_cache.disk import PrefixStore
-from engine.prefix_cache.trie import Cut, PrefixCache, PrefixStatus
+from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
 from engine.sequence import Sequence
 
 log = logging.getLogger("reprise.engine")
@@ -81,14 +82,17 @@ class PrefixLookup:
             return False
         if not sequence.prefix.is_disk_searched:
             sequence.prefix.is_disk_searched = True
-            if self.store.match(sequence.tokens) >= self.cache.holds(sequence.tokens) + MIN_LOADED_TOKENS:
-                sequence.prefix.loading = self.store.load(sequence.tokens)
+            if (
+                self.store.match(sequence.tokens)
+                >= self.cache.match_usable(sequence.tokens) + MIN_LOADED_TOKENS
+            ):
+                sequence.prefix.loading = self.store.start_load(sequence.tokens)
         if (loading := sequence.prefix.loading) is None:
             return False
         if not (loading.future.done() or may_wait):
             return True
         sequence.prefix.loading = None
-        if (taken := self.store.take(loading)) is not None:
+        if (taken := self.store.finish_load(loading)) is not None:
             self.cache.put(sequence.tokens[: loading.ends[-1]], *taken)
         return False
 
@@ -177,7 +181,7 @@ class PrefixLookup:
             tokens = sequence.tokens[: min(held, num_tokens)]
             self._keep(tokens, partial(rows.kv_slice, row), partial(rows.state, row))
 
-    def _keep(self, tokens: list[int], cut: Cut, take: Callable[[], State]) -> None:
+    def _keep(self, tokens: list[int], cut: CutSlice, take: Callable[[], State]) -> None:
         try:
             if self.cache is not None:
                 self.cache.put(tokens, cut, take())

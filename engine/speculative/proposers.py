@@ -154,7 +154,7 @@ class SequenceDrafts:
 
     def _drafts(self, limit: int) -> Iterator[Draft]:
         """Yield the drafts there are now, in the order of preference. All of them obey the grammar."""
-        forced = self.matcher.forced()[:limit] if self.matcher else []
+        forced = self.matcher.forced_tokens()[:limit] if self.matcher else []
         ask = DraftQuery(self.seq, limit)
         for drafter in list(self.drafters):
             draft = self._guard(drafter, partial(drafter.propose, ask))

@@ -18,7 +18,7 @@ class Alignment:
         """Tokens came."""
         for entry in logprobs:
             self._waiting.append((self._num_told, entry))
-            self._num_told += len(entry.piece)
+            self._num_told += len(entry.token_bytes)
 
     def take(self, text: str) -> tuple[TokenLogprob, ...]:
         """Those that begin in the next piece of text. Pieces come in order, each once."""

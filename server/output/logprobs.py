@@ -17,8 +17,8 @@ def chat_logprobs(entries: Sequence[TokenLogprob]) -> ChatLogprobs:
 
 def _entry(entry: TokenLogprob) -> TokenEntry:
     return TokenEntry(
-        token=_text(entry.piece),
-        bytes=list(entry.piece),
+        token=_text(entry.token_bytes),
+        bytes=list(entry.token_bytes),
         logprob=_finite(entry.logprob),
         top_logprobs=[
             LikelyToken(token=_text(piece), bytes=list(piece), logprob=_finite(logprob))
@@ -41,7 +41,7 @@ class CompletionTokens:
         """Take more tokens. text: what they brought, as far as it may be sent yet."""
         offsets = [self._advance(entry, text) for entry in entries]
         return CompletionLogprobs(
-            tokens=[_spelled(entry.piece) for entry in entries],
+            tokens=[_spelled(entry.token_bytes) for entry in entries],
             token_logprobs=[None if entry.logprob is None else _finite(entry.logprob) for entry in entries],
             top_logprobs=[None if entry.logprob is None else _likeliest(entry) for entry in entries],
             text_offset=offsets,
@@ -54,7 +54,7 @@ class CompletionTokens:
         for entry in entries:
             is_within = at < len(written) and _is_continuation(written[at])
             offsets.append(max(0, num_before - is_within))
-            for piece in (entry.piece, entry.piece.removeprefix(b" ")):
+            for piece in (entry.token_bytes, entry.token_bytes.removeprefix(b" ")):
                 if written.startswith(piece, at):
                     num_before += _count_characters(piece)
                     at += len(piece)
@@ -64,7 +64,7 @@ class CompletionTokens:
 
     def _advance(self, entry: TokenLogprob, text: str) -> int:
         """The offset of the next token; counts it."""
-        piece = entry.piece
+        piece = entry.token_bytes
         if not self._has_begun and text and not text.startswith(" "):
             # Some tokenizers begin every word with a space, which a text does not begin with.
             piece = piece.removeprefix(b" ")
@@ -80,7 +80,7 @@ def _likeliest(entry: TokenLogprob) -> dict[str, float]:
     found: dict[str, float] = {}
     for _, piece, logprob in entry.top:
         found.setdefault(_spelled(piece), _finite(logprob))
-    found.setdefault(_spelled(entry.piece), _finite(entry.logprob))
+    found.setdefault(_spelled(entry.token_bytes), _finite(entry.logprob))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Engines over tiny random models."""
+"""Fixtures that start engines with tiny random models."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +17,7 @@ StartEngine = Callable[..., Engine]
 
 @pytest.fixture
 def start_engine() -> Iterator[StartEngine]:
-    """Start engines over random models; all are stopped at the end."""
+    """Return a function that starts an engine with a random model; all engines are stopped at the end."""
     engines: list[Engine] = []
 
     def start(

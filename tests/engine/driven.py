@@ -1,4 +1,4 @@
-"""A worker without its thread: tests turn it by hand, and see what stands where between two turns."""
+"""A worker without its thread: tests run it step by step and inspect it between steps."""
 
 import functools
 from collections.abc import Callable
@@ -12,23 +12,23 @@ from engine.sequence import Sequence
 from engine.setup import MakeSources, flat_costs, make_worker
 from tests.engine.support import Answer, make_loaded, oracle
 
-MAX_TURNS = 20_000
+MAX_STEPS = 20_000
 
 
 @functools.cache
 def loaded_once(name: str) -> LoadedModel:
-    """A random model of that architecture, made once for all tests."""
+    """Return a random model of that architecture, made once for all tests."""
     return make_loaded(name)
 
 
 @functools.cache
-def truth(name: str, request: GenerationRequest) -> list[int]:
-    """The answer's tokens by the plain loop, computed once."""
+def expected_tokens(name: str, request: GenerationRequest) -> list[int]:
+    """Return the answer's tokens by the plain loop, computed once for all tests."""
     return oracle(loaded_once(name), request)
 
 
 class Driven:
-    """A worker, and the answers to what it was asked, by the requests' ids."""
+    """A worker that tests step by hand. answers: by request id."""
 
     def __init__(
         self,
@@ -45,19 +45,19 @@ class Driven:
         self.answers: dict[str, Answer] = {}
 
     def ask(self, request: GenerationRequest) -> Answer:
-        """Submit a request."""
+        """Submit a request; return the Answer that collects its events."""
         answer = self.answers[request.id] = Answer()
         self.worker.submit(Sequence.of(request, answer, self.loaded.tokenizer, self.grammars))
         return answer
 
-    def turn_until(self, is_so: Callable[[], bool]) -> None:
-        """Turn until the claim holds. Fails if it never does."""
-        for _ in range(MAX_TURNS):
-            if is_so():
+    def step_until(self, condition: Callable[[], bool]) -> None:
+        """Run steps until the condition is true. Fails after MAX_STEPS."""
+        for _ in range(MAX_STEPS):
+            if condition():
                 return
             self.worker.step()
-        raise AssertionError("it never came true")
+        raise AssertionError(f"the condition did not become true within {MAX_STEPS} steps")
 
     def finish(self) -> None:
-        """Turn until there is nothing to do."""
-        self.turn_until(lambda: not self.worker.has_work)
+        """Run steps until there is no work left."""
+        self.step_until(lambda: not self.worker.has_work)

@@ -1,4 +1,4 @@
-"""Tiny random models run through mlx-lm's own code, and the plain loop to hold the engine against."""
+"""Tiny random models that run mlx-lm's own code, and the plain loop that the engine must equal."""
 
 import importlib
 import queue
@@ -46,11 +46,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "time_step_limit": (0.001, 100.0), "time_step_rank": "auto", "max_position_embeddings": 1024,
     },
-    # Windows with attention sinks, and experts.
+    # Sliding windows with attention sinks, and a mixture of experts.
     "gpt_oss": SMALL | {
         "model_type": "gpt_oss", "sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
     },
-    # A gated delta rule and full attention, and experts.
+    # Recurrent layers (gated delta rule), full attention, and a mixture of experts.
     "qwen3_next": SMALL | {
         "model_type": "qwen3_next", "full_attention_interval": 2, "partial_rotary_factor": 0.5,
         "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
@@ -64,7 +64,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "block_ff_dim": 64, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.0,
         "block_auto_adjust_ff_dim": False, "full_attn_idxs": [1],
     },
-    # Recurrent state beside a window, and beside full attention, in a list of caches a layer.
+    # Recurrent state with a sliding window, and with full attention, in a list of caches per layer.
     "baichuan_m1": SMALL | {
         "model_type": "baichuan_m1", "sliding_window": 16, "sliding_window_layers": [0], "conv_window": 2,
     },
@@ -72,9 +72,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def make_model(name: str, dtype: mx.Dtype = mx.float32, **changes: Any) -> Any:
-    """A random model of that architecture. Weights are large enough for its choices to be far apart.
+    """Make a random model. Its weights are large enough for the logits of its choices to be far apart.
 
-    changes: settings of its configuration that differ.
+    name: the architecture, a key of CONFIGS. changes: entries of its configuration to replace.
     """
     module = importlib.import_module(f"mlx_lm.models.{name}")
     mx.random.seed(7)
@@ -90,19 +90,19 @@ def make_model(name: str, dtype: mx.Dtype = mx.float32, **changes: Any) -> Any:
 
 
 def make_tokenizer() -> Tokenizer:
-    """The bundled model's tokenizer."""
+    """Load the bundled model's tokenizer."""
     return Tokenizer(load_tokenizer(Path(BUNDLED_MODEL)), VOCAB_SIZE)
 
 
 def make_loaded(name: str, wrap: Callable[[Any], Any] = lambda model: model) -> LoadedModel:
-    """A random model with the bundled tokenizer; wrap may put something around the model."""
+    """Make a random model with the bundled tokenizer. wrap: may replace the model by a wrapper."""
     model = make_model(name)
     info = describe(model, CONFIGS[name], name, VOCAB_SIZE, None, 0.0)
     return LoadedModel(wrap(model), make_tokenizer(), info)
 
 
 class Answer:
-    """Collects one sequence's events on whatever thread they come, and waits for the last one."""
+    """A sink that collects one sequence's events, from any thread, and can wait for the terminal one."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -117,32 +117,32 @@ class Answer:
             self.on_delta()
 
     def end(self) -> Event:
-        """The terminal event; waits for it. Fails if there was more than one, or anything after it."""
+        """Wait for the terminal event. Fails if there was more than one, or any event after it."""
         last = self._last.get(timeout=180)
         assert [e.is_terminal for e in self.events].count(True) == 1
         assert self.events[-1] is last
         return last
 
     def finished(self) -> Finished:
-        """The terminal event, which must be a good one."""
+        """Wait for the terminal event, which must be Finished."""
         last = self.end()
         assert isinstance(last, Finished), last
         return last
 
     def failed(self) -> Failed:
-        """The terminal event, which must be a bad one."""
+        """Wait for the terminal event, which must be Failed."""
         last = self.end()
         assert isinstance(last, Failed), last
         return last
 
     @property
     def text(self) -> str:
-        """All text so far."""
+        """The text so far."""
         return "".join(e.text for e in self.events if isinstance(e, Delta))
 
 
 def ask(engine: Engine, request: GenerationRequest) -> Answer:
-    """Submit a request and return where its events go."""
+    """Submit a request; return the Answer that collects its events."""
     answer = Answer()
     engine.submit(request, answer)
     return answer
@@ -151,15 +151,15 @@ def ask(engine: Engine, request: GenerationRequest) -> Answer:
 def request(
     prompt: Sequence[int], max_tokens: int = 24, stop: tuple[str, ...] = (), name: str = "r", **sampling: Any
 ) -> GenerationRequest:
-    """A greedy request, unless sampling says otherwise."""
+    """Make a request, greedy unless sampling says otherwise. name: its id."""
     settings = {"seed": 1, "temperature": 0.0} | sampling
     return GenerationRequest(name, tuple(prompt), max_tokens, Sampling(**settings), stop)
 
 
 def oracle(loaded: LoadedModel, asked: GenerationRequest) -> list[int]:
-    """The answer's tokens by the plain, unbatched, unpipelined loop that the engine must equal.
+    """Return the answer's tokens by the plain, unbatched, unpipelined loop that the engine must equal.
 
-    Only keyed noise is shared with the engine; no filters, penalties or stop strings.
+    It shares only noise_key() with the engine, and has no filters, penalties or stop strings.
     """
     tokens, caches = list(asked.prompt), make_prompt_cache(loaded.model)
     fed = tokens
@@ -175,14 +175,14 @@ def oracle(loaded: LoadedModel, asked: GenerationRequest) -> list[int]:
     return tokens[len(asked.prompt) :]
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for a claim to come true. Fails if it never does."""
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true. Fails after a minute."""
     deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline, "it never came true"
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true within a minute"
         time.sleep(0.02)
 
 
 def prompt_of(length: int, start: int = 0) -> list[int]:
-    """Some token ids that differ with start."""
+    """Make a prompt of that length; another start gives other token ids."""
     return [5 + (start * 7919 + i * i * 31 + i * 17) % (VOCAB_SIZE - 5) for i in range(length)]

@@ -1,4 +1,4 @@
-"""A thousand requests cancelled at random moments, among others: in the end nothing of them is left."""
+"""After a thousand requests were cancelled at random moments, among others, nothing of them is left."""
 
 import gc
 import random
@@ -17,14 +17,14 @@ from tests.engine.driven import loaded_once
 from tests.engine.support import ask, prompt_of, request, wait_until
 
 NUM_CANCELLED = 250
-"""By each of the four engines below."""
+"""Cancelled requests for each of the four engines below."""
 MAX_AT_ONCE = 40
 PROMPTS = [tuple(prompt_of(length, length)) for length in (1, 9, 33, 70, 150)]
-"""Few, so that many requests share what is prefilled and kept, as the choices of one request do."""
+"""Few prompts, so that many requests share prefill and cached prefixes, as the choices of one request do."""
 
 
 class Repeating:
-    """Drafts the last token again and again, and knows who is open."""
+    """A drafter that repeats the last token. last: the last token of each open sequence."""
 
     name = "suffix"
 
@@ -49,7 +49,7 @@ class Repeating:
 
 
 class Leaver:
-    """The sink of a client that leaves after so many events, never if that is None; counts its ends."""
+    """The sink of a client that cancels after patience events, never if None. ends: its terminal events."""
 
     def __init__(self, engine: Engine, name: str, patience: int | None, room: threading.Semaphore) -> None:
         self.engine, self.name, self.patience, self.room = engine, name, patience, room
@@ -70,7 +70,7 @@ class Leaver:
 
 
 def leave_at_random(engine: Engine, rng: random.Random) -> list[weakref.ref[Leaver]]:
-    """Submit requests and cancel so many; returns references to where their events went."""
+    """Submit requests until NUM_CANCELLED were cancelled; return weak references to their sinks."""
     room = threading.Semaphore(MAX_AT_ONCE)
     leavers: list[Leaver] = []
     while sum(leaver.was_cancelled for leaver in leavers) < NUM_CANCELLED:
@@ -80,7 +80,7 @@ def leave_at_random(engine: Engine, rng: random.Random) -> list[weakref.ref[Leav
         leavers.append(Leaver(engine, one.id, rng.choice([None, 1, 2, 4]), room))
         engine.submit(one, leavers[-1])
         if rng.random() < 0.7:
-            # Some leave before they have begun, some while another one's prompt is read.
+            # Some are cancelled before admission, some while another prompt is prefilled.
             engine.cancel(str(rng.randint(max(0, number - 5), number)))
     for _ in range(MAX_AT_ONCE):
         assert room.acquire(timeout=60)
@@ -90,30 +90,30 @@ def leave_at_random(engine: Engine, rng: random.Random) -> list[weakref.ref[Leav
 
 
 def settled_bytes(engine: Engine) -> int:
-    """What MLX holds once the engine is idle."""
+    """Wait until the engine is idle; return the bytes that MLX holds then."""
     wait_until(lambda: engine.status().num_running == engine.status().num_waiting == 0)
-    # Between turns, so after the last row has gone.
+    # margin() runs between steps, so after the last row was removed.
     engine.margin((1, 2, 3))
     gc.collect()
     return mx.get_active_memory()
 
 
 @pytest.mark.parametrize(
-    ("name", "keeps", "drafts_by_model"),
+    ("name", "prefix_cache_bytes", "with_draft_model"),
     [("llama", 0, False), ("llama", 2**20, False), ("gemma3_text", 0, False), ("llama", 0, True)],
     ids=["rows in a batch", "with a prefix cache", "rows apart", "with a draft model"],
 )
-def test_nothing_is_left_of_requests_that_were_cancelled(
-    name: str, keeps: int, drafts_by_model: bool, start_engine: StartEngine
+def test_nothing_is_left_of_cancelled_requests(
+    name: str, prefix_cache_bytes: int, with_draft_model: bool, start_engine: StartEngine
 ) -> None:
     rng = random.Random(1)
     drafter = Repeating()
     engine = start_engine(
         load=lambda _: loaded_once(name),
         make_sources=lambda _: DraftSources({"suffix": drafter}, lambda _: 1.0),
-        load_draft=(lambda _: loaded_once(name)) if drafts_by_model else None,
+        load_draft=(lambda _: loaded_once(name)) if with_draft_model else None,
         max_rows=4,
-        prefix_cache_bytes=keeps,
+        prefix_cache_bytes=prefix_cache_bytes,
         prefill_chunk_tokens=32,
         step_token_budget=40,
     )
@@ -121,7 +121,7 @@ def test_nothing_is_left_of_requests_that_were_cancelled(
     bytes_before = settled_bytes(engine) - engine.prefix_status().get("num_bytes", 0)
     threads_before = set(threading.enumerate())
     sinks = leave_at_random(engine, rng)
-    assert settled_bytes(engine) <= bytes_before + keeps
+    assert settled_bytes(engine) <= bytes_before + prefix_cache_bytes
     assert set(threading.enumerate()) <= threads_before
     assert not drafter.last
     assert [sink() for sink in sinks if sink() is not None] == []

@@ -1,4 +1,4 @@
-"""The same answer: token ids equal the plain loop's, whatever shares the batch and whatever was cached."""
+"""The same answer: token ids equal the plain loop's, whatever else is in the batch or the cache."""
 
 from typing import Any
 
@@ -98,7 +98,7 @@ def test_a_context_beyond_the_first_buffer_changes_nothing(start_engine: StartEn
 
 def test_penalties_count_the_same_tokens_alone_and_in_a_batch(start_engine: StartEngine) -> None:
     engine = start_engine(prefix_cache_bytes=0)
-    # The bias makes a few tokens come again and again, so that the penalties have something to do.
+    # The bias makes a few tokens repeat often, so that the penalties have an effect.
     bias = {"logit_bias": tuple((token, 40.0) for token in range(100, 106)), "temperature": 0.7}
     penalties = {"presence_penalty": 1.5, "frequency_penalty": 0.7, "repetition_penalty": 1.3}
     asked = [request(prompt_of(10, i), name=str(i), max_tokens=40, **bias, **penalties) for i in range(4)]

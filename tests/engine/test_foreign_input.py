@@ -1,4 +1,4 @@
-"""What libraries could do with a request's values besides what is meant: fetch schemas, take templates."""
+"""A client's values cannot make libraries fetch schemas or replace the chat template."""
 
 import inspect
 import json
@@ -16,17 +16,17 @@ from tests.engine.support import make_tokenizer
 
 SCHEMA = b'{"type": "integer"}'
 FOR_TEMPLATES = {"documents", "kwargs", "args", "self"}
-"""What templates may be given."""
+"""Parameters that only reach the template, or that no keyword can set."""
 
 
-def test_no_client_sets_what_is_no_template_s_variable():
+def test_clients_can_set_only_variables_of_the_template():
     for method in (PreTrainedTokenizerBase.apply_chat_template, TokenizerWrapper.apply_chat_template):
         assert set(inspect.signature(method).parameters) <= RESERVED_TEMPLATE_KEYS | FOR_TEMPLATES
 
 
 @pytest.fixture
 def site():
-    """A site with a schema; its addresses, and what was asked for."""
+    """Serve a schema over HTTP; yield the URL and the list of paths requested."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):

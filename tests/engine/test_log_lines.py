@@ -1,4 +1,4 @@
-"""What the engine logs about a request names it, so that all lines about one can be found."""
+"""Every log line about a request names its id."""
 
 from tests.engine.faults.test_faults import POISON, Poisoned
 from tests.engine.speculative.test_drafting import answers_of, raising, requests, run, sources

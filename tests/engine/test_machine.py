@@ -1,4 +1,4 @@
-"""Requests submitted, cancelled and broken in any order: one end each, the right tokens, nothing left."""
+"""Requests submitted, cancelled and failed in any order: one terminal event each, right tokens, no leaks."""
 
 import gc
 import logging
@@ -23,12 +23,12 @@ from engine.kv_cache.slices import cut_slice, take_state
 from engine.request import Failed, Finished, GenerationRequest
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin
-from tests.engine.driven import Driven, loaded_once, truth
+from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.support import prompt_of, request
 
 POISON = 4000
 GOOD = [(length, start) for length in (1, 6, 40, 41, 90) for start in (1, 2)]
-"""Prompts by length and start; those of one start begin alike, so that they share what was computed."""
+"""Prompts by length and start. Those with the same start share a prefix, so that they share cached tokens."""
 
 
 def good_request(length: int, start: int) -> GenerationRequest:
@@ -37,14 +37,14 @@ def good_request(length: int, start: int) -> GenerationRequest:
 
 
 def bad_request(at: int) -> GenerationRequest:
-    """Breaks its own prefill, or the step in which its last token is fed."""
+    """Make a request that fails in its own prefill, or in the step that feeds its last prompt token."""
     prompt = prompt_of(20, 99)
     prompt[at] = POISON
     return request(prompt, max_tokens=9)
 
 
 class Breaking:
-    """A model that breaks at the poison, and at a step of decoding whenever it is told to."""
+    """A model that raises at the poison token, and at the next decode step after is_armed was set."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.layers = model, model.layers
@@ -56,7 +56,7 @@ class Breaking:
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         if self.is_armed and tokens.shape[1] == 1:
             self.is_armed = False
-            raise RuntimeError("a fault of nobody's")
+            raise RuntimeError("a fault that no request caused")
         if (tokens == POISON).any().item():
             raise RuntimeError("poisoned")
         logits: mx.array = self.model(tokens, cache=cache)
@@ -64,7 +64,7 @@ class Breaking:
 
 
 class Machine(RuleBasedStateMachine):
-    """A worker that is turned by hand. architecture is set by a subclass."""
+    """A worker that is stepped by hand. A subclass sets architecture."""
 
     architecture: str
 
@@ -72,7 +72,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         loaded = loaded_once(self.architecture)
         goods = [good_request(*one) for one in GOOD]
-        known = {one.prompt: truth(self.architecture, one) for one in goods}
+        known = {one.prompt: expected_tokens(self.architecture, one) for one in goods}
         known |= {bad_request(at).prompt: [] for at in (3, -1)}
         self.drafter = Coin(known, 0.8, num_ids=4096, name="suffix")
         self.model = Breaking(loaded.model)
@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
         self.driven.worker.cancel(name)
 
     @rule(num=st.integers(1, 6))
-    def turn(self, num: int) -> None:
+    def take_steps(self, num: int) -> None:
         for _ in range(num):
             if self.driven.worker.has_work:
                 self.driven.worker.step()
@@ -128,7 +128,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.driven.worker.members)
     def compare_with_a_replay(self) -> None:
-        """What a row holds is what a prefill of its tokens computes, byte for byte."""
+        """Check that each row holds what a prefill of its tokens computes, byte for byte."""
         rows, plain = self.driven.worker.rows, self.model.model
         for row, sequence in enumerate(self.driven.worker.members):
             held = rows.lengths[row]
@@ -143,7 +143,7 @@ class Machine(RuleBasedStateMachine):
                 assert ours is None or mx.array_equal(ours, theirs).item()
 
     @invariant()
-    def everyone_is_in_one_place_until_the_one_end(self) -> None:
+    def every_request_is_in_one_place_until_its_one_terminal_event(self) -> None:
         worker = self.driven.worker
         held = [*worker.members, *worker.prefilling, *worker.queue.waiting]
         assert len(held) == len({s.request.id for s in held})
@@ -162,13 +162,13 @@ class Machine(RuleBasedStateMachine):
         for name, one in self.requests.items():
             end = self.driven.answers[name].end()
             if isinstance(end, Finished):
-                assert list(end.tokens) == truth(self.architecture, replace(one, id="r"))
+                assert list(end.tokens) == expected_tokens(self.architecture, replace(one, id="r"))
             elif isinstance(end, Failed) and end.kind == "cancelled":
                 assert name in self.cancelled
             else:
                 assert end.kind == "request"
                 num_innocent += name.startswith("good")
-        # A step of one row that breaks is that row's.
+        # A fault in a step with a single row fails that row's request, even if no request caused it.
         assert num_innocent <= self.num_faults
         assert self.drafter.num_open == 0
         cache = self.driven.worker.queue.prefix_lookup.cache
@@ -181,8 +181,8 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("name", ["llama", "lfm2"], ids=["rows in a batch", "rows apart, with state"])
-def test_any_order_of_events_ends_well(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Kept records of the log would keep what was on the stack of a fault.
+def test_any_order_of_events_leaves_nothing_behind(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Captured log records would keep the arrays on the stack of a fault alive.
     monkeypatch.setattr(logging.getLogger("reprise.engine"), "disabled", True)
     machine: Callable[[], RuleBasedStateMachine] = type("Machine", (Machine,), {"architecture": name})
     run_state_machine_as_test(

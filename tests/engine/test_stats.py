@@ -1,4 +1,4 @@
-"""What the engine counts is what happened."""
+"""The engine's counts are right."""
 
 import time
 
@@ -10,7 +10,7 @@ from tests.engine.support import Answer, ask, prompt_of, request
 NUM_TOKENS, PAUSE_S = 12, 2.6
 
 
-def test_every_token_but_a_sequence_s_first_has_a_time_before_it(start_engine):
+def test_every_token_after_a_sequence_s_first_has_a_gap(start_engine):
     engine = start_engine()
     started = time.perf_counter()
     answers = [ask(engine, request(prompt_of(8, i), NUM_TOKENS, name=str(i))) for i in range(3)]
@@ -22,10 +22,10 @@ def test_every_token_but_a_sequence_s_first_has_a_time_before_it(start_engine):
     assert 0 < counts.gap_sum_s <= len(answers) * (time.perf_counter() - started)
 
 
-def test_a_pause_is_seen_once_and_where_it_was(start_engine):
+def test_a_pause_is_counted_once_in_its_bucket(start_engine):
     engine = start_engine()
     answer = Answer()
-    # The first token has no time before it, and the second delta brings a later one.
+    # The first token has no gap; the second Delta always has later tokens.
     answer.on_delta = lambda: time.sleep(PAUSE_S) if len(answer.events) == 2 else None
     engine.submit(request(prompt_of(8), NUM_TOKENS), answer)
     answer.finished()
@@ -42,7 +42,7 @@ def test_failed_steps_are_counted(start_engine):
     assert engine.counts().num_failed_steps >= 1
 
 
-def test_memory_is_what_mlx_holds(start_engine):
+def test_memory_counts_come_from_mlx(start_engine):
     engine = start_engine()
     ask(engine, request(prompt_of(8), NUM_TOKENS)).finished()
     counts = engine.counts()
@@ -50,23 +50,23 @@ def test_memory_is_what_mlx_holds(start_engine):
     assert counts.cache_bytes >= 0
 
 
-def test_prefixes_are_counted(start_engine):
+def test_hits_and_misses_of_the_prefix_cache_are_counted(start_engine):
     engine = start_engine()
     for _ in range(2):
         ask(engine, request(prompt_of(64), NUM_TOKENS)).finished()
-    told = engine.prefix_status()
-    assert told["hits"] == told["misses"] == 1
-    assert 0 < told["num_bytes"] <= told["budget_bytes"]
+    status = engine.prefix_status()
+    assert status["hits"] == status["misses"] == 1
+    assert 0 < status["num_bytes"] <= status["budget_bytes"]
     assert start_engine(prefix_cache_bytes=0).prefix_status() == {}
 
 
 def test_every_count_of_the_prefix_cache_has_its_metric(start_engine):
     known = {metric.name.removesuffix("_total") for metric in PREFIXES.metrics}
-    told = start_engine().prefix_status()
-    assert {f"reprise_prefix_cache_{name.removeprefix('num_')}" for name in told} == known
+    status = start_engine().prefix_status()
+    assert {f"reprise_prefix_cache_{name.removeprefix('num_')}" for name in status} == known
 
 
-def test_counts_can_be_asked_for_when_the_engine_has_stopped(start_engine):
+def test_counts_are_available_after_the_engine_has_stopped(start_engine):
     engine = start_engine()
     ask(engine, request(prompt_of(8), NUM_TOKENS)).finished()
     before = engine.counts()

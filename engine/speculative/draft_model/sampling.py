@@ -135,7 +135,7 @@ class OwnIds:
         if sampler.bias is not None:
             bias = mx.where(self._is_shared, sampler.bias[:, self._to_target], 0)
         if any(sampler.penalties):
-            penalties = [p and p.of(self._to_target, self._is_shared) for p in sampler.penalties]
+            penalties = [p and p.remapped(self._to_target, self._is_shared) for p in sampler.penalties]
 
         def adjust(logits: mx.array) -> mx.array:
             logits = logits.astype(mx.float32)

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from engine.request import GenerationRequest
-from tests.engine.driven import Driven, loaded_once, truth
+from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.support import prompt_of, request
 
 POISON = 4000
@@ -58,7 +58,7 @@ def check_all_but(
         if one.id in guilty:
             assert driven.answers[one.id].failed().kind == "request"
         else:
-            assert list(driven.answers[one.id].finished().tokens) == truth(name, one)
+            assert list(driven.answers[one.id].finished().tokens) == expected_tokens(name, one)
     assert not driven.worker.live
 
 
@@ -71,11 +71,11 @@ def test_one_of_eight_rows_is_found_in_four_failed_steps(guilty: int) -> None:
     for one in requests:
         driven.ask(one)
     model.fails = lambda tokens: (tokens == POISON).any().item()
-    driven.turn_until(lambda: driven.answers["bad"].events != [])
+    driven.step_until(lambda: driven.answers["bad"].events != [])
     assert model.num_failed <= 4
     # All others go on together, at once.
     model.num_rows.clear()
-    driven.turn_until(lambda: 7 in model.num_rows)
+    driven.step_until(lambda: 7 in model.num_rows)
     check_all_but(driven, requests, {"bad"})
 
 
@@ -94,7 +94,7 @@ def test_a_fault_that_comes_once_fails_nobody(name: str) -> None:
     requests = asked(6)
     for one in requests:
         driven.ask(one)
-    driven.turn_until(lambda: len(driven.worker.members) == 4)
+    driven.step_until(lambda: len(driven.worker.members) == 4)
     model.fails = lambda _: model.num_failed == 0
     check_all_but(driven, requests, name=name)
     assert model.num_failed == 1
@@ -115,9 +115,9 @@ def test_those_on_trial_may_be_cancelled_and_newcomers_wait_for_the_end_of_it() 
     requests = asked(6)
     for one in requests:
         driven.ask(one)
-    driven.turn_until(lambda: len(driven.worker.members) == 6)
+    driven.step_until(lambda: len(driven.worker.members) == 6)
     model.fails = lambda _: model.num_failed == 0
-    driven.turn_until(lambda: model.num_failed == 1)
+    driven.step_until(lambda: model.num_failed == 1)
     late = request(prompt_of(20, 50), name="late")
     driven.ask(late)
     driven.worker.step()
@@ -137,7 +137,7 @@ def test_a_prompt_that_was_being_read_is_read_again_after_the_trial() -> None:
     requests = [*asked(3), request(prompt_of(700, 9), name="long")]
     for one in requests:
         driven.ask(one)
-    driven.turn_until(lambda: len(driven.worker.members) == 3)
+    driven.step_until(lambda: len(driven.worker.members) == 3)
     assert [s.request.id for s in driven.worker.prefilling] == ["long"]
     model.fails = lambda tokens: tokens.shape[0] == 3 and model.num_failed == 0
     check_all_but(driven, requests)

@@ -19,7 +19,7 @@ from engine.sequence import Sequence
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Oracle
 from tests.engine.conftest import StartEngine
-from tests.engine.driven import loaded_once, truth
+from tests.engine.driven import expected_tokens, loaded_once
 from tests.engine.support import Answer, ask, make_loaded, make_tokenizer, oracle, prompt_of, request
 
 POISON = 4000
@@ -180,7 +180,7 @@ def test_a_request_that_can_never_be_counted_ends_and_harms_nobody(
     assert "cannot count" in end.message
     assert end.usage.num_prompt_tokens == 9
     assert cancelled.failed().kind == "cancelled"
-    assert list(good.finished().tokens) == truth("llama", one)
+    assert list(good.finished().tokens) == expected_tokens("llama", one)
     assert engine.status().state == "ready"
 
 

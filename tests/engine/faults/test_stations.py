@@ -26,7 +26,7 @@ from engine.speculative.step_costs import StepClock
 from engine.worker import Worker
 from tests.drafters.fakes import Coin
 from tests.engine.conftest import StartEngine
-from tests.engine.driven import loaded_once, truth
+from tests.engine.driven import expected_tokens, loaded_once
 from tests.engine.support import Answer, ask, prompt_of, request, wait_until
 
 EVERYWHERE: dict[str, tuple[Any, str]] = {
@@ -104,7 +104,7 @@ def check(answers: SequenceOf[tuple[GenerationRequest, Answer]], name: str, max_
     ends = [answer.end() for _, answer in answers]
     for (one, _), end in zip(answers, ends, strict=True):
         if isinstance(end, Finished):
-            assert list(end.tokens) == truth(name, one)
+            assert list(end.tokens) == expected_tokens(name, one)
     failed = [end for end in ends if isinstance(end, Failed)]
     assert {end.kind for end in failed} <= {"request"}
     assert len(failed) <= max_failed
@@ -118,7 +118,7 @@ def test_a_fault_at_any_station_ends_one_request_at_most(
     name, owner, method = STATIONS[station]
     first, second, third = asked(0), asked(10), asked(20)
     fault = Fault(monkeypatch, owner, method)
-    known = {one.prompt: truth(name, one) for one in (*first, *second, *third)}
+    known = {one.prompt: expected_tokens(name, one) for one in (*first, *second, *third)}
     drafter = Flighty(known, 0.8, num_ids=4096, name="suffix")
     sources = DraftSources({"suffix": drafter}, lambda _: 1.0)
     engine = start_engine(

@@ -1,4 +1,4 @@
-"""Ragged rows with rollback equal one row at a time, bit for bit on the CPU."""
+"""Rows of different lengths, with rollback, equal one row at a time, bit for bit on the CPU."""
 
 import random
 
@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.kv_cache.batched import Extent, RaggedKVCache, RowLengths, grown, rounded, shrunk
+from engine.kv_cache.batched import (
+    Extent,
+    RaggedKVCache,
+    RowLengths,
+    grow_extent,
+    round_columns,
+    shrink_extent,
+)
 from engine.kv_cache.rows import BatchedRows, make_caches
 from tests.engine.support import VOCAB_SIZE, make_model
 
@@ -39,7 +46,7 @@ def test_ragged_rounds_with_rollback_equal_single_rows(name: str, dtype: mx.Dtyp
             assert rows.roll_back(row, len(tokens)) == rows.lengths[row] == len(tokens)
 
 
-def test_leaving_rows_hand_their_place_to_the_last() -> None:
+def test_the_last_row_takes_the_slot_of_a_removed_one() -> None:
     model = make_model("llama")
     rows = BatchedRows(model)
     tokens = [[5 + row] * (row + 2) for row in range(4)]
@@ -56,7 +63,7 @@ def test_leaving_rows_hand_their_place_to_the_last() -> None:
         assert mx.array_equal(logits[row, 0], model(mx.array([[*one, 9]]), cache=single)[0, -1]).item()
 
 
-def test_going_back_further_than_there_is_raises() -> None:
+def test_rolling_back_to_more_tokens_than_a_row_holds_raises() -> None:
     rows = BatchedRows(make_model("llama"))
     rows.add(make_caches(rows.model), 0)
     with pytest.raises(ValueError, match="holds 0 tokens"):
@@ -69,31 +76,31 @@ def test_padding_is_written_as_zeros() -> None:
     shared.add(0)
     cache = RaggedKVCache(shared)
     for widths in ([2, 3], [3, 1]):
-        shared.begin(widths)
+        shared.begin_forward(widths)
         numbers = mx.ones((2, 1, max(widths), 4))
         for row, width in enumerate(widths):
             numbers[row, :, width:] = mx.nan
         _, values = cache.update_and_fetch(numbers, numbers)
-        shared.end()
+        shared.end_forward()
         assert not mx.isnan(values).any().item()
     assert shared.lengths == [5, 4]
 
 
-def test_what_a_broken_forward_left_behind_is_never_read() -> None:
+def test_leftovers_of_a_failed_forward_are_never_read() -> None:
     shared = RowLengths()
     shared.add(0)
     shared.add(0)
     cache = RaggedKVCache(shared)
     for widths, filling, is_built in (([1, 3], 1.0, True), ([5, 5], mx.nan, False), ([1, 1], 1.0, True)):
-        shared.begin(widths)
+        shared.begin_forward(widths)
         numbers = mx.full((2, 1, max(widths), 4), filling)
         _, values = cache.update_and_fetch(numbers, numbers)
         if is_built:
-            shared.end()
+            shared.end_forward()
             assert not mx.isnan(values).any().item()
 
 
-def test_an_empty_row_finds_nothing_of_the_one_before_it() -> None:
+def test_an_empty_row_reads_nothing_of_the_row_that_had_its_slot() -> None:
     model = make_model("llama")
     rows = BatchedRows(model)
     for length in (6, 9, 8):
@@ -113,23 +120,23 @@ NEEDS = st.tuples(st.integers(1, 64), st.integers(0, 9000))
 
 
 @given(EXTENTS, NEEDS, st.none() | st.integers(0, 10**6))
-def test_buffers_grow_to_what_is_needed_and_keep_what_they_had(
-    extent: Extent, needed: Extent, max_places: int | None
+def test_buffers_grow_to_what_is_needed_and_never_shrink_by_growing(
+    extent: Extent, needed: Extent, max_cells: int | None
 ) -> None:
-    slots, columns = grown(extent, needed, max_places)
+    slots, columns = grow_extent(extent, needed, max_cells)
     assert slots >= max(extent[0], needed[0])
     assert columns >= max(extent[1], needed[1])
-    least = max(extent[0], needed[0]) * max(extent[1], rounded(needed[1]))
-    assert max_places is None or slots * columns <= max(least, max_places)
+    least = max(extent[0], needed[0]) * max(extent[1], round_columns(needed[1]))
+    assert max_cells is None or slots * columns <= max(least, max_cells)
 
 
 @given(EXTENTS, NEEDS)
-def test_what_shrank_still_holds_what_is_needed(extent: Extent, needed: Extent) -> None:
+def test_buffers_shrink_no_further_than_needed(extent: Extent, needed: Extent) -> None:
     needed = min(needed[0], extent[0]), min(needed[1], extent[1])
-    slots, columns = shrunk(extent, needed)
+    slots, columns = shrink_extent(extent, needed)
     assert extent[0] >= slots >= needed[0]
     assert extent[1] >= columns >= needed[1]
-    assert slots * columns <= max(1024, 8 * needed[0] * rounded(needed[1]))
+    assert slots * columns <= max(1024, 8 * needed[0] * round_columns(needed[1]))
 
 
 def test_buffers_shrink_when_rows_leave() -> None:
@@ -142,24 +149,24 @@ def test_buffers_shrink_when_rows_leave() -> None:
         rows.remove(len(kept) - 1)
         kept.pop()
     assert rows.extent[0] <= 4
-    assert_goes_on(rows, kept)
+    assert_equal_to_single_rows(rows, kept)
 
 
-def test_a_limit_holds_but_for_what_rows_need() -> None:
+def test_buffers_exceed_the_limit_only_for_what_rows_need() -> None:
     rows, kept = rows_of(300, 30, 40, 50, 60)
     assert rows.extent == (8, 512)
-    rows.limit(0)
+    rows.limit_growth(0)
     assert rows.extent == (5, 512)
-    rows.limit(6 * 512)
+    rows.limit_growth(6 * 512)
     rows.forward_ragged([[7] * 300, *([[7]] * 4)])
     assert rows.extent == (5, 768)
     for row, tokens in enumerate(kept):
         tokens += [7] * (1 if row else 300)
-    assert_goes_on(rows, kept)
+    assert_equal_to_single_rows(rows, kept)
 
 
 def rows_of(*lengths: int) -> tuple[BatchedRows, list[list[int]]]:
-    """Rows of these lengths, and their tokens."""
+    """Make rows of these lengths; return them with the tokens of each."""
     rows = BatchedRows(make_model("llama"))
     kept = [[5 + (row * 31 + at * at) % 4000 for at in range(length)] for row, length in enumerate(lengths)]
     for tokens in kept:
@@ -169,8 +176,8 @@ def rows_of(*lengths: int) -> tuple[BatchedRows, list[list[int]]]:
     return rows, kept
 
 
-def assert_goes_on(rows: BatchedRows, kept: list[list[int]]) -> None:
-    """The next token's logits are those of each row alone."""
+def assert_equal_to_single_rows(rows: BatchedRows, kept: list[list[int]]) -> None:
+    """Check that the next token's logits are those of each row alone."""
     logits = rows.forward(mx.array([[9]] * len(kept)))
     for row, tokens in enumerate(kept):
         single = make_prompt_cache(rows.model)

@@ -1,7 +1,7 @@
-"""Going back is exact: thousands of random drafts, kept in part, leave every kind of cache as if never made.
+"""Rollback is exact: after thousands of partly kept drafts every kind of cache is as if nothing was drafted.
 
-Most of it runs through a model of integers, which no order of adding can round: what it answers, and what
-its caches hold, must equal one plain prefill, byte for byte, on any machine.
+The model computes in integers, so no order of additions can round differently. Its logits and the contents
+of its caches must equal those of one plain prefill, byte for byte, on any machine.
 """
 
 import random
@@ -27,13 +27,13 @@ NUM_TOKENS = 251
 MAX_TOKENS = 420
 PERIOD = 5
 
-# Numbers by place and token; the second half tells the place, as rotary embeddings would.
+# Numbers by position and token; the second half depends on the position, as with rotary embeddings.
 EMBEDDING = np.tile(np.arange(NUM_TOKENS, dtype=np.float32)[:, None], (PERIOD, 1, DIM))
 EMBEDDING[:, :, DIM // 2 :] += np.arange(PERIOD)[:, None, None]
-# With 0 and 255 in every group of 32, eight bits hold these whole numbers exactly.
+# With 0 and 255 in every group of 32, quantising to eight bits keeps these integers exactly.
 EMBEDDING[:, :, :2] = 0, 255
 
-# What a token i places back adds to the recurrent state.
+# The weight of token j in the recurrent state after token i.
 POWERS = np.array([[3 ** max(0, i - j) % NUM_TOKENS * (i >= j) for j in range(MAX_TOKENS)]
                    for i in range(MAX_TOKENS)])  # fmt: skip
 
@@ -46,8 +46,8 @@ KINDS: dict[str, Callable[[], list[Any]]] = {
 }
 
 
-class Whole:
-    """A model in whole numbers that reads everything its caches offer; logits (rows, width, numbers)."""
+class IntegerModel:
+    """A model of integers that reads all that its caches return; its logits are (rows, width, numbers)."""
 
     def __init__(self, kind: str) -> None:
         self.make_cache = KINDS[kind]
@@ -83,7 +83,7 @@ class Whole:
 
 
 class Life:
-    """One row's true tokens and what a model answers to them in one plain prefill."""
+    """One row's true tokens and the logits that the model computes for them in one plain prefill."""
 
     def __init__(self, model: Any, kv_bits: int | None, rng: random.Random, num_tokens: int) -> None:
         self.rng = rng
@@ -93,9 +93,9 @@ class Life:
         self.num_computed = self.num_committed = 0
 
     def row_input(self) -> tuple[list[int], int]:
-        """What is pending and some drafted tokens, and how many of all these are true."""
+        """Return pending and drafted tokens to feed, and how many to keep beyond num_committed."""
         pending = self.tokens[self.num_computed : self.num_committed + 1]
-        # As the engine does: when too much is pending, compute that first.
+        # As in the engine: with too many pending tokens, those are computed first.
         width = self.rng.randint(1, WIDEST) if len(pending) <= WIDEST else 1
         kept = self.rng.randint(1, width)
         true = self.tokens[self.num_committed + 1 : self.num_committed + kept]
@@ -108,11 +108,11 @@ class Life:
 
 
 def run_schedule(rows: Rows, lives: list[Life], num_rounds: int) -> None:
-    """Some wide steps of which random parts are kept; every kept answer equals the plain one."""
+    """Run verification steps that keep random parts of the drafts; check all kept logits."""
     checks = []
     for _ in range(num_rounds):
         fed = [life.row_input() for life in lives]
-        # Some of what is kept may be known to be so when it is fed.
+        # A floor above the row's length: some of the tokens are known to be kept when they are fed.
         floors = [
             life.num_computed + life.rng.randint(0, kept) for life, (_, kept) in zip(lives, fed, strict=True)
         ]
@@ -131,7 +131,7 @@ def run_schedule(rows: Rows, lives: list[Life], num_rounds: int) -> None:
 
 
 def contents(caches: list[Any], length: int) -> list[bytes]:
-    """All that caches of one row say of their first length tokens; of windows, what the next token sees."""
+    """Return what one row's caches hold of the first length tokens; of windows, what the next token sees."""
     held = []
     for cache in leaves(caches):
         if isinstance(cache, ArraysCache):
@@ -149,9 +149,9 @@ def contents(caches: list[Any], length: int) -> list[bytes]:
 
 
 def run_lives(kind: str, kv_bits: int | None, batched: bool) -> None:
-    """Rows live for some schedules each; then what they hold equals a plain prefill of the same tokens."""
+    """Run schedules; check at the end that the caches equal those of a plain prefill of the same tokens."""
     rng = random.Random(f"{kind} {kv_bits}")
-    model = Whole(kind)
+    model = IntegerModel(kind)
     num_done = 0
     while num_done < NUM_SCHEDULES:
         num_rows = rng.randint(1, MAX_ROWS)
@@ -177,7 +177,7 @@ def run_lives(kind: str, kv_bits: int | None, batched: bool) -> None:
 
 
 def caches_of(rows: Rows, row: int, length: int) -> Caches:
-    """A row's caches in mlx-lm's form."""
+    """Return a row's caches in mlx-lm's form."""
     if isinstance(rows, SeparateRows):
         return rows.caches[row]
     assert isinstance(rows, BatchedRows)
@@ -185,7 +185,7 @@ def caches_of(rows: Rows, row: int, length: int) -> Caches:
 
 
 def poison_leftovers(rows: BatchedRows) -> None:
-    """Whatever rejected drafts may have left behind, make it the worst: not a number."""
+    """Overwrite the leftovers of rejected drafts with NaN, the worst that they could be."""
     for cache in rows.caches:
         assert cache.keys is not None
         assert cache.values is not None
@@ -200,9 +200,9 @@ def poison_leftovers(rows: BatchedRows) -> None:
     [("full", None), ("full", 8), ("window", None), ("recurrent", None), ("hybrid", None), ("list", None)],
     ids=["full", "quantised", "window", "recurrent", "hybrid", "list"],
 )
-def test_what_is_rejected_leaves_no_trace(kind: str, kv_bits: int | None) -> None:
+def test_rejected_tokens_leave_no_trace(kind: str, kv_bits: int | None) -> None:
     run_lives(kind, kv_bits, batched=False)
 
 
-def test_what_is_rejected_leaves_no_trace_in_a_batch() -> None:
+def test_rejected_tokens_leave_no_trace_in_a_batch() -> None:
     run_lives("full", None, batched=True)

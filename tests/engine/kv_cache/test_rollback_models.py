@@ -1,7 +1,8 @@
-"""Drafting and going back through mlx-lm's own models: the answers of one plain prefill, byte for byte.
+"""Drafting and rollback with mlx-lm's own models give the logits of one plain prefill, byte for byte.
 
-One architecture is not exact across widths on any build: Mamba 2 computes a chunk by other formulas than a
-token. It is held to a replay of the same widths without the rejected tokens, and to the plain token ids.
+Mamba 2 is the exception: it computes a chunk by other formulas than a single token, so it is not exact across
+widths on any build. It is compared with a replay of the same widths without the rejected tokens, and with the
+plain token ids.
 """
 
 import random
@@ -12,30 +13,30 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from engine.kv_cache.per_row import kv_bits_fault, make_caches
-from engine.kv_cache.probes import can_batch, rollback_fault
+from engine.kv_cache.per_row import make_caches
+from engine.kv_cache.probes import can_batch, kv_bits_fault, rollback_fault
 from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows, make_rows
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_model, prompt_of
 
 EXACT = [name for name in CONFIGS if name != "mamba2"]
-# On the CPU mlx computes experts in float32 alone.
+# On the CPU, MLX computes mixtures of experts in float32 only.
 HALF = [name for name in EXACT if name not in ("gpt_oss", "qwen3_next")]
 NUM_ROUNDS = 30
 NUM_ROWS = 3
-# Windows are of 16, so each is crossed many times.
+# The sliding windows have 16 tokens, so each row passes them many times.
 NUM_TOKENS = 260
 
 
-def prefilled(rows: Rows, model: Any, prompts: list[list[int]], kv_bits: int | None = None) -> None:
-    """Rows join with these prompts."""
+def add_prefilled(rows: Rows, model: Any, prompts: list[list[int]], kv_bits: int | None = None) -> None:
+    """Prefill these prompts and add a row for each."""
     for prompt in prompts:
         caches = make_caches(model, kv_bits)
         model(mx.array([prompt]), cache=caches)
         rows.add(caches, len(prompt))
 
 
-def fuzz(model: Any, kv_bits: int | None = None) -> None:
-    """Rounds of drafts kept in part; every kept answer equals that of one plain prefill."""
+def check_partly_kept_drafts(model: Any, kv_bits: int | None = None) -> None:
+    """Run rounds of partly kept drafts; check that all kept logits equal those of one plain prefill."""
     rng = random.Random(11)
     true = [prompt_of(NUM_TOKENS, row) for row in range(NUM_ROWS)]
     caches = [make_caches(model, kv_bits) for _ in true]
@@ -45,7 +46,7 @@ def fuzz(model: Any, kv_bits: int | None = None) -> None:
     ]
     rows = make_rows(model, can_batch(model, kv_bits))
     committed = [5, 30, 17]
-    prefilled(rows, model, [tokens[:n] for tokens, n in zip(true, committed, strict=True)], kv_bits)
+    add_prefilled(rows, model, [tokens[:n] for tokens, n in zip(true, committed, strict=True)], kv_bits)
     computed = list(committed)
     for _ in range(NUM_ROUNDS):
         fed, kept = [], []
@@ -65,28 +66,28 @@ def fuzz(model: Any, kv_bits: int | None = None) -> None:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_partly_kept_drafts_equal_one_prefill(name: str) -> None:
-    fuzz(make_model(name))
+    check_partly_kept_drafts(make_model(name))
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("name", HALF)
 def test_partly_kept_drafts_equal_one_prefill_in_16_bits(name: str, dtype: mx.Dtype) -> None:
-    fuzz(make_model(name, dtype))
+    check_partly_kept_drafts(make_model(name, dtype))
 
 
 @pytest.mark.parametrize("kv_bits", [4, 8])
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
 def test_partly_kept_drafts_equal_one_prefill_over_quantised_keys(name: str, kv_bits: int) -> None:
-    fuzz(make_model(name, head_dim=32), kv_bits)
+    check_partly_kept_drafts(make_model(name, head_dim=32), kv_bits)
 
 
-def test_recurrent_state_equals_a_replay_without_the_rejected() -> None:
+def test_recurrent_state_equals_a_replay_without_the_rejected_tokens() -> None:
     model = make_model("mamba2")
     rng = random.Random(4)
     true = prompt_of(NUM_TOKENS)
     plain = mx.argmax(model(mx.array([true]))[0], axis=-1).tolist()
     rows = SeparateRows(model)
-    prefilled(rows, model, [true[:20]])
+    add_prefilled(rows, model, [true[:20]])
     replay = make_caches(model)
     model(mx.array([true[:20]]), cache=replay)
     committed = computed = 20
@@ -122,7 +123,7 @@ def test_the_width_changes_no_byte(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_architecture_here_can_go_back(name: str) -> None:
+def test_every_architecture_here_can_be_rolled_back(name: str) -> None:
     assert rollback_fault(make_model(name)) is None
 
 
@@ -138,30 +139,36 @@ def test_a_rollback_that_leaves_a_trace_is_found_by_trying(monkeypatch: pytest.M
     monkeypatch.setattr(KVCache, "trim", lambda _, n: n)
     assert "leave a trace in its ArraysCache and KVCache" in str(rollback_fault(model))
     monkeypatch.setattr(KVCache, "trim", lambda *_: 0)
-    assert "KVCache of 9 tokens was not cut to 5" in str(rollback_fault(model))
+    assert "KVCache of 9 tokens was not trimmed to 5" in str(rollback_fault(model))
 
 
-def test_going_back_beyond_the_last_forward_raises() -> None:
+def test_rolling_back_beyond_the_last_forward_raises() -> None:
     model = make_model("lfm2")
     rows = SeparateRows(model)
-    prefilled(rows, model, [prompt_of(9), prompt_of(4)])
-    with pytest.raises(ValueError, match="row 0 holds 9 tokens and can go back to 9, not to 8"):
+    add_prefilled(rows, model, [prompt_of(9), prompt_of(4)])
+    with pytest.raises(
+        ValueError, match="row 0 holds 9 tokens and can be rolled back to a length from 9 to 9, not to 8"
+    ):
         rows.roll_back(0, 8)
     rows.forward_ragged([[5, 6, 7], [5]])
-    with pytest.raises(ValueError, match="row 0 holds 12 tokens and can go back to 9, not to 8"):
+    with pytest.raises(
+        ValueError, match="row 0 holds 12 tokens and can be rolled back to a length from 9 to 12, not to 8"
+    ):
         rows.roll_back(0, 8)
-    with pytest.raises(ValueError, match="row 1 holds 5 tokens and can go back to 4, not to 6"):
+    with pytest.raises(
+        ValueError, match="row 1 holds 5 tokens and can be rolled back to a length from 4 to 5, not to 6"
+    ):
         rows.roll_back(1, 6)
     assert rows.roll_back(0, 11) == 9
     assert rows.roll_back(1, 5) == 5
     assert list(rows.lengths) == [9, 5]
 
 
-def test_a_leaver_takes_its_snapshot_along() -> None:
+def test_removing_a_row_removes_its_snapshot() -> None:
     model = make_model("lfm2")
     rows = SeparateRows(model)
     prompts = [prompt_of(9), prompt_of(4, 1), prompt_of(6, 2)]
-    prefilled(rows, model, prompts)
+    add_prefilled(rows, model, prompts)
     rows.forward_ragged([[5], [6, 7], [8, 9, 10]])
     rows.remove(0)
     assert rows.roll_back(0, 7) == 6
@@ -172,12 +179,12 @@ def test_a_leaver_takes_its_snapshot_along() -> None:
         assert mx.array_equal(last, model(mx.array([tokens]))[0, -1]).item()
 
 
-def test_rows_of_one_kind_share_a_forward() -> None:
+def test_plain_caches_share_a_forward_and_quantised_ones_do_not() -> None:
     assert isinstance(make_rows(make_model("llama"), can_batch(make_model("llama"))), BatchedRows)
     assert not can_batch(make_model("llama", head_dim=32), kv_bits=8)
 
 
-def test_what_cannot_be_quantised_is_said() -> None:
+def test_the_reason_why_a_cache_cannot_be_quantised_is_given() -> None:
     assert kv_bits_fault(make_model("llama", head_dim=32), 8) is None
     assert "groups of 32" in str(kv_bits_fault(make_model("llama"), 8))
     assert "sinks" in str(kv_bits_fault(make_model("gpt_oss", head_dim=32), 8))

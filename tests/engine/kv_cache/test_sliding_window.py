@@ -1,4 +1,4 @@
-"""A window cache answers what attention over the whole sequence answers, and keeps no more than it needs."""
+"""A window cache gives what attention over the whole sequence gives, and keeps a bounded number of tokens."""
 
 import random
 
@@ -37,7 +37,7 @@ def test_any_widths_equal_attention_over_everything(window: int, with_sinks: boo
     assert mx.array_equal(mx.concatenate(outs, axis=2), plain).item()
 
 
-def test_a_narrower_window_can_be_asked_for(numbers: mx.array) -> None:
+def test_make_mask_takes_a_narrower_window(numbers: mx.array) -> None:
     cache = WindowKVCache(100)
     for start, end in ((0, 150), (150, 151), (151, 158)):
         fed = numbers[:, :, start:end]
@@ -59,7 +59,7 @@ def test_no_mask_is_made_before_the_window_is_full() -> None:
     assert isinstance(cache.make_mask(16, return_array=True), mx.array)
 
 
-def test_what_it_keeps_is_bounded(numbers: mx.array) -> None:
+def test_its_bytes_are_bounded(numbers: mx.array) -> None:
     cache = WindowKVCache(100)
     for at in range(NUM_TOKENS):
         fed = numbers[:, :, at : at + 1]
@@ -70,7 +70,7 @@ def test_what_it_keeps_is_bounded(numbers: mx.array) -> None:
     assert not cache.empty()
 
 
-def test_going_back_over_many_updates(numbers: mx.array) -> None:
+def test_rolling_back_over_many_updates(numbers: mx.array) -> None:
     rng = random.Random(3)
     cache, furthest = WindowKVCache(16), 0
     while furthest < NUM_TOKENS:
@@ -82,12 +82,12 @@ def test_going_back_over_many_updates(numbers: mx.array) -> None:
             cache.trim(rng.randint(0, cache.offset - max(0, furthest - ROLLBACK_TOKENS)))
 
 
-def test_going_back_stops_where_the_window_was_dropped(numbers: mx.array) -> None:
+def test_rolling_back_stops_where_the_window_was_dropped(numbers: mx.array) -> None:
     cache = WindowKVCache(16)
     for start, end in ((0, 600), (600, 1000)):
         fed = numbers[:, :, start:end]
         cache.update_and_fetch(fed, fed)
     assert cache.trim(400) == 400
     assert cache.offset == 600
-    with pytest.raises(ValueError, match="a window of 16 tokens at 600 cannot go back by 400"):
+    with pytest.raises(ValueError, match="a window of 16 tokens at 600 cannot be trimmed by 400"):
         cache.trim(400)

@@ -1,4 +1,4 @@
-"""What was computed before a restart is known after it; torn, damaged and foreign files do no harm."""
+"""Prefixes survive a restart; truncated, damaged and foreign files do no harm."""
 
 import os
 import random
@@ -16,8 +16,7 @@ import pytest
 from config.whole_file import unfinished_path
 from engine.kv_cache.slices import KVSlice, State
 from engine.model.weights_digest import weights_fingerprint
-from engine.prefix_cache import disk as prefix_store
-from engine.prefix_cache import disk_file as prefix_file
+from engine.prefix_cache import disk, disk_file
 from engine.prefix_cache.disk import PrefixStore
 from tests.engine.conftest import StartEngine
 from tests.engine.prefix_cache.test_trie import slice_of, state_of
@@ -26,8 +25,8 @@ from tests.engine.support import CONFIGS, ask, make_loaded, make_model, oracle, 
 TOKENS = tuple(range(1, 101))
 
 
-class Kept:
-    """A store that saves any number of tokens, and what comes out of it, checked."""
+class CheckedStore:
+    """A store that saves any number of tokens, and checks everything it loads."""
 
     def __init__(self, folder: Path, budget_bytes: int = 10**9, needs_state: bool = False, model: str = "a"):
         self.needs_state = needs_state
@@ -38,10 +37,10 @@ class Kept:
         self.store.save(tokens, lambda start, end: slice_of(tokens[start:end]), state)
 
     def load(self, *prompt: int) -> int:
-        """The number of tokens that were read."""
+        """Load the longest prefix, check it, and return its number of tokens."""
         if not (length := self.store.match(prompt)):
             return 0
-        taken = self.store.take(self.store.load(prompt))
+        taken = self.store.finish_load(self.store.start_load(prompt))
         if taken is None:
             return 0
         cut, state = taken
@@ -57,15 +56,15 @@ class Kept:
 
 @pytest.fixture(autouse=True)
 def save_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_store, "MIN_SAVED_TOKENS", 1)
+    monkeypatch.setattr(disk, "MIN_SAVED_TOKENS", 1)
 
 
-def test_a_restart_finds_what_was_saved(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    kept.save(*TOKENS)
-    assert kept.load(*TOKENS, 7) == 100
-    kept.store.close()
-    again = Kept(tmp_path)
+def test_a_restart_finds_saved_prefixes(tmp_path: Path) -> None:
+    checked = CheckedStore(tmp_path)
+    checked.save(*TOKENS)
+    assert checked.load(*TOKENS, 7) == 100
+    checked.store.close()
+    again = CheckedStore(tmp_path)
     assert again.load(*TOKENS, 7) == 100
     assert again.load(*TOKENS[:40], 200, 201) == 40
     assert again.load(*TOKENS) == 99
@@ -73,80 +72,80 @@ def test_a_restart_finds_what_was_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("needs_state", [False, True])
-def test_only_what_is_new_is_written(needs_state: bool, tmp_path: Path) -> None:
-    kept = Kept(tmp_path, needs_state=needs_state)
-    kept.save(*TOKENS)
-    first_bytes = kept.store.num_bytes
-    kept.save(*TOKENS, 300, 301)
-    kept.save(*TOKENS[:50], 400)
-    kept.save(*TOKENS[:30])
-    assert kept.store.num_bytes < first_bytes + 3 * 1500
-    kept.store.close()
-    again = Kept(tmp_path, needs_state=needs_state)
+def test_only_new_tokens_are_written(needs_state: bool, tmp_path: Path) -> None:
+    checked = CheckedStore(tmp_path, needs_state=needs_state)
+    checked.save(*TOKENS)
+    first_bytes = checked.store.num_bytes
+    checked.save(*TOKENS, 300, 301)
+    checked.save(*TOKENS[:50], 400)
+    checked.save(*TOKENS[:30])
+    assert checked.store.num_bytes < first_bytes + 3 * 1500
+    checked.store.close()
+    again = CheckedStore(tmp_path, needs_state=needs_state)
     assert again.load(*TOKENS, 300, 301, 9) == 102
     assert again.load(*TOKENS[:50], 400, 9) == 51
     assert again.load(*TOKENS[:50], 9) == (0 if needs_state else 50)
 
 
 def num_shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Leading tokens that agree."""
+    """Count the leading tokens that agree."""
     return next(
         (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
         min(len(one), len(other)),
     )
 
 
-def test_random_branches_come_back_as_they_were(tmp_path: Path) -> None:
+def test_random_branches_are_loaded_unchanged(tmp_path: Path) -> None:
     rng = random.Random(3)
-    kept, saved = Kept(tmp_path), [()]
+    checked, saved = CheckedStore(tmp_path), [()]
     for _ in range(120):
         tokens: tuple[int, ...] = tuple(rng.randrange(2) for _ in range(rng.randint(1, 10)))
-        kept.save(*tokens)
+        checked.save(*tokens)
         saved.append(tokens)  # type: ignore[arg-type]
-    kept.store.close()
-    again = Kept(tmp_path)
+    checked.store.close()
+    again = CheckedStore(tmp_path)
     for _ in range(120):
         tokens = tuple(rng.randrange(2) for _ in range(rng.randint(1, 10)))
         longest = max(num_shared(tokens[:-1], one) for one in saved)
         assert again.load(*tokens) == longest
 
 
-def test_the_folder_keeps_its_bytes_and_deletes_what_was_used_least_recently(tmp_path: Path) -> None:
-    kept = Kept(tmp_path, budget_bytes=10_000)
-    kept.save(*[1] * 100)
-    kept.save(*[2] * 100)
-    kept.load(*[1] * 100)
-    kept.save(*[3] * 100)
-    assert kept.load(*[2] * 100) == 0
-    assert kept.load(*[1] * 100) == 99
-    kept.store.close()
+def test_the_folder_stays_within_its_budget_by_deleting_the_least_recently_used(tmp_path: Path) -> None:
+    checked = CheckedStore(tmp_path, budget_bytes=10_000)
+    checked.save(*[1] * 100)
+    checked.save(*[2] * 100)
+    checked.load(*[1] * 100)
+    checked.save(*[3] * 100)
+    assert checked.load(*[2] * 100) == 0
+    assert checked.load(*[1] * 100) == 99
+    checked.store.close()
     assert len(list(tmp_path.iterdir())) == 2
-    smaller = Kept(tmp_path, budget_bytes=5_000)
+    smaller = CheckedStore(tmp_path, budget_bytes=5_000)
     smaller.store.close()
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_files_of_another_model_are_not_used(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    kept.save(*TOKENS)
-    kept.store.close()
-    other = Kept(tmp_path, model="b")
+    checked = CheckedStore(tmp_path)
+    checked.save(*TOKENS)
+    checked.store.close()
+    other = CheckedStore(tmp_path, model="b")
     assert other.load(*TOKENS) == 0
     other.save(*TOKENS)
     assert other.load(*TOKENS) == 99
     other.store.close()
-    assert Kept(tmp_path).load(*TOKENS) == 99
+    assert CheckedStore(tmp_path).load(*TOKENS) == 99
 
 
 @pytest.mark.parametrize("harm", ["truncate", "flip", "empty", "foreign", "gone", "parent gone"])
-def test_a_file_that_was_harmed_is_a_miss(harm: str, tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    kept.save(*TOKENS)
-    kept.save(*TOKENS, *range(500, 600))
-    kept.store.close()
-    parent, child = sorted(tmp_path.iterdir(), key=lambda path: prefix_file.read_header(path).start)
+def test_a_damaged_file_is_a_miss(harm: str, tmp_path: Path) -> None:
+    checked = CheckedStore(tmp_path)
+    checked.save(*TOKENS)
+    checked.save(*TOKENS, *range(500, 600))
+    checked.store.close()
+    parent, child = sorted(tmp_path.iterdir(), key=lambda path: disk_file.read_header(path).start)
     data = child.read_bytes()
-    running = Kept(tmp_path)
+    running = CheckedStore(tmp_path)
     match harm:
         case "truncate":
             child.write_bytes(data[: len(data) // 2])
@@ -160,63 +159,63 @@ def test_a_file_that_was_harmed_is_a_miss(harm: str, tmp_path: Path) -> None:
             child.unlink()
         case "parent gone":
             parent.unlink()
-    # One that was there when the server started, and one that finds it so.
-    for store in (running, Kept(tmp_path)):
+    # One store that started before the damage, and one that starts after it.
+    for store in (running, CheckedStore(tmp_path)):
         length = store.load(*TOKENS, *range(500, 600), 9)
         assert length in ((0,) if harm == "parent gone" else (0, 100))
         assert store.load(*TOKENS, 9) == (0 if harm == "parent gone" else 100)
         store.store.close()
 
 
-def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "other.prefix").write_text("not one of them")
-    kept = Kept(tmp_path, budget_bytes=1)
-    kept.save(*TOKENS)
-    kept.store.close()
+    checked = CheckedStore(tmp_path, budget_bytes=1)
+    checked.save(*TOKENS)
+    checked.store.close()
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "other.prefix"}
 
 
-def test_only_the_owner_may_read(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "new")
-    kept.save(*TOKENS)
-    kept.store.close()
+def test_only_the_owner_can_read_the_files(tmp_path: Path) -> None:
+    checked = CheckedStore(tmp_path / "new")
+    checked.save(*TOKENS)
+    checked.store.close()
     (file,) = (tmp_path / "new").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_disk_that_is_full_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Kept(tmp_path)
+def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = CheckedStore(tmp_path)
 
     def fail(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(prefix_file, "write", fail)
-    kept.save(*TOKENS)
-    assert kept.load(*TOKENS, 7) == 0
+    monkeypatch.setattr(disk_file, "write", fail)
+    checked.save(*TOKENS)
+    assert checked.load(*TOKENS, 7) == 0
     monkeypatch.undo()
-    kept.store.close()
+    checked.store.close()
 
 
 KILLED = """
 import sys
 from pathlib import Path
 from tests.engine.prefix_cache import test_disk as t
-t.prefix_store.MIN_SAVED_TOKENS = 1
-kept = t.Kept(Path(sys.argv[1]))
-print(len(kept.store), flush=True)
+t.disk.MIN_SAVED_TOKENS = 1
+checked = t.CheckedStore(Path(sys.argv[1]))
+print(len(checked.store), flush=True)
 at = int(sys.argv[2])
 while True:
     at += 1
-    kept.save(*[at] * 3, *range(20000))
+    checked.save(*[at] * 3, *range(20000))
 """
 
 
-def test_killed_while_it_writes_it_loses_nothing_that_was_there(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    kept.save(*TOKENS)
-    kept.store.close()
+def test_a_kill_while_writing_loses_no_earlier_file(tmp_path: Path) -> None:
+    checked = CheckedStore(tmp_path)
+    checked.save(*TOKENS)
+    checked.store.close()
     held = 1
     for attempt in range(3):
         process = subprocess.Popen(
@@ -229,7 +228,7 @@ def test_killed_while_it_writes_it_loses_nothing_that_was_there(tmp_path: Path) 
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        again = Kept(tmp_path)
+        again = CheckedStore(tmp_path)
         assert again.load(*TOKENS, 7) == 100
         assert len(again.store) >= held
         held = len(again.store)
@@ -237,26 +236,28 @@ def test_killed_while_it_writes_it_loses_nothing_that_was_there(tmp_path: Path) 
     assert held > 1
 
 
-def test_what_a_killed_process_left_goes_at_the_next_start_and_with_the_next_file(tmp_path: Path) -> None:
+def test_unfinished_files_of_a_killed_process_are_removed_at_the_next_start_and_the_next_write(
+    tmp_path: Path,
+) -> None:
     name = tmp_path / f"{'0f' * 20}.prefix"
     foreign = [tmp_path / "notes.0123456789abcdef.new", tmp_path / "0f.prefix.0123456789abcdef.new"]
-    kept: Kept | None = None
+    checked: CheckedStore | None = None
     for _ in range(2):
         left, at_work = unfinished_path(name), unfinished_path(name)
         for path in (left, *foreign):
             path.write_bytes(b"half a file")
             os.utime(path, (0, 0))
         at_work.write_bytes(b"another process's")
-        if kept is None:
-            kept = Kept(tmp_path)
+        if checked is None:
+            checked = CheckedStore(tmp_path)
         else:
-            kept.save(*TOKENS)
-            kept.store.close()
+            checked.save(*TOKENS)
+            checked.store.close()
         assert not left.exists()
         assert all(path.exists() for path in (at_work, *foreign))
 
 
-def test_any_other_weight_is_another_model() -> None:
+def test_a_change_of_any_weight_changes_the_fingerprint() -> None:
     model = make_model("llama")
     first = weights_fingerprint(model)
     assert weights_fingerprint(make_model("llama")) == first
@@ -272,7 +273,7 @@ def long_prompt() -> list[int]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_after_a_restart_long_prompts_are_warm_and_answers_equal(
+def test_after_a_restart_long_prompts_are_cached_and_answers_equal(
     name: str, start_engine: StartEngine, tmp_path: Path, long_prompt: list[int]
 ) -> None:
     def start() -> Any:
@@ -284,7 +285,7 @@ def test_after_a_restart_long_prompts_are_warm_and_answers_equal(
     second = start()
     loaded = make_loaded(name)
     history = [*long_prompt, *answer, *prompt_of(9, 4)]
-    # Two at once: one reads, the other does not wait for the disk twice.
+    # Two requests at once need the same files.
     asked = [request(history, 12, name=f"{i}", seed=i, temperature=0.8 * i) for i in range(2)]
     answers = [ask(second, one).finished() for one in asked]
     assert [list(one.tokens) for one in answers] == [oracle(loaded, one) for one in asked]
@@ -292,7 +293,9 @@ def test_after_a_restart_long_prompts_are_warm_and_answers_equal(
     assert second.prefix_status()["num_files"] >= 1
 
 
-def test_it_reads_beside_others(start_engine: StartEngine, tmp_path: Path, long_prompt: list[int]) -> None:
+def test_files_are_read_while_others_decode(
+    start_engine: StartEngine, tmp_path: Path, long_prompt: list[int]
+) -> None:
     first = start_engine("llama", prefix_cache_dir=str(tmp_path))
     ask(first, request(long_prompt, 4)).finished()
     first.stop(drain_s=0)
@@ -303,15 +306,15 @@ def test_it_reads_beside_others(start_engine: StartEngine, tmp_path: Path, long_
     assert answers[1].events[-1].usage.num_cached_tokens == 419
 
 
-def test_a_folder_that_cannot_be_used_is_said_at_start(start_engine: StartEngine, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_used_is_an_error_at_start(start_engine: StartEngine, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(Exception, match=r"--prefix-cache-dir .*file"):
         start_engine("llama", prefix_cache_dir=str(tmp_path / "file"))
 
 
-def test_half_precision_survives() -> None:
+def test_bfloat16_is_stored_exactly() -> None:
     numbers = mx.arange(24, dtype=mx.float32).astype(mx.bfloat16).reshape(1, 2, 3, 4) / 7
     mx.eval(numbers)
-    again = prefix_file.restored(prefix_file.stored(numbers))
+    again = disk_file.from_stored(disk_file.to_stored(numbers))
     assert again.dtype == mx.bfloat16
     assert mx.array_equal(again, numbers).item()

@@ -1,4 +1,4 @@
-"""What was computed once is not computed again, within its bytes; and it changes no token."""
+"""What was computed once is not computed again, within a budget of bytes, and no token changes."""
 
 import random
 from collections.abc import Sequence
@@ -8,8 +8,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache
 
+from engine.kv_cache.probes import prefix_fault
 from engine.kv_cache.rows import Caches
-from engine.kv_cache.slices import KVSlice, State, prefix_fault
+from engine.kv_cache.slices import KVSlice, State
 from engine.model.loading import LoadedModel
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import Usage
@@ -31,23 +32,23 @@ STATE_BYTES = 4
 
 
 def make_empty() -> Caches:
-    """A layer with keys and values, and one with state."""
+    """Make caches for a layer with keys and values, and one with recurrent state."""
     return [KVCache(), ArraysCache(1)]
 
 
 def slice_of(tokens: Sequence[int]) -> KVSlice:
-    """Keys and values that are the tokens themselves."""
+    """Make keys and values that are the tokens themselves."""
     one = mx.broadcast_to(mx.array(tokens, mx.float32)[None, None, :, None], (1, 1, len(tokens), 4))
     return [mx.contiguous(one), mx.contiguous(one)]
 
 
 def state_of(tokens: Sequence[int]) -> State:
-    """State that is the sum of the tokens."""
+    """Make state that is the sum of the tokens."""
     return [mx.array(sum(tokens), mx.int32)]
 
 
-class Held:
-    """A prefix cache to put tokens into and to look them up in; what comes out is checked."""
+class CheckedCache:
+    """A prefix cache that checks everything it finds."""
 
     def __init__(self, budget_bytes: int = 10**6, needs_state: bool = False) -> None:
         empty = make_empty if needs_state else lambda: [KVCache()]
@@ -58,7 +59,7 @@ class Held:
         self.cache.put(tokens, lambda start, end: slice_of(tokens[start:end]), state)
 
     def find(self, *prompt: int) -> int:
-        """The number of tokens found."""
+        """Find the longest prefix, check it, and return its number of tokens."""
         found = self.cache.find(prompt)
         if found is None:
             return 0
@@ -71,8 +72,8 @@ class Held:
         return length
 
 
-def test_the_longest_common_beginning_is_found() -> None:
-    held = Held()
+def test_the_longest_common_prefix_is_found() -> None:
+    held = CheckedCache()
     held.put(1, 2, 3, 4)
     held.put(1, 2, 9)
     assert held.find(1, 2, 3, 7) == 3
@@ -83,15 +84,15 @@ def test_the_longest_common_beginning_is_found() -> None:
     assert (status.hits, status.misses) == (3, 1)
 
 
-def test_the_last_token_of_a_prompt_is_left_to_compute() -> None:
-    held = Held()
+def test_the_last_token_of_a_prompt_is_never_cached() -> None:
+    held = CheckedCache()
     held.put(1, 2, 3)
     assert held.find(1, 2, 3) == 2
     assert held.find(1) == 0
 
 
-def test_what_prompts_begin_with_is_kept_once() -> None:
-    held = Held()
+def test_a_shared_prefix_is_stored_once() -> None:
+    held = CheckedCache()
     held.put(*range(1, 101), 200)
     held.put(*range(1, 101), 300, 301)
     assert held.cache.num_bytes == 103 * BYTES_PER_TOKEN
@@ -100,8 +101,8 @@ def test_what_prompts_begin_with_is_kept_once() -> None:
     assert held.find(*range(1, 101), 300, 301, 5) == 102
 
 
-def test_state_can_be_gone_on_from_only_where_it_was_taken() -> None:
-    held = Held(needs_state=True)
+def test_state_can_be_used_only_at_the_length_where_it_was_taken() -> None:
+    held = CheckedCache(needs_state=True)
     held.put(1, 2, 3, 4)
     assert held.find(1, 2, 3, 9) == 0
     assert held.cache.match((1, 2, 3, 9)) == 3
@@ -111,8 +112,8 @@ def test_state_can_be_gone_on_from_only_where_it_was_taken() -> None:
     assert held.cache.num_bytes == 4 * BYTES_PER_TOKEN + 2 * STATE_BYTES
 
 
-def test_the_least_recently_used_goes_first_and_bytes_are_counted() -> None:
-    held = Held(8 * BYTES_PER_TOKEN)
+def test_the_least_recently_used_is_dropped_first_and_bytes_are_counted() -> None:
+    held = CheckedCache(8 * BYTES_PER_TOKEN)
     held.put(1, 1, 1)
     held.put(2, 2, 2)
     held.find(1, 1, 1, 5)
@@ -125,18 +126,18 @@ def test_the_least_recently_used_goes_first_and_bytes_are_counted() -> None:
     assert held.cache.status().evictions == 1
 
 
-def test_what_would_not_fit_with_what_it_follows_is_not_kept() -> None:
-    held = Held(8 * BYTES_PER_TOKEN)
+def test_a_prefix_that_exceeds_the_budget_as_a_whole_is_not_stored() -> None:
+    held = CheckedCache(8 * BYTES_PER_TOKEN)
     held.put(1, 1, 1, 1, 1)
     held.put(1, 1, 1, 1, 1, 2, 2, 2, 2)
     assert held.find(1, 1, 1, 1, 1, 2, 2) == 5
 
 
 @pytest.mark.parametrize("needs_state", [False, True])
-def test_whatever_is_put_and_dropped_nothing_wrong_is_found(needs_state: bool) -> None:
-    """Random tokens out of three, so that they branch a lot, against a plain list of what was put."""
+def test_nothing_wrong_is_found_after_any_puts_and_drops(needs_state: bool) -> None:
+    """Use three different tokens, so that prefixes branch a lot, and compare with a plain list."""
     rng = random.Random(5)
-    held, put = Held(60 * BYTES_PER_TOKEN, needs_state), []
+    held, put = CheckedCache(60 * BYTES_PER_TOKEN, needs_state), []
     for _ in range(3000):
         tokens = tuple(rng.randrange(3) for _ in range(rng.randint(1, 12)))
         if rng.random() < 0.5:
@@ -155,10 +156,10 @@ def test_whatever_is_put_and_dropped_nothing_wrong_is_found(needs_state: bool) -
     assert held.cache._num_arrays == 0
 
 
-def test_with_room_enough_the_longest_that_was_put_is_found() -> None:
+def test_within_the_budget_the_longest_stored_prefix_is_found() -> None:
     rng = random.Random(6)
     for needs_state in (False, True):
-        held = Held(needs_state=needs_state)
+        held = CheckedCache(needs_state=needs_state)
         put: list[tuple[int, ...]] = [()]
         for _ in range(1500):
             tokens = tuple(rng.randrange(3) for _ in range(rng.randint(1, 12)))
@@ -170,8 +171,8 @@ def test_with_room_enough_the_longest_that_was_put_is_found() -> None:
             put.append(tokens)
 
 
-def test_what_a_row_writes_later_does_not_reach_the_cache() -> None:
-    held = Held()
+def test_later_writes_of_a_row_do_not_reach_the_cache() -> None:
+    held = CheckedCache()
     held.put(1, 2, 3)
     caches, _ = held.cache.find([1, 2, 3, 4])  # type: ignore[misc]
     caches[0].update_and_fetch(mx.full((1, 1, 1, 4), 99.0), mx.full((1, 1, 1, 4), 99.0))
@@ -179,30 +180,30 @@ def test_what_a_row_writes_later_does_not_reach_the_cache() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_architecture_can_be_taken_apart(name: str) -> None:
+def test_every_architecture_can_be_split_and_rebuilt(name: str) -> None:
     assert prefix_fault(make_model(name)) is None
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
 @pytest.mark.parametrize("kv_bits", [4, 8])
-def test_quantised_keys_can_be_taken_apart(name: str, kv_bits: int) -> None:
+def test_quantised_keys_can_be_split_and_rebuilt(name: str, kv_bits: int) -> None:
     assert prefix_fault(make_model(name, head_dim=32), kv_bits) is None
 
 
-def test_a_cache_that_does_not_go_on_as_it_did_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.kv_cache.slices.take_state", lambda _: [None] * 9)
-    assert "cannot be taken apart" in str(prefix_fault(make_model("gemma3_text")))
+def test_a_cache_that_cannot_be_rebuilt_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.kv_cache.probes.take_state", lambda _: [None] * 9)
+    assert "cannot be split and rebuilt" in str(prefix_fault(make_model("gemma3_text")))
 
 
 class Chat:
-    """Requests that go on from one another, each held against the plain loop."""
+    """Requests of one engine, each compared with the plain loop."""
 
     def __init__(self, start_engine: StartEngine, name: str) -> None:
         self.engine = start_engine(name, prefill_chunk_tokens=48)
         self.loaded = make_loaded(name)
 
     def say(self, prompt: Sequence[int], seed: int, max_tokens: int = 24) -> tuple[list[int], Usage]:
-        """The answer's tokens and the usage."""
+        """Send a prompt; return the answer's tokens and its usage."""
         asked = request(prompt, max_tokens, name=f"{seed}", temperature=0.7 * (seed % 2), seed=seed)
         finished = ask(self.engine, asked).finished()
         assert list(finished.tokens) == oracle(self.loaded, asked)
@@ -210,20 +211,20 @@ class Chat:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_conversation_goes_on_from_where_it_was(name: str, start_engine: StartEngine) -> None:
-    """Four turns, each with the whole history; what is computed anew is the turn's own, and a token."""
+def test_a_conversation_computes_only_its_new_tokens(name: str, start_engine: StartEngine) -> None:
+    """Send four turns with the whole history: only the new tokens, and one more, are computed."""
     chat = Chat(start_engine, name)
     history, held = prompt_of(150), 0
     for turn in range(4):
         answer, usage = chat.say(history, seed=turn)
-        # The answer's last token may not have been fed.
+        # The answer's last token may not have been fed to the model.
         assert held - 1 <= usage.num_cached_tokens <= held
         held = len(history) + len(answer)
         history = [*history, *answer, *prompt_of(20, turn + 1)]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
-def test_quantised_keys_are_kept_too(name: str, start_engine: StartEngine) -> None:
+def test_quantised_keys_are_cached_too(name: str, start_engine: StartEngine) -> None:
     wide = lambda _: LoadedModel(make_model(name, head_dim=32), loaded.tokenizer, loaded.info)  # noqa: E731
     loaded = make_loaded(name)
     warm, cold = (
@@ -238,10 +239,10 @@ def test_quantised_keys_are_kept_too(name: str, start_engine: StartEngine) -> No
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_history_without_what_was_thought_is_known_up_to_the_answer(
+def test_a_history_without_its_reasoning_is_cached_up_to_the_answer(
     name: str, start_engine: StartEngine
 ) -> None:
-    """The next turn leaves out the beginning of the answer, as templates do with thinking."""
+    """Leave out the start of the earlier answer in the next turn, as templates do with reasoning."""
     chat = Chat(start_engine, name)
     opening = list(chat.loaded.tokenizer.answer_opening)
     asked = prompt_of(100)
@@ -251,8 +252,8 @@ def test_a_history_without_what_was_thought_is_known_up_to_the_answer(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_beginning_that_two_prompts_share_serves_a_third(name: str, start_engine: StartEngine) -> None:
-    """Where there is state, the second prompt shows where it is worth keeping."""
+def test_a_prefix_that_two_prompts_share_serves_a_third(name: str, start_engine: StartEngine) -> None:
+    """Send three prompts: with state, the second one shows at which length the state is worth keeping."""
     chat = Chat(start_engine, name)
     system = prompt_of(120)
     for other in range(3):
@@ -261,8 +262,8 @@ def test_a_beginning_that_two_prompts_share_serves_a_third(name: str, start_engi
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_together_they_prefill_what_they_share_once(name: str, start_engine: StartEngine) -> None:
-    """Prompts that arrive at the same time: those behind wait until the first has got so far."""
+def test_concurrent_prompts_prefill_their_shared_prefix_once(name: str, start_engine: StartEngine) -> None:
+    """Send prompts at the same time: the later ones wait until the first has prefilled what they share."""
     engine, loaded = start_engine(name, prefill_chunk_tokens=32), make_loaded(name)
     system = prompt_of(130)
     asked = [request([*system, *prompt_of(30, i)], 12, name=f"{i}", seed=i) for i in range(1, 5)]
@@ -272,11 +273,11 @@ def test_together_they_prefill_what_they_share_once(name: str, start_engine: Sta
 
 
 def cached_of(answers: Sequence[Answer]) -> list[int]:
-    """Prompt tokens that each had for nothing."""
+    """Return each answer's number of cached prompt tokens."""
     return [answer.events[-1].usage.num_cached_tokens for answer in answers]  # type: ignore[union-attr]
 
 
-def test_a_prompt_that_was_given_up_half_way_is_not_lost(start_engine: StartEngine) -> None:
+def test_the_prefilled_part_of_a_cancelled_prompt_is_kept(start_engine: StartEngine) -> None:
     engine = start_engine("llama", prefill_chunk_tokens=16)
     prompt = prompt_of(600)
     first = Answer()
@@ -294,7 +295,7 @@ def test_a_prompt_that_was_given_up_half_way_is_not_lost(start_engine: StartEngi
 def test_choices_of_one_prompt_share_its_prefill(
     prefix_cache_bytes: int, with_drafts: bool, start_engine: StartEngine
 ) -> None:
-    """Six sequences with one prompt, and one with another that need not wait for them."""
+    """Send six sequences with one prompt, and one with another prompt, which need not wait for them."""
     prompt = prompt_of(200)
     fed: list[int] = []
 

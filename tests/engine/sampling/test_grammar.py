@@ -1,4 +1,4 @@
-"""Answers keep to their grammar; drafts under a grammar change nothing but the time."""
+"""Answers match their grammar, and drafts under a grammar change nothing but the time."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ def grammars() -> Grammars:
 
 
 def constrained(temperature: float) -> list[GenerationRequest]:
-    """Requests with a grammar each, and one without."""
+    """Make requests with a grammar each, and one without."""
     kinds = [PERSON, WORDS, None, PAIR, PERSON]
     return [
         dataclasses.replace(
@@ -55,18 +55,18 @@ def constrained(temperature: float) -> list[GenerationRequest]:
     ]
 
 
-def plainly(requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+def without_drafts(requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
     return [dataclasses.replace(one, draft=DraftChoice("none")) for one in requests]
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
-def test_answers_keep_to_their_grammar_and_drafts_change_none(
+def test_answers_match_their_grammar_and_drafts_change_none(
     name: str, temperature: float, start_engine: StartEngine
 ) -> None:
     asked = constrained(temperature)
     engine = start_engine(name, make_sources=lambda _: DraftSources({}, lambda _: 1.0))
-    alone = [ask(engine, one).finished() for one in plainly(asked)]
+    alone = [ask(engine, one).finished() for one in without_drafts(asked)]
     assert all(one.usage.drafting.num_drafted == 0 for one in alone)
     plain = [list(one.tokens) for one in alone]
     decode = make_tokenizer().decode
@@ -79,7 +79,7 @@ def test_answers_keep_to_their_grammar_and_drafts_change_none(
     drafted = [ask(engine, one).finished() for one in asked]
     assert [list(one.tokens) for one in drafted] == plain
     assert [source for source, _, _ in drafted[0].usage.drafting.by_source] == ["grammar"]
-    # Other drafters' drafts are cut to what the grammar allows: right ones, wrong ones, and both.
+    # Other drafters' drafts are cut to what the grammar allows: all right, some right, none right.
     answers = {one.prompt: tokens for one, tokens in zip(asked, plain, strict=True)}
     for chance in (1.0, 0.7, 0.0):
         other = start_engine(name, make_sources=sources(Scripted(answers, chance)), draft_type="suffix")
@@ -87,16 +87,14 @@ def test_answers_keep_to_their_grammar_and_drafts_change_none(
         assert [run(other, [one])[0] for one in asked] == plain
 
 
-def test_what_is_forced_is_drafted_and_longer_drafts_that_agree_go_first(start_engine: StartEngine) -> None:
+def test_forced_tokens_are_drafted_unless_a_longer_draft_agrees_with_them(start_engine: StartEngine) -> None:
     asked = constrained(0.0)[0]
     plain = run(start_engine("llama"), [asked])[0]
-    shown = []
 
     class Watched(Scripted):
         def propose(self, ask: DraftQuery) -> Draft:
             _, at = self.open_now[ask.seq]
             tokens = plain[at : at + 6] if at == 0 else []
-            shown.append(tokens)
             return Draft(tokens, self.name, 0, 0.9) if tokens else NO_DRAFT
 
     engine = start_engine(
@@ -120,7 +118,7 @@ def test_what_is_forced_is_drafted_and_longer_drafts_that_agree_go_first(start_e
         (Grammar("lark", "start: nope"), "nope"),
     ],
 )
-def test_a_grammar_that_cannot_be_used_is_refused_by_what_is_at_fault(
+def test_an_unusable_grammar_is_refused_with_the_part_at_fault(
     grammar: Grammar, words: str, grammars: Grammars
 ) -> None:
     with pytest.raises(GrammarError, match=words):
@@ -128,35 +126,35 @@ def test_a_grammar_that_cannot_be_used_is_refused_by_what_is_at_fault(
 
 
 @pytest.mark.parametrize("grammar", [PERSON, WORDS, PAIR], ids=lambda grammar: grammar.kind)
-def test_walking_through_a_draft_leaves_no_trace(grammar: Grammar, grammars: Grammars) -> None:
+def test_masks_of_a_draft_leave_no_trace(grammar: Grammar, grammars: Grammars) -> None:
     rng = random.Random(4)
-    straight, wandering = grammars.matcher(grammar), grammars.matcher(grammar)
+    plain, drafting = grammars.matcher(grammar), grammars.matcher(grammar)
     eos = min(make_tokenizer().eos_ids)
     for _ in range(200):
-        (mask,) = straight.masks()
+        (mask,) = plain.masks()
         allowed = mask.nonzero()[0].tolist()
         draft: list[int] = []
         for _ in range(rng.randint(0, 5)):
-            last = wandering.masks(draft)[-1]
+            last = drafting.masks(draft)[-1]
             following = int(rng.choice(last.nonzero()[0].tolist()))
             if following == eos:
                 break
             draft.append(following)
-        assert wandering.count_allowed(draft) == len(draft)
-        assert wandering.count_allowed([*draft, eos]) == len(draft)
-        masks = wandering.masks(draft)
+        assert drafting.count_allowed(draft) == len(draft)
+        assert drafting.count_allowed([*draft, eos]) == len(draft)
+        masks = drafting.masks(draft)
         assert len(masks) == len(draft) + 1
         assert (masks[0] == mask).all()
-        assert wandering.forced() == straight.forced()
+        assert drafting.forced_tokens() == plain.forced_tokens()
         token = rng.choice(allowed)
         if token == eos:
             return
-        straight.commit([token])
-        wandering.commit([token])
-    raise AssertionError("the grammar never came to an end")
+        plain.commit([token])
+        drafting.commit([token])
+    raise AssertionError("the answer did not end within 200 tokens")
 
 
-def test_a_fault_of_a_grammar_ends_its_own_request_alone(
+def test_a_failing_grammar_ends_only_its_own_request(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = constrained(0.8)[:3]
@@ -168,10 +166,10 @@ def test_a_fault_of_a_grammar_ends_its_own_request_alone(
     def failing(self: object, drafted: Sequence[int] = ()) -> object:
         calls.append(self)
         if self is calls[0] and len(calls) > 6:
-            raise GrammarError("the grammar cannot go on")
+            raise GrammarError("the grammar cannot continue")
         return original(self, drafted)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(Grammars(make_tokenizer()).matcher(WORDS)), "masks", failing)
     first, *others = [ask(engine, one) for one in asked]
-    assert "the grammar cannot go on" in first.failed().message
+    assert "the grammar cannot continue" in first.failed().message
     assert [list(one.finished().tokens) for one in others] == plain[1:]

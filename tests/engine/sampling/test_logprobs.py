@@ -1,4 +1,4 @@
-"""Log probabilities are those of the plain loop, with and without drafts, alone and in a batch."""
+"""Log probabilities equal the plain loop's, with and without drafts, alone and in a batch."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.request import Delta, GenerationRequest, TokenLogprob
 from tests.engine.conftest import StartEngine
-from tests.engine.driven import Driven, loaded_once, truth
+from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.speculative.test_drafting import Scripted, sources
 from tests.engine.support import Answer, ask, make_loaded, make_tokenizer, oracle, prompt_of, request
 
@@ -19,15 +19,15 @@ NAMES = ["llama", "gemma3_text"]
 def entries(answer: Answer) -> list[TokenLogprob]:
     if not answer.events or not answer.events[-1].is_terminal:
         answer.finished()
-    return told_by(answer)
+    return sent_entries(answer)
 
 
-def told_by(answer: Answer) -> list[TokenLogprob]:
+def sent_entries(answer: Answer) -> list[TokenLogprob]:
     return [entry for event in answer.events if isinstance(event, Delta) for entry in event.logprobs]
 
 
 def asked(temperature: float) -> list[GenerationRequest]:
-    """Requests that want 3, 0, no and 5 alternatives."""
+    """Make requests with top_logprobs of 3, 0, None and 5."""
     return [
         dataclasses.replace(
             request(prompt_of(8 + 9 * i, i), 24, name=str(i), temperature=temperature, seed=i),
@@ -38,7 +38,7 @@ def asked(temperature: float) -> list[GenerationRequest]:
 
 
 def true_logprobs(name: str, tokens: list[int], num_prompt: int) -> list[mx.array]:
-    """(vocabulary,) for each token from num_prompt on, by one token after the other."""
+    """Return (vocabulary,) log probabilities for each token from num_prompt on, fed one by one."""
     loaded = make_loaded(name)
     caches = make_prompt_cache(loaded.model)
     fed, found = tokens[:num_prompt], []
@@ -51,7 +51,7 @@ def true_logprobs(name: str, tokens: list[int], num_prompt: int) -> list[mx.arra
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", NAMES)
-def test_they_are_the_plain_loops_with_and_without_drafts(
+def test_logprobs_equal_the_plain_loops_with_and_without_drafts(
     name: str, temperature: float, start_engine: StartEngine
 ) -> None:
     requests = asked(temperature)
@@ -65,7 +65,7 @@ def test_they_are_the_plain_loops_with_and_without_drafts(
         assert [entry.token for entry in found] == answer
         truth = true_logprobs(name, [*one.prompt, *answer], len(one.prompt))
         for entry, line in zip(found, truth, strict=True):
-            # mlx-lm's own window cache rounds otherwise than ours.
+            # mlx-lm's own window cache rounds differently from ours.
             likeliest = sorted(line.tolist())[::-1][: one.top_logprobs]
             assert entry.logprob == pytest.approx(line[entry.token].item(), abs=1e-5)
             assert [value for _, _, value in entry.top] == pytest.approx(likeliest, abs=1e-5)
@@ -79,7 +79,7 @@ def test_they_are_the_plain_loops_with_and_without_drafts(
 
 
 @pytest.mark.parametrize("chunk", [5, 512])
-def test_those_of_a_prompt_come_first_whatever_is_cached(chunk: int, start_engine: StartEngine) -> None:
+def test_prompt_logprobs_come_first_whatever_is_cached(chunk: int, start_engine: StartEngine) -> None:
     prompt = prompt_of(40)
     engine = start_engine("llama", prefill_chunk_tokens=chunk)
     one = dataclasses.replace(request(prompt, 4), top_logprobs=2, prompt_logprobs=True)
@@ -99,29 +99,29 @@ def test_those_of_a_prompt_come_first_whatever_is_cached(chunk: int, start_engin
         assert len(entries(answer)) == len(prompt) + finished.usage.num_completion_tokens
 
 
-def test_those_of_a_prompt_are_told_once_though_the_first_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_logprobs_are_sent_once_even_if_the_first_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     driven = Driven(loaded_once("llama"), prefix_cache_bytes=0)
     one = dataclasses.replace(request(prompt_of(12)), top_logprobs=0, prompt_logprobs=True)
     answer = driven.ask(one)
     other = driven.ask(request(prompt_of(12, 1), name="other"))
-    driven.turn_until(lambda: len(driven.worker.members) == 2)
-    told = [entry.token for entry in told_by(answer)]
-    assert told == list(one.prompt)
+    driven.step_until(lambda: len(driven.worker.members) == 2)
+    sent = [entry.token for entry in sent_entries(answer)]
+    assert sent == list(one.prompt)
 
     def fail(*_: object) -> mx.array:
         raise RuntimeError("out of luck")
 
-    # Both begin again, from their prompts.
+    # Both start over from their prompts.
     with monkeypatch.context() as patch:
         patch.setattr(type(driven.worker.rows), "forward", fail)
         driven.worker.step()
     assert driven.worker.members == []
-    driven.turn_until(lambda: not driven.worker.has_work)
-    assert [entry.token for entry in entries(answer)] == [*one.prompt, *truth("llama", one)]
+    driven.step_until(lambda: not driven.worker.has_work)
+    assert [entry.token for entry in entries(answer)] == [*one.prompt, *expected_tokens("llama", one)]
     other.finished()
 
 
-def test_pieces_are_the_bytes_of_each_token() -> None:
+def test_token_bytes_join_to_the_text() -> None:
     tokenizer = make_tokenizer()
     text = 'naïve ✓ 🙂\n    return {"a": 1}'
     ids = tokenizer.encode_answer(text)
@@ -129,7 +129,7 @@ def test_pieces_are_the_bytes_of_each_token() -> None:
     assert len(ids) > len(text.split())
 
 
-def test_what_completes_a_stop_string_has_no_entry(start_engine: StartEngine) -> None:
+def test_a_token_that_completes_a_stop_string_has_no_entry(start_engine: StartEngine) -> None:
     plain = oracle(make_loaded("llama"), request(prompt_of(9), 12))
     stop = make_tokenizer().decode(plain[5:6])
     one = dataclasses.replace(request(prompt_of(9), 12, stop=(stop,)), top_logprobs=0)

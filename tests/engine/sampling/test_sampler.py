@@ -1,4 +1,4 @@
-"""Sampling against numpy's brute force, and the noise that makes it repeatable."""
+"""Sampling equals a brute force in numpy, and its noise is repeatable."""
 
 import mlx.core as mx
 import numpy as np
@@ -15,16 +15,14 @@ from engine.sampling.sampler import Penalties, Sampler, keep_likely, noise_key
     st.lists(st.integers(-40, 40), min_size=2, max_size=30),
     st.integers(1, 40), st.floats(0, 1), st.floats(0, 1),
 )  # fmt: skip
-def test_filters_keep_what_the_brute_force_keeps(
-    values: list[int], top_k: int, top_p: float, min_p: float
-) -> None:
+def test_filters_equal_the_brute_force(values: list[int], top_k: int, top_p: float, min_p: float) -> None:
     logits = np.array(values, np.float32) / 8
     ordered = sorted(logits, reverse=True)[:top_k]
     weights = np.exp(np.array(ordered, np.float64) - ordered[0])
     weights /= weights.sum()
     kept, before = [ordered[0]], weights[0]
     for logit, weight in zip(ordered[1:], weights[1:], strict=True):
-        # Too close to an edge for float32 to agree with float64: either is right.
+        # Too close to a threshold for float32 to agree with float64: either result is right.
         if abs(before - top_p) < 1e-4 or abs(weight - min_p * weights[0]) < 1e-4:
             return
         if before < top_p and weight >= min_p * weights[0]:
@@ -64,13 +62,13 @@ def test_batched_noise_equals_each_row_alone() -> None:
     assert together == alone
 
 
-def test_a_row_without_filters_ignores_that_its_neighbour_has_some() -> None:
+def test_a_row_without_filters_is_unchanged_by_other_rows_filters() -> None:
     logits = mx.random.normal((1, 50_000), key=mx.random.key(2))
     column = [mx.array([[x]]) for x in (50_000, 1.0, 0.0)]
     assert mx.array_equal(keep_likely(logits, *column), logits).item()
 
 
-def test_samples_follow_the_softmax() -> None:
+def test_samples_are_distributed_as_the_softmax() -> None:
     logits = mx.log(mx.array([[0.5, 0.3, 0.15, 0.05]]))
     sampler = Sampler([(Sampling(seed=11), None)], 4)
     drawn = [sampler.sample(logits, [position]).item() for position in range(4000)]
@@ -83,7 +81,7 @@ def test_noise_keys_differ_by_seed_and_by_position() -> None:
     assert len(keys) == 5 * 200
 
 
-def test_a_bias_forbids_and_forces() -> None:
+def test_a_bias_can_forbid_or_force_a_token() -> None:
     logits = mx.array([[1.0, 2.0, 3.0]])
     for bias, expected in (((2, -100.0),), 1), (((0, 100.0),), 0):
         sampling = Sampling(seed=0, temperature=0.0, logit_bias=bias)

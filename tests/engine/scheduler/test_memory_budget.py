@@ -17,7 +17,7 @@ from engine.scheduler import memory_budget as memory_budget
 from engine.scheduler.footprint import Footprint
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Liar
-from tests.engine.driven import Driven, truth
+from tests.engine.driven import Driven, expected_tokens
 from tests.engine.support import make_loaded, make_model, oracle, prompt_of, request
 
 ROOMY = 2**40
@@ -78,7 +78,7 @@ def test_rows_that_outgrow_memory_say_what_they_would_have_said(name: str, is_dr
     asked = [
         request(prompt_of(150 + 5 * i, i), name=str(i), max_tokens=100, temperature=0.9) for i in range(3)
     ]
-    expected = {one.prompt: truth(name, one) for one in asked}
+    expected = {one.prompt: expected_tokens(name, one) for one in asked}
     loaded = make_loaded(name)
     sources = DraftSources({"suffix": Liar(expected, name="suffix")}, lambda _: 1.0)
     driven = Driven(
@@ -124,10 +124,10 @@ def test_kept_prefixes_give_way_before_any_row_does() -> None:
     assert kept > 0
     long = request(prompt_of(440, 9), name="long", max_tokens=60, temperature=0.9)
     driven.ask(long)
-    driven.turn_until(lambda: bool(driven.worker.members))
+    driven.step_until(lambda: bool(driven.worker.members))
     held = prefixes.num_bytes
     assert held <= kept
-    driven.turn_until(lambda: driven.worker.members[0].num_answered > 50)
+    driven.step_until(lambda: driven.worker.members[0].num_answered > 50)
     assert prefixes.num_bytes < kept
     driven.finish()
     assert driven.worker.stats.num_preemptions == 0
@@ -139,11 +139,11 @@ def test_what_does_not_fit_lets_some_pass_but_not_all() -> None:
     loaded = loaded_wide()
     driven = Driven(loaded, memory_bytes=memory_for(loaded, 600), prefix_cache_bytes=0, max_rows=4)
     driven.ask(short("first", 150))
-    driven.turn_until(lambda: bool(driven.worker.members))
+    driven.step_until(lambda: bool(driven.worker.members))
     large = driven.ask(request(prompt_of(500, 1), name="large", max_tokens=20))
     for i in range(40):
         driven.ask(short(str(i), 4))
-    driven.turn_until(lambda: bool(large.events and large.events[-1].is_terminal))
+    driven.step_until(lambda: bool(large.events and large.events[-1].is_terminal))
     num_before = sum(bool(driven.answers[str(i)].events) for i in range(40))
     assert 16 <= num_before <= 20
     driven.finish()
@@ -160,7 +160,7 @@ def test_a_short_request_finds_a_row_while_long_prompts_prefill() -> None:
         driven.ask(request(prompt_of(300, i), name=f"long {i}", max_tokens=2))
     driven.worker.step()
     hurried = driven.ask(short("hurried", 3))
-    driven.turn_until(lambda: bool(hurried.events))
+    driven.step_until(lambda: bool(hurried.events))
     assert not any(driven.answers[f"long {i}"].events for i in range(8))
     driven.finish()
     assert all(answer.finished() for answer in driven.answers.values())

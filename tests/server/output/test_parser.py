@@ -223,7 +223,7 @@ def test_content_brings_the_log_probabilities_of_its_own_tokens(data):
     answer = Answer()
     for part in [*parts, *reader.end(Finished("stop", Usage()))]:
         answer.add(part)
-    assert b"".join(entry.piece for entry in answer.logprobs).decode() == answer.text == "żółw 😀 ok"
+    assert b"".join(entry.token_bytes for entry in answer.logprobs).decode() == answer.text == "żółw 😀 ok"
 
 
 @given(st.text(st.sampled_from('a"\\{'), max_size=20), st.integers(0, 20))
