@@ -103,7 +103,7 @@ def train_polish_tokenizer() -> Tokenizer:
         decoders.Replace("\u2581", " "),
         decoders.ByteFallback(),
         decoders.Fuse(),
-        decoders.KVSlice(" ", 1, 0),
+        decoders.Strip(" ", 1, 0),
     ]
     tokenizer.decoder = decoders.Sequence(parts)
     rng = random.Random(0)
