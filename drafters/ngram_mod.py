@@ -133,7 +133,7 @@ class _Cursor:
     def draft(self, limit: int) -> list[int]:
         if self.num_cooling or len(self.ngram) < self.table.n:
             return []
-        return self.table.follow(self.ngram, self.hash, limit)
+        return self.table.continuation(self.ngram, self.hash, limit)
 
     def advance(self, token: int) -> None:
         table, ngram = self.table, self.ngram

@@ -84,7 +84,7 @@ class NgramModTable:
         """The token in a slot, or EMPTY. Not counted as a lookup."""
         return EMPTY if self._slots is None else self._slots[slot]
 
-    def follow(self, ngram: Sequence[int], hash_: int, limit: int) -> list[int]:
+    def continuation(self, ngram: Sequence[int], hash_: int, limit: int) -> list[int]:
         """Up to limit tokens after an n-gram, each one found by the n before it; ends at an empty slot.
 
         ngram: (n,) tokens. hash_: of them.

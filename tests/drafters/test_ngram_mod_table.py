@@ -30,7 +30,7 @@ class PlainTable:
             self.tokens[slot] = text[at]
             self.counts.inserts += 1
 
-    def follow(self, text: list[int], limit: int) -> list[int]:
+    def continuation(self, text: list[int], limit: int) -> list[int]:
         line = list(text)
         while len(line) < len(text) + limit and (slot := self.slot(line[-self.n :])) in self.tokens:
             line.append(self.tokens[slot])
@@ -47,7 +47,7 @@ def test_it_holds_what_a_dictionary_would(n: int, size: int, learned: list[list[
         plain.learn(repeated)
         for start in range(len(text) - n):
             ngram = text[start : start + n]
-            assert table.follow(ngram, table.hash(ngram), 7) == plain.follow(ngram, 7)
+            assert table.continuation(ngram, table.hash(ngram), 7) == plain.continuation(ngram, 7)
     slots, tokens = table.contents()
     assert dict(zip(slots.tolist(), tokens.tolist(), strict=True)) == plain.tokens
     assert table.occupied == len(plain.tokens)
@@ -67,7 +67,7 @@ def test_rolling_equals_hashing_anew(n: int, text: list[int]) -> None:
 def test_the_newest_token_wins_also_within_one_text(num_repeats: int) -> None:
     table = NgramModTable(2)
     table.learn([1, 2, 50, 1, 2, 60] * num_repeats + [1, 2, 70])
-    assert table.follow([1, 2], table.hash([1, 2]), 1) == [70]
+    assert table.continuation([1, 2], table.hash([1, 2]), 1) == [70]
 
 
 def test_slots_are_spread_as_chance_would_also_for_neighbouring_ids() -> None:
@@ -90,7 +90,7 @@ def test_memory_is_taken_with_the_first_insert_and_given_back() -> None:
     table = NgramModTable()
     assert table.num_bytes == 0
     table.learn([1] * 16)
-    assert table.follow([1] * 16, table.hash([1] * 16), 4) == []
+    assert table.continuation([1] * 16, table.hash([1] * 16), 4) == []
     assert table.num_bytes == 0
     table.learn([1] * 17)
     assert table.num_bytes == 4 * DEFAULT_SIZE
@@ -101,12 +101,12 @@ def test_memory_is_taken_with_the_first_insert_and_given_back() -> None:
 def test_following_a_loop_ends_at_the_limit() -> None:
     table = NgramModTable(2, 1000)
     table.learn([1, 2, 3, 1, 2, 3, 1])
-    assert table.follow([1, 2], table.hash([1, 2]), 8) == [3, 1, 2, 3, 1, 2, 3, 1]
+    assert table.continuation([1, 2], table.hash([1, 2]), 8) == [3, 1, 2, 3, 1, 2, 3, 1]
     assert (table.counts.hits, table.counts.misses) == (8, 0)
 
 
 def test_lookups_are_counted() -> None:
     table = NgramModTable(2, 1_000_000)
     table.learn([1, 2, 3, 4])
-    assert table.follow([1, 2], table.hash([1, 2]), 8) == [3, 4]
+    assert table.continuation([1, 2], table.hash([1, 2]), 8) == [3, 4]
     assert (table.counts.hits, table.counts.misses) == (2, 1)
