@@ -63,7 +63,7 @@ def full_ngram_mod() -> NgramModDrafter:
     """A small table that other text has filled."""
     memory = NgramModTables("bench", size=65_536)
     rng = random.Random(0)
-    memory.table("").learn([rng.randrange(50_000) for _ in range(20 * memory.kind.size)])
+    memory.table("").learn([rng.randrange(50_000) for _ in range(20 * memory.spec.size)])
     return NgramModDrafter(memory)
 
 

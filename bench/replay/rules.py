@@ -151,12 +151,14 @@ _ALL = (
         lambda: FixedLookup(16, 2),
         lambda: Hindsight(LIMIT),
     ),
-    _served("suffix-matches", "suffix without its cursor; gate", "", lambda: SuffixDrafter(0, follows=False)),
+    _served(
+        "suffix-matches", "suffix without its cursor; gate", "", lambda: SuffixDrafter(0, use_cursor=False)
+    ),
     _served(
         "suffix-cursor",
         "suffix with its cursor, without changes; gate",
         "",
-        lambda: SuffixDrafter(0, learns=False),
+        lambda: SuffixDrafter(0, learn_changes=False),
     ),
     _served(
         "suffix-changes", "suffix with cursor and changes, no history; gate", "", lambda: SuffixDrafter(0)

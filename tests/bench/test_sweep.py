@@ -195,7 +195,7 @@ def test_a_warm_table_knows_what_the_first_model_said_and_misses_where_the_other
 def test_a_table_goes_to_no_model_with_another_vocabulary(tmp_path: Path) -> None:
     first = Side(warm.SAME, SETUP, told(copies(1)))
     other = Side(warm.OTHER, Setup(Settings(), M4_PRO, "another"), told(copies(1)))
-    with pytest.raises(TableFileError, match="its vocabulary is replay, here it is another"):
+    with pytest.raises(TableFileError, match="its vocabulary is replay, but another is expected"):
         list(warm.replays(first, other, tmp_path, {}, lambda: None))
 
 
