@@ -21,8 +21,8 @@ CLASS_STARTS = (3, 4, 6, 9, 16, 32)
 NUM_CLASSES = len(CLASS_STARTS) + 1
 
 CURSOR, MATCH, DISPUTED, FINISHED = range(4)
-"""Kinds of evidence: the copy cursor; a match in this request; a disputed one (other matches of the same length
-have another next token); a match in a finished request. bucket = kind * NUM_CLASSES + length class."""
+"""Kinds of evidence: the copy cursor; a match in this request; a disputed match, where equally long ones have
+another next token; a match in a finished request. bucket = kind * NUM_CLASSES + length class."""
 
 PRIORS = (
     (0.65, 0.75, 0.80, 0.85, 0.92, 0.94, 0.98),
