@@ -240,7 +240,8 @@ class Model(nn.Module):
 class Muon(torch.optim.Optimizer):
     """Momentum with updates made orthogonal by Newton-Schulz steps (Jordan et al. 2024), in float32.
 
-    torch's own Muon works in bfloat16, which this CPU only emulates. Updates are scaled to AdamW's usual size.
+    torch's own Muon works in bfloat16, which this CPU only emulates. Updates are scaled to the usual size of
+    AdamW's.
     """
 
     def __init__(
@@ -615,7 +616,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="one torch thread each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--port", type=int, default=29511, help="on which the processes connect, loopback only"
+        "--port", type=int, default=29511, help="port that connects the processes, loopback only"
     )
     parser.add_argument("--size", choices=("demo", "draft", "polish"), default="demo")
     parser.add_argument("--work", type=Path, help="tokenizer and checkpoint; default .training/SIZE")
