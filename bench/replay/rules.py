@@ -166,7 +166,7 @@ _ALL = (
     _fixed("newest-4-2", "newest match of 4..2, 4 tokens", "", lambda: FixedLookup(4, 2), lambda: Always(4)),
 )
 
-_LEARNING = ("auto", "suffix", "ngram-mod", "ngram-mod-24", "hindsight")
+_SHARING = ("auto", "suffix", "ngram-mod", "ngram-mod-24", "hindsight")
 
 RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL} | {
     f"{rule.name}{WARM}": replace(
@@ -177,7 +177,7 @@ RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL} | {
         is_warm=True,
     )
     for rule in _ALL
-    if rule.name in _LEARNING
+    if rule.name in _SHARING
 }
 """Name -> rule."""
 
