@@ -1,11 +1,11 @@
-"""What drafters cost: microseconds of processor time for each emitted token, by the length of the context.
+"""Measure what drafters cost: microseconds of processor time per emitted token, by context length.
 
     python -m bench.drafter_cost [name ...]
 
-Every step is the engine's: propose up to 31 tokens, observe what was accepted and one token more, settle.
-*copy*: the prompt is random text, and the answer repeats stretches of it. *random*: both are random over few
-ids, so short matches are many, and what they promise does not come. *open*: milliseconds for the prompt,
-which is the prediction as well.
+Each step is as in the engine: propose up to 31 tokens, observe the accepted ones and one more,
+record_verified. *copy*: the prompt is random text, and the answer repeats stretches of it. *random*: both are
+random over few ids, so there are many short matches, and they are wrong. *open*: milliseconds for the prompt,
+which also serves as the prediction.
 """
 
 import argparse
@@ -30,12 +30,12 @@ MakeDrafter = Callable[[], Drafter]
 DRAFTERS: dict[str, MakeDrafter] = {
     "ngram-simple": NgramSimpleDrafter,
     "ngram-mod": lambda: NgramModDrafter(NgramModTables("bench")),
-    # Every slot taken: each lookup finds something, mostly wrong.
+    # Every slot is occupied, so each lookup finds a token, usually a wrong one.
     "ngram-mod, full": lambda: full_ngram_mod(),
     "suffix": SuffixDrafter,
     "prediction": PredictionDrafter,
 }
-"""What is measured: a name, and how such a drafter is made."""
+"""The drafters to measure: name -> how to create one."""
 
 CONTEXT_TOKENS = (1_000, 16_000, 128_000)
 ANSWER_TOKENS = 2_000
@@ -45,7 +45,7 @@ REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A prompt and the answer to it."""
+    """A prompt and its answer."""
 
     prompt: Sequence[int]
     answer: Sequence[int]
@@ -53,22 +53,25 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """open_ms: for the prompt. token_us: propose, observe and settle, for each token of the answer."""
+    """The processor time of a drafter.
+
+    open_ms: for the prompt. token_us: propose, observe and record_verified, per token of the answer.
+    """
 
     open_ms: float
     token_us: float
 
 
 def full_ngram_mod() -> NgramModDrafter:
-    """A small table that other text has filled."""
-    memory = NgramModTables("bench", size=65_536)
+    """Create a drafter whose small table is full of other text."""
+    tables = NgramModTables("bench", size=65_536)
     rng = random.Random(0)
-    memory.table("").learn([rng.randrange(50_000) for _ in range(20 * memory.kind.size)])
-    return NgramModDrafter(memory)
+    tables.table("").learn([rng.randrange(50_000) for _ in range(20 * tables.spec.size)])
+    return NgramModDrafter(tables)
 
 
 def copying(num_tokens: int) -> Workload:
-    """The answer is made of stretches of 20 to 200 tokens of the prompt."""
+    """Return a workload whose answer consists of stretches of 20 to 200 tokens of the prompt."""
     rng = random.Random(num_tokens)
     prompt = [rng.randrange(50_000) for _ in range(num_tokens)]
     answer: list[int] = []
@@ -79,7 +82,7 @@ def copying(num_tokens: int) -> Workload:
 
 
 def guessing(num_tokens: int) -> Workload:
-    """Random over 300 ids: pairs often come again, what follows them does not."""
+    """Return a workload of random ids below 300: pairs repeat often, but what follows them does not."""
     rng = random.Random(num_tokens)
     draw = [rng.randrange(300) for _ in range(num_tokens + ANSWER_TOKENS)]
     return Workload(draw[:num_tokens], draw[num_tokens:])
@@ -89,7 +92,10 @@ WORKLOADS: Mapping[str, Callable[[int], Workload]] = {"copy": copying, "random":
 
 
 def measure(make: MakeDrafter, workload: Workload) -> Cost:
-    """Say the answer as the engine would; the best of some repeats, as other processes only add."""
+    """Replay the answer as the engine would, several times, and return the lowest costs.
+
+    Other processes can only add time.
+    """
     costs = [_run(make(), workload) for _ in range(REPEATS)]
     return Cost(min(cost.open_ms for cost in costs), min(cost.token_us for cost in costs))
 

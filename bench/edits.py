@@ -1,6 +1,6 @@
-"""Requests to replay: generated edits of real Python files, documentation cut in half, and a trap.
+"""Generate requests to replay: edits of real Python files, documentation cut in half, and traps for drafters.
 
-The edits are made by this file, from a seed. They are not commits that people made.
+The edits are generated here, from a seed. They are not commits that people made.
 """
 
 import ast
@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.pairs import Encode, TokenPair
 
 KINDS = ("rename", "values", "docstrings", "delete", "lines", "several")
-"""Ways in which a file is edited."""
+"""Kinds of edits."""
 
 SMALLEST_FILE, LARGEST_FILE = 2_500, 9_000  # characters
 _WORDS = (
@@ -32,7 +32,10 @@ _WORDS = (
 
 
 def edit_cases(roots: Sequence[Path], encode: Encode, count: int, seed: int) -> list[TokenPair]:
-    """Generated edits of files below roots: instruction and file in, edited file out. Ids are kinds."""
+    """Generate edits of the Python files below roots.
+
+    The prompt is an instruction and the file, the answer the edited file. A pair's id is the kind of edit.
+    """
     rng = random.Random(seed)
     cases: list[TokenPair] = []
     for number, text in enumerate(_python_files(roots, rng)):
@@ -49,7 +52,10 @@ def edit_cases(roots: Sequence[Path], encode: Encode, count: int, seed: int) -> 
 
 
 def prose_cases(roots: Sequence[Path], encode: Encode, count: int, seed: int) -> list[TokenPair]:
-    """Documentation and docstrings of the files below roots: the second half, given the first."""
+    """Cut documentation and docstrings of the files below roots in half.
+
+    The prompt is the first half, the answer the second.
+    """
     rng = random.Random(seed)
     kinds = ("*.md", "*.rst", "METADATA", "*.py")
     paths = [path for kind in kinds for root in roots for path in sorted(root.rglob(kind))]
@@ -63,7 +69,10 @@ def prose_cases(roots: Sequence[Path], encode: Encode, count: int, seed: int) ->
 
 
 def trap_cases(count: int, seed: int, length: int = 400) -> list[TokenPair]:
-    """Whatever was said last stands in the prompt, n tokens of it, always followed by something else."""
+    """Generate prompts in which any n consecutive tokens of the answer occur, always followed by a wrong one.
+
+    n is 2, 5, 12 or 20.
+    """
     rng = random.Random(seed)
     cases: list[TokenPair] = []
     for number in range(count):
@@ -77,7 +86,7 @@ def trap_cases(count: int, seed: int, length: int = 400) -> list[TokenPair]:
 
 
 def edit(text: str, kind: str, rng: random.Random) -> tuple[str, str]:
-    """One kind of edit of a Python file; returns the file and what was asked for."""
+    """Make one kind of edit to a Python file. Return the edited file and the instruction."""
     if kind == "several":
         notes: list[str] = []
         for one in rng.sample(KINDS[:-1], 3):
@@ -102,7 +111,7 @@ def _rename(text: str, rng: random.Random) -> tuple[str, str]:
 
 
 def _names(text: str) -> set[str]:
-    """Names of what a file defines or uses, three characters or more."""
+    """Return the names that a file defines or uses, of three characters or more."""
     names: set[str] = set()
     for node in _nodes(text):
         name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None)

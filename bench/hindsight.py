@@ -1,4 +1,4 @@
-"""What a drafter could have gained on an answer that is known now, with the best width at every step."""
+"""Compute the best speed-up a drafter could have reached on a known answer, choosing widths in hindsight."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,30 +14,30 @@ from engine.speculative.step_costs import StepCosts
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCurve:
-    """The costs of one row that an engine works with, a plain step being 1."""
+    """An engine's step costs for one row, relative to a plain step."""
 
     costs: StepCosts
     name: str = "measured"
 
     def cost(self, width: int) -> float:
-        """In plain steps."""
+        """Return the cost of a step of this width, in plain steps."""
         return self.costs.seconds(1, max(1, width)) / self.costs.seconds(1, 1)
 
 
 def best_speedup(
     costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], widest: int = LIMIT + 1
 ) -> float:
-    """Plain cost over cost of an answer whose every step had the best width for what was drafted."""
+    """Return plain cost / cost of an answer, if every step used the best width for its draft."""
     return _speedup(costs, draft_type, prompt, answer, Hindsight(widest - 1))
 
 
 def best_width_speedup(
     costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], widest: int = LIMIT + 1
 ) -> float:
-    """The same where all drafts of the answer had one width: the best one for it, of those measured."""
+    """Return plain cost / cost if all drafts had the same width: the best of the measured widths."""
     widths = sorted({width for width in costs.widths if width < widest} | {widest})
-    limits = [Always(width - 1) for width in widths]
-    return max(_speedup(costs, draft_type, prompt, answer, limit) for limit in limits)
+    choosers = [Always(width - 1) for width in widths]
+    return max(_speedup(costs, draft_type, prompt, answer, chooser) for chooser in choosers)
 
 
 def _speedup(

@@ -1,4 +1,4 @@
-"""A replay of a known answer: who drafts, how much of it is checked, and what that takes."""
+"""Replay a known answer: drafters draft, a chooser decides how much is verified, and costs are added up."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,23 +9,24 @@ from drafters.base import Draft, Drafter, DraftQuery, SequenceStart
 from engine.speculative.acceptance import count_accepted
 
 LIMIT = 31
-"""Tokens of the longest draft: a full tile of 32 with the token before it."""
+"""Maximum draft length in tokens: with the token before it, a full tile of 32."""
 
 
 class Costs(Protocol):
-    """What a step costs by its width."""
+    """The cost of a step by its width."""
 
     def cost(self, width: int) -> float:
-        """In plain steps, or any other unit."""
+        """Return the cost of a step of this width, in plain steps or any other unit."""
 
 
 @dataclass
 class Outcome:
-    """What a replay of one answer took, or of many.
+    """The counts of a replay of one answer or several.
 
-    cost: in plain steps. num_drafting: forwards that checked a draft. num_drafted: tokens of drafts that were
-    checked; num_accepted: of them, those that came true. widths: how many forwards had which width.
-    by_position: for each place in a draft, how often it was checked and how often right.
+    cost: in plain steps. num_drafting: forward passes that verified a draft.
+    num_drafted: drafted tokens that were verified. num_accepted: those of them that were accepted.
+    widths: number of forward passes by width.
+    by_position: for each position in a draft, [times verified, times accepted].
     """
 
     num_tokens: int = 0
@@ -37,25 +38,25 @@ class Outcome:
     widths: Counter[int] = field(default_factory=Counter)
     by_position: list[list[int]] = field(default_factory=list)
 
-    def add_step(self, offered: int, accepted: int, said: int, cost: float) -> None:
-        """A forward checked so many drafted tokens, accepted so many, committed so many, and cost so much."""
-        self.num_tokens += said
+    def add_step(self, num_verified: int, num_accepted: int, num_committed: int, cost: float) -> None:
+        """Count one forward pass."""
+        self.num_tokens += num_committed
         self.num_forwards += 1
         self.cost += cost
-        self.widths[1 + offered] += 1
-        if not offered:
+        self.widths[1 + num_verified] += 1
+        if not num_verified:
             return
         self.num_drafting += 1
-        self.num_drafted += offered
-        self.num_accepted += accepted
-        while len(self.by_position) < offered:
+        self.num_drafted += num_verified
+        self.num_accepted += num_accepted
+        while len(self.by_position) < num_verified:
             self.by_position.append([0, 0])
-        for at in range(offered):
+        for at in range(num_verified):
             self.by_position[at][0] += 1
-            self.by_position[at][1] += at < accepted
+            self.by_position[at][1] += at < num_accepted
 
     def add(self, other: "Outcome") -> None:
-        """Count another answer in."""
+        """Add the counts of another answer."""
         self.num_tokens += other.num_tokens
         self.num_forwards += other.num_forwards
         self.cost += other.cost
@@ -70,58 +71,68 @@ class Outcome:
             mine[1] += theirs[1]
 
     def cost_on(self, costs: Costs) -> float:
-        """What the same forwards cost elsewhere."""
+        """Return the cost of the same forward passes at other costs."""
         return sum(count * costs.cost(width) for width, count in self.widths.items())
 
 
 class Chooser(Protocol):
-    """Decides how many tokens of a draft to have verified, and learns from what came.
+    """A rule that decides how many tokens of a draft are verified, and may learn from the results.
 
-    limit: tokens of the longest draft that it wants.
+    limit: maximum draft length to ask drafters for.
     """
 
     limit: int
 
     def begin(self) -> None:
-        """A request begins."""
+        """Start a request."""
 
     def choose(self, draft: Draft, cost: Callable[[int], float], follows: Sequence[int]) -> int:
-        """Tokens to offer, in [0, len(draft)]. follows: what the answer says next, for hindsight alone."""
+        """Return how many tokens of the draft to verify, in [0, len(draft)].
 
-    def learn(self, draft: Draft, offered: int, said: Sequence[int], cost: Callable[[int], float]) -> None:
-        """The step is over. said: what it committed."""
+        cost: of a step, by width. follows: the answer's next tokens, for use in hindsight only.
+        """
+
+    def learn(
+        self, draft: Draft, num_verified: int, committed: Sequence[int], cost: Callable[[int], float]
+    ) -> None:
+        """Learn from a step that verified num_verified tokens of the draft and committed these tokens."""
 
 
 class Always:
-    """Offers up to a fixed number of tokens, whatever they are worth."""
+    """Verifies up to a fixed number of tokens, whatever they are worth."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
 
     def begin(self) -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def choose(self, draft: Draft, cost: Callable[[int], float], follows: Sequence[int]) -> int:  # noqa: ARG002
-        """As many as there are."""
+        """Choose the whole draft, up to the limit."""
         return min(self.limit, len(draft.tokens))
 
-    def learn(self, draft: Draft, offered: int, said: Sequence[int], cost: Callable[[int], float]) -> None:
-        """Nothing is learned."""
+    def learn(
+        self, draft: Draft, num_verified: int, committed: Sequence[int], cost: Callable[[int], float]
+    ) -> None:
+        """Do nothing."""
 
 
 class TwoWidths(Always):
-    """The whole tile from 12 matched tokens on, else two tokens. A draft's bucket must be its length."""
+    """Verifies a whole tile for matches of 12 tokens or more, else two tokens.
+
+    A draft's bucket must be the length of its match.
+    """
 
     def choose(self, draft: Draft, cost: Callable[[int], float], follows: Sequence[int]) -> int:  # noqa: ARG002
-        """By the length alone."""
+        """Choose by the length of the match alone."""
         return min(len(draft.tokens), LIMIT if draft.bucket >= 12 else 2)
 
 
 class Hindsight(Always):
-    """Knows what comes, and takes the width with most tokens per cost."""
+    """Knows the answer, and chooses the width with the most tokens per cost."""
 
     def choose(self, draft: Draft, cost: Callable[[int], float], follows: Sequence[int]) -> int:
-        """The best of all widths."""
+        """Choose the best of all widths."""
         right = count_accepted(draft.tokens, follows)
         return max(range(right + 1), key=lambda k: (k + 1) / cost(k + 1))
 
@@ -130,34 +141,34 @@ def replay(
     drafters: Sequence[Drafter],
     chooser: Chooser,
     curve: Costs,
-    opening: SequenceStart,
+    start: SequenceStart,
     answer: Sequence[int],
 ) -> Outcome:
-    """Say a known answer step by step, as the engine would: propose, verify, observe, settle."""
+    """Replay a known answer step by step, as the engine would: propose, verify, observe, record_verified."""
     outcome = Outcome()
     limit = max(1, chooser.limit)
     costs = [curve.cost(width) for width in range(limit + 2)]
     chooser.begin()
     for drafter in drafters:
-        drafter.open(opening)
+        drafter.open(start)
     at = 0
     while at < len(answer):
         draft = Draft()
         for drafter in drafters:
-            draft = drafter.propose(DraftQuery(opening.seq, limit))
+            draft = drafter.propose(DraftQuery(start.seq, limit))
             if draft.tokens:
                 break
         follows = answer[at : at + limit]
-        offered = chooser.choose(draft, costs.__getitem__, follows)
-        accepted = count_accepted(draft.tokens[: max(offered, 1)], follows)
-        said = answer[at : at + (accepted + 1 if offered else 1)]
-        outcome.add_step(offered, accepted, len(said), costs[1 + offered])
-        at += len(said)
+        num_verified = chooser.choose(draft, costs.__getitem__, follows)
+        num_accepted = count_accepted(draft.tokens[: max(num_verified, 1)], follows)
+        committed = answer[at : at + (num_accepted + 1 if num_verified else 1)]
+        outcome.add_step(num_verified, num_accepted, len(committed), costs[1 + num_verified])
+        at += len(committed)
         for drafter in drafters:
-            drafter.observe(opening.seq, said)
-            if offered and drafter.name == draft.source:
-                drafter.record_verified(opening.seq, offered, accepted)
-        chooser.learn(draft, offered, said, costs.__getitem__)
+            drafter.observe(start.seq, committed)
+            if num_verified and drafter.name == draft.source:
+                drafter.record_verified(start.seq, num_verified, num_accepted)
+        chooser.learn(draft, num_verified, committed, costs.__getitem__)
     for drafter in drafters:
-        drafter.close(opening.seq)
+        drafter.close(start.seq)
     return outcome

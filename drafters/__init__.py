@@ -1,1 +1,1 @@
-"""Where drafts come from: text that has been seen before, proposed for one forward to check."""
+"""Drafters: propose tokens from text seen earlier, for the target model to verify in one forward pass."""

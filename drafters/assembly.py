@@ -1,4 +1,4 @@
-"""All drafters that look text up, made as the settings say."""
+"""Create the lookup drafters that the settings describe."""
 
 from pathlib import Path
 
@@ -12,17 +12,17 @@ from drafters.suffix import SuffixDrafter
 
 
 def make_drafters(settings: Settings, vocabulary: str) -> dict[str, Drafter]:
-    """The drafters of one vocabulary, by name.
+    """Return the drafters of one vocabulary, by name.
 
-    vocabulary: its fingerprint; what one vocabulary taught is never drafted in another.
+    vocabulary: its fingerprint. Token ids learned in one vocabulary are never drafted in another.
     """
     s = settings
     file = None if s.ngram_table_file is None else Path(s.ngram_table_file).expanduser()
-    memory = NgramModTables(vocabulary, s.ngram_mod_size, s.ngram_table_entries, s.ngram_scope, file)
+    tables = NgramModTables(vocabulary, s.ngram_mod_size, s.ngram_table_entries, s.ngram_scope, file)
     drafters: list[Drafter] = [
         PredictionDrafter(),
         SuffixDrafter(),
-        NgramModDrafter(memory),
+        NgramModDrafter(tables),
         NgramSimpleDrafter(s.ngram_size_min, s.ngram_size_max),
     ]
     return {drafter.name: drafter for drafter in drafters}

@@ -1,7 +1,7 @@
-"""What a drafter is. The engine knows drafters by this file alone.
+"""The drafter protocol. This is the only file of the package that the engine depends on.
 
-A drafter guesses what a sequence will say next, from text it has seen. It never decides anything: the
-model samples every drafted position itself, and only what it would have said anyway is kept.
+A drafter proposes the next tokens of a sequence, from text seen earlier. It decides nothing: the target
+model samples every drafted position itself, and only tokens that it would have generated anyway are kept.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from typing import Any, Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class SequenceStart:
-    """A sequence begins.
+    """What a drafter is given when a sequence begins.
 
-    seq: its number, unique among open sequences.
+    seq: the sequence's number, unique among open sequences.
     prompt: (n,) token ids, n >= 1.
-    prediction: token ids of the answer that the client expects; often none.
-    tenant: whose request it is; drafters that share memory across requests keep tenants apart by it.
+    prediction: token ids of the answer that the client expects; usually empty.
+    tenant: the owner of the request. Drafters that share text between requests keep tenants apart by it.
     """
 
     seq: int
@@ -25,24 +25,24 @@ class SequenceStart:
     tenant: str = ""
 
 
-# Ask and Draft are not frozen: they are made in every step, and that would take twice as long.
+# DraftQuery and Draft are created in every step. Frozen, they would take twice as long to create.
 @dataclass(slots=True)
 class DraftQuery:
-    """What may follow the tokens that seq has committed so far? At most limit >= 1 tokens are wanted."""
+    """A request for a draft: up to limit >= 1 tokens to follow the committed tokens of seq."""
 
     seq: int
     limit: int
 
 
-@dataclass(slots=True, unsafe_hash=True)  # hashed, so that it may be a default value
+@dataclass(slots=True, unsafe_hash=True)  # hashable, so that it can be a default value
 class Draft:
-    """Proposed tokens, and what speaks for them.
+    """Proposed tokens, and how strong the evidence for them is.
 
-    tokens: (k,) ids, 0 <= k <= limit of the ask.
+    tokens: (k,) ids, 0 <= k <= limit of the query.
     source: name of the drafter.
-    bucket: small number >= 0 that stands for the strength of the evidence (length of the match, support).
-        The gate learns from the drafts of one bucket how good the next will be.
-    prior: chance in [0, 1] that a token of such a draft is right, before anything was learned.
+    bucket: small number >= 0 for the strength of the evidence, such as the length of the match. The engine
+        learns one acceptance rate per bucket.
+    prior: expected acceptance rate per token, in [0, 1], used until there is something to learn from.
     """
 
     tokens: Sequence[int] = ()
@@ -55,56 +55,57 @@ NO_DRAFT = Draft()
 
 
 class Drafter(Protocol):
-    """Where drafts come from. One object serves all sequences; only the engine's thread calls it.
+    """A source of drafts. One object serves all sequences; only the engine's thread calls it.
 
-    For each sequence: open, then any number of propose, observe and settle in any order, then close.
-    Memory of a sequence is bounded by its tokens and gone after close.
+    Calls for one sequence: open, then propose, observe and record_verified any number of times in any order,
+    then close. What a drafter keeps for a sequence is bounded by the sequence's tokens and freed by close.
     """
 
     name: str
 
-    def open(self, opening: SequenceStart) -> None:
-        """A sequence begins."""
+    def open(self, start: SequenceStart) -> None:
+        """Start drafting for a sequence."""
 
     def propose(self, query: DraftQuery) -> Draft:
-        """Guess what follows. Changes no later answer: asking twice gives the same draft."""
+        """Propose the next tokens. Has no side effects on later drafts: asked twice, returns the same."""
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """These tokens were committed, whoever drafted them: one or more, in order."""
+        """Take note of tokens that were committed: one or more, in order, drafted by any drafter or none."""
 
-    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
-        """The last draft of this drafter was verified: offered >= 1 tokens, the first accepted were right.
+    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+        """Record the result of verifying this drafter's last draft.
 
-        Called after the tokens of that step were observed.
+        num_verified: tokens of the draft that were checked, >= 1. num_accepted: how many of them were
+        accepted, counted from the first. Called after the tokens of that step were observed.
         """
 
     def close(self, seq: int) -> None:
-        """The sequence ended, well or badly. Called once for every open."""
+        """Free what is kept for a sequence that ended or failed. Called exactly once for every open."""
 
 
 @runtime_checkable
 class SharedTable(Protocol):
-    """A drafter whose memory outlives sequences, so that people can look at it and manage it."""
+    """A drafter that keeps text from one request to the next, so that it can be inspected and managed."""
 
     def status(self) -> dict[str, Any]:
-        """Counts for people and metrics: plain JSON values by name."""
+        """Return counts for people and metrics: plain JSON values by name."""
 
     def reset(self) -> None:
         """Forget everything."""
 
     def save(self) -> str:
-        """Write it to the file that the settings name; returns a sentence that says what was written.
+        """Write the contents to the file named in the settings. Return a sentence that says what was written.
 
-        Raises TableFileError if there is no such setting or the file cannot be written.
+        Raises TableFileError if no file is set or it cannot be written.
         """
 
     def load(self) -> str:
-        """Read it back, in place of what is known now; returns a sentence that says what was read.
+        """Replace the contents with those of the file. Return a sentence that says what was read.
 
-        Raises TableFileError for a file that is missing, damaged, or from another vocabulary or version;
-        what is known now then stays.
+        Raises TableFileError if the file is missing, damaged, or from another vocabulary or version. The
+        present contents are then kept.
         """
 
 
 class TableFileError(Exception):
-    """A drafter's memory cannot be saved or loaded; the message says which file and why."""
+    """A shared table cannot be saved or loaded; the message names the file and the reason."""

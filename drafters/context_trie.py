@@ -1,94 +1,96 @@
-"""Where the end of a growing text has occurred before: a trie of the contexts of all its positions.
+"""Find earlier occurrences of the end of a growing text, in a trie of the contexts of all its positions.
 
-The context of a position is the text before it, read backwards. Contexts that begin alike share a path from
-the root, and edges are compressed (Morrison's PATRICIA, 1968): a node stands only where contexts part. So a
-token adds at most two nodes, however much of the text is repeated, and inserting it passes at most `longest`
-nodes, however long the text is. A token takes 70 to 140 bytes.
+The context of a position is the text before it, read backwards. Contexts that start with the same tokens
+share a path from the root. Edges are compressed (Morrison's PATRICIA, 1968): a node exists only where
+contexts diverge. A token therefore adds at most two nodes, however much of the text is repeated, and
+inserting it visits at most `max_length` nodes, however long the text is. It takes 70 to 140 bytes.
 """
 
 from array import array
 from collections.abc import Sequence
 
-_BEFORE_TEXT = -1  # stands before the first token; no id, so no context matches another's beyond the text
-_SPREAD = 2654435761  # above every id, so (node, id) pairs have keys of their own, and odd, so they spread
+# Stands before the first token. It is no valid id, so no match extends beyond the start of the text.
+_FILLER = -1
+# Greater than every id, so that (node, id) pairs have distinct keys; odd, so that the keys spread.
+_KEY_FACTOR = 2654435761
 
 
 class ContextTrie:
-    """A text, and the newest earlier occurrence of its end.
+    """A growing text and the newest of the longest earlier occurrences of its end.
 
-    longest: tokens of a context that are told apart, >= 1.
+    max_length: maximum length of a match in tokens, >= 1.
 
-    place: index into `text` of what followed that occurrence; below len(text) unless the text is empty.
-    length: tokens that matched, in [0, longest]; 0 for no occurrence.
-    text: longest fillers, then the tokens, each in [0, 2**31).
+    position: index into `text` of the token after the match; below len(text) unless the text is empty.
+    length: length of the match in tokens, in [0, max_length]; 0 if there is none.
+    text: max_length fillers, then the tokens, each in [0, 2**31).
     """
 
-    __slots__ = ("_children", "_depths", "_lasts", "length", "longest", "place", "text")
+    __slots__ = ("_children", "_depths", "_newest", "length", "max_length", "position", "text")
 
-    def __init__(self, longest: int) -> None:
-        self.longest = longest
-        self.place = 0
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+        self.position = 0
         self.length = 0
-        self.text = array("i", [_BEFORE_TEXT]) * longest
-        # By node; the root is node 0. last: the newest position whose context passes here.
+        self.text = array("i", [_FILLER]) * max_length
+        # By node number; the root is 0. _newest: the newest position whose context passes through the node.
         self._depths = array("i", [0])
-        self._lasts = array("i", [0])
+        self._newest = array("i", [0])
         self._children: dict[int, int] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens and find the longest match of the new end, of equally long ones the newest.
+        """Append tokens and find the longest match of the new end; of equally long ones, the newest.
 
-        Raises OverflowError for an id outside of 32 bits.
+        Raises OverflowError for an id that does not fit in 32 bits.
         """
-        text, children, depths, lasts, longest = (
+        text, children, depths, newest, max_length = (
             self.text,
             self._children,
             self._depths,
-            self._lasts,
-            self.longest,
+            self._newest,
+            self.max_length,
         )
-        place, length = self.place, self.length
+        position, length = self.position, self.length
         for token in tokens:
             text.append(token)
             end = len(text)
-            place = length = node = 0
-            while length < longest:
-                key = node * _SPREAD + text[end - 1 - length]
+            position = length = node = 0
+            while length < max_length:
+                key = node * _KEY_FACTOR + text[end - 1 - length]
                 child = children.get(key)
                 if child is None:
-                    children[key] = len(lasts)
-                    depths.append(longest)
-                    lasts.append(end)
+                    children[key] = len(newest)
+                    depths.append(max_length)
+                    newest.append(end)
                     break
-                place = lasts[child]
+                position = newest[child]
                 depth = depths[child]
                 if (
                     depth - length > 1
-                    and text[end - depth : end - 1 - length] != text[place - depth : place - 1 - length]
+                    and text[end - depth : end - 1 - length] != text[position - depth : position - 1 - length]
                 ):
                     length += 1
-                    while text[end - 1 - length] == text[place - 1 - length]:
+                    while text[end - 1 - length] == text[position - 1 - length]:
                         length += 1
-                    # The two contexts part here, half way to the child: a node for what they share.
-                    fork = len(lasts)
+                    # The two contexts diverge on the edge to the child: split it where they do.
+                    fork = len(newest)
                     children[key] = fork
-                    children[fork * _SPREAD + text[place - 1 - length]] = child
-                    children[fork * _SPREAD + text[end - 1 - length]] = fork + 1
-                    depths.extend((length, longest))
-                    lasts.extend((end, end))
+                    children[fork * _KEY_FACTOR + text[position - 1 - length]] = child
+                    children[fork * _KEY_FACTOR + text[end - 1 - length]] = fork + 1
+                    depths.extend((length, max_length))
+                    newest.extend((end, end))
                     break
-                lasts[child] = end
+                newest[child] = end
                 node, length = child, depth
-        self.place, self.length = place, length
+        self.position, self.length = position, length
 
     def continuation(self, limit: int) -> list[int]:
-        """What followed the match: limit tokens, or none without a match.
+        """Return the limit tokens that followed the match, or none if there is no match.
 
-        Where that runs into the end of the text it goes on with itself, as a repeating pattern does.
+        If the end of the text is reached, the continuation repeats itself, as a periodic text would.
         """
         if not self.length:
             return []
-        tokens = self.text[self.place : self.place + limit].tolist()
+        tokens = self.text[self.position : self.position + limit].tolist()
         if len(tokens) < limit:
             tokens = (tokens * (limit // len(tokens) + 1))[:limit]
         return tokens

@@ -1,15 +1,15 @@
-"""Copying with a change: where an answer is in the text that it copies, and what it changes on the way.
+"""Follow an answer through the text that it copies, and learn what it changes there.
 
-A cursor stands at the token of the source that the answer should say next. When the answer says something
-else, the cursor is lost: it looks for the place, near the one where it was lost, at which the answer goes
-on copying. What lay between is a change (see changes.py): when the same source tokens come up again, the
-change is drafted in their place.
+A cursor points at the source token that the answer should have next. When the answer has another token, the
+cursor is lost: it searches near the position where it was lost for the point at which the answer resumes
+copying. The tokens skipped on either side form a change (see changes.py). When the same source tokens come up
+again, the change is drafted in their place.
 
-    source   self . old _name = old      cursor waits at `old`
-    answer   self . fresh = ...          lost at `old`, found again at `=`: (old, _name) is said as (fresh,)
+    source   self . old _name = old      the cursor points at `old`
+    answer   self . fresh = ...          lost at `old`, resumes at `=`; change: (old, _name) -> (fresh,)
 
-A place found by one or two tokens may be wrong. So where the cursor was lost is remembered until the place
-has proved right, and the search goes on from there if it has not.
+A position found by matching one or two tokens may be wrong. So the cursor remembers where it was lost until
+the new position is confirmed, and searches from there again if it is not.
 """
 
 from array import array
@@ -17,202 +17,216 @@ from array import array
 from drafters.changes import Change, Changes
 from drafters.occurrences import Ids
 
-# All of these by `python -m bench.replay`.
-_SETTLED = 4  # tokens in a row that make sure of a place near the one where the cursor was lost
-_SETTLED_FAR = 8  # ... of a place that was found otherwise
-_SURE = 12  # tokens in a row before the cursor was lost, for the change to be worth learning
-_LONGEST_SEARCH = 96  # tokens said since the cursor was lost, after which it stays lost
-_REACH = 256  # source tokens within which three said tokens must come up again
-_NEAR_REACH = 96  # ... within which two are enough, and three if the cursor has jumped elsewhere
-_BACK = 3  # source tokens before the place where it was lost that are searched too
-_SHORT_REACH = 4  # source tokens within which one token is enough
+# All of these were chosen with `python -m bench.replay`.
+_CONFIRM_TOKENS = 4  # matching tokens that confirm a position found near where the cursor was lost
+_CONFIRM_JUMP_TOKENS = 8  # matching tokens that confirm a position set by jump()
+_LEARN_TOKENS = 12  # matching tokens before the cursor was lost, for the change to be learned
+_MAX_SEARCH_TOKENS = 96  # answer tokens without a match after which the search is given up
+_REACH_THREE = 256  # source tokens searched for the last three answer tokens
+_REACH_TWO = 96  # source tokens searched for the last two, or for three if the cursor has jumped elsewhere
+_REACH_ONE = 4  # source tokens searched for the last one
+_REACH_BACK = 3  # source tokens searched before the position where the cursor was lost
 
 
 class CopyCursor:
-    """Follows an answer through the source that it copies.
+    """A cursor that follows an answer through the source that it copies.
 
-    source: token ids; may grow at its end meanwhile. learns: whether it learns changes and drafts them.
-    place: of the next token to be copied, in [0, len(source)]; None before it was ever set, and when lost.
-    run: tokens in a row that came as expected since the cursor was set or found again.
+    source: token ids; may grow at its end. learn_changes: whether changes are learned and drafted.
+    position: of the source token expected next, in [0, len(source)]; None until first set, and when lost.
+    run: number of consecutive tokens that came as expected since the cursor was set or resumed.
     """
 
-    def __init__(self, source: Ids, learns: bool = True) -> None:
+    def __init__(self, source: Ids, learn_changes: bool = True) -> None:
         self.source = source
-        self.place: int | None = None
+        self.position: int | None = None
         self.run = 0
-        self._learns = learns
+        self._learn_changes = learn_changes
         self._changes = Changes()
         self._has_changes = False
-        self._change: Change | None = None  # being said at `place`
-        self._num_said = 0  # of its tokens
-        self._lost_at: int | None = None  # where the answer left the source, until found for sure
-        self._said: list[int] = []  # by the answer since then
-        self._was_sure = False  # of its place, then
-        self._settled = _SETTLED  # run from which on the place is sure
+        # The change in progress at `position`, and how many of its replacement tokens have come.
+        self._change: Change | None = None
+        self._num_replaced = 0
+        # Where the answer left the source, until the new position is confirmed; the answer's tokens since
+        # then; and whether the run before was long enough to learn from.
+        self._lost_at: int | None = None
+        self._since_lost: list[int] = []
+        self._is_learnable = False
+        # The run at which the present position is confirmed, and whether it was set by jump().
+        self._confirm_at = _CONFIRM_TOKENS
         self._has_jumped = False
-        self._unproved: tuple[int, int, list[int]] | None = None  # change to be learned at the next token
+        # Arguments for Changes.learn, kept until one more token matches.
+        self._unconfirmed_change: tuple[int, int, list[int]] | None = None
 
-    def set(self, place: int, run: int) -> None:
-        """Go to a place that was found otherwise, run tokens before which agree with the answer."""
-        self.place, self.run = place, run
+    def jump(self, position: int, run: int) -> None:
+        """Move to a position that was found by other means; the run tokens before it match the answer."""
+        self.position, self.run = position, run
         self._change = None
-        self._settled, self._has_jumped = run + _SETTLED_FAR, True
+        self._confirm_at, self._has_jumped = run + _CONFIRM_JUMP_TOKENS, True
 
     def advance(self, token: int) -> None:
-        """The answer said one more token."""
+        """Take note of the answer's next token."""
         if self._lost_at is not None:
-            self._said.append(token)
-        if self.place is None or not self._follow(token):
+            self._since_lost.append(token)
+        if self.position is None or not self._match(token):
             if self._lost_at is not None:
                 self._search()
             return
         self.run += 1
-        if self._unproved is not None:
+        if self._unconfirmed_change is not None:
             self._learn()
         if self._lost_at is None:
             return
-        if self.run >= self._settled:
+        if self.run >= self._confirm_at:
             self._lost_at = None
-            self._said.clear()
+            self._since_lost.clear()
         elif self._has_jumped:
-            # Near where it was lost is still the likelier place, if the answer fits both.
+            # If the answer also fits near the position where the cursor was lost, that is more likely.
             self._search_near()
 
     def draft(self, limit: int) -> list[int]:
-        """What the answer says next if it goes on copying: at most limit tokens, fewer at the end."""
-        if self.place is None:
+        """Return up to limit tokens that come next if the answer keeps copying; fewer at the source's end."""
+        if self.position is None:
             return []
         change = self._change
         if change is None:
-            return self.draft_from(self.place, limit)
-        drafted = list(change.said[self._num_said :])
+            return self.draft_from(self.position, limit)
+        drafted = list(change.replacement[self._num_replaced :])
         if len(drafted) < limit:
-            drafted += self.draft_from(self.place + len(change.source), limit - len(drafted))
+            drafted += self.draft_from(self.position + len(change.source), limit - len(drafted))
         return drafted[:limit]
 
-    def draft_from(self, place: int, limit: int) -> list[int]:
-        """What an answer says that copies the source from a place on, with the changes that are known."""
+    def draft_from(self, position: int, limit: int) -> list[int]:
+        """Return up to limit source tokens from a position on, with the known changes applied."""
         source, changes = self.source, self._changes
         if not self._has_changes:
-            return source[place : place + limit].tolist()
+            return source[position : position + limit].tolist()
         drafted: list[int] = []
         size = len(source)
-        while place < size and len(drafted) < limit:
-            change = changes.at(source, place)
+        while position < size and len(drafted) < limit:
+            change = changes.expected_at(source, position)
             if change is None:
-                drafted.append(source[place])
-                place += 1
+                drafted.append(source[position])
+                position += 1
             else:
-                drafted += change.said
-                place += len(change.source)
+                drafted += change.replacement
+                position += len(change.source)
         return drafted[:limit]
 
-    def _follow(self, token: int) -> bool:
-        """Take a token that was expected. If it was not, the cursor is lost, and False."""
-        place, source = self.place, self.source
-        assert place is not None
-        if place >= len(source):
-            self.place = None
+    def _match(self, token: int) -> bool:
+        """Move past a token if it was expected. Otherwise mark the cursor as lost and return False."""
+        position, source = self.position, self.source
+        assert position is not None
+        if position >= len(source):
+            self.position = None
             return False
         change = self._change
         if change is None and self._has_changes:
-            change, self._num_said = self._changes.at(source, place), 0
+            change, self._num_replaced = self._changes.expected_at(source, position), 0
         if change is not None:
-            return self._follow_change(change, place, token)
-        if source[place] == token:
-            self.place = place + 1
+            return self._match_change(change, position, token)
+        if source[position] == token:
+            self.position = position + 1
             return True
-        self._lose(place, [token])
+        self._lose(position, [token])
         return False
 
-    def _follow_change(self, change: Change, place: int, token: int) -> bool:
-        num_said = self._num_said
-        if change.said[num_said] == token:
-            self._num_said += 1
+    def _match_change(self, change: Change, position: int, token: int) -> bool:
+        num_replaced = self._num_replaced
+        if change.replacement[num_replaced] == token:
+            self._num_replaced += 1
             self._change = change
-            if self._num_said == len(change.said):
-                self._changes.succeed(change, self.source, place)
-                self.place, self._change = place + len(change.source), None
+            if self._num_replaced == len(change.replacement):
+                self._changes.succeed(change, self.source, position)
+                self.position, self._change = position + len(change.source), None
             return True
         self._change = None
-        if change.source[: num_said + 1] == (*change.said[:num_said], token):
-            # Here the source comes unchanged, or at least not changed like this.
-            self._changes.fail(change, self.source, place)
-            self.place = place + num_said + 1
+        if change.source[: num_replaced + 1] == (*change.replacement[:num_replaced], token):
+            # The answer copies the source here, unchanged so far.
+            self._changes.fail(change, self.source, position)
+            self.position = position + num_replaced + 1
             return True
-        self._lose(place, [*change.said[:num_said], token])
+        self._lose(position, [*change.replacement[:num_replaced], token])
         return False
 
-    def _lose(self, place: int, said: list[int]) -> None:
+    def _lose(self, position: int, tokens: list[int]) -> None:
+        """Mark the cursor as lost at a position, where the answer had these tokens instead."""
         if self._lost_at is None:
-            self._lost_at, self._said = place, said
-            self._was_sure = self.run >= _SURE
-        self.place, self.run, self._unproved = None, 0, None
+            self._lost_at, self._since_lost = position, tokens
+            self._is_learnable = self.run >= _LEARN_TOKENS
+        self.position, self.run, self._unconfirmed_change = None, 0, None
 
     def _search(self) -> None:
-        """Find where copying goes on, by the last tokens that were said since the cursor was lost."""
-        lost_at, said = self._lost_at, self._said
+        """Search for the point where copying resumes, by the last tokens of the answer."""
+        lost_at, since_lost = self._lost_at, self._since_lost
         assert lost_at is not None
-        if len(said) > _LONGEST_SEARCH:
+        if len(since_lost) > _MAX_SEARCH_TOKENS:
             self._lost_at = None
-            said.clear()
+            since_lost.clear()
             return
-        if len(said) > 1:
-            first = max(lost_at - _BACK, 0)
-            two = self._find(said[-2:], first, lost_at + _REACH)
-            # Where two tokens do not come up, three do not either.
+        if len(since_lost) > 1:
+            first = max(lost_at - _REACH_BACK, 0)
+            two = self._find(since_lost[-2:], first, lost_at + _REACH_THREE)
+            # If the last two tokens do not occur, the last three do not either.
             three = (
-                self._find(said[-3:], first, lost_at + _REACH) if two is not None and len(said) > 2 else None
+                self._find(since_lost[-3:], first, lost_at + _REACH_THREE)
+                if two is not None and len(since_lost) > 2
+                else None
             )
             if three is not None:
-                self._found(three, 3)
+                self._resume(three, 3)
                 return
-            if two is not None and two + 2 <= lost_at + _NEAR_REACH:
-                self._found(two, 2)
+            if two is not None and two + 2 <= lost_at + _REACH_TWO:
+                self._resume(two, 2)
                 return
-        self._search_closely(lost_at, said[-1], len(said))
+        self._search_one(lost_at, since_lost[-1], len(since_lost))
 
     def _search_near(self) -> None:
-        lost_at, said = self._lost_at, self._said
+        """Search near the position where the cursor was lost, after it has jumped elsewhere."""
+        lost_at, since_lost = self._lost_at, self._since_lost
         assert lost_at is not None
-        if len(said) > 2:
-            start = self._find(said[-3:], max(lost_at - _BACK, 0), lost_at + _NEAR_REACH)
+        if len(since_lost) > 2:
+            start = self._find(since_lost[-3:], max(lost_at - _REACH_BACK, 0), lost_at + _REACH_TWO)
             if start is not None:
-                self._found(start, 3)
+                self._resume(start, 3)
 
-    def _search_closely(self, lost_at: int, token: int, num_said: int) -> None:
-        """One token is little evidence. Take it where few were said and few left out, as many if possible."""
+    def _search_one(self, lost_at: int, token: int, num_since_lost: int) -> None:
+        """Search for a single token.
+
+        One token is weak evidence, so it counts only after few answer tokens and few source tokens. A
+        replacement by the same number of tokens is tried first.
+        """
         size = len(self.source)
-        if num_said <= _SHORT_REACH:
-            for start in (lost_at + num_said - 1, *range(lost_at, lost_at + _SHORT_REACH)):
+        if num_since_lost <= _REACH_ONE:
+            for start in (lost_at + num_since_lost - 1, *range(lost_at, lost_at + _REACH_ONE)):
                 if start < size and self.source[start] == token:
-                    self._found(start, 1)
+                    self._resume(start, 1)
                     return
-        # Or where an insertion ends like the text before it, as lines do.
-        if num_said > 1 and lost_at > 0 and self.source[lost_at - 1] == token:
-            self._found(lost_at - 1, 1)
+        # An insertion often ends with the token that also stands before it, such as a line break.
+        if num_since_lost > 1 and lost_at > 0 and self.source[lost_at - 1] == token:
+            self._resume(lost_at - 1, 1)
 
     def _find(self, tokens: list[int], start: int, stop: int) -> int | None:
         window, needle = self.source[start:stop].tobytes(), array("I", tokens).tobytes()
         at = window.find(needle)
-        while at >= 0 and at % 4:  # found across the edges of tokens
+        while at >= 0 and at % 4:  # a match of bytes that does not start at a token
             at = window.find(needle, at + 1)
         return None if at < 0 else start + at // 4
 
-    def _found(self, start: int, size: int) -> None:
-        """Copying went on at source[start:start + size]."""
+    def _resume(self, start: int, size: int) -> None:
+        """Resume after source[start : start + size], which match the answer's last tokens."""
         assert self._lost_at is not None
-        self.place, self.run, self._change = start + size, size, None
-        self._settled, self._has_jumped = _SETTLED, False
-        self._unproved = None
-        if self._learns and self._was_sure and start >= self._lost_at:
-            self._unproved = self._lost_at, start, self._said[: len(self._said) - size]
+        self.position, self.run, self._change = start + size, size, None
+        self._confirm_at, self._has_jumped = _CONFIRM_TOKENS, False
+        self._unconfirmed_change = None
+        if self._learn_changes and self._is_learnable and start >= self._lost_at:
+            replacement = self._since_lost[: len(self._since_lost) - size]
+            self._unconfirmed_change = self._lost_at, start, replacement
             if size > 1:
                 self._learn()
 
     def _learn(self) -> None:
-        assert self._unproved is not None
-        start, stop, said = self._unproved
-        self._unproved = None
-        self._changes.learn(self.source, start, stop, said)
+        assert self._unconfirmed_change is not None
+        start, stop, replacement = self._unconfirmed_change
+        self._unconfirmed_change = None
+        self._changes.learn(self.source, start, stop, replacement)
         self._has_changes = len(self._changes) > 0

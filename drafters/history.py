@@ -1,26 +1,26 @@
-"""What finished requests asked and said, to be looked up by later ones. Bounded by tokens.
+"""Keep the tokens of finished requests, prompt and answer, to look up matches for later requests.
 
-One ring of tokens for all tenants: the least recently finished go first, as the newest overwrite them.
-A tenant finds only what it brought itself.
+All tenants share one ring of tokens: the newest text overwrites the least recently finished. A tenant finds
+only its own texts.
 """
 
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
 
-from drafters.occurrences import LONGEST, Hashes, Ids, Match, Occurrences, Tail
+from drafters.occurrences import MAX_MATCH_TOKENS, Hashes, Ids, Match, Occurrences, TailHashes
 
 DEFAULT_TOKENS = 1 << 18
-"""Tokens that are kept; each takes 68 bytes."""
+"""Default number of tokens kept; each takes 68 bytes."""
 
-_EDGE = 0xFFFFFFFF  # between two texts; no token id
-_SHORTEST = 4  # matched tokens; a pair seen in some other request says little
-_NUM_LATEST = 8  # whole texts with which a new one is compared, lest what they share is kept twice
+_SEPARATOR = 0xFFFFFFFF  # stands after each text; not a valid token id
+_MIN_NGRAM_SIZE = 4  # a pair of tokens seen in another request is too weak as evidence
+_NUM_RECENT = 8  # recent texts that a new one is compared with, so that a shared start is not stored twice
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A text that was added. oldest: first position that must be kept for all of it to be known."""
+    """A text that was added. oldest: the first position that must still be kept for all of it to be found."""
 
     tenant: str
     tokens: Ids
@@ -30,92 +30,98 @@ class _Text:
 class History:
     """Texts of finished requests.
 
-    num_tokens: how many to keep, rounded up to a power of two. Raises ValueError below 1.
+    num_tokens: how many tokens to keep, rounded up to a power of two. Raises ValueError if it is below 1.
     """
 
     def __init__(self, num_tokens: int = DEFAULT_TOKENS) -> None:
         if num_tokens < 1:
-            raise ValueError(f"a history of {num_tokens} tokens holds nothing; pass None for no history")
-        self.room = max(64, 1 << (num_tokens - 1).bit_length())
-        self._begin(0)
+            raise ValueError(f"a history must hold at least 1 token; got {num_tokens}")
+        self.capacity = max(64, 1 << (num_tokens - 1).bit_length())
+        self._start_at(0)
 
     def reset(self) -> None:
         """Forget everything."""
-        # Positions go on, so that a place that a sequence still holds is seen to be gone.
-        self._begin(self._index.end)
+        # Positions are not reused, so that a position that a sequence still holds is known to be gone.
+        self._start_at(self._index.end)
 
-    def _begin(self, position: int) -> None:
-        self._index = Occurrences(self.room, position, is_endless=True)
+    def _start_at(self, position: int) -> None:
+        self._index = Occurrences(self.capacity, position, has_64_bit_positions=True)
         self._starts: list[int] = []
         self._tenants: list[str] = []
-        self._latest: deque[_Text] = deque(maxlen=_NUM_LATEST)
+        self._recent: deque[_Text] = deque(maxlen=_NUM_RECENT)
 
     @property
     def num_texts(self) -> int:
-        """Texts of which something is still kept."""
+        """Number of texts that are still kept, at least in part."""
         return len(self._starts)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are kept."""
+        """Number of tokens that are kept."""
         return self._index.end - self._index.start
 
     def add(self, tenant: str, tokens: Ids) -> None:
-        """Keep a finished text, or its end if it is too long; what the last ones share with it only once."""
-        shared, oldest = self._shared(tenant, tokens)
+        """Add a finished text, or its end if it is too long.
+
+        The start that it shares with one of the tenant's recent texts is not stored again.
+        """
+        num_shared, oldest = self._find_shared_start(tenant, tokens)
         index, salt = self._index, hash(tenant)
-        start = max(0, shared - LONGEST, len(tokens) - self.room + 1)
+        start = max(0, num_shared - MAX_MATCH_TOKENS, len(tokens) - self.capacity + 1)
         position = index.end
         self._starts.append(position)
         self._tenants.append(tenant)
-        tail = Tail()
+        tail = TailHashes()
         for at in range(start, len(tokens)):
             hashes = tail.append(tokens[at])
             index.append(tokens[at], _salted(hashes, salt))
-        index.append(_EDGE, None)
-        self._latest.append(_Text(tenant, tokens, min(oldest, position) if shared else position))
-        gone = bisect_right(self._starts, index.start) - 1
-        if gone > 0:
-            del self._starts[:gone], self._tenants[:gone]
+        index.append(_SEPARATOR, None)
+        self._recent.append(_Text(tenant, tokens, min(oldest, position) if num_shared else position))
+        num_gone = bisect_right(self._starts, index.start) - 1
+        if num_gone > 0:
+            del self._starts[:num_gone], self._tenants[:num_gone]
 
     def find(self, tenant: str, hashes: Hashes, text: Ids) -> Match | None:
-        """The longest occurrence of a text's end in what this tenant has finished. See Occurrences.find."""
+        """Return the longest occurrence of a text's end in the tenant's finished texts.
+
+        For the parameters see Occurrences.find.
+        """
         if not self._starts:
             return None
         index = self._index
 
-        def is_theirs(place: int) -> bool:
-            owner = self._tenants[bisect_right(self._starts, place - 1) - 1]
-            return owner == tenant and index.token(place) != _EDGE
+        def belongs_to_tenant(position: int) -> bool:
+            owner = self._tenants[bisect_right(self._starts, position - 1) - 1]
+            return owner == tenant and index.token(position) != _SEPARATOR
 
-        return index.find(_salted(hashes, hash(tenant)), text, is_theirs, shortest=_SHORTEST)
+        return index.find(_salted(hashes, hash(tenant)), text, belongs_to_tenant, _MIN_NGRAM_SIZE)
 
-    def follows(self, place: int, token: int) -> bool:
-        """Whether this token stands at a place that is still kept."""
+    def has_token_at(self, position: int, token: int) -> bool:
+        """Return whether a position is still kept and holds this token."""
         index = self._index
-        return index.start <= place < index.end and index.token(place) == token
+        return index.start <= position < index.end and index.token(position) == token
 
-    def read(self, place: int, limit: int) -> list[int]:
-        """At most limit tokens from a place on, up to the end of its text; none if it is gone."""
+    def read(self, position: int, limit: int) -> list[int]:
+        """Return up to limit tokens from a position to the end of its text; none if it is no longer kept."""
         index = self._index
-        if not index.start <= place < index.end:
+        if not index.start <= position < index.end:
             return []
-        tokens = index.slice(place, min(place + limit, index.end)).tolist()
-        return tokens[: tokens.index(_EDGE)] if _EDGE in tokens else tokens
+        tokens = index.slice(position, min(position + limit, index.end)).tolist()
+        return tokens[: tokens.index(_SEPARATOR)] if _SEPARATOR in tokens else tokens
 
-    def _shared(self, tenant: str, tokens: Ids) -> tuple[int, int]:
-        """How many first tokens are known from a last text, and the oldest position that holds them."""
+    def _find_shared_start(self, tenant: str, tokens: Ids) -> tuple[int, int]:
+        """Return how many leading tokens a recent text has too, and the oldest position that holds them."""
         best, oldest = 0, 0
-        for text in self._latest:
+        for text in self._recent:
             if text.tenant == tenant and text.oldest >= self._index.start:
-                shared = _common_start(text.tokens, tokens)
-                if shared > max(best, LONGEST):
-                    best, oldest = shared, text.oldest
+                num_shared = _count_common_start(text.tokens, tokens)
+                if num_shared > max(best, MAX_MATCH_TOKENS):
+                    best, oldest = num_shared, text.oldest
         return best, oldest
 
 
-def _common_start(a: Ids, b: Ids) -> int:
-    """How many first tokens two texts share."""
+def _count_common_start(a: Ids, b: Ids) -> int:
+    """Count the leading tokens that two texts have in common."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -127,6 +133,6 @@ def _common_start(a: Ids, b: Ids) -> int:
 
 
 def _salted(hashes: Hashes, salt: int) -> Hashes:
-    # Tenants share the tables but not their slots, so that one's texts do not hide another's.
+    # Tenants share the tables but not their slots, so that one tenant's texts do not hide another's.
     two, four, eight, sixteen = hashes
     return two ^ salt, four ^ salt, eight ^ salt, sixteen ^ salt

@@ -1,7 +1,8 @@
-"""Drafts from the shared table: what followed the last n tokens when they were last seen, in any request.
+"""Draft from the shared n-gram table: what last followed the same n tokens, in any request.
 
-The table (ngram_mod_table.py) is shared; here is what one request has of its own: where it stands, what it
-has not told the table yet, and how its drafts fared. A request whose drafts fail cools down alone.
+The tables are in ngram_mod_table.py and shared between requests. This file keeps the state of each request:
+its last n tokens, what it has not written to the table yet, and how its drafts fared. A request whose drafts
+keep failing stops drafting for a while (it cools down) without affecting other requests.
 """
 
 from collections import deque
@@ -16,152 +17,154 @@ from drafters.ngram_mod_tables import NgramModTables
 NAME = "ngram-mod"
 
 CHUNK_TOKENS = 32
-"""An answer reaches the table once it is so many tokens ahead, and when it ends."""
+"""An answer is written to the table when more than this many tokens are unwritten, and when it ends."""
 
 LOW_ACCEPTANCE = 0.5
 LOW_STREAK = 3
-"""So many drafts in a row, each with less of it accepted than that, cool a request down."""
+"""A request cools down after LOW_STREAK drafts in a row with an acceptance rate below LOW_ACCEPTANCE."""
 
-FIRST_COOLING = 64
-LONGEST_COOLING = 4096
-"""Tokens for which a request then proposes nothing; each time twice as many."""
+FIRST_COOLDOWN = 64
+MAX_COOLDOWN = 4096
+"""Length of a request's first cooldown in tokens; each further one is twice as long, up to the maximum."""
 
 RECOVERY_RUN = 8
-"""So many tokens in a row that the table would have drafted rightly end it early."""
+"""A cooldown ends early after this many tokens in a row that the table predicted correctly."""
 
 BUCKET_STARTS = (1, 8, 32)
-"""Runs of tokens that the table knew beforehand at which the next bucket begins: 0, 1-7, 8-31, 32+."""
+"""Lengths of the run of correctly predicted tokens at which the next bucket starts: 0, 1-7, 8-31, 32+."""
 
 PRIORS = (0.70, 0.80, 0.90, 0.95)
-"""Chance that a drafted token is right, by bucket, until the gate has learned better."""
+"""Expected acceptance rate per token, by bucket."""
 
 
 class NgramModDrafter:
-    """Drafts for all requests in one vocabulary. Shared memory: status, reset, save and load are of it.
+    """Drafts from the n-gram tables of one vocabulary. As a SharedTable it manages those tables.
 
-    memory: the tables; drafters of models with one vocabulary may share it.
+    tables: may be shared with other drafters whose models have the same vocabulary.
     """
 
     name = NAME
 
-    def __init__(self, memory: NgramModTables) -> None:
-        self.memory = memory
-        self._cursors: dict[int, _Cursor] = {}
+    def __init__(self, tables: NgramModTables) -> None:
+        self.tables = tables
+        self._sequences: dict[int, _Sequence] = {}
 
     @property
     def num_open(self) -> int:
-        """Sequences that are open."""
-        return len(self._cursors)
+        """Number of open sequences."""
+        return len(self._sequences)
 
-    def open(self, opening: SequenceStart) -> None:
+    def open(self, start: SequenceStart) -> None:
         """Write the prompt to the tenant's table."""
-        table = self.memory.table(opening.tenant)
-        table.learn(opening.prompt)
-        ngram = list(opening.prompt[-table.n :])
-        self._cursors[opening.seq] = _Cursor(table, deque(ngram, table.n), table.hash(ngram))
+        table = self.tables.table(start.tenant)
+        table.learn(start.prompt)
+        ngram = list(start.prompt[-table.n :])
+        self._sequences[start.seq] = _Sequence(table, deque(ngram, table.n), table.hash(ngram))
 
     def propose(self, query: DraftQuery) -> Draft:
-        """Up to limit tokens, read from the table one after the other; none while the request cools down."""
-        cursor = self._cursors[query.seq]
-        tokens = cursor.draft(query.limit)
+        """Draft up to limit tokens, each looked up by the n before it; none during a cooldown."""
+        state = self._sequences[query.seq]
+        tokens = state.draft(query.limit)
         if not tokens:
             return NO_DRAFT
-        bucket = sum(cursor.run >= start for start in BUCKET_STARTS)
+        bucket = sum(state.run >= start for start in BUCKET_STARTS)
         return Draft(tokens, NAME, bucket, PRIORS[bucket])
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Move on, and tell the table from time to time."""
-        cursor = self._cursors[seq]
+        """Append committed tokens, and write them to the table in chunks."""
+        state = self._sequences[seq]
         for token in tokens:
-            cursor.advance(token)
+            state.advance(token)
 
-    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
-        """Cool the request down if its drafts fail one after the other."""
-        self._cursors[seq].judge(accepted / offered)
+    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+        """Start a cooldown if several drafts in a row had a low acceptance rate."""
+        self._sequences[seq].record_acceptance(num_accepted / num_verified)
 
     def close(self, seq: int) -> None:
-        """Tell the table the rest of what was said, and forget the sequence; also one whose open raised."""
-        if (cursor := self._cursors.pop(seq, None)) is not None:
-            cursor.flush()
+        """Write the remaining tokens to the table and free the sequence, even if its open raised."""
+        if (state := self._sequences.pop(seq, None)) is not None:
+            state.flush()
 
-    def is_cooling(self, seq: int) -> bool:
-        """Whether this sequence proposes nothing for now because its drafts failed."""
-        return self._cursors[seq].num_cooling > 0
+    def is_cooling_down(self, seq: int) -> bool:
+        """Return whether this sequence drafts nothing for now because its drafts failed."""
+        return self._sequences[seq].num_cooling > 0
 
     def status(self) -> dict[str, Any]:
-        """See NgramModTables.status."""
-        return self.memory.status()
+        """Return the counts of the tables; see NgramModTables.status."""
+        return self.tables.status()
 
     def reset(self) -> None:
-        """Forget everything, also what open requests have not told the table yet."""
-        self._drop_pending()
-        self.memory.reset()
+        """Forget everything, including the tokens of open requests that are not written yet."""
+        self._drop_unwritten()
+        self.tables.reset()
 
     def save(self) -> str:
-        """See NgramModTables.save."""
-        return self.memory.save()
+        """Write the tables to their file; see NgramModTables.save."""
+        return self.tables.save()
 
     def load(self) -> str:
-        """See NgramModTables.load."""
-        said = self.memory.load()
-        self._drop_pending()
-        return said
+        """Read the tables from their file; see NgramModTables.load."""
+        summary = self.tables.load()
+        self._drop_unwritten()
+        return summary
 
-    def _drop_pending(self) -> None:
-        for cursor in self._cursors.values():
-            cursor.pending.clear()
+    def _drop_unwritten(self) -> None:
+        for state in self._sequences.values():
+            state.unwritten.clear()
 
 
 @dataclass(slots=True)
-class _Cursor:
-    """Where one request stands in its table.
+class _Sequence:
+    """An open sequence.
 
-    ngram: its last tokens, at most n; hash: of them. pending: (hash, token) pairs that the table lacks.
-    run: tokens in a row, up to the last, that the table knew beforehand.
-    num_low: failed drafts in a row. num_cooling: tokens left without a draft; next_cooling: of next time.
+    ngram: its last tokens, at most n. hash: of ngram.
+    unwritten: (hash, token) pairs that are not in the table yet.
+    run: number of consecutive tokens, up to the last, that the table predicted correctly.
+    num_low: consecutive drafts with a low acceptance rate.
+    num_cooling: tokens left of the present cooldown. next_cooldown: length of the next one.
     """
 
     table: NgramModTable
     ngram: deque[int]
     hash: int
-    pending: list[tuple[int, int]] = field(default_factory=list)
+    unwritten: list[tuple[int, int]] = field(default_factory=list)
     run: int = 0
     num_low: int = 0
     num_cooling: int = 0
-    next_cooling: int = FIRST_COOLING
+    next_cooldown: int = FIRST_COOLDOWN
 
     def draft(self, limit: int) -> list[int]:
         if self.num_cooling or len(self.ngram) < self.table.n:
             return []
-        return self.table.follow(self.ngram, self.hash, limit)
+        return self.table.continuation(self.ngram, self.hash, limit)
 
     def advance(self, token: int) -> None:
         table, ngram = self.table, self.ngram
         oldest = 0
         if len(ngram) == table.n:
             self.run = self.run + 1 if table.token(table.slot(self.hash)) == token else 0
-            self.pending.append((self.hash, token))
+            self.unwritten.append((self.hash, token))
             oldest = ngram[0]
         self.hash = table.roll(self.hash, oldest, token)
         ngram.append(token)
-        if len(self.pending) > CHUNK_TOKENS:
+        if len(self.unwritten) > CHUNK_TOKENS:
             self.flush()
         if self.num_cooling:
             self.num_cooling -= 1
             if self.run >= RECOVERY_RUN:
-                self.num_cooling, self.next_cooling = 0, FIRST_COOLING
+                self.num_cooling, self.next_cooldown = 0, FIRST_COOLDOWN
 
-    def judge(self, acceptance: float) -> None:
-        if acceptance >= LOW_ACCEPTANCE:
-            self.num_low, self.next_cooling = 0, FIRST_COOLING
+    def record_acceptance(self, rate: float) -> None:
+        if rate >= LOW_ACCEPTANCE:
+            self.num_low, self.next_cooldown = 0, FIRST_COOLDOWN
             return
         self.num_low += 1
         if self.num_low == LOW_STREAK:
             self.num_low = 0
-            self.num_cooling = self.next_cooling
-            self.next_cooling = min(2 * self.next_cooling, LONGEST_COOLING)
+            self.num_cooling = self.next_cooldown
+            self.next_cooldown = min(2 * self.next_cooldown, MAX_COOLDOWN)
 
     def flush(self) -> None:
-        if self.pending:
-            self.table.put(self.pending)
-            self.pending = []
+        if self.unwritten:
+            self.table.put(self.unwritten)
+            self.unwritten = []

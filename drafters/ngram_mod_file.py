@@ -1,7 +1,7 @@
-"""What ngram-mod learned, in a file.
+"""Read and write the file of the n-gram tables.
 
-Layout: MAGIC, a line of JSON (the header), then for every table its occupied slots (uint32, rising) and their
-tokens (int32), little endian, then the SHA-256 of all that. Empty slots, nearly all of them, take no room.
+Layout: MAGIC, a line of JSON (the header), then for every table its occupied slots (uint32, ascending) and
+their tokens (int32), little endian, then the SHA-256 of all that. Empty slots are not stored.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ _PAIR_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What a file must agree on with the memory that reads it.
+class TableSpec:
+    """The properties in which a file and the tables that load it must agree.
 
     vocabulary: fingerprint. scope: "process" or "api-key".
     """
@@ -38,26 +38,30 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """One table. owner: digest of the tenant, or "" for all. slots, tokens: (m,) each, slots rising."""
+class SavedTable:
+    """The contents of one table.
+
+    owner: digest of the tenant, or "" for a table of all tenants.
+    slots, tokens: (m,) each; slots in ascending order.
+    """
 
     owner: str
     slots: Slots
     tokens: Tokens
 
 
-def write_tables(path: Path, kind: Kind, tables: list[Contents]) -> int:
-    """Write the file or leave the old one as it is; returns its bytes.
+def write_tables(path: Path, spec: TableSpec, tables: list[SavedTable]) -> int:
+    """Write the file atomically and return its size in bytes.
 
-    Only its owner may read it: it holds what people wrote. What a killed process left of such a file goes.
-    Raises TableFileError.
+    The file holds what people wrote, so only its owner may read it. Unfinished files that a killed process
+    left behind are removed. Raises TableFileError; the old file is then unchanged.
     """
     header = {
         "version": VERSION,
-        "vocabulary": kind.vocabulary,
-        "n": kind.n,
-        "size": kind.size,
-        "scope": kind.scope,
+        "vocabulary": spec.vocabulary,
+        "n": spec.n,
+        "size": spec.size,
+        "scope": spec.scope,
         "tables": [{"owner": table.owner, "occupied": len(table.slots)} for table in tables],
     }
     parts = [MAGIC, json.dumps(header).encode(), b"\n"]
@@ -74,13 +78,14 @@ def write_tables(path: Path, kind: Kind, tables: list[Contents]) -> int:
     return len(content)
 
 
-def read_tables(path: Path, kind: Kind, max_tables: int) -> list[Contents]:
-    """Read a file that this memory wrote, or one like it.
+def read_tables(path: Path, spec: TableSpec, max_tables: int) -> list[SavedTable]:
+    """Read a file of tables.
 
-    max_tables: a file with more is not read. Raises TableFileError.
+    max_tables: a file with more tables is refused.
+    Raises TableFileError if the file is missing, damaged, too large or does not agree with spec.
     """
     remove_unfinished(path.parent, re.escape(path.name))
-    content = _read(path, len(MAGIC) + 65536 + max_tables * (128 + kind.size * _PAIR_BYTES))
+    content = _read(path, len(MAGIC) + 65536 + max_tables * (128 + spec.size * _PAIR_BYTES))
     if not content.startswith(MAGIC):
         raise TableFileError(f"cannot load {path}: it is not an ngram-mod file")
     if len(content) < len(MAGIC) + _DIGEST_BYTES:
@@ -91,26 +96,30 @@ def read_tables(path: Path, kind: Kind, max_tables: int) -> list[Contents]:
     line, _, arrays = body[len(MAGIC) :].partition(b"\n")
     try:
         header = json.loads(line)
-        _check_kind(path, header, kind)
-        return _tables(header["tables"], arrays, kind.size, max_tables)
+        _check_header(path, header, spec)
+        return _parse_tables(header["tables"], arrays, spec.size, max_tables)
     except (ValueError, KeyError, TypeError) as error:
-        raise TableFileError(f"cannot load {path}: its contents make no sense ({error})") from error
+        raise TableFileError(f"cannot load {path}: its contents are invalid ({error})") from error
 
 
-def _check_kind(path: Path, header: dict[str, Any], kind: Kind) -> None:
-    wanted = {"version": VERSION, "vocabulary": kind.vocabulary, "n": kind.n, "size": kind.size}
-    wanted["scope"] = kind.scope
+def _check_header(path: Path, header: dict[str, Any], spec: TableSpec) -> None:
+    """Raise TableFileError if the header does not agree with spec."""
+    wanted = {"version": VERSION, "vocabulary": spec.vocabulary, "n": spec.n, "size": spec.size}
+    wanted["scope"] = spec.scope
     for name, value in wanted.items():
         if header[name] != value:
-            raise TableFileError(f"cannot load {path}: its {name} is {header[name]}, here it is {value}")
+            raise TableFileError(f"cannot load {path}: its {name} is {header[name]}, but {value} is expected")
 
 
-def _tables(entries: list[dict[str, Any]], arrays: bytes, size: int, max_tables: int) -> list[Contents]:
+def _parse_tables(
+    entries: list[dict[str, Any]], arrays: bytes, size: int, max_tables: int
+) -> list[SavedTable]:
+    """Split the binary part of a file into its tables. Raises ValueError if it does not fit the header."""
     if len(entries) > max_tables:
-        raise ValueError(f"{len(entries)} tables, {max_tables} at most")
+        raise ValueError(f"it has {len(entries)} tables, the maximum is {max_tables}")
     counts = [int(entry["occupied"]) for entry in entries]
     if min(counts, default=0) < 0 or sum(counts) * _PAIR_BYTES != len(arrays):
-        raise ValueError("its length is not what its header says")
+        raise ValueError("its length does not agree with its header")
     tables, at = [], 0
     for entry, count in zip(entries, counts, strict=True):
         slots = np.frombuffer(arrays, "<u4", count, at).astype(np.int64)
@@ -118,7 +127,7 @@ def _tables(entries: list[dict[str, Any]], arrays: bytes, size: int, max_tables:
         at += count * _PAIR_BYTES
         if count and (slots[-1] >= size or np.any(np.diff(slots) <= 0) or tokens.min() < 0):
             raise ValueError("slots or tokens out of range")
-        tables.append(Contents(str(entry["owner"]), slots, tokens))
+        tables.append(SavedTable(str(entry["owner"]), slots, tokens))
     return tables
 
 

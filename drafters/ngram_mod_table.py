@@ -1,11 +1,11 @@
-"""One table: the hash of n tokens -> the token that followed them last. Lossy on purpose.
+"""An n-gram table: the hash of n tokens -> the token that last followed them.
 
-Source: llama.cpp's ngram-mod. Two n-grams that share a slot overwrite each other, and a lookup cannot tell
-whose token it reads: it is a draft, and the model has the last word.
+The table is lossy by design. Two n-grams that share a slot overwrite each other, and a lookup cannot detect
+that: a wrong token only makes a draft that the target model rejects. Source: llama.cpp's ngram-mod.
 
-The hash of tokens t[0..n-1] is the sum of t[k] * MULTIPLIER ** (n - k) mod 2 ** 64. It rolls: one token more
-costs two multiplications. Its best bits are the highest, so they choose the slot, by a multiplication
-instead of a remainder; for that even the newest token has been multiplied once.
+The hash of tokens t[0..n-1] is the sum of t[k] * MULTIPLIER ** (n - k) mod 2 ** 64. It is a rolling hash: one
+more token costs two multiplications. Its high bits are the best mixed, so they choose the slot, by a
+multiplication instead of a remainder. That is why even the newest token is multiplied once.
 """
 
 from array import array
@@ -21,7 +21,7 @@ EMPTY = -1
 MULTIPLIER = 6364136223846793005
 
 _MASK = (1 << 64) - 1
-_FEW = 256  # tokens up to which plain integers are quicker than arrays
+_MAX_SHORT = 256  # number of tokens up to which plain integers are faster than arrays
 
 Hashes = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.int64]
@@ -30,10 +30,10 @@ Tokens = npt.NDArray[np.int32]
 
 @dataclass(slots=True)
 class NgramModCounts:
-    """What tables did since the server started; a reset does not turn it back.
+    """Counts since the server started, summed over its tables; a reset does not zero them.
 
-    inserts: tokens written. overwrites: those that took the place of another token.
-    hits, misses: drafted tokens, and lookups that found an empty slot.
+    inserts: tokens written. overwrites: those of them that replaced another token.
+    hits: drafted tokens. misses: lookups that found an empty slot.
     """
 
     inserts: int = 0
@@ -43,11 +43,11 @@ class NgramModCounts:
 
 
 class NgramModTable:
-    """Slots for the tokens that follow n-grams, 4 bytes each, allocated with the first insert.
+    """Slots that hold the token after an n-gram, 4 bytes each, allocated with the first insert.
 
-    n: tokens of an n-gram, >= 1. size: slots, 1 <= size <= 2**32; any number will do.
-    counts: shared by all tables of a memory.
-    occupied: slots that are not empty.
+    n: tokens of an n-gram, >= 1. size: number of slots, 1 <= size <= 2**32; need not be a power of two.
+    counts: shared by all tables of one vocabulary.
+    occupied: number of slots that are not empty.
     """
 
     def __init__(
@@ -62,32 +62,32 @@ class NgramModTable:
 
     @property
     def num_bytes(self) -> int:
-        """Memory held: 0 before the first insert."""
+        """Memory allocated, in bytes; 0 before the first insert."""
         return 0 if self._slots is None else self._slots.itemsize * self.size
 
     def roll(self, hash_: int, oldest: int, token: int) -> int:
-        """The hash of an n-gram without its oldest token and with one more; oldest is 0 if none leaves."""
+        """Return the hash after dropping the oldest token and appending one; oldest is 0 to drop none."""
         return (hash_ + token - oldest * self._oldest_weight) * MULTIPLIER & _MASK
 
     def hash(self, tokens: Sequence[int]) -> int:
-        """Of at most n tokens, from the beginning."""
+        """Return the hash of at most n tokens."""
         hash_ = 0
         for token in tokens:
             hash_ = self.roll(hash_, 0, token)
         return hash_
 
     def slot(self, hash_: int) -> int:
-        """Where an n-gram's next token stands."""
+        """Return the slot of the n-gram with this hash."""
         return (hash_ >> 32) * self.size >> 32
 
     def token(self, slot: int) -> int:
-        """The token in a slot, or EMPTY. Not counted as a lookup."""
+        """Return the token in a slot, or EMPTY. This is not counted as a lookup."""
         return EMPTY if self._slots is None else self._slots[slot]
 
-    def follow(self, ngram: Sequence[int], hash_: int, limit: int) -> list[int]:
-        """Up to limit tokens after an n-gram, each one found by the n before it; ends at an empty slot.
+    def continuation(self, ngram: Sequence[int], hash_: int, limit: int) -> list[int]:
+        """Return up to limit tokens after an n-gram, each looked up by the n before it, up to an empty slot.
 
-        ngram: (n,) tokens. hash_: of them.
+        ngram: (n,) tokens. hash_: of ngram.
         """
         slots, n, size, weight = self._slots, self.n, self.size, self._oldest_weight
         if slots is None:
@@ -105,7 +105,7 @@ class NgramModTable:
         return line[n:]
 
     def put(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Write tokens behind n-grams, (hash, token) each, in order: what is newest stays."""
+        """Write (hash of an n-gram, token after it) pairs in order; in each slot the newest token stays."""
         slots, size = self._allocated(), self.size
         for hash_, token in pairs:
             slot = (hash_ >> 32) * size >> 32
@@ -119,11 +119,11 @@ class NgramModTable:
         self.counts.inserts += len(pairs)
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Write all tokens that have n tokens before them, in order. tokens: ids in [0, 2**31)."""
+        """Write every token that has n tokens before it, in order. tokens: ids in [0, 2**31)."""
         n = self.n
         if len(tokens) <= n:
             return
-        if len(tokens) > n + _FEW:
+        if len(tokens) > n + _MAX_SHORT:
             followers = np.asarray(tokens, np.int64)
             self.put_all(self.hashes(followers), followers[n:].astype(np.int32))
             return
@@ -135,12 +135,12 @@ class NgramModTable:
         self.put(pairs)
 
     def clear(self) -> None:
-        """Forget everything and give the memory back."""
+        """Forget everything and free the memory."""
         self._slots = None
         self.occupied = 0
 
     def contents(self) -> tuple[Slots, Tokens]:
-        """The occupied slots in rising order, and their tokens."""
+        """Return the occupied slots in ascending order, and their tokens."""
         if self._slots is None:
             return np.empty(0, np.int64), np.empty(0, np.int32)
         view = np.frombuffer(self._slots, np.int32)
@@ -148,32 +148,32 @@ class NgramModTable:
         return occupied, view[occupied]
 
     def replace(self, occupied: Slots, tokens: Tokens) -> None:
-        """Hold exactly this: what contents() returned."""
+        """Replace the table's contents by slots and tokens as contents() returns them."""
         self.clear()
         if len(occupied):
             np.frombuffer(self._allocated(), np.int32)[occupied] = tokens
             self.occupied = len(occupied)
 
     def hashes(self, tokens: npt.NDArray[np.int64]) -> Hashes:
-        """(m,) tokens, m > n -> (m - n,) hashes of the n-grams that a token follows."""
+        """Return the hashes (m - n,) of all n-grams in (m,) tokens that are followed by a token; m > n."""
         wide = tokens.astype(np.uint64)
         num_ngrams = len(wide) - self.n
         hashes = np.zeros(num_ngrams, np.uint64)
         for at in range(self.n):
-            # Unsigned arrays wrap around, as the hash does.
+            # Unsigned arrays overflow modulo 2 ** 64, as the hash does.
             hashes += wide[at : at + num_ngrams]
             hashes *= np.uint64(MULTIPLIER)
         return hashes
 
     def slots(self, hashes: Hashes) -> Slots:
-        """As slot, of many."""
+        """Return the slots of many hashes; see slot()."""
         high = np.uint64(32)
         return ((hashes >> high) * np.uint64(self.size) >> high).astype(np.int64)
 
     def put_all(self, hashes: Hashes, tokens: Tokens) -> None:
-        """As put, all at once."""
+        """Write many pairs at once, with the same result as put()."""
         slots = self.slots(hashes)
-        # Groups equal slots and keeps their order, so the last of a group is the newest.
+        # A stable sort groups equal slots and keeps their order, so the last of a group is the newest.
         order = np.argsort(slots, kind="stable")
         slots, tokens = slots[order], tokens[order]
         view = np.frombuffer(self._allocated(), np.int32)

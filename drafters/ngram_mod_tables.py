@@ -1,4 +1,4 @@
-"""The tables of one vocabulary: one for everybody, or one for each tenant."""
+"""The n-gram tables of one vocabulary: one for all requests, or one for each tenant."""
 
 import hashlib
 from collections import OrderedDict
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from drafters.base import TableFileError
-from drafters.ngram_mod_file import Contents, Kind, read_tables, write_tables
+from drafters.ngram_mod_file import SavedTable, TableSpec, read_tables, write_tables
 from drafters.ngram_mod_table import DEFAULT_N, DEFAULT_SIZE, NgramModCounts, NgramModTable
 
 SCOPES = ("process", "api-key")
@@ -16,12 +16,12 @@ _OWNER_BYTES = 16
 
 
 class NgramModTables:
-    """What requests in one vocabulary learn from each other.
+    """The n-gram tables of one vocabulary, which requests share.
 
     vocabulary: its fingerprint. n, size: of every table.
-    scope: "process" for one table, "api-key" for a table of each tenant, which nobody else reads.
-    file: where save and load go, or None.
-    max_tenants: tables kept with scope "api-key"; the least recently used goes first.
+    scope: "process" for one table, "api-key" for one table per tenant, which no other tenant reads.
+    file: path for save and load, or None.
+    max_tenants: maximum number of tables with scope "api-key"; the least recently used is dropped first.
     Raises ValueError for n < 1, a size outside of 1 .. 2**32, max_tenants < 1, or another scope.
     """
 
@@ -42,23 +42,23 @@ class NgramModTables:
             raise ValueError(f"ngram scope must be one of {', '.join(SCOPES)}; got {scope!r}")
         if max_tenants < 1:
             raise ValueError(f"max_tenants must be at least 1; got {max_tenants}")
-        self.kind = Kind(vocabulary, n, size, scope)
+        self.spec = TableSpec(vocabulary, n, size, scope)
         self.file = file
         self.max_tables = max_tenants if scope == "api-key" else 1
         self.counts = NgramModCounts()
         self._tables: OrderedDict[str, NgramModTable] = OrderedDict()
 
     def table(self, tenant: str) -> NgramModTable:
-        """The table that this tenant reads and writes. May drop another one's."""
+        """Return the tenant's table, creating it if needed. May drop another tenant's."""
         return self._table(self._owner(tenant))
 
     def status(self) -> dict[str, Any]:
-        """Counts for people and metrics.
+        """Return counts for people and metrics.
 
-        entries and occupied are of all tables together; occupancy is their ratio, and 0 without a table.
+        entries and occupied are totals over all tables. occupancy is occupied / entries, 0 without a table.
         """
         occupied = sum(table.occupied for table in list(self._tables.values()))
-        entries = self.kind.size * max(1, len(self._tables))
+        entries = self.spec.size * max(1, len(self._tables))
         return {
             "entries": entries,
             "occupied": occupied,
@@ -69,34 +69,34 @@ class NgramModTables:
             "misses": self.counts.misses,
             "tables": len(self._tables),
             "bytes": sum(table.num_bytes for table in list(self._tables.values())),
-            "n": self.kind.n,
-            "scope": self.kind.scope,
+            "n": self.spec.n,
+            "scope": self.spec.scope,
             "file": None if self.file is None else str(self.file),
-            "vocabulary": self.kind.vocabulary,
+            "vocabulary": self.spec.vocabulary,
         }
 
     def reset(self) -> None:
-        """Forget everything. Open requests keep their tables, which are empty now."""
+        """Forget everything. Open requests keep their tables, now empty."""
         for table in self._tables.values():
             table.clear()
 
     def save(self) -> str:
-        """Write all tables to the file. Tenants stand in it as digests.
+        """Write all tables to the file and return a summary. Tenants appear in the file as digests.
 
         Raises TableFileError.
         """
-        tables = [Contents(owner, *table.contents()) for owner, table in self._tables.items()]
+        tables = [SavedTable(owner, *table.contents()) for owner, table in self._tables.items()]
         path = self._path()
-        num_bytes = write_tables(path, self.kind, tables)
+        num_bytes = write_tables(path, self.spec, tables)
         return f"wrote {sum(len(table.slots) for table in tables)} entries ({num_bytes} bytes) to {path}"
 
     def load(self) -> str:
-        """Read all tables from the file, in place of what they hold.
+        """Replace all tables by those in the file and return a summary.
 
-        Raises TableFileError; then nothing has changed.
+        Raises TableFileError; the tables are then unchanged.
         """
         path = self._path()
-        tables = read_tables(path, self.kind, self.max_tables)
+        tables = read_tables(path, self.spec, self.max_tables)
         self.reset()
         for table in tables:
             self._table(table.owner).replace(table.slots, table.tokens)
@@ -108,14 +108,14 @@ class NgramModTables:
         return self.file
 
     def _owner(self, tenant: str) -> str:
-        if self.kind.scope == "process":
+        if self.spec.scope == "process":
             return ""
         return hashlib.blake2b(tenant.encode(), digest_size=_OWNER_BYTES).hexdigest()
 
     def _table(self, owner: str) -> NgramModTable:
         table = self._tables.get(owner)
         if table is None:
-            table = self._tables[owner] = NgramModTable(self.kind.n, self.kind.size, self.counts)
+            table = self._tables[owner] = NgramModTable(self.spec.n, self.spec.size, self.counts)
         self._tables.move_to_end(owner)
         while len(self._tables) > self.max_tables:
             self._tables.popitem(last=False)

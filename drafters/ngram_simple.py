@@ -1,6 +1,6 @@
-"""Prompt lookup: the longest n-gram that ends a sequence and stood in it before, and what followed it.
+"""Prompt lookup: draft what followed the longest earlier occurrence of the sequence's end.
 
-Source: Saxena, "Prompt Lookup Decoding", 2023; there the text is scanned, here it is indexed.
+Source: Saxena, "Prompt Lookup Decoding", 2023. The original scans the text; this keeps an index.
 """
 
 from bisect import bisect_right
@@ -12,17 +12,17 @@ from drafters.context_trie import ContextTrie
 NAME = "ngram-simple"
 
 BUCKET_STARTS = (3, 4, 6, 9, 16)
-"""Match lengths at which the next bucket begins: <3, 3, 4-5, 6-8, 9-15, 16 and more."""
+"""Match lengths at which the next bucket starts: <3, 3, 4-5, 6-8, 9-15, 16 and more."""
 
 PRIORS = (0.50, 0.70, 0.75, 0.85, 0.90, 0.95)
-"""Chance that a drafted token is right, by bucket, until the gate has learned better."""
+"""Expected acceptance rate per token, by bucket."""
 
 
 class NgramSimpleDrafter:
-    """Looks a sequence up in itself, prompt and answer alike.
+    """Looks up the end of each sequence in its own prompt and answer.
 
     ngram_size_min, ngram_size_max: shortest and longest match in tokens, 1 <= min <= max.
-    Raises ValueError for others.
+    Raises ValueError for other values.
     """
 
     name = NAME
@@ -38,17 +38,17 @@ class NgramSimpleDrafter:
 
     @property
     def num_open(self) -> int:
-        """Sequences that are open."""
+        """Number of open sequences."""
         return len(self._texts)
 
-    def open(self, opening: SequenceStart) -> None:
+    def open(self, start: SequenceStart) -> None:
         """Index the prompt."""
         text = ContextTrie(self.ngram_size_max)
-        text.extend(opening.prompt)
-        self._texts[opening.seq] = text
+        text.extend(start.prompt)
+        self._texts[start.seq] = text
 
     def propose(self, query: DraftQuery) -> Draft:
-        """What followed the newest of the longest matches: limit tokens, or none without a match."""
+        """Draft what followed the newest of the longest matches: limit tokens, or none without a match."""
         text = self._texts[query.seq]
         if text.length < self.ngram_size_min:
             return NO_DRAFT
@@ -56,12 +56,12 @@ class NgramSimpleDrafter:
         return Draft(text.continuation(query.limit), NAME, bucket, PRIORS[bucket])
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Append to the text and find its new end's match."""
+        """Append tokens to the text and find the match of its new end."""
         self._texts[seq].extend(tokens)
 
-    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
-        """Nothing to learn: what was committed says it all."""
+    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+        """Do nothing: the committed tokens are all that matters here."""
 
     def close(self, seq: int) -> None:
-        """Forget the sequence; also one whose open raised."""
+        """Free the sequence, even if its open raised."""
         self._texts.pop(seq, None)

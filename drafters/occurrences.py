@@ -1,9 +1,9 @@
-"""Where the end of a text has occurred before: chains of n-grams, n = 2, 4, 8, 16, newest first.
+"""Find earlier occurrences of the end of a text, newest first, by hash chains of its 2-, 4-, 8- and 16-grams.
 
-After zlib's hash chains. For each n one table of heads (hash of an n-gram -> where it last ended) and one
-of links (a place -> where the same n-gram ended before that). Places whose hashes merely share a slot are
-told apart by comparing tokens. So a token costs the same to add, and a match the same to find, however
-long the text: one microsecond, and about 40 bytes for each token, 70 where positions are endless.
+The structure follows zlib's hash chains. Each n has a table of heads (hash of an n-gram -> where it last
+ended) and one of links (position -> where the same n-gram ended before that). N-grams whose hashes share a
+slot are distinguished by comparing tokens. The cost of adding a token or finding a match does not depend on
+the length of the text: one microsecond, and about 40 bytes per token (70 with 64-bit positions).
 """
 
 from array import array
@@ -11,45 +11,45 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-LENGTHS = (2, 4, 8, 16)
+NGRAM_SIZES = (2, 4, 8, 16)
 """The n of the n-grams. A match of a length in between is found by the next shorter n."""
 
-LONGEST = 32
-"""Matches are measured up to here, tokens. Longer is not surer."""
+MAX_MATCH_TOKENS = 32
+"""Matches are measured up to this length, in tokens. Longer ones are no more reliable."""
 
-_HOPS = range(4)  # candidates looked at for one n; the newest come first
-_SMALLEST_ROOM = 4096
+_CANDIDATES = range(4)  # maximum number of candidates examined per n, newest first
+_MIN_CAPACITY = 4096
 
 Ids: TypeAlias = "array[int]"
 """Token ids, four bytes each."""
 
 Hashes = tuple[int, int, int, int]
-"""Hashes of the last 2, 4, 8 and 16 tokens of a text; or what stands in the tables for each."""
+"""One value per n: hashes of the last 2, 4, 8 and 16 tokens of a text, or the table entries for them."""
 
 
 @dataclass(slots=True)
 class Match:
-    """The end of a text occurred before.
+    """An earlier occurrence of the end of a text.
 
-    place: position of the token that followed it there.
-    length: matched tokens, 2 <= length <= LONGEST.
-    support: candidates of that length whose next token is this one, >= 1.
-    against: candidates of that length with another next token.
+    position: position of the token that followed it.
+    length: number of matching tokens, 2 <= length <= MAX_MATCH_TOKENS.
+    num_agreeing: candidates of that length that were followed by the same token, >= 1.
+    num_disagreeing: candidates of that length that were followed by another token.
     """
 
-    place: int
+    position: int
     length: int
-    support: int
-    against: int
+    num_agreeing: int
+    num_disagreeing: int
 
 
-class Tail:
-    """The running hashes of a text's last tokens. Exact for equal ends: same last n tokens, same hash."""
+class TailHashes:
+    """Rolling hashes of the last 2, 4, 8 and 16 tokens of a text; equal ends have equal hashes."""
 
     __slots__ = ("_eights", "_fours", "_last", "_pairs", "_step", "hashes")
 
     def __init__(self, salt: int = 0) -> None:
-        """salt: texts with other salts get other hashes."""
+        """Start with an empty text. salt: texts with different salts get different hashes."""
         self._last = salt
         self._step = 0
         self._pairs = [salt] * 2
@@ -58,13 +58,13 @@ class Tail:
         self.hashes: Hashes = (salt, salt, salt, salt)
 
     def append(self, token: int) -> Hashes:
-        """Take one more token; returns the hashes of the ends of the text so far."""
+        """Append a token and return the hashes of the last 2, 4, 8 and 16 tokens."""
         step = self._step
         self._step = step + 1
         two = hash((self._last, token))
         self._last = token
         pairs, fours, eights = self._pairs, self._fours, self._eights
-        # Each length is made of two halves: the one that ends here, and the one half a length before.
+        # Each n is hashed from two halves: one that ends here and one that ended n / 2 tokens earlier.
         four = hash((pairs[step & 1], two))
         pairs[step & 1] = two
         eight = hash((fours[step & 3], four))
@@ -75,34 +75,38 @@ class Tail:
 
 
 class Occurrences:
-    """The last tokens of a text that grows at its end, and where each n-gram in them last ended.
+    """A ring of the last tokens of a growing text, with an index of where each of their n-grams ended.
 
-    room: tokens kept, a power of two; beyond it the newest overwrite the oldest. first: position of the
-    first token; they count on from there. end: position after the last one.
-    is_endless: positions may pass 2^31; else they take half the memory, so that more of it is near at hand.
+    capacity: number of tokens kept, a power of two; when it is full, new tokens overwrite the oldest.
+    first: position of the first token; positions count up from there. end: position after the last token.
+    has_64_bit_positions: allows positions beyond 2^31. Without it the index takes half the memory, so that
+        more of it stays in the processor's caches.
     """
 
-    def __init__(self, room: int, first: int = 0, is_endless: bool = False) -> None:
-        empty = array("q" if is_endless else "i", [-1])
-        self.room = room
-        self._mask = room - 1
-        self._heads = tuple(empty * room for _ in LENGTHS)
-        self._links = tuple(empty * room for _ in LENGTHS)
-        self._tokens = array("I", [0]) * room
+    def __init__(self, capacity: int, first: int = 0, has_64_bit_positions: bool = False) -> None:
+        empty = array("q" if has_64_bit_positions else "i", [-1])
+        self.capacity = capacity
+        self._mask = capacity - 1
+        self._heads = tuple(empty * capacity for _ in NGRAM_SIZES)
+        self._links = tuple(empty * capacity for _ in NGRAM_SIZES)
+        self._tokens = array("I", [0]) * capacity
         self._first = first
         self.end = first
 
     @property
     def start(self) -> int:
         """Position of the oldest token that is still kept."""
-        return max(self._first, self.end - self.room)
+        return max(self._first, self.end - self.capacity)
 
-    def token(self, place: int) -> int:
-        """The token at a position that is kept."""
-        return self._tokens[place & self._mask]
+    def token(self, position: int) -> int:
+        """Return the token at a position that is still kept."""
+        return self._tokens[position & self._mask]
 
     def append(self, token: int, hashes: Hashes | None) -> None:
-        """Add a token; hashes: of the ends that it makes, or None to keep those from being found."""
+        """Append a token.
+
+        hashes: of the n-grams that end with it, or None if no match may end there.
+        """
         mask = self._mask
         self._tokens[self.end & mask] = token
         self.end = end = self.end + 1
@@ -111,7 +115,7 @@ class Occurrences:
         if hashes is None:
             twos[at] = fours[at] = eights[at] = sixteens[at] = -1
             return
-        # Written out: this runs for every token of every prompt.
+        # Unrolled for speed: this runs for every token of every prompt.
         two, four, eight, sixteen = hashes
         heads_two, heads_four, heads_eight, heads_sixteen = self._heads
         slot = two & mask
@@ -128,113 +132,129 @@ class Occurrences:
         heads_sixteen[slot] = end
 
     def slice(self, start: int, stop: int) -> Ids:
-        """Tokens from start to stop, positions that are both kept."""
+        """Return the tokens from start up to stop, all of which must still be kept."""
         first, last = start & self._mask, stop & self._mask
-        if first <= last and stop - start < self.room:
+        if first <= last and stop - start < self.capacity:
             return self._tokens[first:last]
         return self._tokens[first:] + self._tokens[:last]
 
-    def earlier(self, text: Ids) -> Match | None:
-        """The longest earlier occurrence of this text's own end. text: at least its last LONGEST tokens."""
+    def find_earlier(self, text: Ids) -> Match | None:
+        """Return the longest earlier occurrence of the end of this text.
+
+        text: at least its last MAX_MATCH_TOKENS tokens.
+        """
         at = self.end & self._mask
         twos, fours, eights, sixteens = self._links
         return self._longest((twos[at], fours[at], eights[at], sixteens[at]), text)
 
     def find(
-        self, hashes: Hashes, text: Ids, may_use: Callable[[int], bool] | None = None, shortest: int = 2
+        self,
+        hashes: Hashes,
+        text: Ids,
+        is_usable: Callable[[int], bool] | None = None,
+        min_ngram_size: int = 2,
     ) -> Match | None:
-        """The longest occurrence of another text's end.
+        """Return the longest occurrence of the end of another text.
 
-        hashes: of that end. text: at least its last LONGEST tokens. may_use: whether a match at a place may
-        be used; asked of few. shortest: n of the shortest n-grams that count.
+        hashes: of that end. text: at least its last MAX_MATCH_TOKENS tokens. is_usable: whether the match at
+        a position may be used; called for few positions. min_ngram_size: the smallest n to look up.
         """
         mask = self._mask
         two, four, eight, sixteen = hashes
         twos, fours, eights, sixteens = self._heads
         firsts = (twos[two & mask], fours[four & mask], eights[eight & mask], sixteens[sixteen & mask])
-        return self._longest(firsts, text, may_use, shortest)
+        return self._longest(firsts, text, is_usable, min_ngram_size)
 
     def _longest(
-        self, firsts: Hashes, text: Ids, may_use: Callable[[int], bool] | None = None, shortest: int = 2
+        self,
+        firsts: Hashes,
+        text: Ids,
+        is_usable: Callable[[int], bool] | None = None,
+        min_ngram_size: int = 2,
     ) -> Match | None:
         two, four, eight, sixteen = firsts
         end, known = self.end, len(text)
-        start = end - self.room if end - self.room > self._first else self._first
-        if two - 2 < start or known < shortest:
+        start = end - self.capacity if end - self.capacity > self._first else self._first
+        if two - 2 < start or known < min_ngram_size:
             return None
-        # Where no shorter n-gram is, no longer one is.
+        # If an n-gram does not occur, no longer one occurs.
         level = 0 if four - 4 < start else 1 if eight - 8 < start else 2 if sixteen - 16 < start else 3
         tokens, mask, newest = self._tokens, self._mask, text[-1]
-        most = known if known < LONGEST else LONGEST
-        longest, places = 0, []
-        while level >= 0 and (size := LENGTHS[level]) >= shortest:
-            links, place, oldest = self._links[level], firsts[level], start + size
+        max_length = known if known < MAX_MATCH_TOKENS else MAX_MATCH_TOKENS
+        longest, positions = 0, []
+        while level >= 0 and (size := NGRAM_SIZES[level]) >= min_ngram_size:
+            links, position, oldest = self._links[level], firsts[level], start + size
             farthest = text[-size] if known >= size else None
-            for _ in _HOPS:
+            for _ in _CANDIDATES:
                 if (
-                    tokens[(place - 1) & mask] == newest
-                    and tokens[(place - size) & mask] == farthest
-                    and place < end
-                    # Of two tokens both are compared already.
-                    and (size == 2 or self.slice(place - size, place) == text[-size:])
-                    and (may_use is None or may_use(place))
+                    tokens[(position - 1) & mask] == newest
+                    and tokens[(position - size) & mask] == farthest
+                    and position < end
+                    # For n = 2 both tokens are compared already.
+                    and (size == 2 or self.slice(position - size, position) == text[-size:])
+                    and (is_usable is None or is_usable(position))
                 ):
                     length = size
                     while (
-                        length < most
-                        and place - length > start
-                        and tokens[(place - length - 1) & mask] == text[~length]
+                        length < max_length
+                        and position - length > start
+                        and tokens[(position - length - 1) & mask] == text[~length]
                     ):
                         length += 1
                     if length > longest:
-                        longest, places = length, [place]
+                        longest, positions = length, [position]
                     elif length == longest:
-                        places.append(place)
-                place = links[place & mask]
-                if place < oldest:
+                        positions.append(position)
+                position = links[position & mask]
+                if position < oldest:
                     break
-            if places:
-                return self._judge(longest, places)
+            if positions:
+                return self._choose(longest, positions)
             level -= 1
         return None
 
-    def _judge(self, length: int, places: list[int]) -> Match:
-        """Of matches of one length, newest first: the one whose next token most agree on, then the newest."""
-        if len(places) == 1:
-            return Match(places[0], length, 1, 0)
+    def _choose(self, length: int, positions: list[int]) -> Match:
+        """Choose one of several matches of the same length, given newest first.
+
+        The most frequent next token wins; among its positions, the newest.
+        """
+        if len(positions) == 1:
+            return Match(positions[0], length, 1, 0)
         tokens, mask = self._tokens, self._mask
-        followers = [tokens[place & mask] for place in places]
+        followers = [tokens[position & mask] for position in positions]
         follower = max(followers, key=followers.count)
-        support = followers.count(follower)
-        return Match(places[followers.index(follower)], length, support, len(places) - support)
+        num_agreeing = followers.count(follower)
+        return Match(
+            positions[followers.index(follower)], length, num_agreeing, len(positions) - num_agreeing
+        )
 
 
 class GrowingText:
-    """A text that is looked up in itself: what one sequence was asked and has said.
+    """The tokens of one sequence, prompt and answer, with an index to find its end earlier in the same text.
 
-    tokens: (n,) all of it; grows in place.
+    tokens: (n,) all tokens; grows in place.
     """
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = array("I", tokens)
-        self._start(tokens)
+        self._build_index(tokens)
 
     def append(self, token: int) -> None:
-        """Add a token at the end."""
+        """Append a token."""
         index = self.index
-        if index.end >= index.room:
-            self._start(self.tokens)
+        if index.end >= index.capacity:
+            self._build_index(self.tokens)
             index = self.index
         self.tokens.append(token)
         index.append(token, self.tail.append(token))
 
-    def earlier(self) -> Match | None:
-        """The longest earlier occurrence of the text's end."""
-        return self.index.earlier(self.tokens)
+    def find_earlier(self) -> Match | None:
+        """Return the longest earlier occurrence of the end of the text."""
+        return self.index.find_earlier(self.tokens)
 
-    def _start(self, tokens: Sequence[int]) -> None:
-        # Room for at least a quarter more, so that to start again stays cheap per token.
-        room = 1 << (len(tokens) + len(tokens) // 4).bit_length()
-        self.tail, self.index = Tail(), Occurrences(max(_SMALLEST_ROOM, room))
+    def _build_index(self, tokens: Sequence[int]) -> None:
+        # Leaves room to grow by at least a quarter, so that rebuilding stays cheap per token.
+        capacity = 1 << (len(tokens) + len(tokens) // 4).bit_length()
+        self.tail, self.index = TailHashes(), Occurrences(max(_MIN_CAPACITY, capacity))
         for token in tokens:
             self.index.append(token, self.tail.append(token))

@@ -1,7 +1,7 @@
-"""The answer that the client expects (OpenAI's `prediction`), drafted for as long as the answer keeps to it.
+"""Draft from the answer that the client expects (OpenAI's `prediction`).
 
-A copy cursor follows the answer through it, from its first token on (see copying.py): it learns what the
-answer changes, and finds its place again after something was added, left out or replaced.
+A copy cursor follows the answer through the prediction from its first token on (see copying.py). It learns
+what the answer changes, and resumes after an insertion, deletion or replacement.
 """
 
 from array import array
@@ -11,61 +11,65 @@ from dataclasses import dataclass
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from drafters.copying import CopyCursor
-from drafters.occurrences import LONGEST, Ids, Occurrences, Tail
+from drafters.occurrences import MAX_MATCH_TOKENS, Ids, Occurrences, TailHashes
 
 RUN_STARTS = (2, 4, 8, 16, 32)
-"""Tokens in a row at which a next bucket begins, counted since the cursor found its place."""
+"""Lengths of the cursor's run at which the next bucket starts."""
 
-START = len(RUN_STARTS) + 1
-"""The bucket at the start of the answer, before anything was said."""
+AT_START = len(RUN_STARTS) + 1
+"""The bucket of the first draft, before the answer has any token."""
 
 PRIORS = (0.65, 0.75, 0.80, 0.88, 0.94, 0.98, 0.90)
-"""Chance that a drafted token is right, by bucket."""
+"""Expected acceptance rate per token, by bucket."""
 
-_SETS_CURSOR = 4  # matched tokens from which on a lost cursor goes there
+_MIN_JUMP_TOKENS = 4  # minimum length of a match to which a lost cursor jumps
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """What is known of one open sequence. index: of the prediction. recent: the answer's last tokens."""
+    """An open sequence with a prediction.
+
+    index: of the prediction. tail: hashes of the answer's end. recent: the answer's last tokens.
+    num_accepted, num_rejected: tokens of verified drafts.
+    """
 
     cursor: CopyCursor
     index: Occurrences
-    tail: Tail
+    tail: TailHashes
     recent: Ids
     num_accepted: int = 0
     num_rejected: int = 0
 
 
 class PredictionDrafter:
-    """Drafts what the client expects. Sequences that came without a prediction cost nothing."""
+    """Drafts the prediction. A sequence without one costs nothing."""
 
     name = "prediction"
 
     def __init__(self) -> None:
-        # None for a sequence that came without one.
+        # None for a sequence without a prediction.
         self._sequences: dict[int, _Sequence | None] = {}
 
     @property
     def num_open(self) -> int:
-        """Sequences that are open, with or without a prediction."""
+        """Number of open sequences, with or without a prediction."""
         return len(self._sequences)
 
-    def open(self, opening: SequenceStart) -> None:
-        """Index the prediction, and stand at its beginning."""
-        if not opening.prediction:
-            self._sequences[opening.seq] = None
+    def open(self, start: SequenceStart) -> None:
+        """Index the prediction and place the cursor at its start."""
+        if not start.prediction:
+            self._sequences[start.seq] = None
             return
-        source = array("I", opening.prediction)
-        index, tail = Occurrences(1 << len(source).bit_length()), Tail()
+        source = array("I", start.prediction)
+        index, tail = Occurrences(1 << len(source).bit_length()), TailHashes()
         for token in source:
             index.append(token, tail.append(token))
         cursor = CopyCursor(source)
-        cursor.place = 0
-        self._sequences[opening.seq] = _Sequence(cursor, index, Tail(), array("I"))
+        cursor.position = 0
+        self._sequences[start.seq] = _Sequence(cursor, index, TailHashes(), array("I"))
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Follow the answer; look for its place in all of the prediction where it was lost."""
+        """Move the cursor. If it is lost, look for the answer's end anywhere in the prediction."""
         state = self._sequences[seq]
         if state is None:
             return
@@ -74,39 +78,39 @@ class PredictionDrafter:
             cursor.advance(token)
             tail.append(token)
             recent.append(token)
-        del recent[:-LONGEST]
-        if cursor.place is None:
-            match = state.index.find(tail.hashes, recent, shortest=_SETS_CURSOR)
+        del recent[:-MAX_MATCH_TOKENS]
+        if cursor.position is None:
+            match = state.index.find(tail.hashes, recent, min_ngram_size=_MIN_JUMP_TOKENS)
             if match is not None:
-                cursor.set(match.place, match.length)
+                cursor.jump(match.position, match.length)
 
     def propose(self, query: DraftQuery) -> Draft:
-        """The prediction from the cursor on, with the changes that were learned; empty while it is lost."""
+        """Draft the prediction from the cursor on, with known changes applied; nothing if it is lost."""
         state = self._sequences[query.seq]
         if state is None:
             return NO_DRAFT
         tokens = state.cursor.draft(query.limit)
         if not tokens:
             return NO_DRAFT
-        bucket = bisect_right(RUN_STARTS, state.cursor.run) if state.recent else START
+        bucket = bisect_right(RUN_STARTS, state.cursor.run) if state.recent else AT_START
         return Draft(tokens, self.name, bucket, PRIORS[bucket])
 
-    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
-        """Count what the client is told."""
+    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+        """Count accepted and rejected tokens, for the response's usage."""
         state = self._sequences[seq]
         if state is not None:
-            state.num_accepted += accepted
-            state.num_rejected += offered - accepted
+            state.num_accepted += num_accepted
+            state.num_rejected += num_verified - num_accepted
 
     def counts(self, seq: int) -> tuple[int, int]:
-        """(accepted, rejected): tokens of drafts that were verified. Valid until close.
+        """Return (accepted, rejected) tokens of verified drafts. Valid until close.
 
-        For OpenAI's accepted_prediction_tokens and rejected_prediction_tokens. Tokens never offered, such
-        as those after the place where the answer ended, count as neither.
+        These are OpenAI's accepted_prediction_tokens and rejected_prediction_tokens. Tokens that were never
+        verified, such as those after the end of the answer, count as neither.
         """
         state = self._sequences[seq]
         return (state.num_accepted, state.num_rejected) if state is not None else (0, 0)
 
     def close(self, seq: int) -> None:
-        """Forget the sequence."""
+        """Free the sequence."""
         del self._sequences[seq]

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through a pipe in its DevTools protocol: for tests and screenshots."""
+"""Control a headless Chromium through a pipe, by its DevTools protocol, for tests and screenshots."""
 
 import base64
 import json
@@ -22,41 +22,42 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", "about:blank",
 )  # fmt: skip
-PATIENCE_S = 120
-"""How long the browser may say nothing; it starts in less than a second where nothing else runs."""
+TIMEOUT_S = 120
+"""How long to wait for the browser's next message. On an idle machine it starts in less than a second."""
 
 
 class PageError(Exception):
-    """The page threw, or the browser refused a command."""
+    """A script in the page threw, or the browser refused a command or stopped answering."""
 
 
 def find_browser() -> str | None:
-    """Where a Chromium or Chrome is installed; None if nowhere."""
+    """Return the path of an installed Chromium or Chrome, or None."""
     found = (shutil.which(name) for name in NAMES)
     return next((path for path in [*found, *MAC] if path and Path(path).is_file()), None)
 
 
 @contextmanager
 def browser() -> Iterator["Page"]:
-    """Start a browser with a profile of its own, and give its one page; both go afterwards.
+    """Start a browser with a temporary profile and yield its page; remove both afterwards.
 
-    Raises FileNotFoundError where none is installed.
+    Raises FileNotFoundError if no browser is installed.
     """
     path = find_browser()
     if path is None:
-        raise FileNotFoundError("no Chromium or Chrome is installed here")
+        raise FileNotFoundError("no Chromium or Chrome is installed")
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         (to_read, to_write), (from_read, from_write) = os.pipe(), os.pipe()
 
-        def as_expected() -> None:
-            # Commands come in by 3, answers go out by 4. Copies first: the pipes may have these very numbers.
-            own = os.dup(to_read), os.dup(from_write)
-            os.dup2(own[0], 3)
-            os.dup2(own[1], 4)
+        def connect_pipes() -> None:
+            # The browser reads commands from descriptor 3 and writes answers to 4. The pipes are copied
+            # first, because they may have these very numbers.
+            copies = os.dup(to_read), os.dup(from_write)
+            os.dup2(copies[0], 3)
+            os.dup2(copies[1], 4)
 
         process = subprocess.Popen(
             [path, f"--user-data-dir={profile}", *FLAGS],
-            preexec_fn=as_expected,
+            preexec_fn=connect_pipes,
             pass_fds=(3, 4),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -79,7 +80,10 @@ def browser() -> Iterator["Page"]:
 
 
 class _Pipe:
-    """JSON objects, each ended by a zero byte. events: those that came while answers were awaited."""
+    """A connection that exchanges JSON objects, each ended by a zero byte.
+
+    events: the events that arrived while waiting for answers.
+    """
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to, self._from = to_browser, from_browser
@@ -106,18 +110,18 @@ class _Pipe:
 
     def receive(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            if not select.select([self._from], [], [], PATIENCE_S)[0]:
-                raise PageError(f"the browser said nothing for {PATIENCE_S} s")
-            some = os.read(self._from, 1 << 20)
-            if not some:
-                raise PageError("the browser has ended")
-            self._rest += some
+            if not select.select([self._from], [], [], TIMEOUT_S)[0]:
+                raise PageError(f"the browser sent nothing for {TIMEOUT_S} s")
+            received = os.read(self._from, 1 << 20)
+            if not received:
+                raise PageError("the browser has exited")
+            self._rest += received
         message, _, self._rest = self._rest.partition(b"\0")
         return dict(json.loads(message))
 
 
 class Page:
-    """The page of a browser. file: what it shows; None at first."""
+    """The page of a browser. file: the file that it shows, or None."""
 
     def __init__(self, pipe: _Pipe) -> None:
         self._pipe = pipe
@@ -128,11 +132,11 @@ class Page:
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """Send one command of the protocol to the page, and return its result. Raises PageError."""
+        """Send a protocol command to the page and return its result. Raises PageError."""
         return self._pipe.send(method, self._session, **params)
 
     def open(self, file: Path) -> None:
-        """Load a file, and wait until its script has run."""
+        """Load a file and wait until its scripts have run."""
         self._pipe.events.clear()
         self.file = file
         self.send("Page.navigate", url=file.resolve().as_uri())
@@ -141,18 +145,18 @@ class Page:
         self.settle()
 
     def settle(self) -> None:
-        """Wait for two frames, after which the plots have the size that there is."""
+        """Wait for two frames, after which the plots fit the window."""
         self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def run(self, script: str) -> Any:
-        """The value of an expression in the page, waited for if it is a promise. Raises PageError."""
+        """Evaluate an expression in the page, awaiting a promise, and return its value. Raises PageError."""
         answer = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if fault := answer.get("exceptionDetails"):
             raise PageError(fault.get("exception", {}).get("description") or fault["text"])
         return answer["result"].get("value")
 
     def resize(self, width: int, height: int = 900, scale: float = 1) -> None:
-        """Give the window a size in CSS pixels."""
+        """Set the window's size, in CSS pixels."""
         self.send(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -163,12 +167,12 @@ class Page:
         self.settle()
 
     def prefer(self, scheme: str) -> None:
-        """Let the system ask for "light" or "dark"."""
+        """Set the preferred color scheme, "light" or "dark"."""
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.settle()
 
     def press(self, key: str) -> None:
-        """Press a key and let it go: "Tab", "ArrowRight", "Enter"."""
+        """Press and release a key, such as "Tab", "ArrowRight" or "Enter"."""
         codes = {
             "Tab": 9,
             "Enter": 13,
@@ -185,17 +189,17 @@ class Page:
             self.send("Input.dispatchKeyEvent", type=kind, **named)
 
     def point_at(self, x: float, y: float) -> None:
-        """Move the mouse to a place in the window."""
+        """Move the mouse to a point in the window."""
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def screenshot(self, file: Path) -> None:
-        """Write what the window shows as a PNG."""
+        """Write a screenshot of the window as a PNG file."""
         shot = self.send("Page.captureScreenshot", format="png", optimizeForSpeed=False)
         file.write_bytes(base64.b64decode(shot["data"]))
 
     @property
     def requests(self) -> list[str]:
-        """Every address that the page asked for since it was opened, its own first."""
+        """The addresses that the page requested since it was opened, its own first."""
         return [
             event["params"]["request"]["url"]
             for event in self._pipe.events
@@ -204,15 +208,15 @@ class Page:
 
     @property
     def complaints(self) -> list[str]:
-        """What was thrown, warned of or refused since the page was opened."""
-        said = []
+        """The exceptions, warnings and errors since the page was opened."""
+        messages = []
         for event in self._pipe.events:
             params = event.get("params", {})
             if event["method"] == "Runtime.exceptionThrown":
                 thrown = params["exceptionDetails"]
-                said.append(thrown.get("exception", {}).get("description") or thrown["text"])
+                messages.append(thrown.get("exception", {}).get("description") or thrown["text"])
             elif event["method"] == "Log.entryAdded":
-                said.append(params["entry"]["text"])
+                messages.append(params["entry"]["text"])
             elif event["method"] == "Runtime.consoleAPICalled":
-                said.append(str(params["args"]))
-        return said
+                messages.append(str(params["args"]))
+        return messages

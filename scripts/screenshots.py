@@ -1,8 +1,8 @@
-"""Draw result documents as a report, and take its picture, light and dark.
+"""Draw result documents as a report, and take screenshots of it in light and dark.
 
     .venv/bin/python scripts/screenshots.py A.json [B.json ...]     writes docs/report-light.png and -dark.png
 
-Needs a Chromium or Chrome; the pictures show what it draws from the top of the page.
+Needs a Chromium or Chrome. The pictures show the top of the page, or start at --section.
 """
 
 import argparse
@@ -20,14 +20,20 @@ from bench.page import write_page  # noqa: E402
 
 
 def main() -> None:
-    """Parse the command line, and write both pictures."""
+    """Write both screenshots."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("documents", nargs="+", type=Path, metavar="FILE.json")
-    parser.add_argument("--folder", type=Path, default=ROOT / "docs", help="where they go (default: docs)")
-    parser.add_argument("--name", default="report", help="how their names begin (default: report)")
-    parser.add_argument("--section", help="begin at this section instead of the top: answers, economics, ...")
-    parser.add_argument("--width", type=int, default=1100, help="of the window, in pixels (default 1100)")
-    parser.add_argument("--height", type=int, default=1250, help="of the picture, in pixels (default 1250)")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "docs", help="folder for the pictures (default: docs)"
+    )
+    parser.add_argument("--name", default="report", help="start of the file names (default: report)")
+    parser.add_argument("--section", help="start at this section instead of the top: answers, economics, ...")
+    parser.add_argument(
+        "--width", type=int, default=1100, help="width of the window in pixels (default 1100)"
+    )
+    parser.add_argument(
+        "--height", type=int, default=1250, help="height of the picture in pixels (default 1250)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, browser() as page:
         report = Path(folder) / "report.html"

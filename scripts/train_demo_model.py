@@ -1,9 +1,9 @@
-"""Train the demo model on generated text, resume it, measure it, and write it to demo_model/.
+"""Train the demo model on generated text, or resume its training; evaluate it; write it to demo_model/.
 
     python scripts/train_demo_model.py --minutes 100 --processes 2      # train (or resume) and export
     python scripts/train_demo_model.py --evaluate                       # exact match on held-out samples
-    python scripts/train_demo_model.py --size draft --minutes 15        # a smaller one of the same vocabulary
-    python scripts/train_demo_model.py --size polish --minutes 20       # one of another vocabulary
+    python scripts/train_demo_model.py --size draft --minutes 15        # smaller model, same vocabulary
+    python scripts/train_demo_model.py --size polish --minutes 20       # smaller model, other vocabulary
 
 Needs torch, tokenizers, numpy and safetensors (the `train` extra); the server needs none of this.
 """
@@ -47,7 +47,7 @@ CONFIG = {
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
-# What the model in demo_model/draft has less of.
+# The model in demo_model/draft is smaller in these.
 DRAFT_CONFIG = {
     "hidden_size": 128,
     "num_hidden_layers": 2,
@@ -55,11 +55,11 @@ DRAFT_CONFIG = {
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
 }
-# Of another vocabulary too: text with diacritics is half of what the model in demo_model/draft_polish reads.
+# The model in demo_model/draft_polish has another vocabulary. Half of its training text has diacritics.
 POLISH_CONFIG = DRAFT_CONFIG | {"vocab_size": 3072}
-# Words take a leading space with them, numbers go in pairs of digits, line breaks take the indentation.
+# Words include a leading space, numbers are split into pairs of digits, line breaks include the indentation.
 SPLIT = r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# In Polish: digits stand alone, a line break takes the indentation with it, and so do signs their space.
+# For the Polish vocabulary: single digits; line breaks include the indentation, signs a leading space.
 POLISH_SPLIT = r"\n *|\p{N}| ?[^\s\p{L}\p{N}]+| ?\p{L}+|\s"
 BATCH_TOKENS = 2048
 PEAK_RATE = 2.4e-3
@@ -68,7 +68,7 @@ HINTS_RATE = 2e-3
 
 
 def train_tokenizer() -> Tokenizer:
-    """A byte-level BPE over generated text, in which the corpus's words come out as single tokens."""
+    """Train a byte-level BPE on generated text. Extra text makes most words of the corpus single tokens."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -91,9 +91,9 @@ def train_tokenizer() -> Tokenizer:
 
 
 def train_polish_tokenizer() -> Tokenizer:
-    """A BPE as SentencePiece has it, over the same text half in Polish: of characters, or bytes.
+    """Train a BPE in SentencePiece's style, of characters with byte fallback. Half of the text is in Polish.
 
-    Spaces are marks of their own, and text is taken to begin with one, which decoding takes away again.
+    Spaces become marks. Encoding adds one at the start of the text, and decoding removes it again.
     """
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     split = pre_tokenizers.Split(Regex(POLISH_SPLIT), behavior="isolated")
@@ -103,7 +103,7 @@ def train_polish_tokenizer() -> Tokenizer:
         decoders.Replace("\u2581", " "),
         decoders.ByteFallback(),
         decoders.Fuse(),
-        decoders.KVSlice(" ", 1, 0),
+        decoders.Strip(" ", 1, 0),
     ]
     tokenizer.decoder = decoders.Sequence(parts)
     rng = random.Random(0)
@@ -118,7 +118,7 @@ def train_polish_tokenizer() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(text, trainer)
-    # The trainer takes bytes as special tokens only, which decoding would leave out.
+    # The trainer accepts byte tokens only as special tokens, which decoding would skip.
     written = json.loads(tokenizer.to_str())
     written["added_tokens"] = [
         token for token in written["added_tokens"] if token["content"] in SPECIAL_TOKENS
@@ -144,7 +144,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x: (batch, length, hidden); cos, sin: (batch, 1, length, head_dim / 2)."""
+        """Apply the layer. x: (batch, length, hidden); cos, sin: (batch, 1, length, head_dim / 2)."""
         batch, length, _ = x.shape
         h = self.input_layernorm(x)
         q, k, v = (
@@ -163,7 +163,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Model(nn.Module):
-    """The Llama that mlx-lm will load, with its parameter names."""
+    """A Llama with the parameter names that mlx-lm expects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,19 +183,20 @@ class Model(nn.Module):
             self._start_copying()
 
     def _start_copying(self) -> None:
-        """Lay out induction heads (Olsson et al. 2022) by hand, so that copying need not be discovered.
+        """Initialise induction heads (Olsson et al. 2022) by hand, so that copying need not be discovered.
 
-        Two heads of the first layer look at the token before and pass on a sketch of it. In the layers after,
-        two heads look for places whose sketch fits the present token, and repeat what stands there. The
-        sketches live in the slow rotary dimensions, which keep their phase over long distances. All of it
-        is trained further.
+        Two heads of the first layer attend to the previous token and pass on a sketch (a projection) of it.
+        In the next three layers, two heads attend to positions whose sketch matches the current token, and
+        copy the token there. The sketches use the slow rotary dimensions, which keep their phase over long
+        distances. Training then changes all of these weights.
         """
         d, width = CONFIG["hidden_size"], CONFIG["head_dim"]
         fast = torch.arange(width // 2)
         slow = torch.cat((fast[width // 4 :], fast[width // 4 :] + width // 2))
-        # Equally long embeddings, or a head could not tell a position from a long one.
+        # Embeddings of equal norm: otherwise a head might attend to a large one instead of a position.
         self.embed_tokens.weight.copy_(0.05 * d**0.5 * F.normalize(self.embed_tokens.weight, dim=1))
-        self.embed_tokens.weight[:, 0] = 0.2  # The constant by which a head can ask for a position.
+        # A constant component, from which a head can make queries for a position.
+        self.embed_tokens.weight[:, 0] = 0.2
         first = self.layers[0].self_attn
         for head in range(2):
             at = slice(head * width, (head + 1) * width)
@@ -217,15 +218,15 @@ class Model(nn.Module):
                 attention["o_proj"].weight[:, at] = 0.6 * copied
 
     def forward(self, tokens: Tensor, positions: Tensor, picked: Tensor) -> Tensor:
-        """Logits (number picked, vocabulary) at the places where picked, (batch, length) bool, is set."""
+        """Return logits (number picked, vocabulary) at the positions set in picked, (batch, length) bool."""
         return self.read(self.states(tokens, positions)[-1][picked])
 
     def read(self, x: Tensor) -> Tensor:
-        """Logits of states behind the last layer."""
+        """Return the logits of states after the last layer."""
         return self.norm(x) @ self.embed_tokens.weight.T
 
     def states(self, tokens: Tensor, positions: Tensor) -> list[Tensor]:
-        """(batch, length, hidden) behind each layer."""
+        """Return the states (batch, length, hidden) after each layer."""
         angles = (positions[..., None].float() * self.inverse)[:, None]
         cos, sin = angles.cos(), angles.sin()
         x = self.embed_tokens(tokens)
@@ -237,9 +238,10 @@ class Model(nn.Module):
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is made orthogonal by Newton-Schulz steps (Jordan et al. 2024), in float32.
+    """Momentum with updates made orthogonal by Newton-Schulz steps (Jordan et al. 2024), in float32.
 
-    torch's own works in bfloat16, which this CPU only emulates. Updates are scaled to AdamW's usual size.
+    torch's own Muon works in bfloat16, which this CPU only emulates. Updates are scaled to the usual size of
+    AdamW's.
     """
 
     def __init__(
@@ -249,7 +251,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # noqa: ARG002
-        """Update every matrix; those of one shape go through the products together."""
+        """Update every matrix. Matrices of the same shape are multiplied together in one batch."""
         for group in self.param_groups:
             shapes: dict[torch.Size, list[nn.Parameter]] = {}
             for p in group["params"]:
@@ -257,16 +259,16 @@ class Muon(torch.optim.Optimizer):
             for shape, parameters in shapes.items():
                 updates = []
                 for p in parameters:
-                    memory = self.state[p].setdefault("memory", torch.zeros_like(p))
-                    memory.lerp_(p.grad, 1 - group["momentum"])
-                    updates.append(p.grad.lerp(memory, group["momentum"]))
+                    average = self.state[p].setdefault("memory", torch.zeros_like(p))
+                    average.lerp_(p.grad, 1 - group["momentum"])
+                    updates.append(p.grad.lerp(average, group["momentum"]))
                 scale = 0.2 * max(shape) ** 0.5 * group["lr"]
                 for p, update in zip(parameters, orthogonal(torch.stack(updates)), strict=True):
                     p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=scale)
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """(n, rows, columns) matrices, each moved towards the nearest one with orthogonal rows or columns."""
+    """Move matrices (n, rows, columns) towards the nearest ones with orthogonal rows or columns."""
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
@@ -280,7 +282,7 @@ Sample = tuple[list[int], list[bool]]
 
 
 def encode(tokenizer: Tokenizer, pieces: list[tuple[str, bool]]) -> Sample:
-    """Token ids of a rendered conversation, and for each whether it is part of an answer."""
+    """Return the token ids of a rendered conversation, and for each whether it is part of an answer."""
     encoding = tokenizer.encode("".join(text for text, _ in pieces), add_special_tokens=False)
     ends = list(accumulate(len(text) for text, _ in pieces))
     answer = [pieces[bisect_right(ends, start)][1] for start, _ in encoding.offsets]
@@ -288,16 +290,16 @@ def encode(tokenizer: Tokenizer, pieces: list[tuple[str, bool]]) -> Sample:
 
 
 def repeated(rng: random.Random, period: int, length: int) -> Sample:
-    """Random tokens, over and over: the fastest way to teach copying."""
+    """Make a sample of random tokens that repeat with a period: the fastest way to teach copying."""
     ids = [rng.randrange(len(SPECIAL_TOKENS), CONFIG["vocab_size"]) for _ in range(period)]
     ids = (ids * (length // period + 1))[:length]
     return ids, [at >= period for at in range(length)]
 
 
 def batches(tokenizer: Tokenizer, rng: random.Random, progress: list[float]) -> Iterator[tuple[Tensor, ...]]:
-    """Endless (tokens, positions, picked) of about BATCH_TOKENS each, samples of like length together.
+    """Yield batches (tokens, positions, picked) without end, of about BATCH_TOKENS each and similar lengths.
 
-    progress: one number in [0, 1] that the caller updates; samples grow with it.
+    progress: a list of one number in [0, 1] that the caller updates; samples get longer as it grows.
     """
     source = Source(rng)
     stream = conversations(source)
@@ -325,7 +327,11 @@ def batches(tokenizer: Tokenizer, rng: random.Random, progress: list[float]) -> 
 
 
 def collate(group: list[Sample], rng: random.Random, progress: float) -> tuple[Tensor, ...]:
-    """Pad on the right. Later in training positions jump ahead at one place, to show far distances too."""
+    """Pad samples on the right and stack them into a batch.
+
+    Later in training, half of the samples have positions that jump ahead at one point, so that the model also
+    learns long distances.
+    """
     length = max(len(ids) for ids, _ in group)
     tokens = torch.zeros(len(group), length, dtype=torch.long)
     picked = torch.zeros(len(group), length, dtype=torch.bool)
@@ -340,22 +346,23 @@ def collate(group: list[Sample], rng: random.Random, progress: float) -> tuple[T
 
 
 def targets(tokens: Tensor, picked: Tensor) -> tuple[Tensor, Tensor]:
-    """(places whose next token is an answer's, those next tokens)."""
+    """Return (mask of the positions whose next token is part of an answer, those next tokens)."""
     before = torch.zeros_like(picked)
     before[:, :-1] = picked[:, 1:]
     return before, tokens[picked]
 
 
 class Hints(nn.Module):
-    """What layers in the middle are told to know, in training alone, so that whole sentences can be found.
+    """Auxiliary training losses on middle layers, which teach the model to find whole sentences.
 
-    To quote the sentence that mentions a thing, a model must go from the thing to where its sentence starts,
-    and to bring that to the answer. Answers alone did not teach it that in hours. So at any token the third
-    layer is to know the token with which its line or sentence starts; and the fourth, at a word that came
-    before, that of the line or sentence where it came first. Each is read by a matrix of its own.
+    To quote the sentence that mentions a thing, a model must go from the thing to the start of its sentence
+    and copy from there. Hours of training on answers alone did not teach that. So at every token, the third
+    layer must predict the first token of the token's line or sentence. At a word that occurred before, the
+    fourth layer must predict the first token of the line or sentence where the word first occurred. Each
+    layer has its own matrix that reads the prediction from its state.
     """
 
-    NUM_PLACES = 400
+    NUM_SAMPLED = 400
     WEIGHTS = (0.2, 0.4)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -370,7 +377,7 @@ class Hints(nn.Module):
         self.register_buffer("words", torch.tensor(words), persistent=False)
 
     def loss(self, states: list[Tensor], tokens: Tensor, embedding: Tensor) -> Tensor:
-        """How far the third and the fourth layer's states are from knowing that, at some of the places."""
+        """Return the auxiliary loss of the third and fourth layers at a random sample of positions."""
         starts = line_starts(tokens, self.ends)
         everywhere = torch.ones_like(tokens, dtype=torch.bool).nonzero(as_tuple=True)
         total = torch.zeros(())
@@ -378,7 +385,7 @@ class Hints(nn.Module):
             return total
         hinted = ((2, *everywhere, starts[everywhere]), (3, *recalled(tokens, starts, self.words)))
         for (layer, row, at, wanted), matrix, weight in zip(hinted, self.matrices, self.WEIGHTS, strict=True):
-            some = torch.randperm(len(row))[: self.NUM_PLACES]
+            some = torch.randperm(len(row))[: self.NUM_SAMPLED]
             if len(some):
                 state = F.rms_norm(states[layer][row[some], at[some]], (CONFIG["hidden_size"],))
                 total = total + weight * F.cross_entropy(state @ matrix @ embedding.T, wanted[some])
@@ -386,7 +393,10 @@ class Hints(nn.Module):
 
 
 def line_starts(tokens: Tensor, ends: Tensor) -> Tensor:
-    """(batch, length) the token with which each one's line or sentence starts. ends: (vocabulary,) bool."""
+    """Return (batch, length): for each token, the first token of its line or sentence.
+
+    ends: (vocabulary,) bool, the tokens that end a line or sentence.
+    """
     is_start = torch.ones_like(tokens, dtype=torch.bool)
     is_start[:, 1:] = ends[tokens[:, :-1]]
     at = torch.arange(tokens.shape[1]).expand_as(tokens)
@@ -394,7 +404,10 @@ def line_starts(tokens: Tensor, ends: Tensor) -> Tensor:
 
 
 def recalled(tokens: Tensor, starts: Tensor, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows and columns of words that came before, and what starts the line where each came first."""
+    """Find words that occurred before in their row.
+
+    Returns their rows, their columns, and the first token of the line or sentence where each first occurred.
+    """
     length = tokens.shape[1]
     is_same = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
     first = torch.where(is_same, torch.arange(length), length).amin(2)
@@ -403,9 +416,9 @@ def recalled(tokens: Tensor, starts: Tensor, words: Tensor) -> tuple[Tensor, Ten
 
 
 class Training:
-    """One process's part of a training run: model, optimizers, and where the run stands.
+    """The state of a training run in one process: model, optimizers and progress.
 
-    seconds: training time so far, earlier runs included. step: updates so far.
+    seconds: training time so far, including earlier runs. step: number of updates so far.
     """
 
     def __init__(self, arguments: argparse.Namespace, rank: int, tokenizer: Tokenizer) -> None:
@@ -434,24 +447,24 @@ class Training:
 
     @property
     def progress(self) -> float:
-        """0 at the start, 1 when the minutes are spent."""
+        """The share of the training time that has passed: 0 at the start, 1 at the end."""
         return min(1.0, self.seconds / 60 / self.arguments.minutes)
 
     @property
     def rate(self) -> float:
-        """The learning rate over its peak: a short rise, then down to nearly nothing."""
+        """The learning rate relative to its peak: a short warm-up, then a linear decay to 1 %."""
         return min(1.0, (self.step + 1) / 100) * max(0.01, 1.0 - self.progress)
 
     def spend(self, seconds: float) -> None:
-        """Count the time of a step. All processes must agree, or one would stop while another waits."""
-        # A process that was held (for a measurement beside it) must not count that as training.
+        """Add the time of a step. All processes must agree, or one would stop while another waits for it."""
+        # If the process was paused, for example for a measurement, the pause does not count as training.
         clock = torch.tensor([self.seconds + min(seconds, 15.0)], dtype=torch.float64)
         if self.arguments.processes > 1:
             dist.broadcast(clock, 0)
         self.seconds = clock.item()
 
     def update(self, tokens: Tensor, positions: Tensor, picked: Tensor) -> tuple[float, float]:
-        """One step on one batch; returns its loss and the share of answer tokens that were right."""
+        """Train on one batch. Return its loss and the share of answer tokens that were right."""
         before, wanted = targets(tokens, picked)
         states = self.model.states(tokens, positions)
         logits = self.model.read(states[-1][before])
@@ -471,7 +484,7 @@ class Training:
         return loss.item(), (logits.argmax(-1) == wanted).float().mean().item()
 
     def save(self) -> None:
-        """Write the checkpoint; one that was there stays whole until the new one is."""
+        """Write the checkpoint atomically: the old one stays until the new one is complete."""
         state = {"model": self.model.state_dict(), "hints": self.hints.state_dict()}
         state["optimizers"] = [o.state_dict() for o in self.optimizers]
         new = self.checkpoint.with_suffix(".new")
@@ -489,7 +502,7 @@ class Training:
 
 
 def train(arguments: argparse.Namespace, rank: int) -> None:
-    """Train on this process's share of the data until the minutes are spent; rank 0 saves and prints."""
+    """Train on this process's share of the data until the time is up. Rank 0 saves and prints."""
     choose_size(arguments)
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
@@ -524,12 +537,12 @@ def train(arguments: argparse.Namespace, rank: int) -> None:
 
 
 def choose_size(arguments: argparse.Namespace) -> None:
-    """Make CONFIG that of the size asked for; every process has its own."""
+    """Set CONFIG to the chosen size. Every process has its own CONFIG."""
     CONFIG.update({"demo": {}, "draft": DRAFT_CONFIG, "polish": POLISH_CONFIG}[arguments.size])
 
 
 def load_weights(model: Model, folder: Path) -> None:
-    """Fill the model with an exported folder's weights; layers that those lack start as no change."""
+    """Load an exported folder's weights. Layers that it lacks are initialised to change nothing."""
     weights = load_file(folder / "model.safetensors")
     state = {name.removeprefix("model."): value.float() for name, value in weights.items()}
     model.load_state_dict(state, strict=False)
@@ -569,10 +582,10 @@ def _write(path: Path, value: object) -> None:
 
 
 def evaluate(folder: Path, count: int, seed: int) -> dict[str, float]:
-    """Exact match on count fresh held-out samples of every family.
+    """Measure and print exact match on count new held-out samples of every family.
 
-    A sample counts when the greedy choice is right at every position of every answer in it, which is
-    the same as generating all of them greedily and getting them exactly right.
+    A sample counts if the greedy choice is right at every position of every answer in it. That is the same as
+    generating all answers greedily and getting them exactly right.
     """
     torch.set_num_threads(1)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -595,18 +608,22 @@ def evaluate(folder: Path, count: int, seed: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Parse the command line and do what it says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=100.0, help="training time, earlier runs included")
+    parser.add_argument("--minutes", type=float, default=100.0, help="training time, including earlier runs")
     parser.add_argument("--processes", type=int, default=2, help="one torch thread each")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--port", type=int, default=29511, help="for the processes to meet on, loopback only")
+    parser.add_argument(
+        "--port", type=int, default=29511, help="port that connects the processes, loopback only"
+    )
     parser.add_argument("--size", choices=("demo", "draft", "polish"), default="demo")
     parser.add_argument("--work", type=Path, help="tokenizer and checkpoint; default .training/SIZE")
-    parser.add_argument("--start-from", type=Path, help="exported model to go on from, without a checkpoint")
-    parser.add_argument("--start-at", type=float, default=60.0, help="minute of the schedule to go on at")
+    parser.add_argument(
+        "--start-from", type=Path, help="exported model to continue from, without a checkpoint"
+    )
+    parser.add_argument("--start-at", type=float, default=60.0, help="minute of the schedule to continue at")
     parser.add_argument("--out", type=Path, help="default demo_model, or the draft model's folder in it")
     parser.add_argument("--evaluate", action="store_true", help="measure --out instead of training")
     parser.add_argument("--export", action="store_true", help="write the checkpoint to --out, no training")

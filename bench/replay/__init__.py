@@ -1,1 +1,1 @@
-"""`reprise bench replay`: drafters over answers that are known, without a model. See command.py."""
+"""`reprise bench replay`: replay known answers through drafters, without a model. See run_replay.py."""

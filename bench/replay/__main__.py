@@ -1,4 +1,4 @@
-"""`python -m bench.replay`."""
+"""Run `python -m bench.replay`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""How often each bucket of the suffix drafter is right: what its priors come from."""
+"""Measure how often each bucket of the suffix drafter is right. Its priors come from this."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,9 +18,10 @@ KINDS = ("cursor", "match", "disputed", "finished")
 
 
 class WatchedSuffix(SuffixDrafter):
-    """Knows the answers, and counts its drafted tokens up to the first wrong one of each draft.
+    """A suffix drafter that knows the answer and counts how many of its drafted tokens are right.
 
-    compared, right: of them, all and those that were right, by bucket.
+    compared: drafted tokens up to and including the first wrong one of each draft, by bucket.
+    right: those of them that were right, by bucket.
     """
 
     def __init__(self) -> None:
@@ -30,14 +31,14 @@ class WatchedSuffix(SuffixDrafter):
         self.right: Counter[int] = Counter()
         self._at = 0
 
-    def open(self, opening: SequenceStart) -> None:
-        """As the drafter does."""
+    def open(self, start: SequenceStart) -> None:
+        """Open the sequence as the drafter does."""
         self._at = 0
-        super().open(opening)
+        super().open(start)
 
-    def propose(self, ask: DraftQuery) -> Draft:
-        """As the drafter does, counted."""
-        draft = super().propose(ask)
+    def propose(self, query: DraftQuery) -> Draft:
+        """Propose as the drafter does, and count the tokens."""
+        draft = super().propose(query)
         if draft.tokens:
             right = count_accepted(draft.tokens, self.answer[self._at : self._at + len(draft.tokens)])
             self.compared[draft.bucket] += min(right + 1, len(draft.tokens))
@@ -45,13 +46,13 @@ class WatchedSuffix(SuffixDrafter):
         return draft
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """As the drafter does."""
+        """Observe as the drafter does."""
         self._at += len(tokens)
         super().observe(seq, tokens)
 
 
 def calibrate(pairs: Sequence[TokenPair], setup: Setup, curve: Curve) -> WatchedSuffix:
-    """Replay the pairs in order with the server's gate, finished requests being remembered."""
+    """Replay the pairs in order with the server's gate, keeping finished requests in the history."""
     drafter = WatchedSuffix()
     player = ServerPlayer([drafter], setup.settings, curve, setup.line_ends)
     for pair in pairs:
@@ -61,7 +62,7 @@ def calibrate(pairs: Sequence[TokenPair], setup: Setup, curve: Curve) -> Watched
 
 
 def table_of(name: str, counts: WatchedSuffix) -> Table:
-    """Shares of drafted tokens that were right, by kind of evidence and length of the match."""
+    """Make a table of how often drafted tokens were right, by kind of evidence and match length."""
     table = Table("kind", *CLASSES, title=name)
     for kind, kind_name in enumerate(KINDS):
         cells = []

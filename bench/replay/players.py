@@ -1,4 +1,4 @@
-"""Players: a rule with its drafters and its memory, through which pairs go one after the other."""
+"""Play pairs one after the other by a rule, with its drafters and what they keep between pairs."""
 
 from collections.abc import Callable, Sequence
 from time import thread_time_ns
@@ -15,90 +15,90 @@ from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_widt
 from engine.speculative.proposers import DraftSources, Proposers
 
 WIDTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""What the gate weighs, beside where a draft stops being sure: as many as a server measures, and 10."""
+"""Widths that the gate considers, besides the draft's own stops: those that a server measures, and 10."""
 
 
 class Player(Protocol):
-    """Says known answers as a server with one rule would."""
+    """Replays known answers as a server with one rule would."""
 
     def play(self, pair: TokenPair) -> Outcome:
-        """Say one answer."""
+        """Replay one answer."""
 
     def forget(self) -> None:
-        """Forget what drafters remember of earlier pairs."""
+        """Make the drafters forget earlier pairs."""
 
     @property
     def drafter_ns(self) -> int:
-        """Processor time that the drafters took for all answers so far, prompts not counted."""
+        """The drafters' processor time for all answers so far, without the prompts."""
 
     @property
     def open_ns(self) -> int:
-        """Processor time that they took for all prompts."""
+        """The drafters' processor time for all prompts so far."""
 
 
 class TimedDrafter:
-    """A drafter whose processor time is taken."""
+    """A drafter whose processor time is measured."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.name = drafter.name
         self.drafter_ns = self.open_ns = 0
 
-    def open(self, opening: SequenceStart) -> None:
-        """As the drafter does."""
-        start = thread_time_ns()
-        self.drafter.open(opening)
-        self.open_ns += thread_time_ns() - start
+    def open(self, start: SequenceStart) -> None:
+        """Open the sequence, timed."""
+        start_ns = thread_time_ns()
+        self.drafter.open(start)
+        self.open_ns += thread_time_ns() - start_ns
 
-    def propose(self, ask: DraftQuery) -> Draft:
-        """As the drafter does."""
-        start = thread_time_ns()
-        draft = self.drafter.propose(ask)
-        self.drafter_ns += thread_time_ns() - start
+    def propose(self, query: DraftQuery) -> Draft:
+        """Propose, timed."""
+        start_ns = thread_time_ns()
+        draft = self.drafter.propose(query)
+        self.drafter_ns += thread_time_ns() - start_ns
         return draft
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """As the drafter does."""
-        start = thread_time_ns()
+        """Observe, timed."""
+        start_ns = thread_time_ns()
         self.drafter.observe(seq, tokens)
-        self.drafter_ns += thread_time_ns() - start
+        self.drafter_ns += thread_time_ns() - start_ns
 
-    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
-        """As the drafter does."""
-        start = thread_time_ns()
-        self.drafter.record_verified(seq, offered, accepted)
-        self.drafter_ns += thread_time_ns() - start
+    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+        """Record the result, timed."""
+        start_ns = thread_time_ns()
+        self.drafter.record_verified(seq, num_verified, num_accepted)
+        self.drafter_ns += thread_time_ns() - start_ns
 
     def close(self, seq: int) -> None:
-        """As the drafter does. Not counted: no token waits for it."""
+        """Close the sequence. Not timed, because no token waits for it."""
         self.drafter.close(seq)
 
 
-class _Timed:
-    """What the two kinds of player share: drafters, their time, their memory."""
+class _TimedPlayer:
+    """What both kinds of player share: the drafters and their processor time."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = [TimedDrafter(drafter) for drafter in drafters]
 
     def forget(self) -> None:
-        """Forget what drafters remember of earlier pairs."""
+        """Make the drafters forget earlier pairs."""
         for timed in self.drafters:
             if isinstance(timed.drafter, SharedTable):
                 timed.drafter.reset()
 
     @property
     def drafter_ns(self) -> int:
-        """Processor time for all answers so far."""
+        """The drafters' processor time for all answers so far, without the prompts."""
         return sum(timed.drafter_ns for timed in self.drafters)
 
     @property
     def open_ns(self) -> int:
-        """Processor time for all prompts so far."""
+        """The drafters' processor time for all prompts so far."""
         return sum(timed.open_ns for timed in self.drafters)
 
 
-class FixedPlayer(_Timed):
-    """One drafter and a chooser that does without the server's gate."""
+class FixedPlayer(_TimedPlayer):
+    """One drafter with a chooser, without the server's gate."""
 
     def __init__(self, drafter: Drafter, chooser: Chooser, costs: Costs) -> None:
         super().__init__([drafter])
@@ -106,15 +106,16 @@ class FixedPlayer(_Timed):
         self.costs = costs
 
     def play(self, pair: TokenPair) -> Outcome:
-        """Say one answer."""
+        """Replay one answer."""
         return replay(self.drafters, self.chooser, self.costs, SequenceStart(0, pair.prompt), pair.answer)
 
 
-class ServerPlayer(_Timed):
-    """Drafters as the server asks them, with its gate and ledger: engine/drafting.py and engine/planning.py.
+class ServerPlayer(_TimedPlayer):
+    """Drafters with the server's gate and slowdown budget.
 
-    Of the planning it is what concerns one row alone, all of whose tokens are in its cache. What all requests
-    taught the gate is never forgotten, as a server does not.
+    It does what engine/speculative/proposers.py and engine/scheduler/speculation.py do for a single row whose
+    tokens are all in the cache. As in a server, the acceptance rates learned from all requests are never
+    forgotten.
     """
 
     def __init__(
@@ -122,37 +123,37 @@ class ServerPlayer(_Timed):
     ) -> None:
         super().__init__(drafters)
         sources = DraftSources({timed.name: timed for timed in self.drafters}, repetition_score)
-        self.drafting = Proposers(sources, settings, line_ends=line_ends)
+        self.proposers = Proposers(sources, settings, line_ends=line_ends)
         self.limit = settings.num_draft_tokens
         self.costs = [costs.cost(max(1, width)) for width in range(self.limit + 2)]
         self.widths = sorted({w for w in WIDTHS if w <= self.limit} | {self.limit + 1})
-        self.least_tokens = MIN_GAIN * min(self.costs[width] for width in self.widths) / self.costs[1]
+        self.min_tokens = MIN_GAIN * min(self.costs[width] for width in self.widths) / self.costs[1]
 
     def play(self, pair: TokenPair) -> Outcome:
-        """Say one answer."""
+        """Replay one answer."""
         answer, costs, outcome = pair.answer, self.costs, Outcome()
         plain = costs[1]
-        # The server does not know where the answer ends.
-        most = len(answer) + self.limit + 1
-        drafts = self.drafting.begin(GenerationRequest("replay", pair.prompt, most, Sampling(0)))
+        # Leave room for a draft beyond the answer: a server does not know where the answer ends.
+        max_tokens = len(answer) + self.limit + 1
+        drafts = self.proposers.begin(GenerationRequest("replay", pair.prompt, max_tokens, Sampling(0)))
         slowdown_budget = drafts.slowdown_budget
         at = 0
         while at < len(answer):
-            estimate = drafts.propose(self.limit, self.least_tokens, self._is_worth)
-            offered = 0
+            estimate = drafts.propose(self.limit, self.min_tokens, self._is_worth)
+            num_verified = 0
             if estimate.is_worth:
-                offered = (
+                num_verified = (
                     self._choose(estimate, lambda w: slowdown_budget.allows(costs[w], plain, has_draft=True))
                     - 1
                 )
-            follows = answer[at : at + offered + 1]
-            accepted = count_accepted(estimate.draft.tokens[:offered], follows)
-            said = follows[: accepted + 1]
-            cost = costs[1 + offered]
-            outcome.add_step(offered, accepted, len(said), cost)
-            slowdown_budget.charge(cost, plain, len(said))
-            drafts.observe(said, estimate.draft if offered else NO_DRAFT, offered)
-            at += len(said)
+            follows = answer[at : at + num_verified + 1]
+            num_accepted = count_accepted(estimate.draft.tokens[:num_verified], follows)
+            committed = follows[: num_accepted + 1]
+            cost = costs[1 + num_verified]
+            outcome.add_step(num_verified, num_accepted, len(committed), cost)
+            slowdown_budget.charge(cost, plain, len(committed))
+            drafts.observe(committed, estimate.draft if num_verified else NO_DRAFT, num_verified)
+            at += len(committed)
         drafts.close()
         return outcome
 

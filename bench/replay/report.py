@@ -1,4 +1,4 @@
-"""What a replay found, as rows for files and as tables for people."""
+"""Turn the results of a replay into rows for files and tables for people."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,19 +13,21 @@ from bench.replay.shards import Group, Key
 Row = dict[str, Any]
 
 POSITIONS = (1, 2, 3, 4, 8, 12, 16, 24, 31, 48, 64)
-"""Places in a draft that the table shows, the first being 1."""
+"""Positions in a draft that the table shows; the first is 1."""
 
 NOTES = """\
-TPF: tokens per forward. Speed: plain cost over cost; least: of the pair that gained least.
-Accepted: of drafted tokens. Copied: tokens that a draft brought. Steps: forwards that checked one.
-us/token: processor time of the drafter for each token of the answer, which is not in the speed.
-Open: the same for each token of the prompt."""
+TPF: tokens per forward pass. Speed: plain cost over cost; least: of the pair that gained least.
+Accepted: of drafted tokens. Copied: share of the answer that came from drafts.
+Steps: share of forward passes that verified a draft.
+us/token: processor time of the drafter per token of the answer, not included in the speed.
+Open: the same per token of the prompt."""
 
 
 def rows_of(found: Mapping[Key, Group], rules: Sequence[str], curves: Sequence[Curve]) -> list[Row]:
-    """One row for each rule and workload, and one for all of them together where there are several.
+    """Return one row per rule and workload, and one per rule for all workloads if there are several.
 
-    What differs by curve stands under "by_curve"; the fields beside it are those of the first curve.
+    Figures that differ by curve are under "by_curve"; the same fields at top level are those of the first
+    curve.
     """
     workloads = list(dict.fromkeys(workload for _, workload, _ in found))
     groups: list[tuple[str, Sequence[str]]] = [(name, [name]) for name in workloads]
@@ -40,7 +42,7 @@ def rows_of(found: Mapping[Key, Group], rules: Sequence[str], curves: Sequence[C
 
 
 def flat(rows: Iterable[Row]) -> list[Row]:
-    """The rows for CSV: one for each rule, workload and curve."""
+    """Return the rows for CSV: one per rule, workload and curve."""
     found = []
     for row in rows:
         for curve, figures in row["by_curve"].items():
@@ -50,12 +52,12 @@ def flat(rows: Iterable[Row]) -> list[Row]:
 
 
 def count_text(count: int, noun: str) -> str:
-    """A count and what is counted: "1 pair", "2,000 pairs"."""
+    """Return a count with its noun: "1 pair", "2,000 pairs"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def print_report(console: Console, rows: Sequence[Row], curves: Sequence[Curve]) -> None:
-    """A table for each workload, acceptance by position, and what the names mean."""
+    """Print a table per workload, acceptance by position, and what the names mean."""
     for workload in dict.fromkeys(row["workload"] for row in rows):
         own = [row for row in rows if row["workload"] == workload]
         console.print(_table(workload, own, curves))
@@ -66,8 +68,8 @@ def print_report(console: Console, rows: Sequence[Row], curves: Sequence[Curve])
         used = f" ({rule.used_by})" if rule.used_by else ""
         console.print(f"{name}: {rule.title}{used}", highlight=False, style="dim")
     for curve in curves:
-        told = f"{curve.name}: {curve.kind}; {curve.machine}; {curve.source}"
-        console.print(f"{told}; wider than {curve.widest} is a guess", highlight=False, style="dim")
+        line = f"{curve.name}: {curve.kind}; {curve.machine}; {curve.source}"
+        console.print(f"{line}; costs above width {curve.widest} are a guess", highlight=False, style="dim")
     console.print(NOTES, style="dim", highlight=False)
 
 
@@ -141,7 +143,7 @@ def _table(workload: str, rows: Sequence[Row], curves: Sequence[Curve]) -> Table
 def _positions(rows: Sequence[Row], curve: Curve) -> Table:
     longest = max(len(row["acceptance_by_position"]) for row in rows)
     shown = [at for at in POSITIONS if at <= longest]
-    table = Table("drafter", title=f"Accepted by place in the draft, {curve.name}", title_justify="left")
+    table = Table("drafter", title=f"Acceptance by position in the draft, {curve.name}", title_justify="left")
     for at in shown:
         table.add_column(str(at), justify="right")
     for row in rows:

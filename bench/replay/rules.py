@@ -1,4 +1,4 @@
-"""The rules that can be replayed, by name: Reprise's drafters with the server's gate, and what others do."""
+"""The rules that can be replayed: Reprise's drafters with the server's gate, and rules of other projects."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,12 +15,12 @@ from drafters.suffix import SuffixDrafter
 from engine.speculative.gate import LOOKUPS
 
 WARM = "-warm"
-"""Behind a rule's name: what drafters remember is kept over the whole file, in its order."""
+"""Suffix of a rule's name: its drafters keep what they learned from one pair to the next, in file order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the rules of one run share. line_ends: tokens that end a line."""
+    """The setup that all rules of one run share. line_ends: tokens that end a line."""
 
     settings: Settings
     line_ends: frozenset[int] = frozenset()
@@ -30,29 +30,29 @@ class Setup:
 class Rule:
     """A way to draft.
 
-    title: the rule in words. used_by: where it is in use, as far as known; "" if nowhere.
-    weighs: whether costs of steps decide how much is drafted; otherwise one replay does for all curves.
-    is_ordered: whether a pair's outcome depends on the pairs before it.
-    is_warm: whether it remembers from one chat to the next.
-    is_hindsight: whether it knows what comes, and so can only be aimed at.
+    title: the rule in words. used_by: where it is known to be in use; "" if nowhere.
+    depends_on_costs: whether step costs decide how much is drafted; if not, one replay serves all curves.
+    is_ordered: whether a pair's outcome depends on earlier pairs.
+    is_warm: whether drafters keep what they learned from one chat to the next.
+    is_hindsight: whether it knows the answer, and so is only an upper bound.
     """
 
     name: str
     title: str
     used_by: str
     make: Callable[[Setup, Curve], Player]
-    weighs: bool = False
+    depends_on_costs: bool = False
     is_ordered: bool = False
     is_warm: bool = False
     is_hindsight: bool = False
 
     def player(self, setup: Setup, curve: Curve | None) -> Player:
-        """A player that knows nothing yet. curve: None for a rule that weighs nothing."""
+        """Return a fresh player. curve: None for a rule that does not depend on costs."""
         return self.make(setup, curve or FLAT)
 
 
 def _served(name: str, title: str, used_by: str, only: Callable[[], Drafter] | None = None) -> Rule:
-    """A draft type of the server with its gate. only: the drafter to have, instead of the server's own."""
+    """Make a rule of a draft type with the server's gate. only: makes the drafter to use instead."""
     draft_type: Literal["auto", "suffix", "ngram-simple", "ngram-mod"]
     draft_type = name if name in ("auto", "ngram-simple", "ngram-mod") else "suffix"  # type: ignore[assignment]
 
@@ -61,24 +61,24 @@ def _served(name: str, title: str, used_by: str, only: Callable[[], Drafter] | N
         drafters = [only()] if only else _asked(draft_type, make_drafters(settings, "replay"))
         return ServerPlayer(drafters, settings, curve, setup.line_ends)
 
-    return Rule(name, title, used_by, make, weighs=True, is_ordered=True)
+    return Rule(name, title, used_by, make, depends_on_costs=True, is_ordered=True)
 
 
 def _asked(draft_type: str, drafters: dict[str, Drafter]) -> list[Drafter]:
-    """Those that the type asks, and that are therefore to be paid for."""
+    """Return the drafters that the type uses, so that only their time is measured."""
     return [drafters[name] for name in LOOKUPS[draft_type]]
 
 
 def _fixed(
     name: str, title: str, used_by: str, drafter: Callable[[], Drafter], chooser: Callable[[], Chooser]
 ) -> Rule:
-    """A rule that does without a gate."""
+    """Make a rule without a gate."""
 
     def make(_setup: Setup, curve: Curve) -> Player:
         return FixedPlayer(drafter(), chooser(), curve)
 
     is_hindsight = isinstance(chooser(), Hindsight)
-    return Rule(name, title, used_by, make, weighs=is_hindsight, is_hindsight=is_hindsight)
+    return Rule(name, title, used_by, make, depends_on_costs=is_hindsight, is_hindsight=is_hindsight)
 
 
 _ALL = (
@@ -90,7 +90,7 @@ _ALL = (
     _served("ngram-mod", "shared table, n = 16; gate", "reprise serve --draft-type ngram-mod"),
     _fixed(
         "two-widths",
-        "longest match of 16..2; 31 tokens from 12 matched ones on, else 2",
+        "longest match of 16..2; 31 tokens if 12 or more matched, else 2",
         "",
         lambda: FixedLookup(16, 2),
         lambda: TwoWidths(LIMIT),
@@ -118,7 +118,7 @@ _ALL = (
     ),
     _fixed(
         "longest-5",
-        "longest match of 5..2, earliest place, 5 tokens",
+        "longest match of 5..2, earliest position, 5 tokens",
         "vLLM's ngram, prompt_lookup_min=2, _max=5",
         lambda: FixedLookup(5, 2, newest=False),
         lambda: Always(5),
@@ -139,24 +139,26 @@ _ALL = (
     ),
     _fixed(
         "hindsight",
-        "suffix with the best width of every draft, known afterwards",
+        "suffix with the best width of every draft, in hindsight",
         "",
         SuffixDrafter,
         lambda: Hindsight(LIMIT),
     ),
     _fixed(
         "hindsight-longest",
-        "longest match of 16..2 with the best width of every draft, known afterwards",
+        "longest match of 16..2 with the best width of every draft, in hindsight",
         "",
         lambda: FixedLookup(16, 2),
         lambda: Hindsight(LIMIT),
     ),
-    _served("suffix-matches", "suffix without its cursor; gate", "", lambda: SuffixDrafter(0, follows=False)),
+    _served(
+        "suffix-matches", "suffix without its cursor; gate", "", lambda: SuffixDrafter(0, use_cursor=False)
+    ),
     _served(
         "suffix-cursor",
         "suffix with its cursor, without changes; gate",
         "",
-        lambda: SuffixDrafter(0, learns=False),
+        lambda: SuffixDrafter(0, learn_changes=False),
     ),
     _served(
         "suffix-changes", "suffix with cursor and changes, no history; gate", "", lambda: SuffixDrafter(0)
@@ -164,14 +166,18 @@ _ALL = (
     _fixed("newest-4-2", "newest match of 4..2, 4 tokens", "", lambda: FixedLookup(4, 2), lambda: Always(4)),
 )
 
-_REMEMBERING = ("auto", "suffix", "ngram-mod", "ngram-mod-24", "hindsight")
+_SHARING = ("auto", "suffix", "ngram-mod", "ngram-mod-24", "hindsight")
 
 RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL} | {
     f"{rule.name}{WARM}": replace(
-        rule, name=f"{rule.name}{WARM}", title=f"{rule.title}; remembers", is_ordered=True, is_warm=True
+        rule,
+        name=f"{rule.name}{WARM}",
+        title=f"{rule.title}; keeps what it learned",
+        is_ordered=True,
+        is_warm=True,
     )
     for rule in _ALL
-    if rule.name in _REMEMBERING
+    if rule.name in _SHARING
 }
 """Name -> rule."""
 
@@ -192,4 +198,4 @@ COMPARED = (
     "hindsight",
     "hindsight-longest",
 )
-"""What is replayed unless something else is asked for."""
+"""The rules that are replayed by default."""

@@ -1,8 +1,8 @@
-"""`reprise bench replay`: what drafting would gain, without a model.
+"""Run `reprise bench replay`: compute what drafting would gain, without a model.
 
-Pairs of a prompt and a known answer are said step by step as an engine would, each rule drafting for itself.
-Steps cost what a cost curve says. So thousands of requests take seconds, and rules can be compared on
-machines that are not there. What the rules are, see rules.py; where pairs come from, sources.py.
+Known answers are replayed step by step as an engine would generate them, once per drafting rule. Step costs
+are read from a cost curve. So thousands of requests take seconds, and rules can be compared for machines that
+are not at hand. The rules are in rules.py, the sources of pairs in sources.py.
 """
 
 import argparse
@@ -27,60 +27,87 @@ from bench.replay.shards import Job, run_job
 from bench.replay.sources import Source, Vocabulary, collect
 from config.settings import BUNDLED_MODEL, Settings
 
-SUMMARY = "Draft for known answers by any rule, without a model, on given costs of steps."
+SUMMARY = "Replay known answers by any drafting rule, without a model, at given step costs."
 
 _WIDTH = 140
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give the parser what `reprise bench replay` takes."""
+    """Add the arguments of `reprise bench replay` to the parser."""
     parser.description = (
-        "Say known answers step by step, drafting by each rule, and tell what it would gain on given costs "
-        "of steps. Needs no model. Without --pairs and --workloads the pairs are generated from a seed: "
+        "Replay known answers step by step, drafting by each rule, and report what it would gain at given "
+        "step costs. Needs no model. Without --pairs and --workloads the pairs are generated from a seed: "
         "edits of the Python files installed here, documents, and traps. Rules: "
         + "; ".join(f"{rule.name}: {rule.title}" for rule in RULES.values())
     )
     add = parser.add_argument
-    add("--pairs", action="append", type=Path, metavar="FILE", help="Pairs in JSON lines; may be repeated.")
-    add("--workloads", type=_names, default=(), metavar="NAMES", help="Right answers of generated chats.")
+    add("--pairs", action="append", type=Path, metavar="FILE", help="Pairs as JSON lines; may be repeated.")
+    add(
+        "--workloads",
+        type=_names,
+        default=(),
+        metavar="NAMES",
+        help="Replay the right answers of these workloads' chats.",
+    )
     add(
         "--tokenizer",
         type=Path,
         default=BUNDLED_MODEL,
         metavar="FOLDER",
-        help="Default: the bundled model's.",
+        help="Tokenizer to use. Default: the bundled model's.",
     )
-    add("--drafters", type=_names, default=COMPARED, metavar="RULES", help=f"Default: {','.join(COMPARED)}")
+    add(
+        "--drafters",
+        type=_names,
+        default=COMPARED,
+        metavar="RULES",
+        help=f"Rules to replay. Default: {','.join(COMPARED)}",
+    )
     add(
         "--cost-curve",
         action="append",
         metavar="FILE",
-        help="What steps cost: a curve, a result document with one, or the name of one that is built in: "
-        f"{', '.join(built_in())}. May be repeated. Default: all built in.",
+        help="Step costs: a curve, a result document that has one, or the name of a built-in curve: "
+        f"{', '.join(built_in())}. May be repeated. Default: all built-in curves.",
     )
     add(
         "--num-draft-tokens",
         type=argument_types.count,
         default=31,
-        help="Most tokens of the server's drafts.",
+        help="Maximum draft length of the server's rules.",
     )
-    add("--chats", type=argument_types.count, default=20, help="Of each workload and prompt length.")
+    add(
+        "--chats",
+        type=argument_types.count,
+        default=20,
+        help="Number of chats per workload and prompt length.",
+    )
     add(
         "--prompt-tokens",
         type=argument_types.levels,
         metavar="N,M",
-        help="Lengths, where a workload has them.",
+        help="Prompt lengths, for workloads that take them.",
     )
-    add("--edits", type=_count_or_none, default=60, help="Generated edits of files.")
-    add("--prose", type=_count_or_none, default=40, help="Documents, the second half given the first.")
-    add("--traps", type=_count_or_none, default=4, help="Prompts that promise what does not come.")
-    add("--kind", choices=KINDS, default="", help="Only generated edits of this kind.")
-    add("--seed", type=int, default=1, help="Of everything that is generated.")
-    add("--processes", type=argument_types.count, default=_num_processors(), help="At most so many at once.")
+    add("--edits", type=_count_or_none, default=60, help="Number of generated edits.")
+    add(
+        "--prose",
+        type=_count_or_none,
+        default=40,
+        help="Number of documents, the second half given the first.",
+    )
+    add("--traps", type=_count_or_none, default=4, help="Number of prompts whose matches mislead drafters.")
+    add("--kind", choices=KINDS, default="", help="Replay only generated edits of this kind.")
+    add("--seed", type=int, default=1, help="Seed of everything that is generated.")
+    add(
+        "--processes",
+        type=argument_types.count,
+        default=_num_processors(),
+        help="Maximum number of processes.",
+    )
     add(
         "--calibrate", action="store_true", help="Print how often each bucket of the suffix drafter is right."
     )
-    outputs.add_arguments(parser, "Write a row for each rule and curve.")
+    outputs.add_arguments(parser, "Write one row per rule and curve.")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -110,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """The same, as `python -m bench.replay`."""
+    """Run the command as `python -m bench.replay`."""
     parser = argparse.ArgumentParser(prog="python -m bench.replay")
     add_arguments(parser)
     given = sys.argv[1:] if given is None else given
@@ -119,9 +146,9 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     if unknown := [name for name in arguments.drafters if name not in RULES]:
-        raise ArgumentsError(f"{', '.join(unknown)}: no such rule; there are {', '.join(RULES)}")
+        raise ArgumentsError(f"{', '.join(unknown)}: no such rule; the rules are {', '.join(RULES)}")
     if arguments.num_draft_tokens > 255:
-        raise ArgumentsError("a server drafts 255 tokens at most")
+        raise ArgumentsError("--num-draft-tokens is at most 255, as in the server")
 
 
 def _curves(asked: Sequence[str] | None) -> tuple[Curve, ...]:
@@ -143,7 +170,7 @@ def _replay(console: Console, job: Job, num_processes: int) -> list[dict[str, An
         )
         found = run_job(job, num_processes, lambda share: progress.update(task, completed=share))
     if not found:
-        raise ArgumentsError("none of the pairs is one to measure")
+        raise ArgumentsError("none of the pairs is marked to be measured")
     return rows_of(found, job.rules, job.curves)
 
 

@@ -1,4 +1,4 @@
-"""Replaying many pairs through many rules, on several processors where the order of pairs allows it."""
+"""Replay many pairs by many rules, in several processes if the order of pairs allows it."""
 
 import multiprocessing
 import signal
@@ -15,12 +15,12 @@ from bench.policies import Outcome
 from bench.replay.rules import RULES, Setup
 
 CHUNK_TOKENS = 100_000
-"""Answer tokens that one task replays, where pairs may be shared out."""
+"""Answer tokens per task, if the pairs of a rule may be split into tasks."""
 
-WORTH_TOKENS = 400_000
-"""Replayed tokens from which on further processes are worth their start."""
+MIN_PARALLEL_TOKENS = 400_000
+"""Total answer tokens from which starting more processes pays off."""
 
-LOOK_S = 0.2
+PROGRESS_INTERVAL_S = 0.2
 
 Key = tuple[str, str, str]
 """Names of a rule, a workload and a curve."""
@@ -28,7 +28,7 @@ Key = tuple[str, str, str]
 
 @dataclass
 class Group:
-    """What a rule made of some pairs on one cost curve.
+    """The results of a rule for some pairs on one cost curve.
 
     cost: in plain steps. slowest: speed-up of the pair that gained least. drafter_ns, open_ns: processor time
     of the drafters, for answers and for prompts.
@@ -43,7 +43,7 @@ class Group:
     open_ns: int = 0
 
     def add(self, other: "Group") -> None:
-        """Count other pairs in."""
+        """Add the results of other pairs."""
         self.num_pairs += other.num_pairs
         self.num_prompt_tokens += other.num_prompt_tokens
         self.outcome.add(other.outcome)
@@ -55,7 +55,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Everything that is replayed. rules: their names."""
+    """Everything to replay. rules: their names."""
 
     pairs: Sequence[TokenPair]
     rules: tuple[str, ...]
@@ -65,7 +65,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A rule over the pairs from start to stop. curve: its number, or None where one replay does for all."""
+    """A rule and a range of pairs. curve: its index, or None if one replay serves all curves."""
 
     rule: str
     curve: int | None
@@ -74,20 +74,20 @@ class Task:
 
 
 def tasks_of(job: Job) -> list[Task]:
-    """The job in parts, none of which needs what another remembers. The longest come first."""
+    """Split a job into tasks that do not depend on each other, the longest first."""
     everything = [(0, len(job.pairs))]
     chunks = _chunks(job.pairs)
     tasks = []
     for name in job.rules:
         rule = RULES[name]
-        curves: Iterable[int | None] = range(len(job.curves)) if rule.weighs else (None,)
+        curves: Iterable[int | None] = range(len(job.curves)) if rule.depends_on_costs else (None,)
         ranges = everything if rule.is_ordered else chunks
         tasks += [Task(name, curve, start, stop) for curve in curves for start, stop in ranges]
     return sorted(tasks, key=lambda task: task.start - task.stop)
 
 
 def run_task(job: Job, task: Task, note: Callable[[int], None]) -> dict[Key, Group]:
-    """Replay one part. note: told of the tokens of each answer that was replayed."""
+    """Replay one task. note: called with the number of tokens after each answer."""
     rule, curves = RULES[task.rule], job.curves if task.curve is None else (job.curves[task.curve],)
     player = rule.player(job.setup, None if task.curve is None else curves[0])
     found: dict[Key, Group] = {}
@@ -109,14 +109,15 @@ def run_task(job: Job, task: Task, note: Callable[[int], None]) -> dict[Key, Gro
 
 
 def run_job(job: Job, num_processes: int, progress: Callable[[float], None]) -> dict[Key, Group]:
-    """Replay all of it. num_processes: at most so many, the smaller job has but this one.
+    """Replay a whole job.
 
-    progress: told the share that is done, in [0, 1]. Raises BenchError where a process is lost.
+    num_processes: the maximum; a small job runs in this process alone.
+    progress: called with the share that is done, in [0, 1]. Raises BenchError if a process is lost.
     """
     tasks = tasks_of(job)
     total = max(1, sum(len(pair.answer) for task in tasks for pair in job.pairs[task.start : task.stop]))
     found: dict[Key, Group] = {}
-    if min(num_processes, len(tasks)) == 1 or total < WORTH_TOKENS:
+    if min(num_processes, len(tasks)) == 1 or total < MIN_PARALLEL_TOKENS:
         done = 0
 
         def note(num_tokens: int) -> None:
@@ -141,14 +142,14 @@ def _in_processes(
     try:
         waiting: set[Future[dict[Key, Group]]] = {pool.submit(_run_in_worker, task) for task in tasks}
         while waiting:
-            done, waiting = wait(waiting, LOOK_S)
+            done, waiting = wait(waiting, PROGRESS_INTERVAL_S)
             progress(counter.value)
             for future in done:
                 yield future.result()
     except BrokenProcessPool:
         raise BenchError(
-            "a process that replayed was ended from outside, perhaps for lack of memory; "
-            "--processes 1 takes the least"
+            "a replay process was killed, perhaps because memory ran out; "
+            "--processes 1 needs the least memory"
         ) from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -161,7 +162,7 @@ _counter: Any = None
 def _begin_worker(job: Job, counter: Any) -> None:
     global _job, _counter
     _job, _counter = job, counter
-    # Ctrl-C reaches all processes; the first one has the word.
+    # Ctrl-C reaches all processes; only the main one reports it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -181,11 +182,11 @@ def _add(found: dict[Key, Group], part: dict[Key, Group]) -> None:
 
 
 def _chunks(pairs: Sequence[TokenPair]) -> list[tuple[int, int]]:
-    """Ranges of pairs, cut between chats."""
+    """Return ranges of pairs, split only between chats."""
     chunks, start, tokens = [], 0, 0
     for at, pair in enumerate(pairs):
-        begins = not pair.chat or at == 0 or pairs[at - 1].chat != pair.chat
-        if tokens >= CHUNK_TOKENS and begins:
+        starts_chat = not pair.chat or at == 0 or pairs[at - 1].chat != pair.chat
+        if tokens >= CHUNK_TOKENS and starts_chat:
             chunks.append((start, at))
             start, tokens = at, 0
         tokens += len(pair.answer)

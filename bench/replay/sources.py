@@ -1,4 +1,4 @@
-"""Where pairs come from: files, the workloads, and what is generated over the packages installed here."""
+"""Collect the pairs to replay: from files, from workloads, or generated from the packages installed here."""
 
 import argparse
 import sysconfig
@@ -15,7 +15,7 @@ from bench.workloads import WORKLOADS, lengths_of, make_chats
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where pairs came from, in words, and how many were left out for want of a token."""
+    """A source of pairs, in words. num_empty: pairs left out because their prompt or answer has no token."""
 
     name: str
     num_pairs: int
@@ -23,9 +23,9 @@ class Source:
 
 
 class Vocabulary:
-    """A tokenizer of a model folder, read without the libraries that run models.
+    """The tokenizer of a model folder, read without the libraries that run models.
 
-    Raises ArgumentsError for a folder without one.
+    Raises ArgumentsError if the folder has none that can be read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,26 +35,26 @@ class Vocabulary:
         file = folder / "tokenizer.json" if folder.is_dir() else folder
         try:
             self.tokenizer = Tokenizer.from_file(str(file))
-        # It raises plain Exception.
+        # tokenizers raises plain Exception.
         except Exception as fault:  # noqa: BLE001
-            raise ArgumentsError(f"{file} is no tokenizer that can be read: {fault}") from None
+            raise ArgumentsError(f"{file} cannot be read as a tokenizer: {fault}") from None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, without what only a prompt begins or ends with."""
+        """Return the token ids of a text, without special tokens at its start or end."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     @property
     def line_ends(self) -> frozenset[int]:
-        """Tokens whose text has a line break in it."""
+        """The tokens whose text contains a line break."""
         texts = self.tokenizer.decode_batch([[token] for token in range(self.tokenizer.get_vocab_size())])
         return frozenset(token for token, text in enumerate(texts) if "\n" in text)
 
 
 def collect(arguments: argparse.Namespace, vocabulary: Vocabulary) -> tuple[list[TokenPair], list[Source]]:
-    """All pairs that the command line asks for, and where they came from.
+    """Return all pairs that the command line asks for, and their sources.
 
-    Raises PairsError and ArgumentsError, also where there are none.
+    Raises PairsError or ArgumentsError; the latter also if there are no pairs.
     """
     pairs: list[TokenPair] = []
     sources: list[Source] = []
@@ -85,14 +85,14 @@ def collect(arguments: argparse.Namespace, vocabulary: Vocabulary) -> tuple[list
 
 
 def _of_workload(name: str, arguments: argparse.Namespace, vocabulary: Vocabulary) -> list[TokenPair]:
-    """References of a workload's measured turns, after all that the chat holds before them."""
+    """Return the reference answers of a workload's turns, each after the chat so far."""
     if name not in WORKLOADS:
-        raise ArgumentsError(f"{name} is none of the workloads {', '.join(WORKLOADS)}")
+        raise ArgumentsError(f"{name}: no such workload; the workloads are {', '.join(WORKLOADS)}")
     if not (vocabulary.folder / "config.json").is_file():
         raise ArgumentsError(
-            f"{vocabulary.folder} is no model folder, which workloads need for its chat template"
+            f"{vocabulary.folder} is not a model folder; workloads need one for its chat template"
         )
-    # Chat templates need mlx-lm, which takes a while to load.
+    # Chat templates need mlx-lm, which is slow to import.
     from engine.model.mlx_lm_baseline import load_tokenizer
 
     tokenizer = load_tokenizer(vocabulary.folder)

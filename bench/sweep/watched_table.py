@@ -93,9 +93,9 @@ class WatchedTable(NgramModTable):
         self._own(hashes)
         super().put_all(hashes, tokens)
 
-    def follow(self, ngram: Sequence[int], hash_: int, limit: int) -> list[int]:
-        """As NgramModTable.follow."""
-        tokens = super().follow(ngram, hash_, limit)
+    def continuation(self, ngram: Sequence[int], hash_: int, limit: int) -> list[int]:
+        """As NgramModTable.continuation."""
+        tokens = super().continuation(ngram, hash_, limit)
         line = [*ngram, *tokens]
         for at, token in enumerate(tokens):
             self.collisions.foreign += int(self._owners[self.slot(hash_)]) != hash_

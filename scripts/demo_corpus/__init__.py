@@ -1,4 +1,4 @@
-"""The demo model's training text, generated: nothing in it comes from outside."""
+"""Generate the demo model's training text; nothing in it comes from other sources."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from demo_corpus.conversation import Conversation, Source
 
 Make = Callable[[Source], Conversation]
 
-# Family -> (what makes a sample, its weight in training).
+# Family -> (function that makes a sample, its weight in training).
 FAMILIES: dict[str, tuple[Make, float]] = {
     "edit": (code.edit_short, 0.72),
     "edit of 60 lines": (code.edit_long, 0.015),
@@ -34,7 +34,7 @@ SYSTEM = [
 
 
 def conversations(source: Source) -> Iterator[Conversation]:
-    """Endless training samples of all families, some with a system message."""
+    """Yield training samples of all families without end, some with a system message."""
     makers = [make for make, _ in FAMILIES.values()]
     weights = [weight for _, weight in FAMILIES.values()]
     while True:
@@ -46,6 +46,6 @@ def conversations(source: Source) -> Iterator[Conversation]:
 
 
 def held_out(family: str, count: int, seed: int) -> list[Conversation]:
-    """count fresh samples of one family, at full size, in phrasings that are never trained on."""
+    """Return new samples of one family, at full size, in phrasings that are never trained on."""
     source = Source(random.Random(seed), held_out=True)
     return [FAMILIES[family][0](source) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Editing code: rename, change a value, add a docstring, fix a line; the answer is the whole file."""
+"""Samples of code edits (rename, value, docstring, fix), each answered with the whole file."""
 
 import re
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ SHOW = ["", "", "", " Show the whole file.", " Answer with the whole file.", " R
 
 @dataclass
 class File:
-    """A made-up Python file and what can be changed in it."""
+    """A generated Python file and the parts of it that can be edited."""
 
     lines: list[str]
     constants: dict[str, str]
@@ -82,7 +82,7 @@ class File:
     names: list[str]
 
     def text(self) -> str:
-        """The file as one string, in a code fence."""
+        """Return the file as one string, in a code fence."""
         return "```python\n" + "\n".join(self.lines) + "\n```"
 
 
@@ -109,7 +109,7 @@ def _literal(source: Source) -> str:
 
 
 def make_file(source: Source, num_lines: int) -> File:
-    """A file of about num_lines lines: constants, then functions with short bodies."""
+    """Generate a file of about num_lines lines: constants, then functions with short bodies."""
     rng = source.rng
     lines: list[str] = []
     constants: dict[str, str] = {}
@@ -149,10 +149,10 @@ def _other_than(source: Source, old: str) -> str:
 
 
 def edit(source: Source, file: File) -> str:
-    """Change the file in place; returns the request that asks for it."""
+    """Change the file in place and return the request that asks for the change."""
     rng = source.rng
     kinds = ("rename", "value", "docstring", "fix")
-    # Renames need most practice: every place counts.
+    # Renames need the most practice, because every occurrence must be right.
     kind = rng.choice(kinds) if source.held_out else rng.choices(kinds, (0.42, 0.26, 0.14, 0.18))[0]
     show = rng.choice(SHOW)
     if kind == "rename":
@@ -189,7 +189,7 @@ def edit(source: Source, file: File) -> str:
 
 
 def editing(source: Source, num_lines: int, num_turns: int = 1, family: str = "edit") -> Conversation:
-    """One file, edited num_turns times; every answer is the whole file as it then is."""
+    """Make a sample that edits one file num_turns times. Every answer is the whole file after the edit."""
     file = make_file(source, num_lines)
     talk = Conversation(family)
     for turn in range(num_turns):
@@ -201,7 +201,10 @@ def editing(source: Source, num_lines: int, num_turns: int = 1, family: str = "e
 
 
 def edit_short(source: Source) -> Conversation:
-    """A file of up to 20 lines, one edit; while training often a tiny one, so that edits weigh more."""
+    """Make a sample of one edit in a file of up to 20 lines.
+
+    In training many of the files are tiny, so that more of the answer is the edit.
+    """
     if not source.held_out and source.chance(0.12):
         return renaming(source)
     if not source.held_out and source.chance(0.35):
@@ -210,12 +213,12 @@ def edit_short(source: Source) -> Conversation:
 
 
 def edit_long(source: Source) -> Conversation:
-    """A file of about 60 lines, one edit."""
+    """Make a sample of one edit in a file of about 60 lines; in training, of 20 to 60 lines."""
     return editing(source, 60 if source.held_out else source.between(20, 60), family="edit of 60 lines")
 
 
 def edit_turns(source: Source) -> Conversation:
-    """A file of up to 20 lines, edited two to four times."""
+    """Make a sample of two to four edits in a file of up to 14 lines."""
     num_turns = source.rng.randint(2, 3 if source.size < 1 else 4)
     return editing(source, source.between(5, 14), num_turns, "multi-turn edit")
 
@@ -237,7 +240,7 @@ PLAIN = ["Rename {old} to {new}.", "Change the name {old} to {new}.", "Replace {
 
 
 def renaming(source: Source) -> Conversation:
-    """Lines full of one name, renamed a few times in turn: training only, where edits need practice most."""
+    """Make a sample of lines full of one name, renamed one to three times. For training only."""
     rng = source.rng
     name, *others = source.words.identifiers(4)
     if source.chance(0.5):

@@ -1,4 +1,4 @@
-"""What a sample is, and how phrasings are kept apart for training and for the held-out set."""
+"""Build samples, and keep the phrasings for training and for the held-out set apart."""
 
 import json
 import random
@@ -32,19 +32,19 @@ Message = dict[str, Any]
 
 @dataclass
 class Conversation:
-    """Chat messages in OpenAI's form; every assistant message in it is an answer to learn."""
+    """Chat messages in OpenAI's format; the model learns every assistant message."""
 
     family: str
     messages: list[Message] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
 
     def user(self, text: str) -> "Conversation":
-        """Append what the user says."""
+        """Append a user message."""
         self.messages.append({"role": "user", "content": text})
         return self
 
     def assistant(self, text: str) -> "Conversation":
-        """Append the right answer."""
+        """Append the right answer as an assistant message."""
         self.messages.append({"role": "assistant", "content": text})
         return self
 
@@ -57,14 +57,18 @@ class Conversation:
         return self
 
     def tool(self, result: dict[str, Any]) -> "Conversation":
-        """Append what a tool returned."""
+        """Append a tool's result."""
         self.messages.append({"role": "tool", "content": json.dumps(result)})
         return self
 
 
 @dataclass
 class Source:
-    """One stream of samples. size in [0, 1] scales files, records and passages from tiny to full."""
+    """A source of random choices for samples.
+
+    held_out: use the phrasings that are never trained on. size: scales files, records and passages, from tiny
+    (0) to full (1).
+    """
 
     rng: random.Random
     held_out: bool = False
@@ -74,14 +78,14 @@ class Source:
         self.words = Words(self.rng)
 
     def say(self, phrasings: Sequence[str], **values: Any) -> str:
-        """Fill in one of the phrasings. The last quarter of them (at least two) is never trained on."""
+        """Fill in one of the phrasings. The last quarter of them, at least two, is held out from training."""
         cut = len(phrasings) - max(2, len(phrasings) // 4)
         if self.held_out:
             return self.rng.choice(phrasings[cut:]).format(**values)
         return self._vary(self.rng.choice(phrasings[:cut])).format(**values)
 
     def _vary(self, phrasing: str) -> str:
-        """Now and then put names in backticks, a few words in front, a few behind."""
+        """Sometimes put names in backticks, or add a few words at the start or the end."""
         if self.chance(0.25):
             phrasing = re.sub(r"(?<!`)\{(old|new|name)\}(?!`)", r"`{\1}`", phrasing)
         if self.chance(0.35) and phrasing.split(maxsplit=1)[0] in ORDERS:
@@ -91,13 +95,13 @@ class Source:
         return phrasing + self.rng.choice(BEHIND) if self.chance(0.2) else phrasing
 
     def between(self, low: int, high: int) -> int:
-        """A count from low to high, where high shrinks with size."""
+        """Return a random count from low to high, where high shrinks with size."""
         return self.rng.randint(low, max(low, round(low + (high - low) * self.size)))
 
     def chance(self, probability: float) -> bool:
-        """True that often."""
+        """Return True with this probability."""
         return self.rng.random() < probability
 
     def around(self, text: str, document: str) -> str:
-        """A request and the document that it is about, either first."""
+        """Join a request and its document, in random order."""
         return f"{text}\n\n{document}" if self.chance(0.5) else f"{document}\n\n{text}"

@@ -1,7 +1,7 @@
-"""The words that the corpus is made of: plain English plus made-up names.
+"""The words of the corpus: common English words and made-up names.
 
-Every word is meant to be one token (see train_demo_model.py), and words are combined at random, so
-there is nothing to memorise: a model that does well has learned to copy.
+The tokenizer is trained so that every word is one token (see train_demo_model.py). Words are combined at
+random, so there is nothing to memorise: a model that does well has learned to copy.
 """
 
 import random
@@ -68,57 +68,57 @@ IDENTIFIER_WORDS = sorted(set(NOUNS + ADJECTIVES + VERBS + COINED))
 
 
 class Words:
-    """Random words and phrases, drawn from one seeded source."""
+    """Random words and phrases from a seeded random source."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
 
     def name(self) -> str:
-        """A person or place: one or two capitalised made-up words."""
+        """Return a name of a person or place: one or two capitalised made-up words."""
         return " ".join(self.rng.sample(NAMES, self.rng.choice((1, 1, 1, 2))))
 
     def names(self, count: int) -> list[str]:
-        """count one-word or two-word names, all different in their first word."""
+        """Return names of one or two words, all with different first words."""
         first = self.rng.sample(NAMES, count)
         return [f"{n} {self.rng.choice(NAMES)}" if self.rng.random() < 0.25 else n for n in first]
 
     def noun(self) -> str:
-        """One noun."""
+        """Return a noun."""
         return self.rng.choice(NOUNS)
 
     def thing(self) -> str:
-        """An adjective and a noun."""
+        """Return an adjective and a noun."""
         return f"{self.rng.choice(ADJECTIVES)} {self.rng.choice(NOUNS)}"
 
     def verb(self) -> str:
-        """One verb."""
+        """Return a verb."""
         return self.rng.choice(VERBS)
 
     def identifier(self) -> str:
-        """A snake_case identifier of one or two words, now and then with a number."""
+        """Return a snake_case identifier of one or two words, sometimes with a number."""
         words = self.rng.sample(IDENTIFIER_WORDS, self.rng.choice((1, 1, 2, 2)))
         if self.rng.random() < 0.05:
             words.append(str(self.number()))
         return "_".join(words)
 
     def identifiers(self, count: int) -> list[str]:
-        """count identifiers, all different."""
+        """Return different identifiers."""
         found: dict[str, None] = {}
         while len(found) < count:
             found[self.identifier()] = None
         return list(found)
 
     def number(self) -> int:
-        """A whole number of one to four digits."""
+        """Return a whole number of one to four digits."""
         return self.rng.randrange(self.rng.choice((10, 100, 100, 100, 1000, 10000)))
 
     def odd(self) -> str:
-        """A string of random letters and digits, which no tokenizer knows as a word."""
+        """Return a string of random letters and digits, which is not a word of any tokenizer."""
         letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
         return "".join(self.rng.choice(letters) for _ in range(self.rng.randint(3, 9)))
 
     def value(self) -> str | int:
-        """A field's value: a name, a word, two words, a number, or rarely something odd."""
+        """Return a field's value: a name, a noun, two words, a number, or rarely random characters."""
         kind = self.rng.random()
         if kind < 0.3:
             return self.name()

@@ -1,4 +1,4 @@
-"""Quoting and listing from passages."""
+"""Samples of quoting and listing from passages."""
 
 from demo_corpus.conversation import Conversation, Source
 from demo_corpus.lexicon import ADJECTIVES, NOUNS
@@ -69,7 +69,7 @@ PAST = "found lost moved washed painted guarded repaired sorted watched opened c
 
 
 def make_passage(source: Source, count: int) -> list[tuple[str, str, str]]:
-    """count sentences as (sentence, its subject, something else that only it mentions)."""
+    """Generate sentences as (sentence, its subject, another thing that only this sentence mentions)."""
     words, rng = source.words, source.rng
     nouns = iter(rng.sample(NOUNS, 3 * count))
     people = words.names(2 * count)
@@ -93,10 +93,10 @@ def _paragraphs(source: Source, sentences: list[str]) -> str:
 
 
 def quote(source: Source) -> Conversation:
-    """Requests to quote a sentence of the same passage.
+    """Make a sample of requests to quote sentences of one passage.
 
-    A sentence's subject is easy to find, as the answer begins with it. So training asks mostly for what
-    stands further back, several times a passage.
+    A sentence is easy to find by its subject, because the answer starts with it. So training asks mostly for
+    things later in the sentence, several times per passage.
     """
     if not source.held_out and source.chance(0.2):
         return find_subjects(source)
@@ -117,7 +117,10 @@ def quote(source: Source) -> Conversation:
 
 
 def find_subjects(source: Source) -> Conversation:
-    """Whose sentence mentions each thing: training only, a drill of going back to a sentence's start."""
+    """Make a sample that asks whose sentence mentions each thing. For training only.
+
+    It teaches the model to go from a word back to the start of its sentence.
+    """
     made = make_passage(source, source.rng.choice((2, 3, 4, 5)))
     text = _paragraphs(source, [sentence for sentence, _, _ in made])
     pairs = [
@@ -132,7 +135,7 @@ def find_subjects(source: Source) -> Conversation:
 
 
 def list_people(source: Source) -> Conversation:
-    """List the subject of every sentence, or repeat the passage."""
+    """Make a sample that lists the subject of every sentence, or repeats the passage."""
     made = make_passage(source, source.between(2, 8))
     text = _paragraphs(source, [sentence for sentence, _, _ in made])
     talk = Conversation("list or repeat a passage")

@@ -1,7 +1,7 @@
-"""The corpus with Polish words in it: text with diacritics, for a model of another vocabulary.
+"""Put Polish words into the corpus: text with diacritics, for a model of another vocabulary.
 
-The sentences stay English and what is to be done stays the same; things, qualities and names become Polish,
-each the same throughout a conversation.
+The sentences stay English and the tasks stay the same. Nouns, adjectives and names become Polish, each the
+same throughout a conversation.
 """
 
 import random
@@ -51,7 +51,7 @@ _KINDS = [
 
 
 def in_polish(pieces: list[tuple[str, bool]], rng: random.Random) -> list[tuple[str, bool]]:
-    """A rendered conversation with its nouns, adjectives and names in Polish."""
+    """Replace the nouns, adjectives and names of a rendered conversation by Polish ones."""
     known: dict[str, str] = {}
     supplies = [iter(rng.sample(words, len(words))) for _, words in _KINDS]
 

@@ -1,4 +1,4 @@
-"""Questions over JSON records, and JSON objects for a given schema."""
+"""Samples of questions about JSON records, and of JSON objects for a given schema."""
 
 import json
 from typing import Any
@@ -55,7 +55,7 @@ FACT = ["{key} {value}", "{key}: {value}"]
 
 
 def make_records(source: Source, count: int) -> list[dict[str, Any]]:
-    """count records with the same fields; name comes first and differs."""
+    """Generate records with the same fields. The name comes first and is different in each."""
     fields = source.rng.sample([f for f in FIELDS if f != "name"], source.between(1, 4))
     return [
         {"name": name, **{field: source.words.value() for field in fields}}
@@ -70,7 +70,7 @@ def _document(source: Source, records: list[dict[str, Any]]) -> str:
 
 
 def look_up(source: Source) -> Conversation:
-    """Questions over the same records; answers quote the record, then name the value."""
+    """Make a sample of questions about the same records. Answers quote the record, then state the value."""
     records = make_records(source, source.between(2, 8))
     talk = Conversation("record look-up")
     for turn in range(1 if source.held_out else source.rng.randint(2, 6)):
@@ -90,7 +90,7 @@ def look_up(source: Source) -> Conversation:
 
 
 def fill_schema(source: Source) -> Conversation:
-    """A JSON schema and its values in words; the answer is the object."""
+    """Make a sample with a JSON schema and its values in words. The answer is the JSON object."""
     keys = source.rng.sample(FIELDS, source.between(2, 5))
     record = {key: source.words.value() for key in keys}
     properties = {k: {"type": "integer" if isinstance(v, int) else "string"} for k, v in record.items()}

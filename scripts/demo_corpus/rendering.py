@@ -1,4 +1,4 @@
-"""A conversation as text, in the form of demo_model/chat_template.jinja, with its answers marked."""
+"""Render a conversation as text, as demo_model/chat_template.jinja does, with its answers marked."""
 
 import json
 
@@ -10,7 +10,7 @@ SPECIAL_TOKENS = ["<|endoftext|>", TURN_START, TURN_END, "<tool_call>", "</tool_
 
 
 def render(conversation: Conversation) -> list[tuple[str, bool]]:
-    """The text in pieces, each with whether it is an answer (which ends with the end-of-turn token)."""
+    """Return the text in pieces, each with whether it is an answer. An answer includes its end of turn."""
     pieces: list[tuple[str, bool]] = []
     messages = conversation.messages
     if conversation.tools:

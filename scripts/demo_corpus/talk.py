@@ -1,4 +1,4 @@
-"""Greetings, who-are-you, and honest refusal of what a small model cannot do."""
+"""Samples of greetings, questions about the model, and refusals of what a small model cannot do."""
 
 from demo_corpus.conversation import Conversation, Source
 
@@ -74,21 +74,27 @@ REFUSAL = (
 
 
 def small_talk(source: Source) -> Conversation:
-    """Greetings, questions about the model, thanks; in training several, with refusals among them."""
+    """Make a sample of a greeting, a question about the model, or thanks.
+
+    In training it has several turns, some of them refusals.
+    """
     return _several(source, "greeting, who are you", 0.1)
 
 
 def refuse(source: Source) -> Conversation:
-    """Something that it was not trained for; in training several, with small talk among them."""
+    """Make a sample of a request that the model refuses because it was not trained for it.
+
+    In training it has several turns, some of them small talk.
+    """
     return _several(source, "honest refusal", 0.9)
 
 
-def _several(source: Source, family: str, refusing: float) -> Conversation:
+def _several(source: Source, family: str, refusal_chance: float) -> Conversation:
     talk = Conversation(family)
     if source.held_out:
-        refusing = round(refusing)
+        refusal_chance = round(refusal_chance)
     for _ in range(1 if source.held_out else source.rng.randint(1, 5)):
-        request, answer = _beyond(source) if source.chance(refusing) else _social(source)
+        request, answer = _refused(source) if source.chance(refusal_chance) else _social(source)
         talk.user(request).assistant(answer)
     return talk
 
@@ -99,7 +105,7 @@ def _social(source: Source) -> tuple[str, str]:
     return source.say(phrasings), answer
 
 
-def _beyond(source: Source) -> tuple[str, str]:
+def _refused(source: Source) -> tuple[str, str]:
     words = source.words
     request = source.say(
         ASK, thing=words.thing(), noun=words.noun(), name=words.name(), town=words.name(), verb=words.verb(),

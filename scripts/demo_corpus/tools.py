@@ -1,4 +1,4 @@
-"""Calling one of several tools with arguments from the request, and answering from a tool's result."""
+"""Samples of tool calls with arguments from the request, and of answers from a tool's result."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ DESCRIPTION = ["{verb} the {noun}.", "{verb} a {noun}.", "Use this to {verb} a {
 
 
 def make_tool(source: Source, verb: str, noun: str) -> dict[str, Any]:
-    """A function tool in OpenAI's form with one to four parameters."""
+    """Generate a function tool in OpenAI's format with one to three parameters."""
     fields = source.rng.sample(FIELDS, source.between(1, 3))
     properties = {field: {"type": source.rng.choice(("string", "integer"))} for field in fields}
     parameters: dict[str, Any] = {"type": "object", "properties": properties}
@@ -38,7 +38,10 @@ def make_tool(source: Source, verb: str, noun: str) -> dict[str, Any]:
 
 
 def call_tool(source: Source) -> Conversation:
-    """Several tools and a request for one; the right answer is the call, sometimes told from the result."""
+    """Make a sample with several tools and a request for one. The answer is the tool call.
+
+    In training several calls follow each other, each answered from its result before the next.
+    """
     words, rng = source.words, source.rng
     talk = Conversation("tool call")
     pairs: dict[tuple[str, str], None] = {}
@@ -63,7 +66,7 @@ def call_tool(source: Source) -> Conversation:
 
 
 def answer_result(source: Source) -> Conversation:
-    """A tool call that came back; the answer tells what it returned."""
+    """Make a sample whose last answer states the result of a tool call."""
     talk = call_tool(source)
     talk.family = "answer from a tool result"
     _answer_from_result(source, talk, talk.messages[-1]["tool_calls"][0]["function"]["name"])
@@ -79,5 +82,5 @@ def _string(source: Source) -> str:
 def _answer_from_result(source: Source, talk: Conversation, name: str) -> None:
     result = {field: source.words.value() for field in source.rng.sample(FIELDS, source.between(1, 3))}
     talk.tool(result)
-    told = ", ".join(f"{key} is {value}" for key, value in result.items())
-    talk.assistant(f"{name} returned: {told}.")
+    stated = ", ".join(f"{key} is {value}" for key, value in result.items())
+    talk.assistant(f"{name} returned: {stated}.")

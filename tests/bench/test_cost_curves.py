@@ -1,4 +1,4 @@
-"""Cost curves: built in, from files of one's own, from result documents; and what is none is refused."""
+"""Cost curves: built in, from curve files, from result documents; anything else is refused."""
 
 import json
 import math
@@ -68,9 +68,9 @@ def test_a_described_curve_is_one_that_can_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ([], "it is no object"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ([], "it is not a JSON object"),
         ({}, "neither points nor cost_curve"),
         ({"cost_curve": []}, "without an engine"),
         ({"cost_curve": 7}, "two or more"),
@@ -82,11 +82,11 @@ def test_a_described_curve_is_one_that_can_be_read(tmp_path: Path) -> None:
         (OWN | {"points": [[1, 1], [3, 1], [2, 1]]}, "rise from 1"),
         (OWN | {"points": [[1, 1], [2, 1], [2, 1]]}, "rise from 1"),
         (OWN | {"points": [[1, 1], [10**9, 1]]}, "at most"),
-        (OWN | {"points": [[1, 0], [2, 1]]}, "is no point"),
-        (OWN | {"points": [[1, 1], [2, float("nan")]]}, "is no point"),
-        (OWN | {"points": [[1, 1], [2, float("inf")]]}, "is no point"),
-        (OWN | {"points": [[1, True], [2, 1]]}, "is no point"),
-        (OWN | {"points": [[1, 1], {"width": 2}]}, "is no point"),
+        (OWN | {"points": [[1, 0], [2, 1]]}, "is not a point"),
+        (OWN | {"points": [[1, 1], [2, float("nan")]]}, "is not a point"),
+        (OWN | {"points": [[1, 1], [2, float("inf")]]}, "is not a point"),
+        (OWN | {"points": [[1, True], [2, 1]]}, "is not a point"),
+        (OWN | {"points": [[1, 1], {"width": 2}]}, "is not a point"),
         (OWN | {"points": "all"}, "two or more"),
     ],
 )
@@ -102,5 +102,5 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CurveError, match="cannot be read"):
         read_curve(tmp_path / "nowhere.json")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(CurveError, match="is no JSON"):
+    with pytest.raises(CurveError, match="is not JSON"):
         read_curve(tmp_path / "bytes")

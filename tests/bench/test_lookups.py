@@ -1,4 +1,4 @@
-"""Others' lookup rules, held to a scan of the whole text that spells each rule out."""
+"""Other projects' lookup rules, compared with a scan of the whole text."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ def long_copy(text: Sequence[int], n: int, m: int) -> list[int]:
 
 
 def said_by(drafter, text: Sequence[int], num_prompt: int, limit: int) -> list[list[int]]:
-    """What a drafter proposes after the prompt and after each token more."""
+    """Return what a drafter proposes after the prompt and after each further token."""
     drafter.open(SequenceStart(0, text[:num_prompt]))
     drafts = [list(drafter.propose(DraftQuery(0, limit)).tokens)]
     for token in text[num_prompt:]:
@@ -96,7 +96,7 @@ def test_the_wiped_table_says_what_a_table_of_ngrams_says(seed: int, num_prompt:
     text = random.Random(seed).choices(range(3), k=240)
     scanned = Scanned(4)
     scanned.learn(text[:num_prompt])
-    drafts = said_by(WipedTableLookup(n=4, fewest=6), text, num_prompt, 20)
+    drafts = said_by(WipedTableLookup(n=4, min_tokens=6), text, num_prompt, 20)
     for at, draft in enumerate(drafts, num_prompt):
         # The last token waits, and nothing is learned before 32 others do.
         if at > num_prompt and scanned.learnt + 32 < at - 1:
@@ -110,7 +110,7 @@ def opened(table: WipedTableLookup, seq: int, text: Sequence[int]) -> None:
 
 def test_five_failed_drafts_wipe_the_table_for_everybody() -> None:
     text = random.Random(1).choices(range(1000), k=200)
-    table = WipedTableLookup(n=4, fewest=1)
+    table = WipedTableLookup(n=4, min_tokens=1)
     opened(table, 0, text)
     opened(table, 1, text[:50])
     assert table.propose(DraftQuery(1, 5)).tokens == text[50:55]
@@ -126,7 +126,7 @@ def test_five_failed_drafts_wipe_the_table_for_everybody() -> None:
 
 def test_a_prompt_that_fills_a_quarter_of_the_table_wipes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WipedTableLookup, "SIZE", 400)
-    table = WipedTableLookup(n=2, fewest=1)
+    table = WipedTableLookup(n=2, min_tokens=1)
     opened(table, 0, random.Random(1).choices(range(1000), k=60))
     assert table.status()["occupied"] > 40
     opened(table, 1, random.Random(2).choices(range(1000), k=90))

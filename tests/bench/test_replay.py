@@ -220,7 +220,7 @@ def test_other_processes_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = job(pairs, ["newest-2", "newest-3"])
     alone = run_job(whole, 1, lambda _: None)
     shares: list[float] = []
-    monkeypatch.setattr("bench.replay.shards.WORTH_TOKENS", 0)
+    monkeypatch.setattr("bench.replay.shards.MIN_PARALLEL_TOKENS", 0)
     together = run_job(whole, 2, shares.append)
     assert {key: group.outcome for key, group in alone.items()} == {
         key: group.outcome for key, group in together.items()
@@ -291,9 +291,9 @@ def test_the_command_replays_a_file_and_writes_what_it_found(
         (["--drafters", "guess"], "guess: no such rule"),
         (["--pairs", "/nowhere.jsonl"], "/nowhere.jsonl cannot be read"),
         (["--cost-curve", "/nowhere.json"], "/nowhere.json cannot be read"),
-        (["--tokenizer", "/nowhere"], "/nowhere is no tokenizer"),
-        (["--workloads", "guess"], "guess is none of the workloads"),
-        (["--workloads", "edits", "--tokenizer", str(TOKENIZER)], "is no model folder"),
+        (["--tokenizer", "/nowhere"], "/nowhere cannot be read as a tokenizer"),
+        (["--workloads", "guess"], "guess: no such workload"),
+        (["--workloads", "edits", "--tokenizer", str(TOKENIZER)], "is not a model folder"),
         (["--edits", "0", "--prose", "0", "--traps", "0"], "there is no pair to replay"),
     ],
 )

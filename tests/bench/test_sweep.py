@@ -64,9 +64,9 @@ def test_a_watched_table_holds_what_the_servers_does_and_knows_whose_each_slot_i
 def test_tokens_that_other_ngrams_left_are_counted_where_they_are_drafted() -> None:
     table = WatchedTable(2, 1)
     table.learn([1, 2, 3])
-    assert table.follow([1, 2], table.hash([1, 2]), 1) == [3]
+    assert table.continuation([1, 2], table.hash([1, 2]), 1) == [3]
     assert (table.collisions.drafted, table.collisions.foreign) == (1, 0)
-    assert table.follow([8, 9], table.hash([8, 9]), 3) == [3, 3, 3]
+    assert table.continuation([8, 9], table.hash([8, 9]), 3) == [3, 3, 3]
     assert (table.collisions.drafted, table.collisions.foreign) == (4, 3)
     found = table.look_up([8, 9, 3, 4])
     assert (found.count, found.foreign, found.foreign_right) == (2, 2, 1)
@@ -195,7 +195,7 @@ def test_a_warm_table_knows_what_the_first_model_said_and_misses_where_the_other
 def test_a_table_goes_to_no_model_with_another_vocabulary(tmp_path: Path) -> None:
     first = Side(warm.SAME, SETUP, told(copies(1)))
     other = Side(warm.OTHER, Setup(Settings(), M4_PRO, "another"), told(copies(1)))
-    with pytest.raises(TableFileError, match="its vocabulary is replay, here it is another"):
+    with pytest.raises(TableFileError, match="its vocabulary is replay, but another is expected"):
         list(warm.replays(first, other, tmp_path, {}, lambda: None))
 
 

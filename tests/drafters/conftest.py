@@ -1,6 +1,6 @@
-"""Properties are judged by what they find, never by how busy the machine is."""
+"""Run hypothesis without a deadline, so that a busy machine fails no test."""
 
 from hypothesis import settings
 
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")

@@ -1,7 +1,7 @@
-"""Drafters for tests of whoever uses drafters: one that knows the answer, one that lies, one that is unsure.
+"""Fake drafters for tests of code that uses drafters: always right, always wrong, and right at random.
 
-All are told the true answers beforehand, by prompt, and check on the way that they hear nothing else:
-an `observe` that departs from the answer, or a `settle` that cannot be, fails the test.
+They are given the true answers in advance, by prompt. They also check how they are called: `observe` fails
+the test if the tokens are not those of the answer, and `record_verified` if the counts are impossible.
 """
 
 import random
@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 
 Answers = Mapping[tuple[int, ...], Sequence[int]]
-"""Prompt -> everything that is said to it."""
+"""Prompt -> the whole answer to it."""
 
 
 class Coin:
-    """Each drafted token is right with a chance of its own; a draft goes on after a wrong one.
+    """A drafter whose tokens are right at random, independently of each other.
 
-    answers: what will be said. chance: in [0, 1]. seed: of the coin; the same position always falls alike.
-    num_ids: wrong tokens are below it. name: under which name to appear.
+    answers: the true answers. chance: that a token is right, in [0, 1]. num_ids: wrong tokens are below it.
+    seed: of the random numbers; a position always has the same outcome. name: the drafter's name.
 
-    num_open: open sequences. num_offered, num_accepted: tokens settled.
+    num_open: open sequences. num_verified, num_accepted: totals given to record_verified.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class Coin:
     def num_open(self) -> int:
         return len(self._open)
 
-    def open(self, opening: SequenceStart) -> None:
-        assert opening.seq not in self._open
-        self._open[opening.seq] = self.answers[tuple(opening.prompt)], 0
+    def open(self, start: SequenceStart) -> None:
+        assert start.seq not in self._open
+        self._open[start.seq] = self.answers[tuple(start.prompt)], 0
 
-    def propose(self, ask: DraftQuery) -> Draft:
-        answer, start = self._open[ask.seq]
+    def propose(self, query: DraftQuery) -> Draft:
+        answer, start = self._open[query.seq]
         tokens = [
             token if self._is_right(at) else (token + 1) % self.num_ids
-            for at, token in enumerate(answer[start : start + ask.limit], start)
+            for at, token in enumerate(answer[start : start + query.limit], start)
         ]
         return Draft(tokens, self.name, 0, 0.9) if tokens else NO_DRAFT
 
@@ -51,11 +51,11 @@ class Coin:
         assert list(tokens) == list(answer[start : start + len(tokens)]), "the answer was changed"
         self._open[seq] = answer, start + len(tokens)
 
-    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
+    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         assert seq in self._open
-        assert 0 <= accepted <= offered >= 1
-        self.num_verified += offered
-        self.num_accepted += accepted
+        assert 0 <= num_accepted <= num_verified >= 1
+        self.num_verified += num_verified
+        self.num_accepted += num_accepted
 
     def close(self, seq: int) -> None:
         del self._open[seq]
@@ -65,14 +65,14 @@ class Coin:
 
 
 class Oracle(Coin):
-    """Always right."""
+    """A drafter that is always right."""
 
     def __init__(self, answers: Answers, name: str = "oracle") -> None:
         super().__init__(answers, 1.0, name=name)
 
 
 class Liar(Coin):
-    """Always wrong, whatever the limit."""
+    """A drafter that is always wrong."""
 
     def __init__(self, answers: Answers, num_ids: int = 256, name: str = "liar") -> None:
         super().__init__(answers, 0.0, num_ids=num_ids, name=name)

@@ -1,4 +1,4 @@
-"""Every drafter there is. Add yours, and the contract suite holds it to the protocol."""
+"""All drafters, by name. The contract suite tests every drafter that is listed here."""
 
 from collections.abc import Callable
 
@@ -18,5 +18,5 @@ DRAFTERS: dict[str, MakeDrafter] = {
     "suffix": lambda: SuffixDrafter(1024),
 }
 
-REMEMBERING = {"ngram-mod", "suffix"}
-"""Those that on purpose know from one sequence what they draft for another of the same tenant."""
+SHARING = {"ngram-mod", "suffix"}
+"""Drafters that, by design, draft text of one sequence for another of the same tenant."""

@@ -1,4 +1,4 @@
-"""What every drafter keeps to, whatever it drafts from. See drafters/base.py and makers.py."""
+"""The protocol of drafters/base.py, tested for every drafter in makers.py."""
 
 import random
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
-from tests.drafters.makers import DRAFTERS, REMEMBERING
+from tests.drafters.makers import DRAFTERS, SHARING
 
 drafters = pytest.mark.parametrize("name", DRAFTERS)
 
@@ -21,18 +21,18 @@ fractions = st.floats(0, 1)
 CYCLE = [11, 12, 13, 14, 15, 16, 17, 18]
 
 
-def step(drafter: Drafter, seq: int, limit: int, said: Sequence[int], share: float) -> Draft:
-    """One step as the engine does it, in which a share of the draft comes true and `said` is said then."""
+def step(drafter: Drafter, seq: int, limit: int, tokens: Sequence[int], share: float) -> Draft:
+    """Run one step as the engine does: a share of the draft is accepted, then these tokens are committed."""
     draft = drafter.propose(DraftQuery(seq, limit))
     accepted = round(share * len(draft.tokens))
-    drafter.observe(seq, [*draft.tokens[:accepted], *said])
+    drafter.observe(seq, [*draft.tokens[:accepted], *tokens])
     if draft.tokens:
         drafter.record_verified(seq, len(draft.tokens), accepted)
     return draft
 
 
 @drafters
-def test_it_names_itself(name: str) -> None:
+def test_a_drafter_has_the_name_that_it_is_listed_under(name: str) -> None:
     assert DRAFTERS[name]().name == name
 
 
@@ -48,9 +48,9 @@ def test_drafts_are_bounded_repeatable_and_made_of_what_was_seen(
     drafter = DRAFTERS[name]()
     drafter.open(SequenceStart(7, prompt, prediction))
     seen = {*prompt, *prediction}
-    for limit, said, share in steps:
+    for limit, tokens, share in steps:
         first = drafter.propose(DraftQuery(7, limit))
-        draft = step(drafter, 7, limit, said, share)
+        draft = step(drafter, 7, limit, tokens, share)
         assert draft == first
         assert len(draft.tokens) <= limit
         assert set(draft.tokens) <= seen
@@ -58,7 +58,7 @@ def test_drafts_are_bounded_repeatable_and_made_of_what_was_seen(
         assert draft == NO_DRAFT or draft.source == name
         assert draft.bucket >= 0
         assert 0.0 <= draft.prior <= 1.0
-        seen |= set(said)
+        seen |= set(tokens)
     drafter.close(7)
 
 
@@ -83,7 +83,7 @@ def test_no_order_of_calls_raises(
 
 
 @drafters
-def test_nothing_seen_nothing_proposed(name: str) -> None:
+def test_without_an_earlier_occurrence_nothing_is_drafted(name: str) -> None:
     drafter = DRAFTERS[name]()
     drafter.open(SequenceStart(1, [5]))
     assert not drafter.propose(DraftQuery(1, 8)).tokens
@@ -91,31 +91,31 @@ def test_nothing_seen_nothing_proposed(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(DRAFTERS.keys() - {"prediction"}))
 @pytest.mark.parametrize("limit", [1, 2, 31])
-def test_a_text_that_goes_round_in_circles_is_drafted_rightly(name: str, limit: int) -> None:
+def test_a_periodic_text_is_drafted_correctly(name: str, limit: int) -> None:
     drafter = DRAFTERS[name]()
     drafter.open(SequenceStart(1, CYCLE * 6))
     draft = drafter.propose(DraftQuery(1, limit))
     assert list(draft.tokens) == (CYCLE * 4)[:limit]
 
 
-@pytest.mark.parametrize("name", sorted(DRAFTERS.keys() - set(REMEMBERING)))
+@pytest.mark.parametrize("name", sorted(DRAFTERS.keys() - SHARING))
 @given(texts, st.lists(st.tuples(some_text, some_text), min_size=1, max_size=15), limits)
 def test_sequences_do_not_see_each_other(
-    name: str, prompt: list[int], said: list[tuple[list[int], list[int]]], limit: int
+    name: str, prompt: list[int], steps: list[tuple[list[int], list[int]]], limit: int
 ) -> None:
     together, alone = DRAFTERS[name](), DRAFTERS[name]()
     together.open(SequenceStart(1, prompt))
     together.open(SequenceStart(2, prompt[::-1], prompt))
     alone.open(SequenceStart(1, prompt))
-    for mine, others in said:
+    for own, others in steps:
         together.observe(2, others)
-        together.observe(1, mine)
-        alone.observe(1, mine)
+        together.observe(1, own)
+        alone.observe(1, own)
         assert together.propose(DraftQuery(1, limit)) == alone.propose(DraftQuery(1, limit))
 
 
 @drafters
-def test_closing_frees_what_a_sequence_held(name: str) -> None:
+def test_close_frees_the_sequence(name: str) -> None:
     drafter = DRAFTERS[name]()
     for seq in range(50):
         drafter.open(SequenceStart(seq, CYCLE * 2, CYCLE))
@@ -127,7 +127,7 @@ def test_closing_frees_what_a_sequence_held(name: str) -> None:
 
 
 @drafters
-def test_a_number_may_be_used_again_once_its_sequence_is_closed(name: str) -> None:
+def test_the_number_of_a_closed_sequence_can_be_reused(name: str) -> None:
     drafter = DRAFTERS[name]()
     drafter.open(SequenceStart(1, CYCLE * 6))
     drafter.close(1)

@@ -1,4 +1,4 @@
-"""An answer copies a source with changes: where is its next token not drafted."""
+"""Answers that copy a source with changes: which of their tokens are not drafted correctly."""
 
 from array import array
 from collections.abc import Sequence
@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.changes import LONGEST_CHANGE, MAX_CHANGES, Changes
+from drafters.changes import MAX_CHANGE_TOKENS, MAX_CHANGES, Changes
 from drafters.copying import CopyCursor
 
 NAME, NEW = 900, 950
 
 
-def wrong_at(source: Sequence[int], answer: Sequence[int], learns: bool = True) -> list[int]:
-    """Places in the answer where the cursor does not draft the next token."""
-    cursor = CopyCursor(array("I", source), learns)
-    cursor.place = 0
+def wrong_at(source: Sequence[int], answer: Sequence[int], learn_changes: bool = True) -> list[int]:
+    """Return the positions in the answer whose token the cursor does not draft."""
+    cursor = CopyCursor(array("I", source), learn_changes)
+    cursor.position = 0
     wrong = []
     for at, token in enumerate(answer):
         if cursor.draft(1) != [token]:
@@ -26,7 +26,7 @@ def wrong_at(source: Sequence[int], answer: Sequence[int], learns: bool = True) 
 
 
 def with_names(name: Sequence[int], occurrences: int = 6, gap: int = 20) -> tuple[list[int], list[int]]:
-    """A text with a name at several places, and where they begin."""
+    """Return a text that contains a name several times, and the positions where the name starts."""
     text, places = [], []
     for number in range(occurrences):
         text += range(number * gap, (number + 1) * gap)
@@ -40,10 +40,10 @@ def with_names(name: Sequence[int], occurrences: int = 6, gap: int = 20) -> tupl
 def test_a_rename_is_drafted_from_its_second_occurrence_on(old_size: int, new_size: int) -> None:
     source, _ = with_names(range(NAME, NAME + old_size))
     answer, places = with_names(range(NEW, NEW + new_size))
-    # The first is new, and to find the place again takes a token or two.
+    # The first occurrence cannot be known, and resuming after it takes a token or two.
     assert all(at < places[0] + new_size + 2 for at in wrong_at(source, answer))
     cursor = CopyCursor(array("I", source))
-    cursor.place = 0
+    cursor.position = 0
     for token in answer[: places[1] - 3]:
         cursor.advance(token)
     whole = answer[places[1] - 3 : places[1] + 60]
@@ -64,31 +64,31 @@ def test_a_name_that_only_grows_or_shrinks_is_drafted_from_its_third_occurrence_
 def test_without_learning_every_occurrence_is_missed() -> None:
     source, _ = with_names([NAME])
     answer, places = with_names([NEW])
-    assert set(places) <= set(wrong_at(source, answer, learns=False))
+    assert set(places) <= set(wrong_at(source, answer, learn_changes=False))
 
 
 @given(st.integers(1, 60), st.integers(5, 90))
-def test_after_an_insertion_the_place_is_found_within_three_tokens(size: int, place: int) -> None:
+def test_after_an_insertion_copying_resumes_within_three_tokens(size: int, place: int) -> None:
     source = list(range(100))
     answer = [*source[:place], *range(1000, 1000 + size), *source[place:]]
     assert all(place <= at < place + size + 3 for at in wrong_at(source, answer))
 
 
 @given(st.integers(1, 200), st.integers(5, 90))
-def test_after_a_deletion_the_place_is_found_within_three_tokens(size: int, place: int) -> None:
+def test_after_a_deletion_copying_resumes_within_three_tokens(size: int, place: int) -> None:
     source = list(range(400))
     answer = [*source[:place], *source[place + size :]]
     assert all(place <= at < place + 3 for at in wrong_at(source, answer))
 
 
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(5, 90))
-def test_after_a_replacement_the_place_is_found_within_three_tokens(out: int, new: int, place: int) -> None:
+def test_after_a_replacement_copying_resumes_within_three_tokens(out: int, new: int, place: int) -> None:
     source = list(range(200))
     answer = [*source[:place], *range(1000, 1000 + new), *source[place + out :]]
     assert all(place <= at < place + new + 3 for at in wrong_at(source, answer))
 
 
-def test_a_one_off_change_costs_one_wrong_draft_and_then_holds_only_where_it_was_seen() -> None:
+def test_a_one_off_change_costs_one_wrong_draft() -> None:
     source, _ = with_names([NAME])
     answer, places = with_names([NAME])
     answer[places[0]] = NEW
@@ -96,7 +96,7 @@ def test_a_one_off_change_costs_one_wrong_draft_and_then_holds_only_where_it_was
     assert set(places) & set(wrong) == {places[0], places[1]}
 
 
-def test_the_last_success_wins() -> None:
+def test_the_newest_replacement_wins() -> None:
     source, _ = with_names([NAME])
     answer, places = with_names([NEW])
     for place in places[3:]:
@@ -107,19 +107,19 @@ def test_the_last_success_wins() -> None:
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=80), st.lists(st.integers(0, 5), max_size=120))
-def test_a_cursor_stays_within_its_source_whatever_is_said(source: list[int], said: list[int]) -> None:
+def test_a_cursor_stays_within_its_source_for_any_answer(source: list[int], answer: list[int]) -> None:
     cursor = CopyCursor(array("I", source))
-    cursor.place = 0
-    for token in said:
+    cursor.position = 0
+    for token in answer:
         cursor.advance(token)
-        assert cursor.place is None or 0 <= cursor.place <= len(source)
+        assert cursor.position is None or 0 <= cursor.position <= len(source)
         draft = cursor.draft(7)
         assert len(draft) <= 7
         assert cursor.draft(3) == draft[:3]
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=100))
-def test_an_exact_copy_is_always_drafted_right(source: list[int]) -> None:
+def test_an_exact_copy_is_always_drafted_correctly(source: list[int]) -> None:
     assert wrong_at(source, source) == []
 
 
@@ -129,7 +129,7 @@ def test_changes_are_bounded_in_number_and_size() -> None:
     for at in range(2 * MAX_CHANGES):
         changes.learn(source, at, at + 1, [9000, 9001])
     assert len(changes) == MAX_CHANGES
-    assert changes.at(source, 0) is None
-    assert changes.at(source, 2 * MAX_CHANGES - 1) is not None
-    changes.learn(source, 600, 600 + LONGEST_CHANGE + 1, [1])
-    assert changes.at(source, 600) is None
+    assert changes.expected_at(source, 0) is None
+    assert changes.expected_at(source, 2 * MAX_CHANGES - 1) is not None
+    changes.learn(source, 600, 600 + MAX_CHANGE_TOKENS + 1, [1])
+    assert changes.expected_at(source, 600) is None

@@ -1,4 +1,4 @@
-"""The fakes are as right as they say."""
+"""The fake drafters are right as often as they claim."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_an_oracle_is_always_right_and_a_liar_never() -> None:
     assert share_right(Liar(ANSWERS)) == 0.0
 
 
-def test_a_coin_is_right_as_often_as_it_was_told() -> None:
+def test_a_coin_is_right_with_its_chance() -> None:
     assert share_right(Coin(ANSWERS, 0.7)) == pytest.approx(0.7, abs=0.03)
 
 

@@ -1,4 +1,4 @@
-"""The drafter over the shared table: its chunks, its cooling, its tenants, its file."""
+"""The ngram-mod drafter: writing in chunks, cooldowns, tenants, and the file."""
 
 import json
 import random
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.base import DraftQuery, SequenceStart, SharedTable, TableFileError
-from drafters.ngram_mod import FIRST_COOLING, LOW_STREAK, NgramModDrafter
+from drafters.ngram_mod import FIRST_COOLDOWN, LOW_STREAK, NgramModDrafter
 from drafters.ngram_mod_tables import NgramModTables
 
 TEXT = random.Random(3).sample(range(50_000), 300)
@@ -21,7 +21,7 @@ def make(**settings: object) -> NgramModDrafter:
 
 
 def draft_after(drafter: NgramModDrafter, tokens: list[int], limit: int = 8, tenant: str = "") -> list[int]:
-    """What a new request with this prompt is offered. Its prompt is learned on the way."""
+    """Return what is drafted for a new request with this prompt. The prompt is written to the table."""
     drafter.open(SequenceStart(-1, tokens, tenant=tenant))
     draft = list(drafter.propose(DraftQuery(-1, limit)).tokens)
     drafter.close(-1)
@@ -33,7 +33,7 @@ def fail(drafter: NgramModDrafter, seq: int, times: int = LOW_STREAK) -> None:
         drafter.record_verified(seq, 4, 1)
 
 
-def test_it_is_shared_memory() -> None:
+def test_it_is_a_shared_table() -> None:
     assert isinstance(make(), SharedTable)
 
 
@@ -47,7 +47,7 @@ def test_one_request_drafts_for_the_next() -> None:
     assert draft_after(drafter, TEXT[270:292]) == TEXT[292:300]
 
 
-def test_an_answer_is_learned_in_chunks_and_at_its_end() -> None:
+def test_an_answer_is_written_in_chunks_and_when_it_ends() -> None:
     drafter = make()
     drafter.open(SequenceStart(1, TEXT[:16]))
     for token in TEXT[16:48]:
@@ -72,11 +72,11 @@ def test_however_a_text_is_cut_the_table_ends_up_the_same(data: st.DataObject) -
         parts.observe(1, text[start:stop])
     whole.close(1)
     parts.close(1)
-    a, b = whole.memory.table("").contents(), parts.memory.table("").contents()
+    a, b = whole.tables.table("").contents(), parts.tables.table("").contents()
     assert (a[0].tolist(), a[1].tolist()) == (b[0].tolist(), b[1].tolist())
 
 
-def test_a_run_of_known_tokens_makes_it_surer() -> None:
+def test_a_longer_run_of_predicted_tokens_has_a_higher_prior() -> None:
     drafter = make()
     draft_after(drafter, TEXT)
     drafter.open(SequenceStart(1, TEXT[:20]))
@@ -89,14 +89,14 @@ def test_a_run_of_known_tokens_makes_it_surer() -> None:
     assert priors == sorted(set(priors))
 
 
-def test_a_streak_of_failed_drafts_cools_this_request_down_and_no_other() -> None:
+def test_several_failed_drafts_cool_down_only_their_request() -> None:
     drafter = make()
     draft_after(drafter, TEXT)
     before = drafter.status()["occupied"]
     drafter.open(SequenceStart(1, TEXT[:20]))
     drafter.open(SequenceStart(2, TEXT[:20]))
     fail(drafter, 1)
-    assert drafter.is_cooling(1)
+    assert drafter.is_cooling_down(1)
     assert not drafter.propose(DraftQuery(1, 8)).tokens
     assert list(drafter.propose(DraftQuery(2, 8)).tokens) == TEXT[20:28]
     assert drafter.status()["occupied"] == before
@@ -108,30 +108,30 @@ def test_one_good_draft_ends_a_streak() -> None:
     fail(drafter, 1, LOW_STREAK - 1)
     drafter.record_verified(1, 4, 2)
     fail(drafter, 1, LOW_STREAK - 1)
-    assert not drafter.is_cooling(1)
+    assert not drafter.is_cooling_down(1)
     fail(drafter, 1, 1)
-    assert drafter.is_cooling(1)
+    assert drafter.is_cooling_down(1)
 
 
-def test_each_cooling_lasts_twice_as_long() -> None:
+def test_each_cooldown_lasts_twice_as_long() -> None:
     drafter = make()
     drafter.open(SequenceStart(1, TEXT[:20]))
     fresh = iter(range(100_000, 200_000))
-    for tokens in (FIRST_COOLING, 2 * FIRST_COOLING, 4 * FIRST_COOLING):
+    for tokens in (FIRST_COOLDOWN, 2 * FIRST_COOLDOWN, 4 * FIRST_COOLDOWN):
         fail(drafter, 1)
         drafter.observe(1, [next(fresh) for _ in range(tokens - 1)])
-        assert drafter.is_cooling(1)
+        assert drafter.is_cooling_down(1)
         drafter.observe(1, [next(fresh)])
-        assert not drafter.is_cooling(1)
+        assert not drafter.is_cooling_down(1)
 
 
-def test_a_request_recovers_when_it_says_what_the_table_knows() -> None:
+def test_a_cooldown_ends_early_when_the_table_predicts_the_answer() -> None:
     drafter = make()
     draft_after(drafter, TEXT)
     drafter.open(SequenceStart(1, TEXT[:20]))
     fail(drafter, 1)
     drafter.observe(1, TEXT[20:27])
-    assert drafter.is_cooling(1)
+    assert drafter.is_cooling_down(1)
     drafter.observe(1, TEXT[27:28])
     assert list(drafter.propose(DraftQuery(1, 8)).tokens) == TEXT[28:36]
 
@@ -142,7 +142,7 @@ def test_tenants_share_the_table_of_the_process() -> None:
     assert draft_after(drafter, TEXT[:20], tenant="ben") == TEXT[20:28]
 
 
-def test_tenants_are_kept_apart_where_that_is_asked_for() -> None:
+def test_tenants_are_kept_apart_with_scope_api_key() -> None:
     drafter = make(scope="api-key")
     draft_after(drafter, TEXT, tenant="anna")
     assert draft_after(drafter, TEXT[:20], tenant="ben") == []
@@ -150,7 +150,7 @@ def test_tenants_are_kept_apart_where_that_is_asked_for() -> None:
     assert drafter.status()["tables"] == 2
 
 
-def test_the_tenant_that_was_away_longest_is_forgotten_first() -> None:
+def test_the_least_recently_used_table_is_dropped_first() -> None:
     drafter = make(scope="api-key", max_tenants=2)
     for tenant in ("anna", "ben", "anna", "carl"):
         draft_after(drafter, TEXT, tenant=tenant)
@@ -159,7 +159,7 @@ def test_the_tenant_that_was_away_longest_is_forgotten_first() -> None:
     assert draft_after(drafter, TEXT[:20], tenant="ben") == []
 
 
-def test_a_reset_forgets_everything_also_what_open_requests_have_not_told_yet() -> None:
+def test_a_reset_also_drops_unwritten_tokens_of_open_requests() -> None:
     drafter = make()
     drafter.open(SequenceStart(1, TEXT[:100]))
     drafter.observe(1, TEXT[100:120])
@@ -183,7 +183,7 @@ def test_status_is_plain_json() -> None:
 
 
 @pytest.mark.parametrize("scope", ["process", "api-key"])
-def test_what_was_saved_is_drafted_after_loading(scope: str, tmp_path: Path) -> None:
+def test_saved_tables_are_drafted_from_after_loading(scope: str, tmp_path: Path) -> None:
     file = tmp_path / "new" / "table.bin"
     first = make(scope=scope, file=file)
     draft_after(first, TEXT, tenant="anna")
@@ -203,7 +203,7 @@ def test_only_its_owner_may_read_the_file(tmp_path: Path) -> None:
     assert (tmp_path / "table.bin").stat().st_mode & 0o077 == 0
 
 
-def test_an_empty_memory_can_be_saved_and_loaded(tmp_path: Path) -> None:
+def test_empty_tables_can_be_saved_and_loaded(tmp_path: Path) -> None:
     drafter = make(file=tmp_path / "table.bin")
     drafter.save()
     draft_after(drafter, TEXT)
@@ -215,12 +215,14 @@ def test_an_empty_memory_can_be_saved_and_loaded(tmp_path: Path) -> None:
     ("other", "reason"),
     [
         ({"vocabulary": "vocabulary-b"}, "vocabulary is vocabulary-a"),
-        ({"n": 8}, "n is 16, here it is 8"),
-        ({"size": 500}, "size is 1000, here it is 500"),
+        ({"n": 8}, "n is 16, but 8 is expected"),
+        ({"size": 500}, "size is 1000, but 500 is expected"),
         ({"scope": "api-key"}, "scope is process"),
     ],
 )
-def test_a_foreign_file_is_refused(other: dict[str, object], reason: str, tmp_path: Path) -> None:
+def test_a_file_that_does_not_agree_with_the_settings_is_refused(
+    other: dict[str, object], reason: str, tmp_path: Path
+) -> None:
     file = tmp_path / "table.bin"
     settings: dict[str, object] = {"vocabulary": "vocabulary-a", "size": 1000, "file": file}
     first = NgramModDrafter(NgramModTables(**settings))
@@ -234,7 +236,7 @@ def test_a_foreign_file_is_refused(other: dict[str, object], reason: str, tmp_pa
     assert second.status() == before
 
 
-def test_a_file_that_was_cut_or_changed_anywhere_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_or_changed_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "table.bin"
     drafter = make(size=1000, file=file)
     draft_after(drafter, TEXT[:40])
@@ -251,7 +253,7 @@ def test_a_file_that_was_cut_or_changed_anywhere_is_refused(tmp_path: Path) -> N
     assert drafter.status()["occupied"] == 24
 
 
-def test_a_file_that_is_missing_or_not_set_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_or_unset_file_says_so(tmp_path: Path) -> None:
     with pytest.raises(TableFileError, match="no file is set"):
         make().save()
     with pytest.raises(TableFileError, match=r"nowhere\.bin: No such file"):
@@ -265,6 +267,6 @@ def test_a_file_that_is_missing_or_not_set_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings", [{"n": 0}, {"size": 0}, {"size": 2**32 + 1}, {"scope": "user"}, {"max_tenants": 0}]
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"n must|entries|scope|tenants"):
         make(**settings)

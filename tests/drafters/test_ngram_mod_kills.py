@@ -1,4 +1,4 @@
-"""A process that is killed while it saves the table loses nothing of what it had saved before."""
+"""A process that is killed while saving the tables keeps the last complete file."""
 
 import os
 import signal
@@ -15,18 +15,18 @@ SAVING = """
 import sys
 from pathlib import Path
 from drafters.ngram_mod_tables import NgramModTables
-memory = NgramModTables("v", n=2, size=1 << 18, file=Path(sys.argv[1]))
-if memory.file.exists():
-    memory.load()
-table = memory.table("")
-for start in range(memory.status()["occupied"], 10**9, 1000):
+tables = NgramModTables("v", n=2, size=1 << 18, file=Path(sys.argv[1]))
+if tables.file.exists():
+    tables.load()
+table = tables.table("")
+for start in range(tables.status()["occupied"], 10**9, 1000):
     table.learn(range(start, start + 1002))
-    memory.save()
-    print(memory.status()["occupied"], flush=True)
+    tables.save()
+    print(tables.status()["occupied"], flush=True)
 """
 
 
-def test_a_kill_while_saving_leaves_the_last_table_that_was_saved(tmp_path: Path) -> None:
+def test_a_kill_while_saving_leaves_the_last_complete_file(tmp_path: Path) -> None:
     file = tmp_path / "ngrams"
     for number in range(NUM_KILLS):
         saving = subprocess.Popen(
@@ -34,29 +34,29 @@ def test_a_kill_while_saving_leaves_the_last_table_that_was_saved(tmp_path: Path
         )
         assert saving.stdout is not None
         saved = 0
-        # The next save has begun, and has got so far as the machine allows.
+        # By now the next save has started and may be at any stage.
         for _ in range(1 + number):
             saved = int(saving.stdout.readline())
         saving.send_signal(signal.SIGKILL)
         rest = saving.stdout.read().split()
         assert saving.wait() == -signal.SIGKILL
         saved = int(rest[-1]) if rest else saved
-        memory = NgramModTables("v", n=2, size=1 << 18, file=file)
-        memory.load()
-        assert memory.status()["occupied"] >= saved > 0
+        tables = NgramModTables("v", n=2, size=1 << 18, file=file)
+        tables.load()
+        assert tables.status()["occupied"] >= saved > 0
     _grow_old(tmp_path)
-    memory.load()
+    tables.load()
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_what_a_kill_left_goes_with_the_next_table_that_is_saved(tmp_path: Path) -> None:
+def test_the_next_save_removes_the_unfinished_file_of_a_killed_process(tmp_path: Path) -> None:
     file = tmp_path / "ngrams"
     unfinished_path(file).write_bytes(b"half a table")
-    at_work = unfinished_path(file)
+    in_progress = unfinished_path(file)
     _grow_old(tmp_path)
-    at_work.write_bytes(b"another process's")
+    in_progress.write_bytes(b"another process's")
     NgramModTables("v", n=2, size=1 << 18, file=file).save()
-    assert set(tmp_path.iterdir()) == {file, at_work}
+    assert set(tmp_path.iterdir()) == {file, in_progress}
 
 
 def _grow_old(folder: Path) -> None:

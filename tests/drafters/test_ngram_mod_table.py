@@ -1,4 +1,4 @@
-"""The table, against a dictionary with the hash spelled out."""
+"""The n-gram table, compared with a dictionary and the hash written as a sum."""
 
 import random
 from itertools import pairwise
@@ -13,7 +13,7 @@ texts = st.lists(st.integers(0, 5), max_size=60)
 
 
 class PlainTable:
-    """A dictionary from slots to tokens."""
+    """A reference table: a dictionary from slots to tokens."""
 
     def __init__(self, n: int, size: int) -> None:
         self.n, self.size, self.counts, self.tokens = n, size, NgramModCounts(), dict[int, int]()
@@ -30,7 +30,7 @@ class PlainTable:
             self.tokens[slot] = text[at]
             self.counts.inserts += 1
 
-    def follow(self, text: list[int], limit: int) -> list[int]:
+    def continuation(self, text: list[int], limit: int) -> list[int]:
         line = list(text)
         while len(line) < len(text) + limit and (slot := self.slot(line[-self.n :])) in self.tokens:
             line.append(self.tokens[slot])
@@ -41,13 +41,13 @@ class PlainTable:
 def test_it_holds_what_a_dictionary_would(n: int, size: int, learned: list[list[int]], is_long: bool) -> None:
     table, plain = NgramModTable(n, size), PlainTable(n, size)
     for text in learned:
-        # Long texts go another way, through arrays.
+        # Long texts are written by another code path, with arrays.
         repeated = text * 20 if is_long else text
         table.learn(repeated)
         plain.learn(repeated)
         for start in range(len(text) - n):
             ngram = text[start : start + n]
-            assert table.follow(ngram, table.hash(ngram), 7) == plain.follow(ngram, 7)
+            assert table.continuation(ngram, table.hash(ngram), 7) == plain.continuation(ngram, 7)
     slots, tokens = table.contents()
     assert dict(zip(slots.tolist(), tokens.tolist(), strict=True)) == plain.tokens
     assert table.occupied == len(plain.tokens)
@@ -55,7 +55,7 @@ def test_it_holds_what_a_dictionary_would(n: int, size: int, learned: list[list[
 
 
 @given(st.integers(1, 20), st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=50))
-def test_rolling_equals_hashing_anew(n: int, text: list[int]) -> None:
+def test_rolling_equals_hashing_from_scratch(n: int, text: list[int]) -> None:
     table = NgramModTable(n)
     hash_ = table.hash(text[:n])
     for at in range(n, len(text)):
@@ -67,30 +67,30 @@ def test_rolling_equals_hashing_anew(n: int, text: list[int]) -> None:
 def test_the_newest_token_wins_also_within_one_text(num_repeats: int) -> None:
     table = NgramModTable(2)
     table.learn([1, 2, 50, 1, 2, 60] * num_repeats + [1, 2, 70])
-    assert table.follow([1, 2], table.hash([1, 2]), 1) == [70]
+    assert table.continuation([1, 2], table.hash([1, 2]), 1) == [70]
 
 
-def test_slots_are_spread_as_chance_would_also_for_neighbouring_ids() -> None:
-    """Windows that differ in their last token alone, by one, are the hardest for the high bits."""
+def test_slots_are_spread_like_random_ones_even_for_adjacent_ids() -> None:
+    """N-grams that differ only in their last token, by one, are the hardest case for the high bits."""
     table = NgramModTable(16, 100_003)
     slots = [table.slot(table.hash([7] * 14 + [a, b])) for a in range(200) for b in range(200)]
-    # 40000 random draws of 100003 slots would be 32970 distinct ones on average.
+    # 40000 random draws from 100003 slots hit 32970 distinct ones on average.
     assert len(set(slots)) == pytest.approx(32_970, rel=0.06)
     assert all(abs(a - b) > 1 for a, b in pairwise(slots))
 
 
-def test_random_text_fills_the_table_as_chance_would() -> None:
+def test_random_text_fills_the_table_like_random_slots() -> None:
     rng = random.Random(1)
     table = NgramModTable(16, 1 << 16)
     table.learn([int(rng.paretovariate(0.8)) % 50_000 for _ in range(1 << 16)])
     assert table.occupied / table.size == pytest.approx(1 - 2.718281828**-1, abs=0.01)
 
 
-def test_memory_is_taken_with_the_first_insert_and_given_back() -> None:
+def test_memory_is_allocated_with_the_first_insert_and_freed_by_clear() -> None:
     table = NgramModTable()
     assert table.num_bytes == 0
     table.learn([1] * 16)
-    assert table.follow([1] * 16, table.hash([1] * 16), 4) == []
+    assert table.continuation([1] * 16, table.hash([1] * 16), 4) == []
     assert table.num_bytes == 0
     table.learn([1] * 17)
     assert table.num_bytes == 4 * DEFAULT_SIZE
@@ -98,15 +98,15 @@ def test_memory_is_taken_with_the_first_insert_and_given_back() -> None:
     assert table.num_bytes == table.occupied == 0
 
 
-def test_following_a_loop_ends_at_the_limit() -> None:
+def test_the_continuation_of_a_loop_ends_at_the_limit() -> None:
     table = NgramModTable(2, 1000)
     table.learn([1, 2, 3, 1, 2, 3, 1])
-    assert table.follow([1, 2], table.hash([1, 2]), 8) == [3, 1, 2, 3, 1, 2, 3, 1]
+    assert table.continuation([1, 2], table.hash([1, 2]), 8) == [3, 1, 2, 3, 1, 2, 3, 1]
     assert (table.counts.hits, table.counts.misses) == (8, 0)
 
 
 def test_lookups_are_counted() -> None:
     table = NgramModTable(2, 1_000_000)
     table.learn([1, 2, 3, 4])
-    assert table.follow([1, 2], table.hash([1, 2]), 8) == [3, 4]
+    assert table.continuation([1, 2], table.hash([1, 2]), 8) == [3, 4]
     assert (table.counts.hits, table.counts.misses) == (2, 1)

@@ -1,4 +1,4 @@
-"""Prompt lookup, against a scan of the whole text."""
+"""Prompt lookup, compared with a scan of the whole text."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ sizes = st.tuples(st.integers(1, 4), st.integers(0, 6)).map(lambda pair: (pair[0
 
 
 def scan(text: list[int], sizes: tuple[int, int], limit: int) -> tuple[list[int], int]:
-    """The newest of the longest matches: what follows it, and its length."""
+    """Return what follows the newest of the longest matches, and the length of the match."""
     for n in range(sizes[1], sizes[0] - 1, -1):
         for start in range(len(text) - n - 1, -1, -1):
             if text[start : start + n] == text[-n:]:
@@ -41,7 +41,7 @@ def test_it_drafts_what_a_scan_would_find(sizes: tuple[int, int], parts: list[li
             assert draft.bucket == sum(n >= start for start in (3, 4, 6, 9, 16))
 
 
-def test_the_newest_match_wins_and_the_longest_before_it() -> None:
+def test_the_longest_match_wins_and_then_the_newest() -> None:
     drafter = NgramSimpleDrafter(1, 3)
     drafter.open(SequenceStart(1, [1, 2, 3, 50, 2, 3, 60, 2, 3, 70, 1, 2, 3]))
     assert list(drafter.propose(DraftQuery(1, 1)).tokens) == [50]
@@ -49,7 +49,7 @@ def test_the_newest_match_wins_and_the_longest_before_it() -> None:
     assert list(drafter.propose(DraftQuery(2, 1)).tokens) == [70]
 
 
-def test_a_longer_match_is_surer() -> None:
+def test_a_longer_match_has_a_higher_prior() -> None:
     drafter = NgramSimpleDrafter(2, 16)
     priors = []
     for length in (2, 3, 5, 7, 12, 16):
@@ -58,13 +58,13 @@ def test_a_longer_match_is_surer() -> None:
     assert priors == sorted(set(priors))
 
 
-def test_a_match_shorter_than_the_least_size_is_none() -> None:
+def test_a_match_shorter_than_the_minimum_size_is_ignored() -> None:
     drafter = NgramSimpleDrafter(3, 5)
     drafter.open(SequenceStart(1, [1, 2, 9, 1, 2]))
     assert not drafter.propose(DraftQuery(1, 4)).tokens
 
 
 @pytest.mark.parametrize("sizes", [(0, 3), (4, 3), (-1, -1)])
-def test_sizes_that_make_no_sense_are_refused(sizes: tuple[int, int]) -> None:
+def test_invalid_sizes_are_refused(sizes: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="1 <= min <= max"):
         NgramSimpleDrafter(*sizes)

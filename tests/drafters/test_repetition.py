@@ -1,4 +1,4 @@
-"""The repetition score, against a count by hand."""
+"""The repetition score, compared with a direct count."""
 
 from collections import Counter
 
@@ -23,5 +23,5 @@ def test_short_prompts_do_not_repeat() -> None:
     assert repetition_score([]) == repetition_score([1]) == repetition_score([1, 1]) == 0.0
 
 
-def test_a_prompt_said_twice_repeats_nearly_all_of_itself() -> None:
+def test_a_doubled_prompt_repeats_nearly_all_of_itself() -> None:
     assert repetition_score(list(range(100)) * 2) == pytest.approx(0.98)

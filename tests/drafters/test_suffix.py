@@ -25,7 +25,7 @@ def finish(drafter: SuffixDrafter, tokens: list[int], tenant: str = "") -> None:
     drafter.close(99)
 
 
-def test_it_is_a_drafter_with_a_memory() -> None:
+def test_it_is_a_drafter_and_a_shared_table() -> None:
     drafter: Drafter = SuffixDrafter()
     assert isinstance(drafter, SharedTable)
 
@@ -46,16 +46,16 @@ def test_a_disputed_continuation_has_a_bucket_and_a_lower_prior_of_its_own() -> 
     assert disputed.prior < sure.prior
 
 
-def test_what_never_occurred_is_not_drafted() -> None:
+def test_without_an_earlier_occurrence_nothing_is_drafted() -> None:
     assert opened([1, 2, 3, 4]).propose(DraftQuery(1, 4)) == NO_DRAFT
 
 
-def test_a_period_is_drafted_beyond_the_end_of_the_text() -> None:
+def test_a_periodic_text_is_drafted_beyond_its_end() -> None:
     assert list(opened([1, 2, 3] * 4).propose(DraftQuery(1, 8)).tokens) == [1, 2, 3, 1, 2, 3, 1, 2]
 
 
 @given(TOKENS, TOKENS, st.integers(1, 12))
-def test_a_draft_keeps_to_its_limit_and_asking_twice_changes_nothing(
+def test_a_draft_keeps_to_its_limit_and_is_repeatable(
     prompt: list[int], answer: list[int], limit: int
 ) -> None:
     drafter = opened(prompt)
@@ -68,9 +68,9 @@ def test_a_draft_keeps_to_its_limit_and_asking_twice_changes_nothing(
 
 
 @given(TOKENS, TOKENS)
-def test_tokens_observed_together_draft_what_tokens_observed_singly_draft(a: list[int], b: list[int]) -> None:
-    # Without the cursor, which is set where it is looked for: once for each call.
-    one, other = (opened(a, SuffixDrafter(0, follows=False)) for _ in range(2))
+def test_observing_tokens_one_by_one_or_together_gives_the_same_draft(a: list[int], b: list[int]) -> None:
+    # Without the cursor, which jumps at most once per call.
+    one, other = (opened(a, SuffixDrafter(0, use_cursor=False)) for _ in range(2))
     for token in b:
         one.observe(1, [token])
     other.observe(1, b)
@@ -87,7 +87,7 @@ def test_a_renamed_function_is_drafted_with_its_new_name() -> None:
     assert list(drafter.propose(DraftQuery(1, 31)).tokens) == answer[20:51]
 
 
-def test_a_finished_request_of_the_same_tenant_is_remembered() -> None:
+def test_a_finished_request_of_the_same_tenant_is_drafted_from() -> None:
     drafter = SuffixDrafter()
     finish(drafter, list(range(10, 40)), tenant="a")
     opened([1, 12, 13, 14, 15], drafter, tenant="a")
@@ -98,14 +98,14 @@ def test_a_finished_request_of_the_same_tenant_is_remembered() -> None:
     assert list(drafter.propose(DraftQuery(1, 2)).tokens) == [18, 19]
 
 
-def test_a_finished_request_of_another_tenant_is_never_drafted() -> None:
+def test_a_finished_request_of_another_tenant_is_never_drafted_from() -> None:
     drafter = SuffixDrafter()
     finish(drafter, list(range(10, 40)), tenant="a")
     opened([1, 12, 13, 14, 15], drafter, tenant="b")
     assert drafter.propose(DraftQuery(1, 4)) == NO_DRAFT
 
 
-def test_after_a_reset_nothing_finished_is_drafted_not_even_where_it_was_being_followed() -> None:
+def test_a_reset_also_ends_a_match_that_is_being_followed() -> None:
     drafter = SuffixDrafter()
     finish(drafter, list(range(10, 40)))
     opened([1, 12, 13, 14, 15], drafter)
@@ -123,14 +123,14 @@ def test_a_drafter_without_history_remembers_nothing() -> None:
     assert drafter.propose(DraftQuery(1, 4)) == NO_DRAFT
 
 
-def test_the_memory_is_in_no_file() -> None:
+def test_the_history_cannot_be_saved_or_loaded() -> None:
     with pytest.raises(TableFileError, match="in memory only"):
         SuffixDrafter().save()
     with pytest.raises(TableFileError, match="in memory only"):
         SuffixDrafter().load()
 
 
-def test_the_least_recently_finished_goes_first() -> None:
+def test_the_least_recently_finished_text_is_dropped_first() -> None:
     history = History(64)
     for start in (0, 100, 200, 300):
         history.add("", array("I", range(start, start + 20)))
@@ -141,7 +141,7 @@ def test_the_least_recently_finished_goes_first() -> None:
         assert (drafted == [start + 6, start + 7]) is known
 
 
-def test_what_two_texts_share_at_their_start_is_kept_once() -> None:
+def test_a_start_that_two_texts_share_is_stored_once() -> None:
     history = History(4096)
     history.add("", array("I", range(1000)))
     history.add("", array("I", range(1100)))
@@ -167,11 +167,11 @@ def test_a_tenant_finds_only_runs_of_its_own_texts(
 
 
 class GrowingEnd:
-    """The end of a text, as a drafter would ask a history for it."""
+    """A text whose end is looked up in a history, as the drafter does."""
 
     def __init__(self, tokens: range | list[int]) -> None:
         self.text = GrowingText(tokens)
 
     def find_in(self, history: History, tenant: str = "") -> list[int]:
         match = history.find(tenant, self.text.tail.hashes, self.text.tokens)
-        return history.read(match.place, 2) if match else []
+        return history.read(match.position, 2) if match else []
