@@ -28,7 +28,7 @@ def test_stops_cut_at_the_same_place_however_text_is_dealt_out(pieces: list[str]
     sent = ""
     whole = cut_at_first_stop("".join(pieces), stops)
     for piece in pieces:
-        sent += matcher.row_input(piece)
+        sent += matcher.feed(piece)
         assert whole.startswith(sent)
     assert sent + matcher.flush() == whole
     assert ("".join(pieces)).startswith(whole + (matcher.matched or ""))
@@ -37,10 +37,10 @@ def test_stops_cut_at_the_same_place_however_text_is_dealt_out(pieces: list[str]
 
 def test_only_what_could_begin_a_stop_is_held_back() -> None:
     matcher = StopMatcher(["END", "###"])
-    assert matcher.row_input("a#b##") == "a#b"
-    assert matcher.row_input("E") == "##"
-    assert matcher.row_input("N") == ""
-    assert matcher.row_input("d") == "ENd"
+    assert matcher.feed("a#b##") == "a#b"
+    assert matcher.feed("E") == "##"
+    assert matcher.feed("N") == ""
+    assert matcher.feed("d") == "ENd"
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ def sentencepiece(
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words)
     elif scheme != "legacy":
         tokenizer.pre_tokenizer = words[-1]
-    strip = [decoders.KVSlice(" ", 1, 0)] * (scheme != "never")
+    strip = [decoders.Strip(" ", 1, 0)] * (scheme != "never")
     parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     tokenizer.decoder = decoders.Sequence(parts)
     trainer = trainers.BpeTrainer(
@@ -101,7 +101,7 @@ def unigram(has_bytes: bool = False) -> Backend:
     if has_bytes:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
         parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-        tokenizer.decoder = decoders.Sequence([*parts, decoders.KVSlice(" ", 1, 0)])
+        tokenizer.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
     trainer = trainers.UnigramTrainer(
         vocab_size=200,
         special_tokens=["<pad>", "</s>", "<unk>"],
