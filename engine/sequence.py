@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from drafters.base import NO_DRAFT, Draft
 from engine.kv_cache.rows import Caches
-from engine.model.detokenizer import AnswerText
+from engine.model.detokenizer import Detokenizer
 from engine.model.tokenizer import Tokenizer
 from engine.prefix_cache.disk import Loading
 from engine.request import (
@@ -55,7 +55,7 @@ class Sequence:
 
     request: GenerationRequest
     sink: Sink
-    text: AnswerText
+    text: Detokenizer
     tokenizer: Tokenizer
     submitted_at: float = field(default_factory=time.perf_counter)
     tokens: list[int] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Sequence:
         cls, request: GenerationRequest, sink: Sink, tokenizer: Tokenizer, grammars: Grammars
     ) -> "Sequence":
         """A sequence that has only its prompt. Raises GrammarError."""
-        text = AnswerText(tokenizer, request.stop)
+        text = Detokenizer(tokenizer, request.stop)
         matcher = grammars.matcher(request.grammar) if request.grammar else None
         return cls(request, sink, text, tokenizer, tokens=list(request.prompt), matcher=matcher)
 

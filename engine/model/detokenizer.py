@@ -10,7 +10,7 @@ from engine.model.stop_strings import StopMatcher
 from engine.model.tokenizer import Tokenizer
 
 
-class AnswerText:
+class Detokenizer:
     """One answer's text as it grows by tokens.
 
     Special tokens are no text, but for markers of thinking and calls, and what stands within a call: there

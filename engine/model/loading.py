@@ -16,7 +16,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from config.settings import Settings
-from engine.model.detokenizer import AnswerText
+from engine.model.detokenizer import Detokenizer
 from engine.model.tokenizer import Tokenizer
 from engine.request import ModelInfo
 
@@ -121,7 +121,7 @@ def load_model(
         # The logits decide, not the configuration: nothing is computed for asking their shape.
         vocab_size = int(model(mx.array([[0]])).shape[-1])
         tokenizer = Tokenizer(wrapped, vocab_size)
-        AnswerText(tokenizer, []).add(0)
+        Detokenizer(tokenizer, []).add(0)
     except Exception as fault:
         raise ModelError(f"the model {source} is loaded but cannot be used: {fault}") from fault
     info = describe(model, config, name, vocab_size, max_context_tokens, time.perf_counter() - start)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.model.detokenizer import AnswerText
+from engine.model.detokenizer import Detokenizer
 from engine.model.stop_strings import StopMatcher
 from engine.model.tokenizer import Tokenizer
 from tests.engine.support import make_tokenizer
@@ -52,39 +52,39 @@ def tokenizer() -> Tokenizer:
     "text", ["lantern 😀 zażółć\n  gęślą", " leading space", "日本語テキスト", "\n\n    x = 1\n"]
 )
 def test_tokens_give_their_text_back_and_never_part_of_a_character(text: str, tokenizer: Tokenizer) -> None:
-    answer = AnswerText(tokenizer, [])
+    answer = Detokenizer(tokenizer, [])
     pieces = [answer.add(token) for token in tokenizer.encode(text)]
     assert "\ufffd" not in "".join(pieces)
     assert "".join(pieces) + answer.finish() == text
 
 
 def test_an_incomplete_character_at_the_end_is_not_sent(tokenizer: Tokenizer) -> None:
-    answer = AnswerText(tokenizer, [])
+    answer = Detokenizer(tokenizer, [])
     tokens = tokenizer.encode("a😀")[:-1]
     assert "".join(answer.add(token) for token in tokens) + answer.finish() == "a"
 
 
 def test_a_stop_across_token_edges_is_found(tokenizer: Tokenizer) -> None:
-    answer = AnswerText(tokenizer, ["dge la"])
+    answer = Detokenizer(tokenizer, ["dge la"])
     sent = "".join(answer.add(token) for token in tokenizer.encode("a bridge lantern") if not answer.stopped)
     assert sent == "a bri"
     assert answer.stop == "dge la"
 
 
 def test_special_tokens_are_not_text(tokenizer: Tokenizer) -> None:
-    answer = AnswerText(tokenizer, [])
+    answer = Detokenizer(tokenizer, [])
     assert "".join(answer.add(token) for token in tokenizer.encode("one<|im_end|>two")) == "onetwo"
 
 
 def test_markers_of_calls_are_text_though_they_are_special_tokens(tokenizer: Tokenizer) -> None:
     said = 'Sure.<tool_call>\n{"name": "ż😀", "arguments": {}}\n</tool_call> Done<|im_end|>.'
-    answer = AnswerText(tokenizer, [])
+    answer = Detokenizer(tokenizer, [])
     assert "".join(answer.add(token) for token in tokenizer.encode(said)) == said.replace("<|im_end|>", "")
 
 
 def test_within_a_call_all_special_tokens_are_text(tokenizer: Tokenizer) -> None:
     said = "a<|im_start|>b<tool_call>c<|im_start|>d</tool_call>e<|im_start|>f"
-    answer = AnswerText(tokenizer, [])
+    answer = Detokenizer(tokenizer, [])
     sent = "".join(answer.add(token) for token in tokenizer.encode(said))
     assert sent == "ab<tool_call>c<|im_start|>d</tool_call>ef"
 
@@ -92,6 +92,6 @@ def test_within_a_call_all_special_tokens_are_text(tokenizer: Tokenizer) -> None
 @settings(deadline=None)
 @given(st.text(st.sampled_from("ab ż😀\n<>"), max_size=12), st.text(max_size=8))
 def test_a_marker_leaves_the_text_around_it_as_it_is(tokenizer: Tokenizer, before: str, after: str) -> None:
-    answer = AnswerText(tokenizer, [])
+    answer = Detokenizer(tokenizer, [])
     tokens = tokenizer.encode(before) + tokenizer.encode("<tool_call>") + tokenizer.encode(after)
     assert "".join(answer.add(token) for token in tokens) + answer.finish() == tokenizer.decode(tokens)

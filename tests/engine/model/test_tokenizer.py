@@ -9,7 +9,7 @@ from mlx_lm.utils import load_tokenizer
 from transformers import AddedToken
 
 from config.settings import BUNDLED_MODEL
-from engine.model.detokenizer import AnswerText
+from engine.model.detokenizer import Detokenizer
 from engine.model.markers import Markers
 from engine.model.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE, make_tokenizer
@@ -71,7 +71,7 @@ def test_only_a_prompt_that_ends_with_the_marker_has_begun_the_thinking(
 def test_calls_with_quotes_of_special_tokens_are_read() -> None:
     tokenizer = make_thinker(gemma4, ["<|tool_call>", "<tool_call|>", '<|"|>'])
     said = 'Look<|"|>: <|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|>.'
-    answer = AnswerText(tokenizer, [])
+    answer = Detokenizer(tokenizer, [])
     text = "".join(answer.add(token) for token in tokenizer.encode(said))
     assert text == said.replace('<|"|>', "", 1)
     (call,) = tokenizer.parse_calls(text.partition("<|tool_call>")[2].partition("<tool_call|>")[0], [])
