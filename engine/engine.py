@@ -21,9 +21,9 @@ from engine.model.loading import (
     LoadedModel,
     ModelError,
     StartProgress,
-    draft_loader,
-    loader,
-    shown_name,
+    make_draft_loader,
+    make_loader,
+    display_name,
 )
 from engine.model.tokenizer import Tokenizer
 from engine.request import (
@@ -74,8 +74,8 @@ class Engine:
         self._make_sources = make_sources
         self._costs = costs
         self.on_death = on_death
-        self._load = load or loader(settings)
-        self._load_draft = load_draft or draft_loader(settings)
+        self._load = load or make_loader(settings)
+        self._load_draft = load_draft or make_draft_loader(settings)
         self._inbox: Inbox = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._state: Literal["loading", "ready", "draining", "dead"] = "loading"
@@ -313,7 +313,7 @@ class Engine:
         self._stats.num_stalls += 1
 
     def _loading(self, source: str) -> Callable[[float], None]:
-        return partial(self._progress, f"Loading {shown_name(source)}")
+        return partial(self._progress, f"Loading {display_name(source)}")
 
     def _progress(self, what: str, share: float) -> None:
         if self._abandoned:

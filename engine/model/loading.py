@@ -49,16 +49,16 @@ Load = Callable[[Progress | None], LoadedModel]
 """Makes the model; the engine calls it on its own thread."""
 
 
-def loader(settings: Settings) -> Load:
+def make_loader(settings: Settings) -> Load:
     """What loads the model that the settings name, when the engine's thread calls it."""
     source = settings.model_source
-    name = BUNDLED_NAME if settings.model is None else shown_name(source)
+    name = BUNDLED_NAME if settings.model is None else display_name(source)
     return partial(
         load_model, source, name, settings.max_context_tokens, trusts_code=settings.trust_remote_code
     )
 
 
-def draft_loader(settings: Settings) -> Load | None:
+def make_draft_loader(settings: Settings) -> Load | None:
     """What loads the draft model, if the settings name one."""
     if settings.draft_model is None:
         return None
@@ -66,7 +66,7 @@ def draft_loader(settings: Settings) -> Load | None:
     return partial(load_model, name, name, None, trusts_code=settings.trust_remote_code)
 
 
-def shown_name(source: str) -> str:
+def display_name(source: str) -> str:
     """A model as people recognise it: its folder's own name, or its name on the hub."""
     return Path(source).resolve().name if Path(source).is_dir() else source
 
