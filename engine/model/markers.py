@@ -47,7 +47,7 @@ class Markers:
         some = (self.think_start, self.think_end, self.call_start, self.call_end, *self.separators)
         return tuple(marker for marker in some if marker is not None)
 
-    def count_thinking(self, answer: Sequence[int], is_open: bool, num_thoughts: int) -> int:
+    def count_reasoning_tokens(self, answer: Sequence[int], is_open: bool, num_thoughts: int) -> int:
         """How many tokens of an answer are thinking, the markers among them.
 
         is_open: the prompt has begun the first thought. num_thoughts: further markers are only spoken of.

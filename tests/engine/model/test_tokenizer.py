@@ -81,7 +81,7 @@ def test_calls_with_quotes_of_special_tokens_are_read() -> None:
 def test_tokens_of_thinking_are_counted_with_their_markers(thinker: Tokenizer) -> None:
     thought = thinker.encode("<think>one two</think>")
     said = thinker.encode("three")
-    count = thinker.markers.count_thinking
+    count = thinker.markers.count_reasoning_tokens
     assert count([*thought, *said], False, 1) == len(thought)
     assert count([*thought[1:], *said], True, 1) == len(thought) - 1
     assert count([*thought[:-1]], False, 1) == len(thought) - 1
@@ -89,4 +89,4 @@ def test_tokens_of_thinking_are_counted_with_their_markers(thinker: Tokenizer) -
     assert count([*thought, *said, *thought, *said], False, 1) == len(thought)
     assert count([*thought, *said], False, 0) == 0
     assert count(said, False, 1) == 0
-    assert Markers().count_thinking(said, False, 0) == 0
+    assert Markers().count_reasoning_tokens(said, False, 0) == 0
