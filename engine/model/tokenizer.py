@@ -15,7 +15,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.model.chat_templates import isolate_templates
 from engine.model.markers import Marker, Markers, ends_with
-from engine.model.tool_calls import WrittenCall, read_calls, read_calls_in_time
+from engine.model.tool_calls import WrittenCall, read_calls, read_calls_with_timeout
 
 LONGEST_OPENING = 16
 """Most tokens at the end of a prompt that begin the thinking, white space after the marker among them."""
@@ -147,7 +147,7 @@ class Tokenizer:
         if parse is None:
             return []
         # JSON takes no time to speak of.
-        read = read_calls if self.markers.call_format == "json_tools" else read_calls_in_time
+        read = read_calls if self.markers.call_format == "json_tools" else read_calls_with_timeout
         return read(parse, text, tools)
 
     def encode(self, text: str) -> list[int]:

@@ -14,13 +14,13 @@ A call is a dict with name and arguments, sometimes with id. What cannot be read
 """
 
 
-PATIENCE_S = 0.5
+PARSE_TIMEOUT_S = 0.5
 """How long a call may take to read. Some parsers take minutes for a long text that is made for it."""
 
-MAX_LATE = 4
+MAX_ABANDONED_PARSES = 4
 """Calls that may still be being read when nobody waits for them any more."""
 
-_places = threading.BoundedSemaphore(MAX_LATE)
+_slots = threading.BoundedSemaphore(MAX_ABANDONED_PARSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ def read_calls(parse: Parse, text: str, tools: list[dict[str, Any]]) -> list[Wri
         return []
 
 
-def read_calls_in_time(
-    parse: Parse, text: str, tools: list[dict[str, Any]], patience_s: float = PATIENCE_S
+def read_calls_with_timeout(
+    parse: Parse, text: str, tools: list[dict[str, Any]], timeout_s: float = PARSE_TIMEOUT_S
 ) -> list[WrittenCall]:
     """As read_calls(); none either if it takes too long."""
-    if not _places.acquire(blocking=False):
+    if not _slots.acquire(blocking=False):
         return []
     said: queue.SimpleQueue[list[WrittenCall]] = queue.SimpleQueue()
 
@@ -57,12 +57,12 @@ def read_calls_in_time(
         try:
             said.put(read_calls(parse, text, tools))
         finally:
-            _places.release()
+            _slots.release()
 
     # Expressions let other threads run while they match; there is no way to stop one.
     threading.Thread(target=read, name="call", daemon=True).start()
     try:
-        return said.get(timeout=patience_s)
+        return said.get(timeout=timeout_s)
     except queue.Empty:
         return []
 

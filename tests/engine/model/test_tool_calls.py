@@ -9,7 +9,7 @@ import time
 import mlx_lm.tool_parsers
 import pytest
 
-from engine.model.tool_calls import MAX_LATE, WrittenCall, read_calls, read_calls_in_time
+from engine.model.tool_calls import MAX_ABANDONED_PARSES, WrittenCall, read_calls, read_calls_with_timeout
 
 TOOLS = [
     {
@@ -77,20 +77,20 @@ def test_several_calls_in_one_text_are_all_read() -> None:
 def test_a_call_that_takes_too_long_to_read_is_no_call() -> None:
     may_end = threading.Event()
     begun_s = time.monotonic()
-    for _ in range(MAX_LATE):
-        assert read_calls_in_time(lambda *_: may_end.wait(10), "", [], 0.05) == []
+    for _ in range(MAX_ABANDONED_PARSES):
+        assert read_calls_with_timeout(lambda *_: may_end.wait(10), "", [], 0.05) == []
     # No more than so many threads are left behind.
-    assert read_calls_in_time(_parser("json_tools"), WRITTEN["json_tools"], []) == []
+    assert read_calls_with_timeout(_parser("json_tools"), WRITTEN["json_tools"], []) == []
     assert time.monotonic() - begun_s < 5
     may_end.set()
-    while not (calls := read_calls_in_time(_parser("json_tools"), WRITTEN["json_tools"], [])):
+    while not (calls := read_calls_with_timeout(_parser("json_tools"), WRITTEN["json_tools"], [])):
         assert time.monotonic() - begun_s < 10
     assert calls[0].name == "weather"
 
 
 def test_a_text_made_to_explode_is_given_up() -> None:
     begun_s = time.monotonic()
-    assert read_calls_in_time(_parser("gemma4"), "call:f{" * 500, TOOLS, 0.1) == []
+    assert read_calls_with_timeout(_parser("gemma4"), "call:f{" * 500, TOOLS, 0.1) == []
     assert time.monotonic() - begun_s < 5
 
 
