@@ -10,7 +10,7 @@ class VocabularyError(ValueError):
     """The bytes of a tokenizer's tokens are not known; the message says why."""
 
 
-class Speller:
+class TokenByteDecoder:
     """Reads the bytes of a token from how a tokenizer's vocabulary spells it.
 
     written: the tokenizer as the tokenizers library writes it. Raises VocabularyError for unknown kinds.

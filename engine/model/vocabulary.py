@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from tokenizers import Tokenizer as Backend
 
 from engine.model.text_boundaries import NO_EDGES, kept_word_edges
-from engine.model.token_bytes import Speller
+from engine.model.token_bytes import TokenByteDecoder
 from engine.model.token_bytes import VocabularyError as VocabularyError
 from engine.model.tokenizer import Tokenizer
 
@@ -55,11 +55,11 @@ class Vocabulary:
     """(size,) the bytes of every id: parts of characters too, none for specials and ids without a token."""
     special: frozenset[int]
     """Ids that steer and are no text."""
-    spellings: dict[int, str]
+    special_strings: dict[int, str]
     """How specials are written."""
     byte_tokens: dict[int, int]
     """Byte -> an id that is this very byte. Empty or partial where a vocabulary has no such tokens."""
-    byte_spelled: frozenset[int]
+    byte_fallback_ids: frozenset[int]
     """Ids written as bytes (`<0x41>`), which stand beside tokens of the same text."""
     eos: tuple[int, ...]
     """Ids that end an answer, the tokenizer's own first."""
@@ -86,7 +86,7 @@ class Vocabulary:
         # Text that is spelled like a special is text.
         self._backend.encode_special_tokens = True
 
-        speller = Speller(written)
+        speller = TokenByteDecoder(written)
         added = {entry["id"]: entry for entry in written["added_tokens"]}
         wrapped = tokenizer.wrapped
         first_eos = wrapped.eos_token_id
@@ -95,23 +95,23 @@ class Vocabulary:
         special = {token for token, entry in added.items() if entry["special"]}
         special |= {token for token in (self.bos, speller.unknown) if token is not None}
         self.pieces = [b""] * self.size
-        self.spellings = {}
-        byte_spelled = set()
+        self.special_strings = {}
+        byte_fallback_ids = set()
         for spelling, token in self._backend.get_vocab(with_added_tokens=True).items():
             if token >= self.size:
                 continue
             piece = speller.piece(spelling, token)
             if token in special or (token in self.eos and (token in added or not piece.isspace())):
-                self.spellings[token] = spelling
+                self.special_strings[token] = spelling
             else:
                 self.pieces[token] = piece
                 if speller.is_byte(spelling):
-                    byte_spelled.add(token)
-        self.special = frozenset(self.spellings)
-        self.byte_spelled = frozenset(byte_spelled)
+                    byte_fallback_ids.add(token)
+        self.special = frozenset(self.special_strings)
+        self.byte_fallback_ids = frozenset(byte_fallback_ids)
         single = [token for token, piece in enumerate(self.pieces) if len(piece) == 1]
         # Those written as bytes before those of text, the first before others: the last one said stays.
-        single.sort(key=lambda token: (token in byte_spelled, -token))
+        single.sort(key=lambda token: (token in byte_fallback_ids, -token))
         self.byte_tokens = {self.pieces[token][0]: token for token in single}
         # Text repeats itself, and a step encodes the same few words again and again.
         self._remembered_word = lru_cache(NUM_REMEMBERED_WORDS)(self._encode_word)
@@ -125,11 +125,11 @@ class Vocabulary:
         return all(self.encode(probe.encode()) is not None for probe in PROBES)
 
     @property
-    def start(self) -> int:
+    def start_id(self) -> int:
         """An id to feed where there is no text yet."""
         return next(iter((*self.opening, *self._ids([self.bos]), *self.eos)), 0)
 
-    def text(self, ids: Iterable[int]) -> bytes:
+    def to_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of ids, one after another; ids that the vocabulary does not have are none."""
         pieces, size = self.pieces, self.size
         return b"".join([pieces[token] for token in ids if token < size])
@@ -174,10 +174,10 @@ class Vocabulary:
                 missing -= len(piece)
             # Else the anchor has melted into the text.
             if not missing:
-                return ids[begin:] if self.text(ids[begin:]) == text else None
+                return ids[begin:] if self.to_bytes(ids[begin:]) == text else None
         return None
 
-    def count_roughly(self, texts: Iterable[bytes]) -> list[int]:
+    def estimate_lengths(self, texts: Iterable[bytes]) -> list[int]:
         """How many ids each text takes by itself, as it seems at first sight; quick, for many."""
         readable = [text.decode(errors="replace") for text in texts]
         try:
@@ -191,10 +191,10 @@ class Vocabulary:
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """The ids of any bytes, exactly; None where there are none for some of them. Never raises."""
-        ids, is_exact = self.spell(data)
+        ids, is_exact = self.encode_best_effort(data)
         return ids if is_exact else None
 
-    def spell(self, data: bytes) -> tuple[list[int], bool]:
+    def encode_best_effort(self, data: bytes) -> tuple[list[int], bool]:
         """The ids of any bytes as well as they can be said, and whether they are exactly these bytes.
 
         What the tokenizer does not give back is said word by word, then in characters, then in bytes; what
@@ -207,7 +207,7 @@ class Vocabulary:
         for run in RUN.findall(data.decode(errors="surrogateescape")):
             for word in WORD.findall(run):
                 ids += self._spell_word(word)
-        return ids, self.text(ids) == data
+        return ids, self.to_bytes(ids) == data
 
     def _spell_word(self, word: str) -> list[int]:
         text = word.encode(errors="surrogateescape")
@@ -222,7 +222,7 @@ class Vocabulary:
     def _plain(self) -> tuple[str, ...]:
         """No anchor, where text needs none."""
         # A tokenizer that puts a space before all text would say the first word as another one.
-        return ("",) if self.text(self._ids_of("a")) == b"a" else ()
+        return ("",) if self.to_bytes(self._ids_of("a")) == b"a" else ()
 
     def _ids_of(self, text: str, adds_specials: bool = False) -> list[int]:
         """What the tokenizer makes of text, whatever it is; nothing where it raises."""

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from engine.sampling.sampler import Sampler, keep_likely, noise_key
-from engine.speculative.translation.token_map import NONE
+from engine.speculative.translation.token_map import UNMATCHED
 from engine.speculative.translation.translation import Translation
 from engine.speculative.translation.translator import VocabularyPair
 
@@ -65,7 +65,7 @@ class SharedIds:
         to_draft = pair.token_map.to_draft
         self._num_ids = pair.draft.size
         self._to_draft = mx.array(np.maximum(to_draft, 0))
-        self._is_shared = mx.array(to_draft != NONE)
+        self._is_shared = mx.array(to_draft != UNMATCHED)
 
     def begin(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
         """See DraftSampling."""
@@ -89,7 +89,7 @@ class OwnIds:
         to_target = pair.token_map.to_target
         self._num_ids = pair.draft.size
         self._to_target = mx.array(np.maximum(to_target, 0))
-        self._is_shared = mx.array(to_target != NONE)
+        self._is_shared = mx.array(to_target != UNMATCHED)
         self._lengths = mx.array(_count_target_tokens(pair))
 
     def begin(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
@@ -154,8 +154,8 @@ _OWN_SALT = 0x6A09E667F3BCC908
 def _count_target_tokens(pair: VocabularyPair) -> np.ndarray:
     """(draft size,) how many of the target's tokens each token's text takes alone, about, int32."""
     counts = np.ones(pair.draft.size, np.int32)
-    foreign = np.flatnonzero(pair.token_map.to_target == NONE)
-    counts[foreign] = pair.target.count_roughly(pair.draft.pieces[token] for token in foreign.tolist())
+    foreign = np.flatnonzero(pair.token_map.to_target == UNMATCHED)
+    counts[foreign] = pair.target.estimate_lengths(pair.draft.pieces[token] for token in foreign.tolist())
     return np.maximum(counts, 1)
 
 

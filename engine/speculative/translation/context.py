@@ -66,7 +66,7 @@ class ContextTranslator:
         self._num_settled += len(fresh)
         tail, self._is_exact = self._spell(self._text[: whole_characters(self._text)])
         if tokens and not self._num_settled and not tail:
-            tail = [self._draft.start]
+            tail = [self._draft.start_id]
         fresh += tail
         num_same = start + _num_equal(fresh, self._ids[start:])
         self._ids[num_same:] = fresh[num_same - start :]
@@ -144,7 +144,7 @@ class ContextTranslator:
     def _spell(self, text: bytes) -> tuple[list[int], bool]:
         """The draft model's ids of a text, and whether they are exactly it."""
         ids = self._encode(text)
-        return (ids, True) if ids is not None else self._draft.spell(text)
+        return (ids, True) if ids is not None else self._draft.encode_best_effort(text)
 
     def _encode(self, text: bytes) -> list[int] | None:
         """The draft model's ids of a text; those of the last one are remembered."""

@@ -31,7 +31,7 @@ class NaiveTranslator(AppendOnlyTranslator):
                 pieces = []
                 self._say_special(token)
             else:
-                pieces.append(target.text([token]))
+                pieces.append(target.to_bytes([token]))
         text = b"".join(pieces)
         whole = whole_characters(text)
         self._say(text[:whole])
@@ -54,7 +54,7 @@ class NaiveTranslator(AppendOnlyTranslator):
         return count(self.counts, ids, drafted)
 
     def _say(self, text: bytes) -> None:
-        self._ids += self._pair.draft.spell(text)[0]
+        self._ids += self._pair.draft.encode_best_effort(text)[0]
 
     def _say_special(self, token: int) -> None:
         told = self._pair.told(token)

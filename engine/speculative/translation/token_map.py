@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from engine.model.vocabulary import Vocabulary
 
-NONE = -1
+UNMATCHED = -1
 """Stands for an id without a counterpart."""
 
 
@@ -21,13 +21,13 @@ class TokenMap:
     """
 
     to_target: NDArray[np.int32]
-    """(draft size,) the target's id for every id of the draft model, NONE where there is none."""
+    """(draft size,) the target's id for every id of the draft model, UNMATCHED where there is none."""
     to_draft: NDArray[np.int32]
-    """(target size,) the draft model's id for every id of the target, NONE where there is none."""
+    """(target size,) the draft model's id for every id of the target, UNMATCHED where there is none."""
 
     def __init__(self, draft: Vocabulary, target: Vocabulary) -> None:
-        self.to_target = np.full(draft.size, NONE, np.int32)
-        self.to_draft = np.full(target.size, NONE, np.int32)
+        self.to_target = np.full(draft.size, UNMATCHED, np.int32)
+        self.to_draft = np.full(target.size, UNMATCHED, np.int32)
         theirs = _by_bytes(target)
         for piece, ours in _by_bytes(draft).items():
             if piece in theirs:
@@ -37,13 +37,13 @@ class TokenMap:
     @property
     def num_shared(self) -> int:
         """How many tokens both have."""
-        return int(np.count_nonzero(self.to_target != NONE))
+        return int(np.count_nonzero(self.to_target != UNMATCHED))
 
     def _pair(self, ours: Iterable[int], theirs: Iterable[int]) -> None:
         """Join ids that have no counterpart yet, in their order."""
-        free = [token for token in theirs if self.to_draft[token] == NONE]
+        free = [token for token in theirs if self.to_draft[token] == UNMATCHED]
         for token, other in zip(
-            (token for token in ours if self.to_target[token] == NONE), free, strict=False
+            (token for token in ours if self.to_target[token] == UNMATCHED), free, strict=False
         ):
             self.to_target[token] = other
             self.to_draft[other] = token
@@ -79,7 +79,7 @@ def _by_bytes(vocabulary: Vocabulary) -> dict[bytes, list[int]]:
 
 
 def _by_spelling(vocabulary: Vocabulary) -> dict[str, int]:
-    return {spelling: token for token, spelling in vocabulary.spellings.items()}
+    return {spelling: token for token, spelling in vocabulary.special_strings.items()}
 
 
 def _in_order(vocabulary: Vocabulary, piece: bytes, ids: list[int]) -> list[int]:
@@ -87,4 +87,4 @@ def _in_order(vocabulary: Vocabulary, piece: bytes, ids: list[int]) -> list[int]
     if len(ids) == 1:
         return ids
     said = vocabulary.encode(piece)
-    return sorted(ids, key=lambda token: (said != [token], token in vocabulary.byte_spelled, token))
+    return sorted(ids, key=lambda token: (said != [token], token in vocabulary.byte_fallback_ids, token))

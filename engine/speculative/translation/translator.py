@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.model.vocabulary import Vocabulary
-from engine.speculative.translation.token_map import NONE, TokenMap
+from engine.speculative.translation.token_map import UNMATCHED, TokenMap
 
 
 @dataclass(slots=True)
@@ -71,23 +71,23 @@ class VocabularyPair:
         """
         ids = self._told.get(token)
         if ids is None:
-            known = int(self.token_map.to_draft[token]) if token < self.target.size else NONE
+            known = int(self.token_map.to_draft[token]) if token < self.target.size else UNMATCHED
             # The beginning of a text says nothing to a model that knows no such token.
-            spelling = "" if token == self.target.bos else self.target.spellings.get(token)
-            text = self.target.text([token]) if spelling is None else spelling.encode()
-            ids = self._told[token] = [known] if known != NONE else self.draft.spell(text)[0]
+            spelling = "" if token == self.target.bos else self.target.special_strings.get(token)
+            text = self.target.to_bytes([token]) if spelling is None else spelling.encode()
+            ids = self._told[token] = [known] if known != UNMATCHED else self.draft.encode_best_effort(text)[0]
         return ids
 
     def shared_start(self, drafted: Sequence[int]) -> list[int]:
         """The target's ids of a draft up to the first that it does not share."""
         ids: list[int] = self.token_map.to_target[list(drafted)].tolist()
-        return ids[: ids.index(NONE)] if NONE in ids else ids
+        return ids[: ids.index(UNMATCHED)] if UNMATCHED in ids else ids
 
     def parted(self, drafted: Sequence[int]) -> tuple[bytes, list[int]]:
         """A draft's text up to its first special, and the target's id of that, if it has one."""
         pieces = self.draft.pieces
         end = next((at for at, token in enumerate(drafted) if not pieces[token]), len(drafted))
-        return self.draft.text(drafted[:end]), self.shared_start(drafted[end : end + 1])
+        return self.draft.to_bytes(drafted[:end]), self.shared_start(drafted[end : end + 1])
 
 
 def count(counts: TranslationCounts, ids: list[int], drafted: Sequence[int]) -> list[int]:
@@ -113,6 +113,6 @@ class AppendOnlyTranslator:
         """The reading once all of these tokens were told."""
         self._num_read = len(tokens)
         if tokens and not self._ids:
-            self._ids.append(self._pair.draft.start)
+            self._ids.append(self._pair.draft.start_id)
         same, self._num_given = self._num_given, len(self._ids)
         return Reading(self._ids, same, len(self._ids))

@@ -40,7 +40,7 @@ def test_encoded_text_is_exactly_the_text(kind: str, text: str) -> None:
         assert kind in zoo.LOSSY or zoo.SPACE in text or is_named
         assert kind in zoo.LOSSY or known.encode_bytes(text.encode()) is not None
     else:
-        assert known.text(ids) == text.encode()
+        assert known.to_bytes(ids) == text.encode()
         assert not known.special.intersection(ids)
 
 
@@ -48,8 +48,8 @@ def test_encoded_text_is_exactly_the_text(kind: str, text: str) -> None:
 @given(kind=st.sampled_from(sorted(zoo.KINDS)), data=st.binary(max_size=12))
 def test_any_bytes_are_given_back_or_said_to_be_lost(kind: str, data: bytes) -> None:
     known = vocabulary(kind)
-    ids, is_exact = known.spell(data)
-    assert (known.text(ids) == data) == is_exact
+    ids, is_exact = known.encode_best_effort(data)
+    assert (known.to_bytes(ids) == data) == is_exact
     assert known.encode_bytes(data) == (ids if is_exact else None)
     if kind in zoo.EXACT:
         assert is_exact
@@ -65,16 +65,16 @@ def test_exact_kinds_are_told_from_others(kind: str) -> None:
 def test_many_texts_are_counted_at_once_and_never_raise() -> None:
     texts = [b"the", b" lazy dog", "żółw".encode(), b"", b"\xc5"]
     known = vocabulary("byte-level")
-    counts = known.count_roughly(texts)
+    counts = known.estimate_lengths(texts)
     assert counts[:4] == [len(known.encode(text) or ()) for text in texts[:4]]
     for kind in zoo.KINDS:
-        assert len(vocabulary(kind).count_roughly(texts)) == len(texts)
+        assert len(vocabulary(kind).estimate_lengths(texts)) == len(texts)
 
 
 def test_what_cannot_be_said_is_left_out_and_the_rest_is_said() -> None:
     known = vocabulary("sentencepiece-no-bytes")
-    ids, is_exact = known.spell("the 中 end中 of".encode())
-    assert (known.text(ids), is_exact) == (b"the  end of", False)
+    ids, is_exact = known.encode_best_effort("the 中 end中 of".encode())
+    assert (known.to_bytes(ids), is_exact) == (b"the  end of", False)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in zoo.EXACT if "over-spaces" not in kind])
@@ -95,7 +95,7 @@ def test_bytes_are_what_the_tokenizer_decodes(kind: str, text: str) -> None:
     ids = known.encode(b"." + text.encode())
     assert ids is not None
     decoded = tokenizer.backend.decode(ids, skip_special_tokens=False)
-    assert decoded == known.text(ids).decode()
+    assert decoded == known.to_bytes(ids).decode()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_bundled_vocabularies_give_text_back(folder: str, text: str) -> None:
     assert known.is_exact
     ids = known.encode(text.encode())
     assert ids is not None or zoo.SPACE in text
-    assert ids is None or known.text(ids) == text.encode()
+    assert ids is None or known.to_bytes(ids) == text.encode()
 
 
 @cache
@@ -133,9 +133,9 @@ def bundled(folder: str) -> Vocabulary:
 
 def test_specials_steer_and_are_no_text() -> None:
     known = vocabulary("sentencepiece-first")
-    assert {known.spellings[token] for token in known.special} == {"<s>", "</s>", "<unk>"}
+    assert {known.special_strings[token] for token in known.special} == {"<s>", "</s>", "<unk>"}
     assert [known.pieces[token] for token in sorted(known.special)] == [b"", b"", b""]
-    assert (known.spellings[known.eos[0]], known.bos) == ("</s>", known.start)
+    assert (known.special_strings[known.eos[0]], known.bos) == ("</s>", known.start_id)
 
 
 def test_text_spelled_like_a_special_is_text() -> None:
@@ -159,7 +159,7 @@ def test_added_tokens_that_are_not_special_are_text() -> None:
 )
 def test_what_begins_every_text_is_found_out(kind: str, opening: list[str]) -> None:
     known = vocabulary(kind)
-    assert [known.spellings[token] for token in known.opening] == opening
+    assert [known.special_strings[token] for token in known.opening] == opening
 
 
 def test_a_dummy_space_is_not_part_of_text() -> None:
@@ -175,7 +175,7 @@ def test_bytes_are_told_from_text_of_the_same_bytes() -> None:
     letter = known.encode(b"A")
     assert letter is not None
     assert letter != [known.byte_tokens[ord("A")]]
-    assert known.byte_tokens[ord("A")] in known.byte_spelled
+    assert known.byte_tokens[ord("A")] in known.byte_fallback_ids
     assert known.pieces[known.byte_tokens[ord("A")]] == b"A"
     assert known.pieces[known.byte_tokens[0xFF]] == b"\xff"
     assert vocabulary("byte-level").encode_bytes(b"\xff\xc5") is not None
@@ -186,7 +186,7 @@ def test_a_model_with_more_ids_than_its_tokenizer_has_no_text_for_them() -> None
     known = Vocabulary(zoo.wrap(backend, backend.get_vocab_size() + 12, **zoo.GPT))
     assert len(known.pieces) == known.size == backend.get_vocab_size() + 12
     assert known.pieces[-12:] == [b""] * 12
-    assert known.text([known.size - 1, known.size + 5]) == b""
+    assert known.to_bytes([known.size - 1, known.size + 5]) == b""
 
 
 def test_a_model_with_fewer_ids_than_its_tokenizer_says_none_of_them() -> None:
@@ -194,7 +194,7 @@ def test_a_model_with_fewer_ids_than_its_tokenizer_says_none_of_them() -> None:
     size = backend.get_vocab_size() - 300
     known = Vocabulary(zoo.wrap(backend, size, **zoo.LLAMA))
     assert (known.size, len(known.pieces)) == (size, size)
-    ids, is_exact = known.spell(b"the quick brown fox")
+    ids, is_exact = known.encode_best_effort(b"the quick brown fox")
     assert is_exact
     assert max(ids) < size
 
@@ -204,7 +204,7 @@ def test_ends_of_an_answer_are_no_text_even_where_nobody_marked_them(special: bo
     backend = zoo.byte_level()
     backend.add_tokens([AddedToken("<stop>", special=special, normalized=False)])
     known = Vocabulary(zoo.wrap(backend, eos_token="<stop>"))
-    assert known.spellings[known.eos[0]] == "<stop>"
+    assert known.special_strings[known.eos[0]] == "<stop>"
     assert known.pieces[known.eos[0]] == b""
 
 

@@ -19,7 +19,7 @@ from engine.speculative.draft_model.draft_length import DraftLength
 from engine.speculative.draft_model.sampling import make_draft_sampling
 from engine.speculative.proposers import DraftSources
 from engine.speculative.step_costs import StepClock
-from engine.speculative.translation.token_map import NONE
+from engine.speculative.translation.token_map import UNMATCHED
 from engine.speculative.translation.translation import Translation
 from tests.engine.model import tokenizers_zoo as zoo
 from tests.engine.conftest import StartEngine
@@ -251,7 +251,7 @@ def test_tokens_that_both_have_are_drawn_with_the_target_s_noise() -> None:
     translation = Translation.between(zoo.make("sentencepiece-first"), target, "context")
     assert translation.pair is not None
     to_target = translation.pair.token_map.to_target
-    shared = np.flatnonzero(to_target != NONE)
+    shared = np.flatnonzero(to_target != UNMATCHED)
     rng = np.random.default_rng(3)
     rows = [Sampling(seed, 0.8 + seed, top_k=seed % 2 * 9, min_p=0.01 * seed) for seed in range(3)]
     for positions in ([5, 5, 900], [6, 7, 0]):
@@ -272,7 +272,7 @@ def test_penalties_and_bias_count_for_tokens_that_both_have() -> None:
     translation = Translation.between(zoo.make("sentencepiece-first"), target, "context")
     assert translation.pair is not None
     to_target = translation.pair.token_map.to_target
-    first, second, third = np.flatnonzero(to_target != NONE)[-3:].tolist()
+    first, second, third = np.flatnonzero(to_target != UNMATCHED)[-3:].tolist()
     sampling = Sampling(
         0, 0.0, frequency_penalty=4.0, repetition_penalty=2.0, logit_bias=((int(to_target[second]), -3.0),)
     )

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken
 
 from engine.model.vocabulary import Vocabulary
-from engine.speculative.translation.token_map import NONE, TokenMap
+from engine.speculative.translation.token_map import UNMATCHED, TokenMap
 from tests.engine.model import tokenizers_zoo as zoo
 
 PAIRS = list(product(zoo.KINDS, ["byte-level-polish", "byte-level-spaces", "sentencepiece-first", "unigram"]))
@@ -16,12 +16,12 @@ def make_map(draft: Vocabulary, target: Vocabulary) -> dict[str | bytes, str | b
     """What a map says, in words: spellings for specials and bytes for text."""
     to_target = TokenMap(draft, target).to_target.tolist()
     return {
-        said(draft, ours): said(target, theirs) for ours, theirs in enumerate(to_target) if theirs != NONE
+        said(draft, ours): said(target, theirs) for ours, theirs in enumerate(to_target) if theirs != UNMATCHED
     }
 
 
 def said(known: Vocabulary, token: int) -> str | bytes:
-    return known.spellings.get(token, known.pieces[token])
+    return known.special_strings.get(token, known.pieces[token])
 
 
 @pytest.mark.parametrize(("draft", "target"), PAIRS)
@@ -30,14 +30,14 @@ def test_tokens_of_equal_bytes_go_both_ways_one_to_one(draft: str, target: str) 
     shared = TokenMap(ours, theirs)
     assert shared.to_target.shape == (ours.size,)
     assert shared.to_draft.shape == (theirs.size,)
-    there = {(token, int(other)) for token, other in enumerate(shared.to_target) if other != NONE}
-    assert there == {(int(other), token) for token, other in enumerate(shared.to_draft) if other != NONE}
+    there = {(token, int(other)) for token, other in enumerate(shared.to_target) if other != UNMATCHED}
+    assert there == {(int(other), token) for token, other in enumerate(shared.to_draft) if other != UNMATCHED}
     assert len(there) == shared.num_shared > 55
     for token, other in there:
         assert ours.pieces[token] == theirs.pieces[other]
     # Nothing that both have is left alone.
-    left = {ours.pieces[token] for token, other in enumerate(shared.to_target) if other == NONE} - {b""}
-    theirs_left = {theirs.pieces[token] for token, other in enumerate(shared.to_draft) if other == NONE}
+    left = {ours.pieces[token] for token, other in enumerate(shared.to_target) if other == UNMATCHED} - {b""}
+    theirs_left = {theirs.pieces[token] for token, other in enumerate(shared.to_draft) if other == UNMATCHED}
     assert not left & theirs_left
 
 
@@ -45,8 +45,8 @@ def test_tokens_of_equal_bytes_go_both_ways_one_to_one(draft: str, target: str) 
 def test_a_vocabulary_is_its_own_image(kind: str) -> None:
     known = Vocabulary(zoo.make(kind))
     to_target = TokenMap(known, known).to_target
-    assert [token for token in range(known.size) if to_target[token] not in (token, NONE)] == []
-    assert [token for token in range(known.size) if to_target[token] == NONE and known.pieces[token]] == []
+    assert [token for token in range(known.size) if to_target[token] not in (token, UNMATCHED)] == []
+    assert [token for token in range(known.size) if to_target[token] == UNMATCHED and known.pieces[token]] == []
 
 
 def test_text_stands_for_text_before_bytes_do() -> None:
@@ -55,7 +55,7 @@ def test_text_stands_for_text_before_bytes_do() -> None:
     letter = ours.encode(b"A")
     assert letter is not None
     assert theirs.pieces[shared.to_target[letter[0]]] == b"A"
-    assert shared.to_target[ours.byte_tokens[ord("A")]] == NONE
+    assert shared.to_target[ours.byte_tokens[ord("A")]] == UNMATCHED
     # Parts of characters are bytes to both.
     assert theirs.pieces[shared.to_target[ours.byte_tokens[0xC5]]] == b"\xc5"
 

@@ -10,7 +10,7 @@ from engine.model.vocabulary import VocabularyError
 from engine.speculative.translation.context import ContextTranslator
 from engine.speculative.translation.naive import NaiveTranslator
 from engine.speculative.translation.shared import SharedTranslator, Untranslated
-from engine.speculative.translation.token_map import NONE
+from engine.speculative.translation.token_map import UNMATCHED
 from engine.speculative.translation.translation import Translation
 from tests.engine.model import tokenizers_zoo as zoo
 
@@ -69,8 +69,8 @@ def test_the_draft_model_reads_the_very_text(strategy, draft, target, tokens, cu
     committed = [token for token in tokens if token not in pair.target.special]
     for part in in_pieces(committed, cuts):
         reading = translator.follow(part)
-    text = pair.target.text(committed)
-    read = pair.draft.text(reading.ids)
+    text = pair.target.to_bytes(committed)
+    read = pair.draft.to_bytes(reading.ids)
     # Naively, an incomplete character waits for its rest.
     assert read == text if strategy == "shared" else text.startswith(read) and len(text) - len(read) < 4
 
@@ -87,7 +87,7 @@ def test_a_proposal_says_the_beginning_of_the_draft(strategy, draft, target, dra
     translator = translation.begin()
     translator.follow(pair.target.encode(b"the end") or [])
     proposal = translator.carry_back(drafted)
-    assert pair.draft.text(drafted).startswith(pair.target.text(proposal))
+    assert pair.draft.to_bytes(drafted).startswith(pair.target.to_bytes(proposal))
     counts = translator.counts
     assert counts.translated == bool(proposal)
     assert counts.translated + counts.absorbed + counts.skipped == bool(drafted)
@@ -113,9 +113,9 @@ def test_specials_are_read_as_the_draft_models_own_or_as_they_are_written() -> N
         pair = between("sentencepiece-first", "byte-level", strategy).pair
         assert pair is not None
         translator = between("sentencepiece-first", "byte-level", strategy).begin()
-        start = next(token for token, text in pair.target.spellings.items() if text == "<|start|>")
+        start = next(token for token, text in pair.target.special_strings.items() if text == "<|start|>")
         reading = translator.follow([start, *(pair.target.encode(b"the") or []), pair.target.eos[0]])
-        assert pair.draft.text(reading.ids) == b"<|start|>the"
+        assert pair.draft.to_bytes(reading.ids) == b"<|start|>the"
         assert reading.ids[-1] == pair.draft.eos[0]
 
 
@@ -140,7 +140,7 @@ def test_a_beginning_that_the_draft_model_does_not_have_says_nothing(strategy: s
     assert pair is not None
     assert pair.target.bos is not None
     words = pair.target.encode(b"the end") or []
-    assert pair.draft.text(translation.begin().follow([pair.target.bos, *words]).ids) == b"the end"
+    assert pair.draft.to_bytes(translation.begin().follow([pair.target.bos, *words]).ids) == b"the end"
     # Something is fed all the same.
     assert len(translation.begin().follow([pair.target.bos]).ids) == 1
 
@@ -152,10 +152,10 @@ def test_naive_waits_for_the_rest_of_a_character_and_drafts_nothing_meanwhile() 
     translator = translation.begin()
     tokens = pair.target.encode("ł".encode()) or []
     assert [pair.target.pieces[token] for token in tokens] == [b"\xc5", b"\x82"]
-    assert pair.draft.text(translator.follow(tokens[:1]).ids) == b""
+    assert pair.draft.to_bytes(translator.follow(tokens[:1]).ids) == b""
     assert translator.carry_back(pair.draft.encode(b"a") or []) == []
     assert translator.counts.skipped == 1
-    assert pair.draft.text(translator.follow(tokens).ids) == "ł".encode()
+    assert pair.draft.to_bytes(translator.follow(tokens).ids) == "ł".encode()
 
 
 def test_shared_tells_nothing_of_text_that_the_target_does_not_have() -> None:
@@ -163,13 +163,13 @@ def test_shared_tells_nothing_of_text_that_the_target_does_not_have() -> None:
     pair = translation.pair
     assert pair is not None
     alone = next(
-        t for t, o in enumerate(pair.token_map.to_target) if o == NONE and len(pair.draft.pieces[t]) > 3
+        t for t, o in enumerate(pair.token_map.to_target) if o == UNMATCHED and len(pair.draft.pieces[t]) > 3
     )
     (dot,) = pair.draft.encode(b".") or []
     translator = translation.begin()
     translator.follow(pair.target.encode(b"the") or [])
     assert translator.carry_back([alone, dot]) == []
-    assert pair.target.text(translator.carry_back([dot, alone, dot])) == b"."
+    assert pair.target.to_bytes(translator.carry_back([dot, alone, dot])) == b"."
 
 
 def test_equal_vocabularies_need_no_translation_and_no_copies() -> None:
