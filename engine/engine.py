@@ -21,9 +21,9 @@ from engine.model.loading import (
     LoadedModel,
     ModelError,
     StartProgress,
+    display_name,
     make_draft_loader,
     make_loader,
-    display_name,
 )
 from engine.model.tokenizer import Tokenizer
 from engine.request import (

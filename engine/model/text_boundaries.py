@@ -13,7 +13,7 @@ from itertools import accumulate
 _BEFORE_SPACE = rb"(?<![ \t\r\n])(?= [^ \t\r\n])"
 _AT_LINE = rb"(?<=[^\s\x80-\xff]\n)(?=[^ \t\r\n])"
 _WORD_EDGE = re.compile(_BEFORE_SPACE + rb"|" + _AT_LINE)
-NO_EDGES = re.compile(rb"(?!)")
+NO_BOUNDARIES = re.compile(rb"(?!)")
 """Finds nothing."""
 
 _CROSSES_SPACE = re.compile(rb"[^ \t\r\n] (?![ \t\r\n])")
@@ -37,7 +37,7 @@ def tokens_after(ids: Sequence[int], pieces: Sequence[bytes], num_bytes: int) ->
     return list(ids[at + 1 :]) if at < len(ends) and ends[at] == num_bytes else None
 
 
-def whole_start(text: bytes) -> bytes:
+def valid_utf8_prefix(text: bytes) -> bytes:
     """The beginning of a text that is whole characters in UTF-8."""
     try:
         text.decode()
@@ -46,33 +46,33 @@ def whole_start(text: bytes) -> bytes:
     return text
 
 
-def begins_character(text: bytes, at: int) -> bool:
+def is_character_boundary(text: bytes, at: int) -> bool:
     """Whether no character goes on across an offset of a text."""
     return at == len(text) or text[at] & 0xC0 != 0x80
 
 
-def word_edges(text: bytes) -> list[int]:
+def find_word_boundaries(text: bytes) -> list[int]:
     """The word edges within a text, ascending."""
     return [match.start() for match in _WORD_EDGE.finditer(text, 1)]
 
 
-def kept_word_edges(pieces: Sequence[bytes]) -> re.Pattern[bytes]:
+def make_word_boundary_pattern(pieces: Sequence[bytes]) -> re.Pattern[bytes]:
     """Finds the word edges that no token of a vocabulary goes across.
 
     The tokens of a text are then those of its words, one after another: merges and scores end at these edges.
     """
     kept = [_BEFORE_SPACE] * (not any(map(_CROSSES_SPACE.search, pieces)))
     kept += [_AT_LINE] * (not any(map(_CROSSES_LINE.search, pieces)))
-    return re.compile(rb"|".join(kept)) if kept else NO_EDGES
+    return re.compile(rb"|".join(kept)) if kept else NO_BOUNDARIES
 
 
-def edges(text: bytes, ends: Sequence[int], others: Sequence[int], limit: int) -> Iterator[int]:
+def find_shared_boundaries(text: bytes, ends: Sequence[int], others: Sequence[int], limit: int) -> Iterator[int]:
     """The edges within a text, the best first: word edges before others, and of each kind the last.
 
     ends, others: where the tokens of either vocabulary end. limit: the last offset wanted.
     """
-    shared = {end for end in ends if end <= limit and end < len(text) and begins_character(text, end)}
+    shared = {end for end in ends if end <= limit and end < len(text) and is_character_boundary(text, end)}
     shared.intersection_update(others)
-    words = shared.intersection(word_edges(text))
+    words = shared.intersection(find_word_boundaries(text))
     yield from sorted(words, reverse=True)
     yield from sorted(shared - words, reverse=True)

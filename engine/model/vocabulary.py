@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 
 from tokenizers import Tokenizer as Backend
 
-from engine.model.text_boundaries import NO_EDGES, kept_word_edges
+from engine.model.text_boundaries import NO_BOUNDARIES, make_word_boundary_pattern
 from engine.model.token_bytes import TokenByteDecoder
 from engine.model.token_bytes import VocabularyError as VocabularyError
 from engine.model.tokenizer import Tokenizer
@@ -115,9 +115,9 @@ class Vocabulary:
         self.byte_tokens = {self.pieces[token][0]: token for token in single}
         # Text repeats itself, and a step encodes the same few words again and again.
         self._remembered_word = lru_cache(NUM_REMEMBERED_WORDS)(self._encode_word)
-        self._word_edges = kept_word_edges(self.pieces)
+        self._word_edges = make_word_boundary_pattern(self.pieces)
         if any(self.encode(probe.encode()) != self._encode_word(probe.encode()) for probe in PROBES):
-            self._word_edges = NO_EDGES
+            self._word_edges = NO_BOUNDARIES
 
     @cached_property
     def is_exact(self) -> bool:
@@ -142,7 +142,7 @@ class Vocabulary:
         """
         ids: list[int] = []
         begin = 0
-        for end in (*self.word_edges(text), len(text)):
+        for end in (*self.find_word_boundaries(text), len(text)):
             word = text[begin:end]
             remembered = len(word) <= LONGEST_REMEMBERED_WORD
             found = self._remembered_word(word) if remembered else self._encode_word(word)
@@ -152,7 +152,7 @@ class Vocabulary:
             begin = end
         return ids
 
-    def word_edges(self, text: bytes) -> list[int]:
+    def find_word_boundaries(self, text: bytes) -> list[int]:
         """Offsets within a text, ascending: its ids are those of what stands between them, in turn."""
         return [match.start() for match in self._word_edges.finditer(text, 1)]
 
@@ -243,7 +243,7 @@ class Vocabulary:
         return ()
 
 
-def whole_characters(data: bytes) -> int:
+def find_complete_end(data: bytes) -> int:
     """How many leading bytes are left if an incomplete character at the end is cut off.
 
     Bytes that no later ones can make a character stay where they are.

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from itertools import islice
 
 from engine.model.text_boundaries import (
-    begins_character,
-    edges,
+    find_shared_boundaries,
+    find_word_boundaries,
+    is_character_boundary,
     token_ends,
     tokens_after,
-    whole_start,
-    word_edges,
+    valid_utf8_prefix,
 )
-from engine.model.vocabulary import whole_characters
+from engine.model.vocabulary import find_complete_end
 from engine.speculative.translation.translator import Reading, TranslationCounts, VocabularyPair, count
 
 SETTLE_TOKENS = 8
@@ -64,7 +64,7 @@ class ContextTranslator:
             self._take(tokens[at], fresh)
         self._num_read = len(tokens)
         self._num_settled += len(fresh)
-        tail, self._is_exact = self._spell(self._text[: whole_characters(self._text)])
+        tail, self._is_exact = self._spell(self._text[: find_complete_end(self._text)])
         if tokens and not self._num_settled and not tail:
             tail = [self._draft.start_id]
         fresh += tail
@@ -78,8 +78,8 @@ class ContextTranslator:
         if not drafted:
             return []
         text, special = self._pair.parted(drafted)
-        said = whole_start(text)
-        pending = self._text[whole_characters(self._text) :]
+        said = valid_utf8_prefix(text)
+        pending = self._text[find_complete_end(self._text) :]
         ids: list[int] | None = []
         if not self._is_exact or not said.startswith(pending[: len(said)]):
             ids = None
@@ -112,17 +112,17 @@ class ContextTranslator:
     def _settle(self, fresh: list[int]) -> None:
         """Move the settled edge up to where both vocabularies agree, p tokens before the end or more."""
         limit = self._ends[-1 - self._prefix_tokens]
-        words = [at for at in self._draft.word_edges(self._text) if at <= limit and at in self._ends]
+        words = [at for at in self._draft.find_word_boundaries(self._text) if at <= limit and at in self._ends]
         if words:
             self._settle_at(words[-1], fresh)
             return
         if len(self._ends) < self._prefix_tokens + WORD_TOKENS:
             return
-        text = self._text[: whole_characters(self._text)]
+        text = self._text[: find_complete_end(self._text)]
         ids = self._encode(text)
         if ids is not None:
             pieces = self._draft.pieces
-            for at in islice(edges(text, self._ends, token_ends(ids, pieces), limit), EDGE_TRIES):
+            for at in islice(find_shared_boundaries(text, self._ends, token_ends(ids, pieces), limit), EDGE_TRIES):
                 behind = tokens_after(ids, pieces, at)
                 # What comes later is encoded from here on: the text before must not be missed.
                 if behind is not None and self._draft.encode(text[at:]) == behind:
@@ -131,7 +131,7 @@ class ContextTranslator:
                     self._encoded = text[at:], behind
                     return
         if ids is None or len(self._ends) >= LONGEST_TAIL:
-            self._settle_at(next(edges(self._text, self._ends, self._ends, limit), limit), fresh)
+            self._settle_at(next(find_shared_boundaries(self._text, self._ends, self._ends, limit), limit), fresh)
 
     def _settle_at(self, edge: int, fresh: list[int]) -> None:
         fresh += self._spell(self._text[:edge])[0]
@@ -169,12 +169,12 @@ class ContextTranslator:
         The last one is where no such text is left, or only an incomplete character.
         """
         text = self._text
-        whole = whole_characters(text)
+        whole = find_complete_end(text)
         starts = [0, *self._ends]
         first = starts[max(0, len(starts) - 1 - self._prefix_tokens)]
         if self._prefix_tokens:
-            first = max((edge for edge in word_edges(text) if edge <= first), default=0)
-        usable = [at for at in starts if at <= whole and begins_character(text, at)]
+            first = max((edge for edge in find_word_boundaries(text) if edge <= first), default=0)
+        usable = [at for at in starts if at <= whole and is_character_boundary(text, at)]
         return [at for at in usable if at >= first] or usable[-1:]
 
 

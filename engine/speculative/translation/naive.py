@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.model.vocabulary import whole_characters
+from engine.model.vocabulary import find_complete_end
 from engine.speculative.translation.translator import (
     AppendOnlyTranslator,
     Reading,
@@ -33,7 +33,7 @@ class NaiveTranslator(AppendOnlyTranslator):
             else:
                 pieces.append(target.to_bytes([token]))
         text = b"".join(pieces)
-        whole = whole_characters(text)
+        whole = find_complete_end(text)
         self._say(text[:whole])
         self._pending = text[whole:]
         return self._read(tokens)
@@ -44,7 +44,7 @@ class NaiveTranslator(AppendOnlyTranslator):
             self.counts.skipped += 1
             return []
         text, special = self._pair.parted(drafted)
-        whole = whole_characters(text)
+        whole = find_complete_end(text)
         ids = self._pair.target.encode(text[:whole])
         if ids is None:
             self.counts.skipped += 1

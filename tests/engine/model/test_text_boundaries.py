@@ -4,15 +4,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.model.text_boundaries import (
-    NO_EDGES,
-    edges,
-    kept_word_edges,
+    NO_BOUNDARIES,
+    find_shared_boundaries,
+    find_word_boundaries,
+    make_word_boundary_pattern,
     token_ends,
     tokens_after,
-    whole_start,
-    word_edges,
+    valid_utf8_prefix,
 )
-from engine.model.vocabulary import whole_characters
+from engine.model.vocabulary import find_complete_end
 
 PIECES = [b"", b"a", b" b", b"\n", b"\xc5", b"\xbc", b"\xc5\xbc", b"  ", b"ab c"]
 IDS = st.lists(st.integers(0, len(PIECES) - 1), max_size=12)
@@ -40,7 +40,7 @@ def test_a_whole_start_is_the_longest_that_is_text(data: bytes, text: str) -> No
         return some == some.decode(errors="ignore").encode()
 
     for given_bytes in (data, text.encode() + data):
-        start = whole_start(given_bytes)
+        start = valid_utf8_prefix(given_bytes)
         assert given_bytes.startswith(start)
         assert is_text(start)
         longer = [end for end in range(len(start) + 1, len(given_bytes) + 1) if is_text(given_bytes[:end])]
@@ -49,9 +49,9 @@ def test_a_whole_start_is_the_longest_that_is_text(data: bytes, text: str) -> No
 
 def test_word_edges_stand_before_single_spaces_and_where_lines_begin() -> None:
     text = b" if x:\n    y = 1\nz  and \xc5\xbc\n\nw\n"
-    assert [text[at : at + 2] for at in word_edges(text)] == [b" x", b" =", b" 1", b"z ", b" \xc5"]
-    assert kept_word_edges([b"a ", b"\na"]) is NO_EDGES
-    kept = kept_word_edges([b" a", b"a  ", b"\n", b"\n ", b" ", b"\nb"])
+    assert [text[at : at + 2] for at in find_word_boundaries(text)] == [b" x", b" =", b" 1", b"z ", b" \xc5"]
+    assert make_word_boundary_pattern([b"a ", b"\na"]) is NO_BOUNDARIES
+    kept = make_word_boundary_pattern([b" a", b"a  ", b"\n", b"\n ", b" ", b"\nb"])
     assert [match.start() for match in kept.finditer(text, 1)] == [3, 12, 14, 23]
 
 
@@ -61,12 +61,12 @@ def test_edges_end_tokens_of_both_within_the_text(text: str, data: st.DataObject
     written = text.encode()
     ends, others = (sorted(data.draw(st.sets(st.integers(1, max(1, len(written)))))) for _ in range(2))
     limit = data.draw(st.integers(0, len(written)))
-    found = list(edges(written, ends, others, limit))
+    found = list(find_shared_boundaries(written, ends, others, limit))
     assert len(set(found)) == len(found)
     for at in found:
         assert at in set(ends).intersection(others)
         assert 0 < at <= limit
         assert at < len(written)
-        assert whole_characters(written[:at]) == at
-    words = [at for at in found if at in word_edges(written)]
+        assert find_complete_end(written[:at]) == at
+    words = [at for at in found if at in find_word_boundaries(written)]
     assert found == sorted(words, reverse=True) + sorted(set(found) - set(words), reverse=True)

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from config.settings import BUNDLED_MODEL
 from engine.model import tokenizer as engine_tokenizer
-from engine.model.vocabulary import Vocabulary, VocabularyError, whole_characters
+from engine.model.vocabulary import Vocabulary, VocabularyError, find_complete_end
 from tests.engine.model import tokenizers_zoo as zoo
 
 WORDS = st.sampled_from(
@@ -269,4 +269,4 @@ def test_only_an_incomplete_character_is_cut_off(parts: list[bytes]) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         decoder.decode(data[:end])
         waiting, _ = decoder.getstate()
-        assert whole_characters(data[:end]) == end - len(waiting)
+        assert find_complete_end(data[:end]) == end - len(waiting)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.model.vocabulary import Vocabulary, whole_characters
+from engine.model.vocabulary import Vocabulary, find_complete_end
 from engine.speculative.translation.context import LONGEST_TAIL, ContextTranslator
 from engine.speculative.translation.token_map import TokenMap
 from engine.speculative.translation.translation import PREFIX_TOKENS
@@ -85,7 +85,7 @@ def told_text(pair: VocabularyPair, tokens: Sequence[int]) -> tuple[bytes, bytes
             piece = pair.draft.to_bytes(pair.told(token))
             start = len(text) + len(piece)
         text += piece
-    end = start + whole_characters(text[start:])
+    end = start + find_complete_end(text[start:])
     return text[:end], text[end:]
 
 
