@@ -94,7 +94,7 @@ class DraftModel:
         limit = self.loaded.info.context_tokens
         if self.translation.pair is None and num_tokens >= limit:
             return None
-        return DraftReader(self.translation.begin(), make_row_caches(self.model), limit, give_up)
+        return DraftReader(self.translation.make_translator(), make_row_caches(self.model), limit, give_up)
 
     def add(self, reader: DraftReader | None) -> None:
         """A row joins as the last one, read so far by reader; without one nothing is drafted for it."""
@@ -131,7 +131,7 @@ class DraftModel:
         carried: list[tuple[int, int] | None] = [None] * len(inputs)
         for row, (row_input, part, line) in enumerate(zip(inputs, parts, lines, strict=True)):
             if part.is_next:
-                found = self._carry_back(self._rows[row], line)
+                found = self._translate_draft(self._rows[row], line)
                 draft, carried[row] = found[: row_input.num_wanted], (len(line), len(found))
                 inputs[row] = replace(row_input, draft=draft, source=replace(row_input.source, tokens=draft))
         return DraftWork(
@@ -189,11 +189,11 @@ class DraftModel:
             self._give_up(own, fault)
             return 0
 
-    def _carry_back(self, own: DraftRow, line: Sequence[int]) -> list[int]:
+    def _translate_draft(self, own: DraftRow, line: Sequence[int]) -> list[int]:
         if own.reader is None:
             return []
         try:
-            return own.reader.translator.carry_back(line)
+            return own.reader.translator.translate_draft(line)
         except Exception as fault:
             self._give_up(own, fault)
             return []

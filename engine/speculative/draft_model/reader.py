@@ -49,7 +49,7 @@ class DraftReader:
         Returns how many leading ids are the same as before.
         Raises OutOfReachError, or what a tokenizer raises.
         """
-        reading = self.translator.follow(tokens)
+        reading = self.translator.translate_text(tokens)
         num_ids = len(reading.ids)
         if num_ids + num_ahead > self._context_tokens:
             raise OutOfReachError(

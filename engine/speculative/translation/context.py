@@ -18,7 +18,7 @@ from engine.model.text_boundaries import (
     valid_utf8_prefix,
 )
 from engine.model.vocabulary import find_complete_end
-from engine.speculative.translation.translator import Reading, TranslationCounts, VocabularyPair, count
+from engine.speculative.translation.translator import TranslatedText, TranslationCounts, VocabularyPair, count
 
 SETTLE_TOKENS = 8
 """The settled edge moves up whenever so many tokens more than the prefix have come behind it."""
@@ -53,7 +53,7 @@ class ContextTranslator:
         self._is_exact = True
         self._encoded: tuple[bytes, list[int] | None] = b"", []
 
-    def follow(self, tokens: Sequence[int]) -> Reading:
+    def translate_text(self, tokens: Sequence[int]) -> TranslatedText:
         """Encode the text behind the settled edge anew, with that of the new tokens.
 
         A character that is incomplete waits for its rest.
@@ -71,13 +71,13 @@ class ContextTranslator:
         num_same = start + _num_equal(fresh, self._ids[start:])
         self._ids[num_same:] = fresh[num_same - start :]
         num_same, self._num_given = min(num_same, self._num_given), len(self._ids)
-        return Reading(self._ids, num_same, self._num_settled)
+        return TranslatedText(self._ids, num_same, self._num_settled)
 
-    def carry_back(self, drafted: Sequence[int]) -> list[int]:
+    def translate_draft(self, drafted: Sequence[int]) -> list[int]:
         """Encode the drafted text behind the last tokens, up to a special or an incomplete character."""
         if not drafted:
             return []
-        text, special = self._pair.parted(drafted)
+        text, special = self._pair.split_at_special(drafted)
         said = valid_utf8_prefix(text)
         pending = self._text[find_complete_end(self._text) :]
         ids: list[int] | None = []
@@ -104,7 +104,7 @@ class ContextTranslator:
             return
         # What a special token parts needs no context.
         self._settle_at(len(self._text), fresh)
-        told = self._pair.told(token)
+        told = self._pair.to_draft_ids(token)
         # A text begins once.
         if tuple(told) != self._draft.opening or self._num_settled + len(fresh) > len(told):
             fresh += told

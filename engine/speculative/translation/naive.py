@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from engine.model.vocabulary import find_complete_end
 from engine.speculative.translation.translator import (
     AppendOnlyTranslator,
-    Reading,
+    TranslatedText,
     VocabularyPair,
     count,
 )
@@ -21,7 +21,7 @@ class NaiveTranslator(AppendOnlyTranslator):
         super().__init__(pair)
         self._pending = b""
 
-    def follow(self, tokens: Sequence[int]) -> Reading:
+    def translate_text(self, tokens: Sequence[int]) -> TranslatedText:
         """Encode the text of the new tokens; an incomplete character waits for its rest."""
         target = self._pair.target
         pieces = [self._pending]
@@ -38,12 +38,12 @@ class NaiveTranslator(AppendOnlyTranslator):
         self._pending = text[whole:]
         return self._read(tokens)
 
-    def carry_back(self, drafted: Sequence[int]) -> list[int]:
+    def translate_draft(self, drafted: Sequence[int]) -> list[int]:
         """Encode the drafted text up to a special token or an incomplete character."""
         if self._pending:
             self.counts.skipped += 1
             return []
-        text, special = self._pair.parted(drafted)
+        text, special = self._pair.split_at_special(drafted)
         whole = find_complete_end(text)
         ids = self._pair.target.encode(text[:whole])
         if ids is None:
@@ -57,7 +57,7 @@ class NaiveTranslator(AppendOnlyTranslator):
         self._ids += self._pair.draft.encode_best_effort(text)[0]
 
     def _say_special(self, token: int) -> None:
-        told = self._pair.told(token)
+        told = self._pair.to_draft_ids(token)
         # A text begins once.
         if not (self._num_read == 0 and told == self._ids):
             self._ids += told

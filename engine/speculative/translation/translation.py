@@ -10,7 +10,7 @@ from typing import Literal
 from engine.model.tokenizer import Tokenizer
 from engine.model.vocabulary import Vocabulary
 from engine.speculative.translation.naive import NaiveTranslator
-from engine.speculative.translation.shared import SharedTranslator, Untranslated
+from engine.speculative.translation.shared import SharedTranslator, IdentityTranslator
 from engine.speculative.translation.token_map import TokenMap
 from engine.speculative.translation.translator import Translator, VocabularyPair
 
@@ -60,10 +60,10 @@ class Translation:
             pair = VocabularyPair(*vocabularies, TokenMap(*vocabularies))
         return cls(strategy, pair, draft.vocab_size, target.vocab_size, prefix_tokens)
 
-    def begin(self) -> Translator:
+    def make_translator(self) -> Translator:
         """A translator for a new row."""
         if self.strategy == "none":
-            return Untranslated(self.num_draft_ids, self.num_target_ids)
+            return IdentityTranslator(self.num_draft_ids, self.num_target_ids)
         assert self.pair is not None
         if self.strategy == "naive":
             return NaiveTranslator(self.pair)

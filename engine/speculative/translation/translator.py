@@ -24,7 +24,7 @@ class TranslationCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TranslatedText:
     """The committed text in the ids of the draft model.
 
     ids: all of them, at least one if anything was committed. Not to be changed, and good until the next
@@ -43,10 +43,10 @@ class Translator(Protocol):
 
     counts: TranslationCounts
 
-    def follow(self, tokens: Sequence[int]) -> Reading:
+    def translate_text(self, tokens: Sequence[int]) -> TranslatedText:
         """Read all committed tokens of the target, those of the call before and new ones behind them."""
 
-    def carry_back(self, drafted: Sequence[int]) -> list[int]:
+    def translate_draft(self, drafted: Sequence[int]) -> list[int]:
         """The target's ids for what the draft model said behind the last reading; none if it cannot be said.
 
         The bytes of the committed tokens and these are those of the committed tokens and the beginning of
@@ -63,7 +63,7 @@ class VocabularyPair:
     token_map: TokenMap
     _told: dict[int, list[int]] = field(default_factory=dict)
 
-    def told(self, token: int) -> list[int]:
+    def to_draft_ids(self, token: int) -> list[int]:
         """What the draft model reads for one token of the target: its own id, else those of its text.
 
         A special that it does not have is spelled, but for the beginning of a text, which is left out. Made
@@ -78,16 +78,16 @@ class VocabularyPair:
             ids = self._told[token] = [known] if known != UNMATCHED else self.draft.encode_best_effort(text)[0]
         return ids
 
-    def shared_start(self, drafted: Sequence[int]) -> list[int]:
+    def to_target_ids(self, drafted: Sequence[int]) -> list[int]:
         """The target's ids of a draft up to the first that it does not share."""
         ids: list[int] = self.token_map.to_target[list(drafted)].tolist()
         return ids[: ids.index(UNMATCHED)] if UNMATCHED in ids else ids
 
-    def parted(self, drafted: Sequence[int]) -> tuple[bytes, list[int]]:
+    def split_at_special(self, drafted: Sequence[int]) -> tuple[bytes, list[int]]:
         """A draft's text up to its first special, and the target's id of that, if it has one."""
         pieces = self.draft.pieces
         end = next((at for at, token in enumerate(drafted) if not pieces[token]), len(drafted))
-        return self.draft.to_bytes(drafted[:end]), self.shared_start(drafted[end : end + 1])
+        return self.draft.to_bytes(drafted[:end]), self.to_target_ids(drafted[end : end + 1])
 
 
 def count(counts: TranslationCounts, ids: list[int], drafted: Sequence[int]) -> list[int]:
@@ -109,10 +109,10 @@ class AppendOnlyTranslator:
         self._num_read = 0
         self._num_given = 0
 
-    def _read(self, tokens: Sequence[int]) -> Reading:
+    def _read(self, tokens: Sequence[int]) -> TranslatedText:
         """The reading once all of these tokens were told."""
         self._num_read = len(tokens)
         if tokens and not self._ids:
             self._ids.append(self._pair.draft.start_id)
         same, self._num_given = self._num_given, len(self._ids)
-        return Reading(self._ids, same, len(self._ids))
+        return TranslatedText(self._ids, same, len(self._ids))

@@ -82,7 +82,7 @@ def told_text(pair: VocabularyPair, tokens: Sequence[int]) -> tuple[bytes, bytes
     for token in tokens:
         piece = pair.target.pieces[token]
         if not piece:
-            piece = pair.draft.to_bytes(pair.told(token))
+            piece = pair.draft.to_bytes(pair.to_draft_ids(token))
             start = len(text) + len(piece)
         text += piece
     end = start + find_complete_end(text[start:])
@@ -101,7 +101,7 @@ def test_a_reading_depends_on_the_tokens_and_not_on_when_they_came(
     end = 0
     for size in [*sizes, len(tokens)]:
         end += size
-        reading = reader.follow(tokens[:end])
+        reading = reader.translate_text(tokens[:end])
         ids = list(reading.ids)
         assert ids[: reading.num_same] == before[: reading.num_same]
         assert num_settled <= reading.num_same or not before
@@ -109,7 +109,7 @@ def test_a_reading_depends_on_the_tokens_and_not_on_when_they_came(
         assert ids[:num_settled] == before[:num_settled]
         assert bool(ids) == bool(tokens or pair.draft.opening)
         before, num_settled = ids, reading.num_settled
-    at_once = ContextTranslator(pair, p).follow(tokens)
+    at_once = ContextTranslator(pair, p).translate_text(tokens)
     assert (list(at_once.ids), at_once.num_settled) == (before, num_settled)
 
 
@@ -118,7 +118,7 @@ def test_a_reading_depends_on_the_tokens_and_not_on_when_they_came(
 def test_nothing_is_lost_there(pair: VocabularyPair, seeds: list[str | bytes | int], p: int) -> None:
     tokens = tokens_of(pair.target, seeds)
     said, _ = told_text(pair, tokens)
-    assert pair.draft.to_bytes(ContextTranslator(pair, p).follow(tokens).ids) == said
+    assert pair.draft.to_bytes(ContextTranslator(pair, p).translate_text(tokens).ids) == said
 
 
 @settings(deadline=None, max_examples=80)
@@ -128,12 +128,12 @@ def test_only_true_continuations_are_proposed(
 ) -> None:
     tokens, drafted = tokens_of(pair.target, seeds), tokens_of(pair.draft, drafted_seeds)
     translator = ContextTranslator(pair, p)
-    translator.follow(tokens)
-    proposal = translator.carry_back(drafted)
+    translator.translate_text(tokens)
+    proposal = translator.translate_draft(drafted)
     _, pending = told_text(pair, tokens)
     end = next((at for at, token in enumerate(drafted) if not pair.draft.pieces[token]), len(drafted))
     said = pair.draft.to_bytes(drafted[:end])
-    special = pair.shared_start(drafted[end : end + 1])
+    special = pair.to_target_ids(drafted[end : end + 1])
     if special and proposal[-1:] == special and pending + pair.target.to_bytes(proposal[:-1]) == said:
         proposal = proposal[:-1]
     assert all(pair.target.pieces[token] for token in proposal)
@@ -147,8 +147,8 @@ def test_only_true_continuations_are_proposed(
 @given(EXACT, TEXTS, TEXTS, PREFIXES)
 def test_nothing_is_lost_back(pair: VocabularyPair, text: str, more: str, p: int) -> None:
     translator = ContextTranslator(pair, p)
-    translator.follow(tokens_of(pair.target, [text]))
-    proposal = translator.carry_back(tokens_of(pair.draft, [more]))
+    translator.translate_text(tokens_of(pair.target, [text]))
+    proposal = translator.translate_draft(tokens_of(pair.draft, [more]))
     # Some have no tokens for the mark that they write for a space, but bytes.
     can_be_said = pair.target.encode(more.encode()) is not None
     assert pair.target.to_bytes(proposal) == more.encode() * can_be_said
@@ -166,8 +166,8 @@ def test_what_was_drafted_right_is_proposed_where_a_character_is_cut(
     head, rest = tokens[:num_tokens], pair.target.to_bytes(tokens[num_tokens:])
     _, pending = told_text(pair, head)
     translator = ContextTranslator(pair, p)
-    translator.follow(head)
-    proposal = translator.carry_back(tokens_of(pair.draft, [pending + rest]))
+    translator.translate_text(head)
+    proposal = translator.translate_draft(tokens_of(pair.draft, [pending + rest]))
     assert pair.target.to_bytes(proposal) == rest
 
 
@@ -185,15 +185,15 @@ def test_a_reading_is_what_the_tokenizer_makes_of_the_whole_text(draft: str, tar
     tokens = tokens_of(pair.target, [text])
     translator = ContextTranslator(pair, PREFIX_TOKENS)
     for end in range(len(tokens)):
-        translator.follow(tokens[:end])
-    assert translator.follow(tokens).ids == pair.draft.encode(text)
+        translator.translate_text(tokens[:end])
+    assert translator.translate_text(tokens).ids == pair.draft.encode(text)
 
 
 def test_a_draft_that_melts_into_the_text_is_told_without_it() -> None:
     pair = make_pair("characters", "byte-level")
     translator = ContextTranslator(pair, PREFIX_TOKENS)
-    translator.follow(tokens_of(pair.target, ["in", " t"]))
-    proposal = translator.carry_back(tokens_of(pair.draft, ["he"]))
+    translator.translate_text(tokens_of(pair.target, ["in", " t"]))
+    proposal = translator.translate_draft(tokens_of(pair.draft, ["he"]))
     assert pair.target.to_bytes(proposal) == b"he"
     assert translator.counts.resynchronised == 1
 
@@ -202,17 +202,17 @@ def test_the_end_of_an_answer_is_proposed() -> None:
     pair = make_pair("sentencepiece-first", "byte-level")
     end, theirs = pair.draft.eos[0], pair.target.eos[0]
     translator = ContextTranslator(pair, PREFIX_TOKENS)
-    translator.follow(tokens_of(pair.target, ["the house"]))
+    translator.translate_text(tokens_of(pair.target, ["the house"]))
     said = pair.target.encode(b" of")
-    assert translator.carry_back([end]) == [theirs]
-    assert translator.carry_back([*tokens_of(pair.draft, [" of"]), end, end]) == [*said, theirs]
+    assert translator.translate_draft([end]) == [theirs]
+    assert translator.translate_draft([*tokens_of(pair.draft, [" of"]), end, end]) == [*said, theirs]
 
 
 def test_a_draft_of_half_a_character_is_absorbed() -> None:
     pair = make_pair("byte-level", "characters")
     translator = ContextTranslator(pair, PREFIX_TOKENS)
-    translator.follow(tokens_of(pair.target, ["the"]))
-    assert translator.carry_back(tokens_of(pair.draft, [b"\xf0\x9f"])) == []
+    translator.translate_text(tokens_of(pair.target, ["the"]))
+    assert translator.translate_draft(tokens_of(pair.draft, [b"\xf0\x9f"])) == []
     assert (translator.counts.absorbed, translator.counts.skipped) == (1, 0)
 
 
@@ -220,13 +220,13 @@ def test_what_a_tokenizer_cannot_say_is_skipped_until_it_is_past() -> None:
     pair = make_pair("characters-no-bytes", "byte-level")
     translator = ContextTranslator(pair, PREFIX_TOKENS)
     tokens = tokens_of(pair.target, ["\U0001f600"])
-    translator.follow(tokens)
+    translator.translate_text(tokens)
     drafted = tokens_of(pair.draft, [" dog"])
-    assert translator.carry_back(drafted) == []
+    assert translator.translate_draft(drafted) == []
     assert translator.counts.skipped == 1
     tokens += tokens_of(pair.target, [" quick brown fox" * 3])
-    translator.follow(tokens)
-    assert pair.target.to_bytes(translator.carry_back(drafted)) == b" dog"
+    translator.translate_text(tokens)
+    assert pair.target.to_bytes(translator.translate_draft(drafted)) == b" dog"
 
 
 class Counting(Vocabulary):
@@ -253,8 +253,8 @@ def test_no_step_costs_more_in_a_longer_text(draft: str, target: str, text: str)
     costs = []
     for end in range(1, len(tokens) + 1):
         ours.num_bytes = theirs.num_bytes = 0
-        reading = translator.follow(tokens[:end])
-        translator.carry_back(ours.encode_best_effort(text.encode())[0])
+        reading = translator.translate_text(tokens[:end])
+        translator.translate_draft(ours.encode_best_effort(text.encode())[0])
         costs.append(ours.num_bytes + theirs.num_bytes)
         assert len(reading.ids) - reading.num_settled <= 4 * LONGEST_TAIL
     assert max(costs[300:]) <= max(costs[:300])

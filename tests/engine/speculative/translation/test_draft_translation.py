@@ -147,12 +147,12 @@ def test_a_text_beyond_the_draft_model_s_context_is_answered_without_it(
     assert "request 2 goes on without the draft model: the draft model reads 220 tokens" in caplog.text
 
 
-@pytest.mark.parametrize("method", ["begin", "follow", "carry_back"])
+@pytest.mark.parametrize("method", ["make_translator", "translate_text", "translate_draft"])
 def test_a_translator_that_raises_ends_the_drafts_of_its_request_alone(
     method: str, start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, expected = requests(), answers_of("llama")
-    begin, num_begun = Translation.begin, 0
+    begin, num_begun = Translation.make_translator, 0
 
     def begin_faulty(self: Translation) -> Any:
         nonlocal num_begun
@@ -163,13 +163,13 @@ def test_a_translator_that_raises_ends_the_drafts_of_its_request_alone(
         def fail(*_: object) -> None:
             raise RuntimeError("a fault in a tokenizer")
 
-        if method == "begin":
+        if method == "make_translator":
             fail()
         translator = begin(self)
         setattr(translator, method, fail)
         return translator
 
-    monkeypatch.setattr(Translation, "begin", begin_faulty)
+    monkeypatch.setattr(Translation, "make_translator", begin_faulty)
     engine = start("llama", lambda: make_foreign("llama"))
     answers = [ask(engine, one) for one in asked]
     finished = [answer.finished() for answer in answers]

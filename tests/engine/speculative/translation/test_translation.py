@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.model.vocabulary import VocabularyError
 from engine.speculative.translation.context import ContextTranslator
 from engine.speculative.translation.naive import NaiveTranslator
-from engine.speculative.translation.shared import SharedTranslator, Untranslated
+from engine.speculative.translation.shared import SharedTranslator, IdentityTranslator
 from engine.speculative.translation.token_map import UNMATCHED
 from engine.speculative.translation.translation import Translation
 from tests.engine.model import tokenizers_zoo as zoo
@@ -45,10 +45,10 @@ def in_pieces(tokens: list[int], cuts: list[int]):
 @given(tokens=IDS, cuts=st.lists(st.integers(0, 40), max_size=5))
 def test_what_was_read_is_told_by_the_counts_of_a_reading(strategy, draft, target, tokens, cuts) -> None:
     translation = between(draft, target, strategy)
-    translator = translation.begin()
+    translator = translation.make_translator()
     before: list[int] = []
     for committed in in_pieces([token % translation.num_target_ids for token in tokens], cuts):
-        reading = translator.follow(committed)
+        reading = translator.translate_text(committed)
         ids = list(reading.ids)
         assert ids[: reading.num_same] == before[: reading.num_same]
         assert reading.num_same <= len(before)
@@ -65,10 +65,10 @@ def test_what_was_read_is_told_by_the_counts_of_a_reading(strategy, draft, targe
 def test_the_draft_model_reads_the_very_text(strategy, draft, target, tokens, cuts) -> None:
     pair = between(draft, target, strategy).pair
     assert pair is not None
-    translator = between(draft, target, strategy).begin()
+    translator = between(draft, target, strategy).make_translator()
     committed = [token for token in tokens if token not in pair.target.special]
     for part in in_pieces(committed, cuts):
-        reading = translator.follow(part)
+        reading = translator.translate_text(part)
     text = pair.target.to_bytes(committed)
     read = pair.draft.to_bytes(reading.ids)
     # Naively, an incomplete character waits for its rest.
@@ -84,9 +84,9 @@ def test_a_proposal_says_the_beginning_of_the_draft(strategy, draft, target, dra
     pair = translation.pair
     assert pair is not None
     drafted = [token % translation.num_draft_ids for token in drafted]
-    translator = translation.begin()
-    translator.follow(pair.target.encode(b"the end") or [])
-    proposal = translator.carry_back(drafted)
+    translator = translation.make_translator()
+    translator.translate_text(pair.target.encode(b"the end") or [])
+    proposal = translator.translate_draft(drafted)
     assert pair.draft.to_bytes(drafted).startswith(pair.target.to_bytes(proposal))
     counts = translator.counts
     assert counts.translated == bool(proposal)
@@ -101,10 +101,10 @@ def test_an_end_of_the_answer_is_proposed() -> None:
     for strategy in SIMPLE:
         pair = between("sentencepiece-first", "byte-level", strategy).pair
         assert pair is not None
-        translator = between("sentencepiece-first", "byte-level", strategy).begin()
-        translator.follow(pair.target.encode(b"the lazy") or [])
+        translator = between("sentencepiece-first", "byte-level", strategy).make_translator()
+        translator.translate_text(pair.target.encode(b"the lazy") or [])
         letter, end = pair.draft.encode(b".") or [], pair.draft.eos[0]
-        proposal = translator.carry_back([*letter, end, *letter])
+        proposal = translator.translate_draft([*letter, end, *letter])
         assert proposal[:2] == [*(pair.target.encode(b".") or []), pair.target.eos[0]]
 
 
@@ -112,9 +112,9 @@ def test_specials_are_read_as_the_draft_models_own_or_as_they_are_written() -> N
     for strategy in SIMPLE:
         pair = between("sentencepiece-first", "byte-level", strategy).pair
         assert pair is not None
-        translator = between("sentencepiece-first", "byte-level", strategy).begin()
+        translator = between("sentencepiece-first", "byte-level", strategy).make_translator()
         start = next(token for token, text in pair.target.special_strings.items() if text == "<|start|>")
-        reading = translator.follow([start, *(pair.target.encode(b"the") or []), pair.target.eos[0]])
+        reading = translator.translate_text([start, *(pair.target.encode(b"the") or []), pair.target.eos[0]])
         assert pair.draft.to_bytes(reading.ids) == b"<|start|>the"
         assert reading.ids[-1] == pair.draft.eos[0]
 
@@ -126,8 +126,8 @@ def test_a_text_begins_once() -> None:
         assert pair is not None
         assert pair.target.bos is not None
         words = pair.target.encode(b"the end") or []
-        begun = translation.begin().follow([pair.target.bos, *words])
-        plain = translation.begin().follow(words)
+        begun = translation.make_translator().translate_text([pair.target.bos, *words])
+        plain = translation.make_translator().translate_text(words)
         assert list(begun.ids) == list(plain.ids)
         assert begun.ids[0] == pair.draft.bos
         assert list(begun.ids).count(pair.draft.bos or 0) == 1
@@ -140,22 +140,22 @@ def test_a_beginning_that_the_draft_model_does_not_have_says_nothing(strategy: s
     assert pair is not None
     assert pair.target.bos is not None
     words = pair.target.encode(b"the end") or []
-    assert pair.draft.to_bytes(translation.begin().follow([pair.target.bos, *words]).ids) == b"the end"
+    assert pair.draft.to_bytes(translation.make_translator().translate_text([pair.target.bos, *words]).ids) == b"the end"
     # Something is fed all the same.
-    assert len(translation.begin().follow([pair.target.bos]).ids) == 1
+    assert len(translation.make_translator().translate_text([pair.target.bos]).ids) == 1
 
 
 def test_naive_waits_for_the_rest_of_a_character_and_drafts_nothing_meanwhile() -> None:
     translation = between("sentencepiece-first", "byte-level", "naive")
     pair = translation.pair
     assert pair is not None
-    translator = translation.begin()
+    translator = translation.make_translator()
     tokens = pair.target.encode("ł".encode()) or []
     assert [pair.target.pieces[token] for token in tokens] == [b"\xc5", b"\x82"]
-    assert pair.draft.to_bytes(translator.follow(tokens[:1]).ids) == b""
-    assert translator.carry_back(pair.draft.encode(b"a") or []) == []
+    assert pair.draft.to_bytes(translator.translate_text(tokens[:1]).ids) == b""
+    assert translator.translate_draft(pair.draft.encode(b"a") or []) == []
     assert translator.counts.skipped == 1
-    assert pair.draft.to_bytes(translator.follow(tokens).ids) == "ł".encode()
+    assert pair.draft.to_bytes(translator.translate_text(tokens).ids) == "ł".encode()
 
 
 def test_shared_tells_nothing_of_text_that_the_target_does_not_have() -> None:
@@ -166,54 +166,54 @@ def test_shared_tells_nothing_of_text_that_the_target_does_not_have() -> None:
         t for t, o in enumerate(pair.token_map.to_target) if o == UNMATCHED and len(pair.draft.pieces[t]) > 3
     )
     (dot,) = pair.draft.encode(b".") or []
-    translator = translation.begin()
-    translator.follow(pair.target.encode(b"the") or [])
-    assert translator.carry_back([alone, dot]) == []
-    assert pair.target.to_bytes(translator.carry_back([dot, alone, dot])) == b"."
+    translator = translation.make_translator()
+    translator.translate_text(pair.target.encode(b"the") or [])
+    assert translator.translate_draft([alone, dot]) == []
+    assert pair.target.to_bytes(translator.translate_draft([dot, alone, dot])) == b"."
 
 
 def test_equal_vocabularies_need_no_translation_and_no_copies() -> None:
     tokenizer = zoo.wrap(zoo.wordpiece(), eos_token="[SEP]")
     translation = Translation.between(tokenizer, tokenizer)
     assert (translation.strategy, translation.pair) == ("none", None)
-    translator = translation.begin()
+    translator = translation.make_translator()
     committed = [5, 6, 7]
-    reading = translator.follow(committed)
+    reading = translator.translate_text(committed)
     assert reading.ids is committed
     assert (reading.num_same, reading.num_settled) == (0, 3)
     committed.append(8)
-    again = translator.follow(committed)
+    again = translator.translate_text(committed)
     assert again.ids is committed
     assert (again.num_same, again.num_settled) == (3, 4)
-    assert translator.carry_back([9, 10]) == [9, 10]
+    assert translator.translate_draft([9, 10]) == [9, 10]
 
 
 @settings(max_examples=50, deadline=None)
 @given(tokens=st.lists(st.integers(0, 20), max_size=30), cuts=st.lists(st.integers(0, 30), max_size=5))
 def test_ids_that_the_other_model_does_not_have_are_left_out_and_end_a_draft(tokens, cuts) -> None:
-    translator = Untranslated(num_draft_ids=10, num_target_ids=15)
+    translator = IdentityTranslator(num_draft_ids=10, num_target_ids=15)
     before = 0
     for committed in in_pieces(tokens, cuts):
-        reading = translator.follow(committed)
+        reading = translator.translate_text(committed)
         known = [token for token in committed if token < 10]
         # It has to be fed something, even if it knows nothing of the beginning.
         assert list(reading.ids) in (known, [0, *known])
         assert reading.num_same == before
         assert reading.ids or not committed
         before = len(reading.ids)
-    back = translator.carry_back(tokens)
+    back = translator.translate_draft(tokens)
     assert back == tokens[: next((at for at, token in enumerate(tokens) if token >= 15), len(tokens))]
 
 
 def test_strategies_are_what_they_are_called() -> None:
     kinds = ("sentencepiece-first", "byte-level")
     made = {
-        name: type(between(*kinds, name).begin()) for name in ("naive", "shared", "none", "context", "auto")
+        name: type(between(*kinds, name).make_translator()) for name in ("naive", "shared", "none", "context", "auto")
     }
     assert made == {
         "naive": NaiveTranslator,
         "shared": SharedTranslator,
-        "none": Untranslated,
+        "none": IdentityTranslator,
         "context": ContextTranslator,
         "auto": ContextTranslator,
     }
