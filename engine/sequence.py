@@ -27,7 +27,7 @@ from engine.request import (
 from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.logprobs import Likelihood
 from engine.sampling.sampler import Penalties, needs_penalties
-from engine.speculative.draft_model.reader import DraftReader, OutOfReachError
+from engine.speculative.draft_model.reader import DraftReader, UnreadableTextError
 from engine.speculative.proposers import SequenceDrafts
 
 log = logging.getLogger("reprise.engine")
@@ -106,7 +106,7 @@ class Sequence:
         """Tokens to compute before it can join the rows; its last token is fed by its first step."""
         num_left = len(self.tokens) - 1 - self.num_computed
         return (
-            max(num_left, self.draft_reader.count_left(len(self.tokens))) if self.draft_reader else num_left
+            max(num_left, self.draft_reader.count_remaining(len(self.tokens))) if self.draft_reader else num_left
         )
 
     @property
@@ -136,7 +136,7 @@ class Sequence:
 
     def give_up_draft_model(self, fault: Exception) -> None:
         """The draft model could not read its text, or say something of it: go on without."""
-        level = logging.INFO if isinstance(fault, OutOfReachError) else logging.WARNING
+        level = logging.INFO if isinstance(fault, UnreadableTextError) else logging.WARNING
         log.log(level, "request %s goes on without the draft model: %s", self.request.id, fault)
         self.draft_reader = None
         if self.drafts:

@@ -156,7 +156,7 @@ class RequestQueue:
         try:
             if self._may_ask_model(sequence):
                 give_up = sequence.give_up_draft_model
-                sequence.draft_reader = self._draft_model.begin(len(sequence.tokens), give_up)
+                sequence.draft_reader = self._draft_model.make_reader(len(sequence.tokens), give_up)
         # Drafts are a bonus: the answer needs only the model itself.
         except Exception as fault:
             sequence.give_up_draft_model(fault)
@@ -166,7 +166,7 @@ class RequestQueue:
         if self._draft_model is None or reader is None:
             return
         try:
-            if part := reader.next_part(sequence.tokens, chunk):
+            if part := reader.next_chunk(sequence.tokens, chunk):
                 evaluate(reader.caches)
                 self._draft_model.model(mx.array(list(part))[None], cache=reader.caches)
                 evaluate_async(reader.caches)

@@ -86,7 +86,7 @@ class DraftModel:
         self.rows = make_rows(self.model, self.batched)
         self._rows: list[DraftRow] = []
 
-    def begin(self, num_tokens: int, give_up: GiveUp) -> DraftReader | None:
+    def make_reader(self, num_tokens: int, give_up: GiveUp) -> DraftReader | None:
         """What reads a sequence from its prompt on; None if that is surely too long.
 
         give_up: called if it cannot go on.
@@ -98,7 +98,7 @@ class DraftModel:
 
     def add(self, reader: DraftReader | None) -> None:
         """A row joins as the last one, read so far by reader; without one nothing is drafted for it."""
-        caches, num_held = (reader.hand_over(), reader.num_computed) if reader else ([], 0)
+        caches, num_held = (reader.release_caches(), reader.num_computed) if reader else ([], 0)
         self.rows.add(caches or make_row_caches(self.model), num_held)
         self._rows.append(DraftRow(reader, num_held, floor=num_held))
 
@@ -212,7 +212,7 @@ class DraftModel:
         ends = mx.array([len(ids) - 1 for ids in fed])
         last = mx.take_along_axis(logits, ends[:, None, None], axis=1)[:, 0]
         drafted: list[mx.array] = []
-        draw = self._sampling.begin(sampler, positions, num_tokens)
+        draw = self._sampling.make_draw(sampler, positions, num_tokens)
         for at in range(num_tokens):
             if at:
                 last = self.rows.forward(drafted[-1][:, None])[:, -1]

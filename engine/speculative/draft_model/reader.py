@@ -16,7 +16,7 @@ MAX_UNSETTLED = ROLLBACK_TOKENS // 2
 """Ids that may still change, and so may have to be forgotten together with a draft."""
 
 
-class OutOfReachError(Exception):
+class UnreadableTextError(Exception):
     """The draft model cannot read a text; the message says why. Nobody's fault: it gets no drafts of it."""
 
 
@@ -47,27 +47,27 @@ class DraftReader:
 
         num_ahead: ids that are to be drafted behind them.
         Returns how many leading ids are the same as before.
-        Raises OutOfReachError, or what a tokenizer raises.
+        Raises UnreadableTextError, or what a tokenizer raises.
         """
         reading = self.translator.translate_text(tokens)
         num_ids = len(reading.ids)
         if num_ids + num_ahead > self._context_tokens:
-            raise OutOfReachError(
+            raise UnreadableTextError(
                 f"the draft model reads {self._context_tokens} tokens, and the text has {num_ids} of its own"
             )
         if num_ids > MAX_IDS_PER_TOKEN * len(tokens) + SPARE_IDS:
-            raise OutOfReachError(f"{len(tokens)} tokens are {num_ids} of the draft model's, far too many")
+            raise UnreadableTextError(f"{len(tokens)} tokens are {num_ids} of the draft model's, far too many")
         if num_ids - reading.num_settled > MAX_UNSETTLED:
-            raise OutOfReachError(f"{num_ids - reading.num_settled} of its tokens may still change")
+            raise UnreadableTextError(f"{num_ids - reading.num_settled} of its tokens may still change")
         self.ids, self.num_settled, self._num_read = reading.ids, reading.num_settled, len(tokens)
         return reading.num_same
 
-    def hand_over(self) -> Caches:
+    def release_caches(self) -> Caches:
         """The caches, which are the rows' from now on."""
         caches, self.caches = self.caches, []
         return caches
 
-    def count_left(self, num_tokens: int) -> int:
+    def count_remaining(self, num_tokens: int) -> int:
         """What is left to read and to compute of a prompt of num_tokens, in tokens: 0 when it may draft."""
         return num_tokens - self._num_read + self._num_to_compute
 
@@ -76,7 +76,7 @@ class DraftReader:
         # What is not settled may have to be computed anew, and one id must be left for its logits.
         return max(0, min(self.num_settled, len(self.ids) - 1) - self.num_computed)
 
-    def next_part(self, tokens: Sequence[int], most: int) -> Sequence[int]:
+    def next_chunk(self, tokens: Sequence[int], most: int) -> Sequence[int]:
         """The next ids of a prompt to compute, at most so many, perhaps none; reads on as far as need be.
 
         Raises as read() does.

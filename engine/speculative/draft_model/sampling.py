@@ -25,7 +25,7 @@ Draw = Callable[[mx.array], mx.array]
 class DraftSampling(Protocol):
     """What the strategies of translation differ in when they draft."""
 
-    def begin(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
+    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
         """Drafts of num_tokens for all rows.
 
         sampler: the target's, for the same rows. positions: (rows,) of the target's token that comes next.
@@ -47,7 +47,7 @@ class SameIds:
     def __init__(self, num_ids: int) -> None:
         self._num_ids = num_ids
 
-    def begin(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
+    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
         """See DraftSampling."""
         ahead = iter(range(num_tokens))
 
@@ -67,9 +67,9 @@ class SharedIds:
         self._to_draft = mx.array(np.maximum(to_draft, 0))
         self._is_shared = mx.array(to_draft != UNMATCHED)
 
-    def begin(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
+    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
         """See DraftSampling."""
-        draw_theirs = SameIds(self._to_draft.size).begin(sampler, positions, num_tokens)
+        draw_theirs = SameIds(self._to_draft.size).make_draw(sampler, positions, num_tokens)
 
         def draw(logits: mx.array) -> mx.array:
             theirs = _fitted(logits, self._num_ids)[:, self._to_draft].astype(mx.float32)
@@ -92,7 +92,7 @@ class OwnIds:
         self._is_shared = mx.array(to_target != UNMATCHED)
         self._lengths = mx.array(_count_target_tokens(pair))
 
-    def begin(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
+    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
         """See DraftSampling."""
         adjust = self._adjusting(sampler)
         if not sampler.random:

@@ -260,7 +260,7 @@ def test_tokens_that_both_have_are_drawn_with_the_target_s_noise() -> None:
         ours[:, shared] = rng.normal(size=(3, len(shared)))
         theirs[:, to_target[shared]] = ours[:, shared]
         sampler = Sampler([(row, None) for row in rows], target.vocab_size)
-        draw = make_draft_sampling(translation).begin(sampler, positions, 4)
+        draw = make_draft_sampling(translation).make_draw(sampler, positions, 4)
         for at in range(4):
             drawn = np.array(draw(mx.array(ours)))
             wanted = sampler.sample(mx.array(theirs), [position + at for position in positions])
@@ -280,5 +280,5 @@ def test_penalties_and_bias_count_for_tokens_that_both_have() -> None:
     sampler = Sampler([(sampling, penalties)], target.vocab_size)
     logits = np.full((1, len(to_target)), -9.0, np.float32)
     logits[0, [first, second, third]] = 3.0, 2.5, 1.0
-    draw = make_draft_sampling(translation).begin(sampler, [1], 1)
+    draw = make_draft_sampling(translation).make_draw(sampler, [1], 1)
     assert draw(mx.array(logits)).tolist() == [third]
