@@ -84,7 +84,7 @@ class Batch:
             sequence.drafts.length.begin()
         if sequence.drafts and sequence.draft_reader:
             strategy = model.translation.strategy
-            sequence.drafts.counts.translate(sequence.draft_reader.translator, strategy)
+            sequence.drafts.counts.track_translation(sequence.draft_reader.translator, strategy)
         model.add(sequence.draft_reader)
 
     def free(self, leaving: list[int]) -> None:

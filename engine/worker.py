@@ -116,7 +116,7 @@ class Worker:
         has_begun = sequence.drafts is not None and not sequence.drafts.uses_model
         if has_begun or not drafting.may_ask_model(sequence.request):
             return False
-        return drafting.trials.is_next(self.planner.model_pays(drafting.new_length(), drafting.limit))
+        return drafting.trials.should_read(self.planner.model_pays(drafting.new_length(), drafting.limit))
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence for admission."""

@@ -50,7 +50,7 @@ class DraftCounts:
         self._add_run(source, num_accepted)
         self._add_run(PLAIN, num_tokens - num_accepted)
 
-    def translate(self, translator: "Translator", strategy: str) -> None:
+    def track_translation(self, translator: "Translator", strategy: str) -> None:
         """The draft model's drafts go through this translator, which counts on where one before it ended."""
         self.strategy = strategy
         self.translation = translator.counts = self.translation or translator.counts

@@ -13,7 +13,7 @@ from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from engine.request import DraftingReport, GenerationRequest
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts, count_accepted
 from engine.speculative.draft_length import DraftEstimate, expected_tokens
-from engine.speculative.draft_model.draft_length import MODEL, DraftLength, PromptTrials, TokenYield
+from engine.speculative.draft_model.draft_length import MODEL, DraftLength, PromptGate, TokenYield
 from engine.speculative.draft_stats import DraftCounts
 from engine.speculative.slowdown_budget import SlowdownBudget
 
@@ -84,7 +84,7 @@ class Proposers:
         self.line_ends = line_ends
         self.everyone = AcceptanceCounts(GLOBAL_DECAY)
         self.carried = TokenYield()
-        self.trials = PromptTrials()
+        self.trials = PromptGate()
         self._numbers = itertools.count()
 
     def begin(self, request: GenerationRequest, matcher: "Matcher | None" = None) -> "SequenceDrafts":

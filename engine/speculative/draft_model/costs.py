@@ -139,7 +139,7 @@ class DraftModelCosts:
         self._all.learn(weighted, [self._level] * 3)
         self._by_rows.setdefault(num_rows, _Fit()).learn(weighted, self._all.parts)
 
-    def doubt(self) -> None:
+    def decay_to_prior(self) -> None:
         """These costs forbid to try: with time they go back to where they started. The machine was busy."""
         self._level += (1 - KEEP) * (1.0 - self._level)
         for fit in (self._all, *self._by_rows.values()):

@@ -26,7 +26,7 @@ MAX_WAIT_TOKENS = 256
 TRUE_AGAIN = 4
 """After so many drafts in a row that came true nothing is held against the draft model any more."""
 
-TRIAL_EVERY = 8
+READ_ONE_PROMPT_IN = 8
 """Of requests for which the draft model would not pay, it reads the prompt of one in so many."""
 
 
@@ -50,9 +50,9 @@ class TokenYield:
         return (self._carried + first * CARRIED_PRIOR_TOKENS) / (self._drafted + CARRIED_PRIOR_TOKENS)
 
     @property
-    def chance(self) -> float:
+    def nonempty_rate(self) -> float:
         """How often anything comes of a draft."""
-        first = self.start.chance if self.start else 1.0
+        first = self.start.nonempty_rate if self.start else 1.0
         return (self._filled + first * CARRIED_PRIOR_CYCLES) / (self._cycles + CARRIED_PRIOR_CYCLES)
 
     def add(self, num_drafted: int, num_carried: int) -> None:
@@ -77,9 +77,9 @@ class DraftLength:
     """
 
     acceptance: Acceptance
-    carried: TokenYield = field(default_factory=TokenYield)
+    token_yield: TokenYield = field(default_factory=TokenYield)
     num_behind: float = 1.0
-    _since: int = 0
+    _tokens_since_draft: int = 0
     # The first probe is due at once: a prompt that was just read leaves nothing to catch up with.
     _wait: int = 0
     _num_true: int = 0
@@ -103,28 +103,28 @@ class DraftLength:
     @property
     def is_probe_due(self) -> bool:
         """Whether the row has gone long enough without drafts to try one."""
-        return self._since >= self._wait or self._num_true > 0
+        return self._tokens_since_draft >= self._wait or self._num_true > 0
 
-    def put_off(self) -> None:
+    def postpone_probe(self) -> None:
         """No probe could be made: wait again."""
-        self._since, self._num_true, self._wait = 0, 0, max(self._wait, MIN_WAIT_TOKENS)
+        self._tokens_since_draft, self._num_true, self._wait = 0, 0, max(self._wait, MIN_WAIT_TOKENS)
 
     def estimate(self, limit: int, rate: float) -> DraftEstimate:
         """What to expect of drafts of up to limit of the target's tokens, if they are right at this rate."""
-        chance = self.carried.chance
+        chance = self.token_yield.nonempty_rate
         expected = [1.0 + chance * (tokens - 1.0) for tokens in steady(rate, limit)]
         return DraftEstimate(expected, draft=Draft((), MODEL, 0, MODEL_PRIOR), is_worth=True)
 
     def num_to_draft(self, num_wanted: int) -> int:
         """How many of its own tokens the draft model is to draft for so many of the target's."""
-        return math.ceil(num_wanted / self.carried.ratio) if num_wanted else 0
+        return math.ceil(num_wanted / self.token_yield.ratio) if num_wanted else 0
 
-    def spread(self, num_tokens: float) -> float:
+    def catch_up_share(self, num_tokens: float) -> float:
         """The share of catching up that a step bears which brings so many tokens.
 
         A row that was away for n tokens is expected to stay for n, once it is back.
         """
-        return min(1.0, num_tokens / max(1.0, self.num_behind * self.carried.ratio))
+        return min(1.0, num_tokens / max(1.0, self.num_behind * self.token_yield.ratio))
 
     def record_work(self, work: DraftWork, row: int) -> None:
         """The draft model worked for this row and others."""
@@ -133,21 +133,21 @@ class DraftLength:
             # Where text is read anew, more is fed than what was added.
             surplus = max(0.0, work.num_fed - self.num_behind)
             self._fed_anew += FOLLOW * (surplus - self._fed_anew)
-            self.carried.add(*carried)
+            self.token_yield.add(*carried)
         self.num_behind, self._has_drafted = float(work.left[row]), carried is not None
 
     def observe(self, num_tokens: int, num_judged: int, num_accepted: int) -> None:
         """So many tokens were committed, num_accepted of which were drafted, if num_judged were checked."""
         if not self._has_drafted:
-            self.num_behind += num_tokens / self.carried.ratio
-            self._since += num_tokens
+            self.num_behind += num_tokens / self.token_yield.ratio
+            self._tokens_since_draft += num_tokens
             return
         self._has_drafted = False
         is_whole = 0 < num_judged == num_accepted
         # The last token of a draft was never fed.
-        self.num_behind += (num_tokens - num_accepted) / self.carried.ratio + is_whole
-        was_tried = self._since > 0
-        self._since, self._num_true = 0, self._num_true + 1 if num_accepted else 0
+        self.num_behind += (num_tokens - num_accepted) / self.token_yield.ratio + is_whole
+        was_tried = self._tokens_since_draft > 0
+        self._tokens_since_draft, self._num_true = 0, self._num_true + 1 if num_accepted else 0
         if self._num_true >= TRUE_AGAIN:
             self._wait = 0
         elif not num_accepted:
@@ -164,24 +164,24 @@ class PlannedDraft:
     share: float = 0.0
 
     @classmethod
-    def together(cls, asked: Iterable[tuple[DraftLength, DraftEstimate, int]]) -> "PlannedDraft":
+    def combine(cls, asked: Iterable[tuple[DraftLength, DraftEstimate, int]]) -> "PlannedDraft":
         """asked: for each row its hopes, its offer, and how many of the target's tokens it wants of it."""
         found = [(length, estimate, num) for length, estimate, num in asked if num]
         return cls(
             max((length.num_fed for length, _, _ in found), default=0),
             max((length.num_to_draft(num) for length, _, num in found), default=0),
-            max((length.spread(estimate.expected[num]) for length, estimate, num in found), default=0.0),
+            max((length.catch_up_share(estimate.expected[num]) for length, estimate, num in found), default=0.0),
         )
 
 
-class PromptTrials:
+class PromptGate:
     """Whose prompts the draft model reads: all while it pays, else those of one request in so many."""
 
     def __init__(self) -> None:
         # What was never tried is tried first.
-        self._num_passed = TRIAL_EVERY - 1
+        self._num_passed = READ_ONE_PROMPT_IN - 1
 
-    def is_next(self, pays: bool) -> bool:
+    def should_read(self, pays: bool) -> bool:
         """Whether it reads the next request's prompt."""
-        self._num_passed = 0 if pays else (self._num_passed + 1) % TRIAL_EVERY
+        self._num_passed = 0 if pays else (self._num_passed + 1) % READ_ONE_PROMPT_IN
         return pays or self._num_passed == 0

@@ -25,7 +25,7 @@ from engine.speculative.draft_model.sampling import make_draft_sampling
 from engine.speculative.translation.translation import Translation
 from engine.speculative.verify import RowInput
 
-BACKLOG_TOKENS = 64
+MAX_BACKLOG_TOKENS = 64
 """Most settled ids that a row is fed before a draft; one that lacks more is brought nearer first."""
 
 NOTHING = 0
@@ -163,7 +163,7 @@ class DraftModel:
         num_unsettled = len(ids) - num_settled
         end = held + 1
         if is_wanted:
-            end = len(ids) if num_settled - held <= BACKLOG_TOKENS else held + BACKLOG_TOKENS
+            end = len(ids) if num_settled - held <= MAX_BACKLOG_TOKENS else held + MAX_BACKLOG_TOKENS
         return Part(
             held,
             ids[held:end],

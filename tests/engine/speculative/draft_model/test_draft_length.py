@@ -16,12 +16,12 @@ from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCo
 from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
 from engine.speculative.draft_model.draft_length import (
     MODEL,
-    TRIAL_EVERY,
+    READ_ONE_PROMPT_IN,
     DraftLength,
-    PromptTrials,
+    PromptGate,
     TokenYield,
 )
-from engine.speculative.draft_model.model import BACKLOG_TOKENS
+from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
 from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
 from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, NEIGHBOUR_OVERHEAD
 from engine.speculative.step_costs import StepCosts
@@ -128,11 +128,11 @@ class World:
             return
         wanted = [row_input.num_wanted > 0 for row_input in inputs]
         is_ready = [
-            wants and lacks <= BACKLOG_TOKENS for wants, lacks in zip(wanted, self.lacking, strict=True)
+            wants and lacks <= MAX_BACKLOG_TOKENS for wants, lacks in zip(wanted, self.lacking, strict=True)
         ]
         num_drafted = max(row_input.num_to_draft for row_input in inputs) if any(is_ready) else 0
         fed = [
-            min(lacks, BACKLOG_TOKENS) if wants else 1
+            min(lacks, MAX_BACKLOG_TOKENS) if wants else 1
             for wants, lacks in zip(wanted, self.lacking, strict=True)
         ]
         num_fed = max(fed)
@@ -342,7 +342,7 @@ def test_a_new_row_starts_with_the_ratio_that_others_had() -> None:
         TokenYield(everyone).add(4, 0)
     new = TokenYield(everyone)
     assert new.ratio == pytest.approx(0.5, rel=0.2)
-    assert new.chance < 0.4
+    assert new.nonempty_rate < 0.4
     assert TokenYield().ratio == 1.0
 
 
@@ -351,16 +351,16 @@ def test_drafts_of_which_nothing_comes_are_worth_less() -> None:
     assert rare.speed < sure.speed
     assert rare.speed > 1.0
     length = rare.rows[0].drafts.length
-    assert length.carried.chance == pytest.approx(0.5, abs=0.15)
+    assert length.token_yield.nonempty_rate == pytest.approx(0.5, abs=0.15)
     assert length.estimate(4, 0.8).expected[4] < sure.rows[0].drafts.length.estimate(4, 0.8).expected[4]
 
 
 def test_a_step_bears_its_share_of_catching_up() -> None:
     length = DraftLength(Acceptance(AcceptanceCounts(GLOBAL_DECAY)))
-    assert length.spread(3.0) == 1.0
+    assert length.catch_up_share(3.0) == 1.0
     length.observe(400, 0, 0)
     assert length.num_fed == 401
-    assert length.spread(4.01) == pytest.approx(0.01)
+    assert length.catch_up_share(4.01) == pytest.approx(0.01)
 
 
 def test_what_pays_at_once_may_not_pay_after_catching_up() -> None:
@@ -371,19 +371,19 @@ def test_what_pays_at_once_may_not_pay_after_catching_up() -> None:
     # Here a token that is fed costs as much as one that is drafted.
     world.planner.model_costs = DraftModelCosts(world.costs.alone, StepCosts(FULL))
     length.observe(400, 0, 0)
-    length._since = 0
+    length._tokens_since_draft = 0
     row.tokens += [9] * 400
     row.num_held = len(row.tokens) - 1
     assert not world.planner.model_pays(length, 15)
 
 
 def test_prompts_are_read_while_that_pays_and_seldom_otherwise() -> None:
-    trials = PromptTrials()
-    assert trials.is_next(False)
-    assert [trials.is_next(True) for _ in range(3)] == [True] * 3
-    read = [trials.is_next(False) for _ in range(4 * TRIAL_EVERY)]
+    trials = PromptGate()
+    assert trials.should_read(False)
+    assert [trials.should_read(True) for _ in range(3)] == [True] * 3
+    read = [trials.should_read(False) for _ in range(4 * READ_ONE_PROMPT_IN)]
     assert sum(read) == 4
-    assert not any(read[: TRIAL_EVERY - 1])
+    assert not any(read[: READ_ONE_PROMPT_IN - 1])
     good, bad = (World(lambda _, chance=chance: chance, num_tokens=100).run() for chance in (0.9, 0.0))
     assert good.planner.model_pays(good.drafting.new_length(), 15)
     for _ in range(15):
