@@ -106,7 +106,7 @@ class Sequence:
         """Tokens to compute before it can join the rows; its last token is fed by its first step."""
         num_left = len(self.tokens) - 1 - self.num_computed
         return (
-            max(num_left, self.draft_reader.count_remaining(len(self.tokens))) if self.draft_reader else num_left
+            max(num_left, self.draft_reader.count_left(len(self.tokens))) if self.draft_reader else num_left
         )
 
     @property

@@ -67,7 +67,7 @@ class DraftReader:
         caches, self.caches = self.caches, []
         return caches
 
-    def count_remaining(self, num_tokens: int) -> int:
+    def count_left(self, num_tokens: int) -> int:
         """What is left to read and to compute of a prompt of num_tokens, in tokens: 0 when it may draft."""
         return num_tokens - self._num_read + self._num_to_compute
 
