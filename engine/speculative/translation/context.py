@@ -17,7 +17,7 @@ from engine.model.text_boundaries import (
     tokens_after,
     valid_utf8_prefix,
 )
-from engine.model.vocabulary import find_complete_end
+from engine.model.text_boundaries import find_complete_end
 from engine.speculative.translation.translator import TranslatedText, TranslationCounts, VocabularyPair, count
 
 SETTLE_TOKENS = 8

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.model.vocabulary import find_complete_end
+from engine.model.text_boundaries import find_complete_end
 from engine.speculative.translation.translator import (
     AppendOnlyTranslator,
     TranslatedText,

@@ -1,6 +1,5 @@
-"""What a vocabulary knows of its tokens' bytes, and that encoding gives text back exactly or not at all."""
+"""The bytes of a vocabulary's tokens, and encoding that reproduces text exactly or returns nothing."""
 
-import codecs
 from functools import cache
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from config.settings import BUNDLED_MODEL
 from engine.model import tokenizer as engine_tokenizer
-from engine.model.vocabulary import Vocabulary, VocabularyError, find_complete_end
+from engine.model.vocabulary import Vocabulary, VocabularyError
 from tests.engine.model import tokenizers_zoo as zoo
 
 WORDS = st.sampled_from(
@@ -35,7 +34,7 @@ def test_encoded_text_is_exactly_the_text(kind: str, text: str) -> None:
     known = vocabulary(kind)
     ids = known.encode(text.encode())
     if ids is None:
-        # A Unigram says a special or a byte wherever its name is written.
+        # Unigram encodes a special or byte token wherever the text contains its token string.
         is_named = kind == "unigram-bytes" and any(name in text for name in ("</s>", "<0x41>"))
         assert kind in zoo.LOSSY or zoo.SPACE in text or is_named
         assert kind in zoo.LOSSY or known.encode_bytes(text.encode()) is not None
@@ -46,7 +45,7 @@ def test_encoded_text_is_exactly_the_text(kind: str, text: str) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(kind=st.sampled_from(sorted(zoo.KINDS)), data=st.binary(max_size=12))
-def test_any_bytes_are_given_back_or_said_to_be_lost(kind: str, data: bytes) -> None:
+def test_any_bytes_are_reproduced_or_reported_as_inexact(kind: str, data: bytes) -> None:
     known = vocabulary(kind)
     ids, is_exact = known.encode_best_effort(data)
     assert (known.to_bytes(ids) == data) == is_exact
@@ -58,7 +57,7 @@ def test_any_bytes_are_given_back_or_said_to_be_lost(kind: str, data: bytes) -> 
 
 
 @pytest.mark.parametrize("kind", zoo.KINDS)
-def test_exact_kinds_are_told_from_others(kind: str) -> None:
+def test_exact_kinds_are_recognised(kind: str) -> None:
     assert vocabulary(kind).is_exact == (kind in zoo.EXACT)
 
 
@@ -71,7 +70,7 @@ def test_many_texts_are_counted_at_once_and_never_raise() -> None:
         assert len(vocabulary(kind).estimate_lengths(texts)) == len(texts)
 
 
-def test_what_cannot_be_said_is_left_out_and_the_rest_is_said() -> None:
+def test_best_effort_leaves_out_only_what_cannot_be_encoded() -> None:
     known = vocabulary("sentencepiece-no-bytes")
     ids, is_exact = known.encode_best_effort("the 中 end中 of".encode())
     assert (known.to_bytes(ids), is_exact) == (b"the  end of", False)
@@ -101,9 +100,9 @@ def test_bytes_are_what_the_tokenizer_decodes(kind: str, text: str) -> None:
 @pytest.mark.parametrize(
     "kind", ["byte-level-polish", "byte-level-spaces", "sentencepiece-first", "sentencepiece-legacy"]
 )
-def test_bytes_are_those_that_grammars_know(kind: str) -> None:
+def test_bytes_are_those_that_grammars_use(kind: str) -> None:
     known, tokenizer = vocabulary(kind), zoo.make(kind)
-    # Grammars keep the byte 0xFF for themselves.
+    # llguidance reserves the byte 0xFF.
     wrong = [
         token
         for token in range(known.size)
@@ -131,7 +130,7 @@ def bundled(folder: str) -> Vocabulary:
     return Vocabulary(engine_tokenizer.Tokenizer(inner, len(inner.get_vocab())))
 
 
-def test_specials_steer_and_are_no_text() -> None:
+def test_specials_are_not_text() -> None:
     known = vocabulary("sentencepiece-first")
     assert {known.special_strings[token] for token in known.special} == {"<s>", "</s>", "<unk>"}
     assert [known.pieces[token] for token in sorted(known.special)] == [b"", b"", b""]
@@ -157,7 +156,7 @@ def test_added_tokens_that_are_not_special_are_text() -> None:
     ("kind", "opening"),
     [("byte-level", []), ("byte-level-beginning", ["<|start|>"]), ("sentencepiece-legacy", ["<s>"])],
 )
-def test_what_begins_every_text_is_found_out(kind: str, opening: list[str]) -> None:
+def test_the_opening_of_every_text_is_found(kind: str, opening: list[str]) -> None:
     known = vocabulary(kind)
     assert [known.special_strings[token] for token in known.opening] == opening
 
@@ -170,7 +169,7 @@ def test_a_dummy_space_is_not_part_of_text() -> None:
         assert zoo.make(kind).backend.encode("the", add_special_tokens=False).ids != ids
 
 
-def test_bytes_are_told_from_text_of_the_same_bytes() -> None:
+def test_byte_fallback_ids_differ_from_text_of_the_same_bytes() -> None:
     known = vocabulary("sentencepiece-first")
     letter = known.encode(b"A")
     assert letter is not None
@@ -189,7 +188,7 @@ def test_a_model_with_more_ids_than_its_tokenizer_has_no_text_for_them() -> None
     assert known.to_bytes([known.size - 1, known.size + 5]) == b""
 
 
-def test_a_model_with_fewer_ids_than_its_tokenizer_says_none_of_them() -> None:
+def test_a_model_with_fewer_ids_than_its_tokenizer_never_uses_the_others() -> None:
     backend = zoo.sentencepiece()
     size = backend.get_vocab_size() - 300
     known = Vocabulary(zoo.wrap(backend, size, **zoo.LLAMA))
@@ -200,7 +199,7 @@ def test_a_model_with_fewer_ids_than_its_tokenizer_says_none_of_them() -> None:
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_ends_of_an_answer_are_no_text_even_where_nobody_marked_them(special: bool) -> None:
+def test_end_tokens_are_not_text_even_if_not_marked_special(special: bool) -> None:
     backend = zoo.byte_level()
     backend.add_tokens([AddedToken("<stop>", special=special, normalized=False)])
     known = Vocabulary(zoo.wrap(backend, eos_token="<stop>"))
@@ -216,7 +215,7 @@ def test_a_line_break_that_ends_answers_stays_text() -> None:
     assert known.encode(b"a\nb") is not None
 
 
-def test_chance_does_not_cut_text() -> None:
+def test_dropout_is_switched_off() -> None:
     backend = zoo.byte_level()
     whole = Vocabulary(zoo.wrap(zoo.byte_level(), **zoo.GPT)).encode(b"the lazy dog jumps over")
     backend.model.dropout = 0.9
@@ -224,7 +223,7 @@ def test_chance_does_not_cut_text() -> None:
     assert [known.encode(b"the lazy dog jumps over") for _ in range(5)] == [whole] * 5
 
 
-def test_limits_on_the_length_of_prompts_are_none_of_it() -> None:
+def test_truncation_and_padding_are_switched_off() -> None:
     backend = zoo.byte_level()
     backend.enable_truncation(4)
     backend.enable_padding(length=8)
@@ -246,27 +245,12 @@ def make_bare(decoder: decoders.Decoder | None) -> engine_tokenizer.Tokenizer:
     [
         (lambda: zoo.wrap(zoo.wordpiece(), eos_token="[SEP]"), "marks parts of words"),
         (lambda: make_bare(None), "has no decoder"),
-        (lambda: make_bare(decoders.CTC()), "decodes by a CTC"),
-        (lambda: make_bare(decoders.BPEDecoder()), "decodes by a BPEDecoder"),
-        (lambda: make_bare(decoders.Strip(" ", 1, 0)), "decodes by a Strip"),
-        (lambda: SimpleNamespace(vocab_size=3), "none of the tokenizers library"),
+        (lambda: make_bare(decoders.CTC()), "unsupported decoder: CTC"),
+        (lambda: make_bare(decoders.BPEDecoder()), "unsupported decoder: BPEDecoder"),
+        (lambda: make_bare(decoders.Strip(" ", 1, 0)), "unsupported decoder: Strip"),
+        (lambda: SimpleNamespace(vocab_size=3), "not from the tokenizers library"),
     ],
 )  # fmt: skip
-def test_kinds_that_say_nothing_certain_about_bytes_are_refused(make, reason: str) -> None:
+def test_kinds_without_known_bytes_are_rejected(make, reason: str) -> None:
     with pytest.raises(VocabularyError, match=reason):
         Vocabulary(make())
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    parts=st.lists(
-        st.sampled_from(["a", "ż", "中", "😀"]).map(str.encode) | st.binary(max_size=4), max_size=4
-    )
-)
-def test_only_an_incomplete_character_is_cut_off(parts: list[bytes]) -> None:
-    data = b"".join(parts)
-    for end in range(len(data) + 1):
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        decoder.decode(data[:end])
-        waiting, _ = decoder.getstate()
-        assert find_complete_end(data[:end]) == end - len(waiting)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.model.vocabulary import Vocabulary, find_complete_end
+from engine.model.text_boundaries import find_complete_end
+from engine.model.vocabulary import Vocabulary
 from engine.speculative.translation.context import LONGEST_TAIL, ContextTranslator
 from engine.speculative.translation.token_map import TokenMap
 from engine.speculative.translation.translation import PREFIX_TOKENS
