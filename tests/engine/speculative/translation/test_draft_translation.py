@@ -1,4 +1,4 @@
-"""A draft model with a vocabulary of its own never changes the answer, and says what became of its drafts."""
+"""A draft model with another vocabulary never changes the answer, and its drafts are reported."""
 
 import dataclasses
 import functools
@@ -27,11 +27,11 @@ from tests.engine.support import CONFIGS, Answer, ask, make_loaded, make_model, 
 
 STRATEGIES = ["context", "naive", "shared", "none"]
 DRAFTS = ["llama", "gemma3_text", "mamba2", "baichuan_m1"]
-"""Plain caches, windows, recurrent state, and lists of both."""
+"""Architectures with plain caches, windows, recurrent state, and lists of both."""
 
 
 def make_foreign(name: str, kind: str = "sentencepiece-first", context: int | None = None) -> LoadedModel:
-    """A random model with one of the small tokenizers; it has some ids more than that, as many models do."""
+    """Make a random model with a small tokenizer; like many models it has more ids than its tokenizer."""
     tokenizer = zoo.make(kind)
     size = tokenizer.vocab_size + 12
     model = make_model(name, vocab_size=size)
@@ -40,7 +40,7 @@ def make_foreign(name: str, kind: str = "sentencepiece-first", context: int | No
 
 @pytest.fixture
 def start(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
-    """Start engines whose draft model is asked again and again, though a random one is never right."""
+    """Start engines that keep asking the draft model, although drafts of a random one are never accepted."""
     monkeypatch.setattr(DraftLength, "rate", 0.9)
     monkeypatch.setattr(StepClock, "lap", lambda *_: None)
 
@@ -98,7 +98,7 @@ def test_a_draft_model_of_another_vocabulary_never_changes_the_tokens(
 
 
 @pytest.mark.parametrize("kind", ["byte-level-beginning", "unigram", "characters", "lower-case"])
-def test_whatever_the_tokenizer_the_answer_stays(kind: str, start: Callable[..., Engine]) -> None:
+def test_no_kind_of_tokenizer_changes_the_answer(kind: str, start: Callable[..., Engine]) -> None:
     asked, expected = requests()[:2], answers_of("llama")
     engine = start("llama", lambda: make_foreign("llama", kind))
     assert run(engine, asked) == [expected[one.prompt] for one in asked]
@@ -141,7 +141,7 @@ def test_a_text_beyond_the_draft_model_s_context_is_answered_without_it(
         engine = start("llama", lambda: make_foreign("llama", "characters", context=220))
         finished = [ask(engine, one).finished() for one in asked]
     assert [list(one.tokens) for one in finished] == [expected[one.prompt] for one in asked]
-    # The one with a short prompt outgrows it later.
+    # The request with a short prompt exceeds the context later.
     assert [one.usage.drafting.num_drafted > 0 for one in finished] == [True, True, False, True]
     assert "the draft model reads 220 tokens: longer texts get no drafts of it" in caplog.text
     assert "request 2 goes on without the draft model: the draft model reads 220 tokens" in caplog.text
@@ -177,19 +177,19 @@ def test_a_translator_that_raises_ends_the_drafts_of_its_request_alone(
     assert [one.usage.drafting.num_drafted > 0 for one in finished] == [True, False, True, True]
 
 
-def test_a_row_that_starts_over_is_read_anew_and_goes_on_counting(
+def test_a_preempted_row_is_read_again_and_keeps_its_counts(
     start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, expected = requests()[1:], answers_of("llama")
     make_room, num_asked = MemoryBudget.make_room, 0
 
-    def make_room_at_times(*args: Any) -> bool:
+    def make_room_except_twice(*args: Any) -> bool:
         nonlocal num_asked
         num_asked += 1
-        # The youngest makes room.
+        # The youngest row is preempted.
         return num_asked not in (12, 14) and make_room(*args)
 
-    monkeypatch.setattr(MemoryBudget, "make_room", make_room_at_times)
+    monkeypatch.setattr(MemoryBudget, "make_room", make_room_except_twice)
     engine = start("llama", lambda: make_foreign("mamba2"), prefix_cache_bytes=0)
     answers = [ask(engine, one) for one in asked]
     finished = [answer.finished() for answer in answers]
@@ -200,7 +200,7 @@ def test_a_row_that_starts_over_is_read_anew_and_goes_on_counting(
         assert report.translation["translated"] >= len(report.by_position) > 0
 
 
-def test_requests_that_end_early_or_want_less_leave_the_others_as_they_were(
+def test_requests_that_end_early_or_want_fewer_drafts_do_not_change_others(
     start: Callable[..., Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     asked, expected = requests(), answers_of("llama")
@@ -211,7 +211,7 @@ def test_requests_that_end_early_or_want_less_leave_the_others_as_they_were(
     answers = [ask(engine, one) for one in asked]
     left.end()
     assert [list(answer.finished().tokens) for answer in answers] == [expected[one.prompt] for one in asked]
-    # The same, as a request begins that says how many tokens, and one that wants none of its drafts.
+    # Again beside a request that limits the drafted tokens and one that wants no drafts.
     few = dataclasses.replace(asked[1], id="few", draft=DraftChoice("draft-model", 1))
     none = dataclasses.replace(asked[2], id="none", draft=DraftChoice("none"))
     finished = [answer.finished() for answer in [ask(engine, few), ask(engine, none)]]
@@ -229,7 +229,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("strategy", ["context", "shared"])
-def test_penalties_filters_bias_and_grammars_go_with_it(
+def test_penalties_filters_bias_and_grammars_are_kept(
     strategy: str, start_engine: StartEngine, start: Callable[..., Engine]
 ) -> None:
     asked = [request(prompt_of(20 + i, i), 12, name=str(i), **s) for i, s in enumerate(SETTINGS)]
@@ -246,7 +246,7 @@ def test_exact_mode_keeps_its_widths(start: Callable[..., Engine]) -> None:
     assert run(engine, asked) == [expected[one.prompt] for one in asked]
 
 
-def test_tokens_that_both_have_are_drawn_with_the_target_s_noise() -> None:
+def test_shared_tokens_are_drawn_with_the_target_s_noise() -> None:
     target = zoo.make("byte-level-polish")
     translation = Translation.between(zoo.make("sentencepiece-first"), target, "context")
     assert translation.pair is not None
@@ -267,7 +267,7 @@ def test_tokens_that_both_have_are_drawn_with_the_target_s_noise() -> None:
             assert to_target[drawn].tolist() == wanted.tolist()
 
 
-def test_penalties_and_bias_count_for_tokens_that_both_have() -> None:
+def test_penalties_and_bias_apply_to_shared_tokens() -> None:
     target = zoo.make("byte-level-polish")
     translation = Translation.between(zoo.make("sentencepiece-first"), target, "context")
     assert translation.pair is not None

@@ -1,4 +1,4 @@
-"""Simple translations between vocabularies: ids as they are, tokens that both have, text encoded alone."""
+"""The simple strategies of translation: equal ids, shared tokens, and text encoded by itself."""
 
 from functools import cache
 
@@ -33,8 +33,8 @@ def between(draft: str, target: str, strategy: str) -> Translation:
     return Translation.between(zoo.make(draft), zoo.make(target), strategy)
 
 
-def in_pieces(tokens: list[int], cuts: list[int]):
-    """All committed tokens, again and again as they grow."""
+def growing(tokens: list[int], cuts: list[int]):
+    """Return growing prefixes of the tokens, the last of them complete."""
     ends = sorted({cut % (len(tokens) + 1) for cut in cuts} | {len(tokens)})
     return [tokens[:end] for end in ends]
 
@@ -43,16 +43,16 @@ def in_pieces(tokens: list[int], cuts: list[int]):
 @pytest.mark.parametrize(("draft", "target"), PAIRS)
 @settings(max_examples=10, deadline=None)
 @given(tokens=IDS, cuts=st.lists(st.integers(0, 40), max_size=5))
-def test_what_was_read_is_told_by_the_counts_of_a_reading(strategy, draft, target, tokens, cuts) -> None:
+def test_the_counts_of_a_translated_text_are_right(strategy, draft, target, tokens, cuts) -> None:
     translation = between(draft, target, strategy)
     translator = translation.make_translator()
     before: list[int] = []
-    for committed in in_pieces([token % translation.num_target_ids for token in tokens], cuts):
-        reading = translator.translate_text(committed)
-        ids = list(reading.ids)
-        assert ids[: reading.num_same] == before[: reading.num_same]
-        assert reading.num_same <= len(before)
-        assert len(ids) >= reading.num_settled
+    for committed in growing([token % translation.num_target_ids for token in tokens], cuts):
+        translated = translator.translate_text(committed)
+        ids = list(translated.ids)
+        assert ids[: translated.num_same] == before[: translated.num_same]
+        assert translated.num_same <= len(before)
+        assert len(ids) >= translated.num_settled
         assert ids or not committed
         assert all(0 <= token < translation.num_draft_ids for token in ids)
         before = ids
@@ -62,16 +62,16 @@ def test_what_was_read_is_told_by_the_counts_of_a_reading(strategy, draft, targe
 @pytest.mark.parametrize(("draft", "target"), [pair for pair in PAIRS if pair[0] in zoo.EXACT])
 @settings(max_examples=10, deadline=None)
 @given(tokens=IDS, cuts=st.lists(st.integers(0, 40), max_size=5))
-def test_the_draft_model_reads_the_very_text(strategy, draft, target, tokens, cuts) -> None:
+def test_the_draft_model_reads_exactly_the_text(strategy, draft, target, tokens, cuts) -> None:
     pair = between(draft, target, strategy).pair
     assert pair is not None
     translator = between(draft, target, strategy).make_translator()
     committed = [token for token in tokens if token not in pair.target.special]
-    for part in in_pieces(committed, cuts):
-        reading = translator.translate_text(part)
+    for part in growing(committed, cuts):
+        translated = translator.translate_text(part)
     text = pair.target.to_bytes(committed)
-    read = pair.draft.to_bytes(reading.ids)
-    # Naively, an incomplete character waits for its rest.
+    read = pair.draft.to_bytes(translated.ids)
+    # With naive, an incomplete character waits for its remaining bytes.
     assert read == text if strategy == "shared" else text.startswith(read) and len(text) - len(read) < 4
 
 
@@ -79,7 +79,7 @@ def test_the_draft_model_reads_the_very_text(strategy, draft, target, tokens, cu
 @pytest.mark.parametrize(("draft", "target"), PAIRS)
 @settings(max_examples=10, deadline=None)
 @given(drafted=IDS)
-def test_a_proposal_says_the_beginning_of_the_draft(strategy, draft, target, drafted) -> None:
+def test_a_translated_draft_is_a_prefix_of_the_draft(strategy, draft, target, drafted) -> None:
     translation = between(draft, target, strategy)
     pair = translation.pair
     assert pair is not None
@@ -97,7 +97,7 @@ def test_a_proposal_says_the_beginning_of_the_draft(strategy, draft, target, dra
     )
 
 
-def test_an_end_of_the_answer_is_proposed() -> None:
+def test_an_end_of_the_answer_is_translated() -> None:
     for strategy in SIMPLE:
         pair = between("sentencepiece-first", "byte-level", strategy).pair
         assert pair is not None
@@ -108,18 +108,20 @@ def test_an_end_of_the_answer_is_proposed() -> None:
         assert proposal[:2] == [*(pair.target.encode(b".") or []), pair.target.eos[0]]
 
 
-def test_specials_are_read_as_the_draft_models_own_or_as_they_are_written() -> None:
+def test_specials_become_the_draft_model_s_own_or_their_text() -> None:
     for strategy in SIMPLE:
         pair = between("sentencepiece-first", "byte-level", strategy).pair
         assert pair is not None
         translator = between("sentencepiece-first", "byte-level", strategy).make_translator()
         start = next(token for token, text in pair.target.special_strings.items() if text == "<|start|>")
-        reading = translator.translate_text([start, *(pair.target.encode(b"the") or []), pair.target.eos[0]])
-        assert pair.draft.to_bytes(reading.ids) == b"<|start|>the"
-        assert reading.ids[-1] == pair.draft.eos[0]
+        translated = translator.translate_text(
+            [start, *(pair.target.encode(b"the") or []), pair.target.eos[0]]
+        )
+        assert pair.draft.to_bytes(translated.ids) == b"<|start|>the"
+        assert translated.ids[-1] == pair.draft.eos[0]
 
 
-def test_a_text_begins_once() -> None:
+def test_there_is_one_beginning_of_sequence() -> None:
     for strategy in SIMPLE:
         translation = between("byte-level-beginning", "sentencepiece-legacy", strategy)
         pair = translation.pair
@@ -134,18 +136,21 @@ def test_a_text_begins_once() -> None:
 
 
 @pytest.mark.parametrize("strategy", [*SIMPLE, "context"])
-def test_a_beginning_that_the_draft_model_does_not_have_says_nothing(strategy: str) -> None:
+def test_a_beginning_of_sequence_that_the_draft_model_lacks_is_left_out(strategy: str) -> None:
     translation = between("byte-level", "sentencepiece-legacy", strategy)
     pair = translation.pair
     assert pair is not None
     assert pair.target.bos is not None
     words = pair.target.encode(b"the end") or []
-    assert pair.draft.to_bytes(translation.make_translator().translate_text([pair.target.bos, *words]).ids) == b"the end"
-    # Something is fed all the same.
+    assert (
+        pair.draft.to_bytes(translation.make_translator().translate_text([pair.target.bos, *words]).ids)
+        == b"the end"
+    )
+    # One id is needed in any case.
     assert len(translation.make_translator().translate_text([pair.target.bos]).ids) == 1
 
 
-def test_naive_waits_for_the_rest_of_a_character_and_drafts_nothing_meanwhile() -> None:
+def test_naive_skips_drafts_within_an_incomplete_character() -> None:
     translation = between("sentencepiece-first", "byte-level", "naive")
     pair = translation.pair
     assert pair is not None
@@ -158,7 +163,7 @@ def test_naive_waits_for_the_rest_of_a_character_and_drafts_nothing_meanwhile() 
     assert pair.draft.to_bytes(translator.translate_text(tokens).ids) == "ł".encode()
 
 
-def test_shared_tells_nothing_of_text_that_the_target_does_not_have() -> None:
+def test_shared_ends_a_draft_at_a_token_that_the_target_lacks() -> None:
     translation = between("sentencepiece-first", "byte-level", "shared")
     pair = translation.pair
     assert pair is not None
@@ -178,9 +183,9 @@ def test_equal_vocabularies_need_no_translation_and_no_copies() -> None:
     assert (translation.strategy, translation.pair) == ("none", None)
     translator = translation.make_translator()
     committed = [5, 6, 7]
-    reading = translator.translate_text(committed)
-    assert reading.ids is committed
-    assert (reading.num_same, reading.num_settled) == (0, 3)
+    translated = translator.translate_text(committed)
+    assert translated.ids is committed
+    assert (translated.num_same, translated.num_settled) == (0, 3)
     committed.append(8)
     again = translator.translate_text(committed)
     assert again.ids is committed
@@ -190,25 +195,26 @@ def test_equal_vocabularies_need_no_translation_and_no_copies() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(tokens=st.lists(st.integers(0, 20), max_size=30), cuts=st.lists(st.integers(0, 30), max_size=5))
-def test_ids_that_the_other_model_does_not_have_are_left_out_and_end_a_draft(tokens, cuts) -> None:
+def test_ids_that_the_other_model_lacks_are_left_out_and_end_a_draft(tokens, cuts) -> None:
     translator = IdentityTranslator(num_draft_ids=10, num_target_ids=15)
     before = 0
-    for committed in in_pieces(tokens, cuts):
-        reading = translator.translate_text(committed)
+    for committed in growing(tokens, cuts):
+        translated = translator.translate_text(committed)
         known = [token for token in committed if token < 10]
-        # It has to be fed something, even if it knows nothing of the beginning.
-        assert list(reading.ids) in (known, [0, *known])
-        assert reading.num_same == before
-        assert reading.ids or not committed
-        before = len(reading.ids)
+        # One id is needed even if the draft model lacks all of them.
+        assert list(translated.ids) in (known, [0, *known])
+        assert translated.num_same == before
+        assert translated.ids or not committed
+        before = len(translated.ids)
     back = translator.translate_draft(tokens)
     assert back == tokens[: next((at for at, token in enumerate(tokens) if token >= 15), len(tokens))]
 
 
-def test_strategies_are_what_they_are_called() -> None:
+def test_each_strategy_has_its_translator() -> None:
     kinds = ("sentencepiece-first", "byte-level")
     made = {
-        name: type(between(*kinds, name).make_translator()) for name in ("naive", "shared", "none", "context", "auto")
+        name: type(between(*kinds, name).make_translator())
+        for name in ("naive", "shared", "none", "context", "auto")
     }
     assert made == {
         "naive": NaiveTranslator,
@@ -220,7 +226,7 @@ def test_strategies_are_what_they_are_called() -> None:
     assert between(*kinds, "auto").strategy == "context"
 
 
-def test_kinds_that_are_not_known_by_bytes_are_refused_only_where_text_is_read() -> None:
+def test_kinds_without_known_bytes_are_rejected_only_if_text_is_translated() -> None:
     tokenizer = zoo.wrap(zoo.wordpiece(), eos_token="[SEP]")
     assert Translation.between(tokenizer, zoo.make("byte-level"), "none").strategy == "none"
     for strategy in ("auto", "context", "naive", "shared"):
