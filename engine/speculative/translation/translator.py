@@ -13,8 +13,9 @@ class TranslationCounts:
     """One row's drafts by the result of their translation: each is translated, absorbed or skipped.
 
     translated: the draft became at least one target token. absorbed: nothing new was left of the draft.
-    skipped: the target's tokens cannot express the draft exactly. resynchronised: those translated or absorbed
-    that needed a shorter prefix, because the draft merged with the text in front of it.
+    skipped: the target's tokens cannot express the draft exactly.
+    resynchronised: translated or absorbed, but with a shorter prefix, because the draft merged with the text
+    in front of it.
     """
 
     translated: int = 0
@@ -93,7 +94,7 @@ class VocabularyPair:
         return ids[: ids.index(UNMATCHED)] if UNMATCHED in ids else ids
 
     def split_at_special(self, drafted: Sequence[int]) -> tuple[bytes, list[int]]:
-        """Return a draft's text up to its first special, and the target's id of that special if it has one."""
+        """Return a draft's text up to its first special, and the target's id of that special, if any."""
         pieces = self.draft.pieces
         end = next((at for at, token in enumerate(drafted) if not pieces[token]), len(drafted))
         return self.draft.to_bytes(drafted[:end]), self.to_target_ids(drafted[end : end + 1])

@@ -1,4 +1,4 @@
-"""Translation in context: no text is lost in either direction, and drafts are translated exactly or not at all."""
+"""Translation in context loses no text in either direction, and translates drafts exactly or not at all."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -77,7 +77,7 @@ def tokens_of(vocabulary: Vocabulary, seeds: Sequence[str | bytes | int]) -> lis
 
 
 def draft_model_text(pair: VocabularyPair, tokens: Sequence[int]) -> tuple[bytes, bytes]:
-    """Return the bytes that a draft model reads of committed tokens, and the bytes of an incomplete character."""
+    """Return the bytes that a draft model reads of committed tokens, and those of an incomplete character."""
     text = b""
     start = 0
     for token in tokens:
