@@ -17,7 +17,7 @@ PLAIN = "model"
 class DraftCounts:
     """Counts of a sequence's forwards, drafts and tokens.
 
-    by_source: drafter -> [drafted, accepted]. by_position: the same by position in a draft, from the first on.
+    by_source: drafter -> [drafted, accepted]. by_position: the same for each position in drafts.
     drafter_s: seconds that the drafters took during decoding; open_s: those before the first token.
     strategy, translation: the strategy that translates the draft model's drafts, and its counts, if the draft
         model has read the prompt.

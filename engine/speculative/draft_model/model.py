@@ -51,7 +51,7 @@ class DraftRow:
 class CatchUpInput:
     """The ids that one row is fed before its draft.
 
-    num_held: leading ids that the caches hold before it. num_lacking: ids that the row lacks after it, or that
+    num_held: leading ids that the caches hold before. num_lacking: ids that the row lacks afterwards, or that
     must be fed again. floor: the minimum length to which the row can be rolled back afterwards.
     num_unsettled: ids of the text that may still change.
     is_ready: whether tokens drafted after it continue the committed text.

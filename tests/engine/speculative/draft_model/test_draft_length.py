@@ -72,8 +72,8 @@ class Row:
 class World:
     """A simulation in which a planner decides how rows are decoded.
 
-    costs: what the target's steps take; the planner knows them. draft_s: what the draft model's work takes; at
-    first the planner knows only r, the cost of one of its steps.
+    costs: what the target's steps take; the planner knows them. draft_s: what the draft model's work takes;
+    at first the planner knows only r, the cost of one of its steps.
     ratio: target tokens per drafted token. gap: one draft in this many becomes no target tokens.
     """
 
