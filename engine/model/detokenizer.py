@@ -11,7 +11,7 @@ from engine.model.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """The text of one answer, built token by token.
+    """Turns the tokens of one answer into text, one token at a time.
 
     Special tokens are dropped, except the markers of reasoning and tool calls and all special tokens inside
     a tool call: some models write special tokens for quotes and commas there.

@@ -161,7 +161,8 @@ def describe(
 def find_fingerprint(model: Any, config: dict[str, Any]) -> str:
     """Return a digest of the configuration and of a few numbers of every array.
 
-    Reading few numbers costs no time. Training changes nearly all numbers of an array, so also these.
+    Reading a few numbers costs no time, and they suffice: training changes nearly all numbers of the arrays
+    that it touches.
     """
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     digest.update(mx.__version__.encode())  # type: ignore[attr-defined]

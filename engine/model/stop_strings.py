@@ -21,7 +21,7 @@ class StopMatcher:
         return self.matched is not None
 
     def feed(self, text: str) -> str:
-        """Add text; returns what can be sent. A stop string sets matched, and later text is dropped."""
+        """Add text; returns the part that can be sent. At a stop string, sets matched and drops the rest."""
         if not self.stops or self.stopped:
             return "" if self.stopped else text
         text = self.held + text

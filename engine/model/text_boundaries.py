@@ -74,8 +74,7 @@ def find_word_boundaries(text: bytes) -> list[int]:
 def make_word_boundary_pattern(pieces: Sequence[bytes]) -> re.Pattern[bytes]:
     """Make a pattern that finds the word boundaries which no token of a vocabulary crosses.
 
-    A text then has the tokens of its words, one word after another: no merge and no score crosses these
-    boundaries.
+    Splitting a text there does not change its tokens, since no merge and no score crosses such a boundary.
     """
     kept = [_BEFORE_SPACE] * (not any(map(_CROSSES_SPACE.search, pieces)))
     kept += [_AT_LINE] * (not any(map(_CROSSES_LINE.search, pieces)))

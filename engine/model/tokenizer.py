@@ -76,7 +76,7 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Control tokens, which are not text, except markers: parsers of the answer need those."""
+        """Control tokens, which are not text. Without markers, which parsers of the answer need."""
         marking = {token for marker in self.markers.all for token in marker.tokens}
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token for token, entry in added.items() if entry.special) - marking

@@ -110,7 +110,7 @@ class Vocabulary:
         self.special = frozenset(self.special_strings)
         self.byte_fallback_ids = frozenset(byte_fallback_ids)
         single = [token for token, piece in enumerate(self.pieces) if len(piece) == 1]
-        # The last entry of a byte wins: prefer ids written as bytes, then lower ids.
+        # The last id of each byte is kept: one written as a byte if there is any, the lowest of several.
         single.sort(key=lambda token: (token in byte_fallback_ids, -token))
         self.byte_tokens = {self.pieces[token][0]: token for token in single}
         # Text repeats itself, and each step encodes the same few words again.

@@ -58,7 +58,7 @@ def measure(
     """Measure seconds per step by (rows, width): plain steps pipelined as in the worker, others awaited."""
     model, vocab_size = loaded.model, loaded.info.vocab_size
     widths = sorted({w for w in WIDTHS if w < widest} | {widest})
-    # Rows with a forward each cost the same each, so one row is enough.
+    # If each row has a forward of its own, a step costs one row's forward times their number.
     max_rows = settings.max_rows if batched else 1
     grid = sorted({r for r in (1, 2, 4, 8, 16, 32, 64) if r < max_rows} | {max_rows})
     prompt = mx.array([[(7 * i + 3) % vocab_size for i in range(CONTEXT_TOKENS)]])

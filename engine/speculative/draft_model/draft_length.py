@@ -100,7 +100,7 @@ class DraftLength:
 
     @property
     def rate(self) -> float:
-        """The acceptance rate of a token that came of a draft."""
+        """The expected acceptance rate of the draft model's tokens, once translated."""
         return self.acceptance.rate(Draft((), MODEL, 0, MODEL_PRIOR))
 
     @property
@@ -147,7 +147,7 @@ class DraftLength:
         self.num_lacking, self._has_drafted = float(work.num_lacking[row]), translated is not None
 
     def observe(self, num_tokens: int, num_judged: int, num_accepted: int) -> None:
-        """Count num_tokens committed tokens, of which num_accepted were drafted; num_judged were verified."""
+        """Count num_tokens committed tokens, num_accepted of them accepted out of num_judged drafted ones."""
         if not self._has_drafted:
             self.num_lacking += num_tokens / self.token_yield.ratio
             self._tokens_since_draft += num_tokens

@@ -7,8 +7,8 @@ from engine.kv_cache.sliding_window import ROLLBACK_TOKENS
 from engine.speculative.translation.translator import Translator
 
 MAX_IDS_PER_TOKEN = 2
-"""Maximum ids of the draft model per target token. Memory is reserved for this many; for a text that takes
-more nothing is drafted, since drafting would hardly pay."""
+"""Maximum ids of the draft model per target token. Memory is reserved for this many. A text that takes more
+gets no drafts; they would hardly pay."""
 SPARE_IDS = 256
 """Ids allowed beyond that, since a short text may take more per token."""
 
@@ -17,7 +17,7 @@ MAX_UNSETTLED = ROLLBACK_TOKENS // 2
 
 
 class UnreadableTextError(Exception):
-    """The draft model cannot read a text, which is not a fault: nothing is drafted. The message says why."""
+    """The draft model cannot read a text, so nothing is drafted; not a fault. The message says why."""
 
 
 GiveUp = Callable[[Exception], None]
@@ -53,7 +53,8 @@ class DraftReader:
         num_ids = len(text.ids)
         if num_ids + num_ahead > self._context_tokens:
             raise UnreadableTextError(
-                f"the draft model reads {self._context_tokens} tokens; the text takes {num_ids} of its tokens"
+                f"the draft model reads {self._context_tokens} tokens; "
+                f"the text takes {num_ids} of its tokens and the draft {num_ahead}"
             )
         max_ids = MAX_IDS_PER_TOKEN * len(tokens) + SPARE_IDS
         if num_ids > max_ids:

@@ -25,7 +25,7 @@ SETTLE_TOKENS = 8
 """The settled boundary is moved up each time this many tokens beyond the prefix have followed it."""
 
 WORD_BOUNDARY_TOKENS = 24
-"""Tokens beyond the prefix that wait for a word boundary; then any other shared boundary is taken."""
+"""If this many tokens beyond the prefix have no word boundary, any other shared boundary is taken."""
 
 MAX_TAIL_TOKENS = 64
 """With this many tokens after it, the settled boundary moves up even where the vocabularies do not agree."""

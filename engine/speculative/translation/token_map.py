@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from engine.model.vocabulary import Vocabulary
 
 UNMATCHED = -1
-"""Stands for an id without a counterpart."""
+"""Marks an id without a counterpart."""
 
 
 class TokenMap:
@@ -92,7 +92,7 @@ def _specials_by_string(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def _preferred_first(vocabulary: Vocabulary, piece: bytes, ids: list[int]) -> list[int]:
-    """Sort ids with the same bytes: the one that the tokenizer uses first, ids written as bytes last."""
+    """Sort ids with the same bytes: first the one that the tokenizer uses, last those written as bytes."""
     if len(ids) == 1:
         return ids
     preferred = vocabulary.encode(piece)

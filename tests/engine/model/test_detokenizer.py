@@ -79,17 +79,17 @@ def test_special_tokens_are_not_text(tokenizer: Tokenizer) -> None:
 
 
 def test_markers_of_tool_calls_are_text_although_they_are_special_tokens(tokenizer: Tokenizer) -> None:
-    said = 'Sure.<tool_call>\n{"name": "ż😀", "arguments": {}}\n</tool_call> Done<|im_end|>.'
+    answer = 'Sure.<tool_call>\n{"name": "ż😀", "arguments": {}}\n</tool_call> Done<|im_end|>.'
     detokenizer = Detokenizer(tokenizer, [])
-    assert "".join(detokenizer.add(token) for token in tokenizer.encode(said)) == said.replace(
+    assert "".join(detokenizer.add(token) for token in tokenizer.encode(answer)) == answer.replace(
         "<|im_end|>", ""
     )
 
 
 def test_within_a_call_all_special_tokens_are_text(tokenizer: Tokenizer) -> None:
-    said = "a<|im_start|>b<tool_call>c<|im_start|>d</tool_call>e<|im_start|>f"
+    answer = "a<|im_start|>b<tool_call>c<|im_start|>d</tool_call>e<|im_start|>f"
     detokenizer = Detokenizer(tokenizer, [])
-    sent = "".join(detokenizer.add(token) for token in tokenizer.encode(said))
+    sent = "".join(detokenizer.add(token) for token in tokenizer.encode(answer))
     assert sent == "ab<tool_call>c<|im_start|>d</tool_call>ef"
 
 

@@ -79,14 +79,14 @@ def test_tool_calls_that_quote_with_special_tokens_are_parsed() -> None:
 
 
 def test_reasoning_tokens_are_counted_with_their_markers(thinker: Tokenizer) -> None:
-    thought = thinker.encode("<think>one two</think>")
-    said = thinker.encode("three")
+    reasoning = thinker.encode("<think>one two</think>")
+    content = thinker.encode("three")
     count = thinker.markers.count_reasoning_tokens
-    assert count([*thought, *said], False, 1) == len(thought)
-    assert count([*thought[1:], *said], True, 1) == len(thought) - 1
-    assert count([*thought[:-1]], False, 1) == len(thought) - 1
-    assert count([*thought, *said, *thought, *said], False, 2) == 2 * len(thought)
-    assert count([*thought, *said, *thought, *said], False, 1) == len(thought)
-    assert count([*thought, *said], False, 0) == 0
-    assert count(said, False, 1) == 0
-    assert Markers().count_reasoning_tokens(said, False, 0) == 0
+    assert count([*reasoning, *content], False, 1) == len(reasoning)
+    assert count([*reasoning[1:], *content], True, 1) == len(reasoning) - 1
+    assert count([*reasoning[:-1]], False, 1) == len(reasoning) - 1
+    assert count([*reasoning, *content, *reasoning, *content], False, 2) == 2 * len(reasoning)
+    assert count([*reasoning, *content, *reasoning, *content], False, 1) == len(reasoning)
+    assert count([*reasoning, *content], False, 0) == 0
+    assert count(content, False, 1) == 0
+    assert Markers().count_reasoning_tokens(content, False, 0) == 0

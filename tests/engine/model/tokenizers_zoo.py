@@ -113,7 +113,7 @@ def unigram(has_bytes: bool = False) -> Backend:
     if not has_bytes:
         return tokenizer
     written = json.loads(tokenizer.to_str())
-    written["model"]["vocab"] += [[spelling, -20.0] for spelling in BYTES]
+    written["model"]["vocab"] += [[token_string, -20.0] for token_string in BYTES]
     written["model"]["byte_fallback"] = True
     return Backend.from_str(json.dumps(written))
 
@@ -132,8 +132,11 @@ def wordpiece() -> Backend:
 
 def characters(has_bytes: bool = True) -> Backend:
     """Make a tokenizer with one token for each character of the training text."""
-    spellings = sorted(set("".join(ENGLISH + POLISH)))
-    vocab = {spelling: at for at, spelling in enumerate(["<unk>", "</s>", *BYTES * has_bytes, *spellings])}
+    token_strings = sorted(set("".join(ENGLISH + POLISH)))
+    vocab = {
+        token_string: at
+        for at, token_string in enumerate(["<unk>", "</s>", *BYTES * has_bytes, *token_strings])
+    }
     tokenizer = Backend(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=has_bytes))
     tokenizer.add_special_tokens(["<unk>", "</s>"])
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
@@ -153,19 +156,19 @@ def with_spaces(backend: Backend) -> Backend:
     return backend
 
 
-def with_beginning(backend: Backend, spelling: str) -> Backend:
+def with_beginning(backend: Backend, token_string: str) -> Backend:
     """Add a beginning-of-sequence token to every text that is encoded with specials."""
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{spelling} $A", special_tokens=[(spelling, backend.token_to_id(spelling))]
+        single=f"{token_string} $A", special_tokens=[(token_string, backend.token_to_id(token_string))]
     )
     return backend
 
 
-def _without_added(backend: Backend, spellings: list[str]) -> Backend:
+def _without_added(backend: Backend, token_strings: list[str]) -> Backend:
     """Turn added tokens into plain model tokens: trainers can only be given tokens to keep as specials."""
     written = json.loads(backend.to_str())
     written["added_tokens"] = [
-        entry for entry in written["added_tokens"] if entry["content"] not in spellings
+        entry for entry in written["added_tokens"] if entry["content"] not in token_strings
     ]
     return Backend.from_str(json.dumps(written))
 

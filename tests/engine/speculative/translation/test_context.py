@@ -120,8 +120,8 @@ def test_no_text_is_lost_for_the_draft_model(
     pair: VocabularyPair, seeds: list[str | bytes | int], p: int
 ) -> None:
     tokens = tokens_of(pair.target, seeds)
-    said, _ = draft_model_text(pair, tokens)
-    assert pair.draft.to_bytes(ContextTranslator(pair, p).translate_text(tokens).ids) == said
+    text, _ = draft_model_text(pair, tokens)
+    assert pair.draft.to_bytes(ContextTranslator(pair, p).translate_text(tokens).ids) == text
 
 
 @settings(deadline=None, max_examples=80)
@@ -132,16 +132,20 @@ def test_a_translated_draft_continues_the_committed_text_exactly(
     tokens, drafted = tokens_of(pair.target, seeds), tokens_of(pair.draft, drafted_seeds)
     translator = ContextTranslator(pair, p)
     translator.translate_text(tokens)
-    proposal = translator.translate_draft(drafted)
-    _, pending = draft_model_text(pair, tokens)
+    translated = translator.translate_draft(drafted)
+    _, incomplete = draft_model_text(pair, tokens)
     end = next((at for at, token in enumerate(drafted) if not pair.draft.pieces[token]), len(drafted))
-    said = pair.draft.to_bytes(drafted[:end])
+    draft_text = pair.draft.to_bytes(drafted[:end])
     special = pair.to_target_ids(drafted[end : end + 1])
-    if special and proposal[-1:] == special and pending + pair.target.to_bytes(proposal[:-1]) == said:
-        proposal = proposal[:-1]
-    assert all(pair.target.pieces[token] for token in proposal)
-    if proposal:
-        assert said.startswith(pending + pair.target.to_bytes(proposal))
+    if (
+        special
+        and translated[-1:] == special
+        and incomplete + pair.target.to_bytes(translated[:-1]) == draft_text
+    ):
+        translated = translated[:-1]
+    assert all(pair.target.pieces[token] for token in translated)
+    if translated:
+        assert draft_text.startswith(incomplete + pair.target.to_bytes(translated))
     counts = translator.counts
     assert counts.translated + counts.absorbed + counts.skipped == bool(drafted)
 
@@ -151,10 +155,10 @@ def test_a_translated_draft_continues_the_committed_text_exactly(
 def test_no_draft_is_lost_for_the_target(pair: VocabularyPair, text: str, more: str, p: int) -> None:
     translator = ContextTranslator(pair, p)
     translator.translate_text(tokens_of(pair.target, [text]))
-    proposal = translator.translate_draft(tokens_of(pair.draft, [more]))
+    translated = translator.translate_draft(tokens_of(pair.draft, [more]))
     # Some have no token for the mark with which they write a space, only bytes.
     can_be_encoded = pair.target.encode(more.encode()) is not None
-    assert pair.target.to_bytes(proposal) == more.encode() * can_be_encoded
+    assert pair.target.to_bytes(translated) == more.encode() * can_be_encoded
     assert translator.counts.skipped == (not can_be_encoded)
 
 
@@ -167,11 +171,11 @@ def test_a_correct_draft_is_translated_even_within_a_character(
     assume("\u2581" not in text and "<" not in text)
     tokens = tokens_of(pair.target, [text])
     head, rest = tokens[:num_tokens], pair.target.to_bytes(tokens[num_tokens:])
-    _, pending = draft_model_text(pair, head)
+    _, incomplete = draft_model_text(pair, head)
     translator = ContextTranslator(pair, p)
     translator.translate_text(head)
-    proposal = translator.translate_draft(tokens_of(pair.draft, [pending + rest]))
-    assert pair.target.to_bytes(proposal) == rest
+    translated = translator.translate_draft(tokens_of(pair.draft, [incomplete + rest]))
+    assert pair.target.to_bytes(translated) == rest
 
 
 @pytest.mark.parametrize(
@@ -196,8 +200,8 @@ def test_a_draft_that_merges_with_the_prefix_is_encoded_without_it() -> None:
     pair = make_pair("characters", "byte-level")
     translator = ContextTranslator(pair, PREFIX_TOKENS)
     translator.translate_text(tokens_of(pair.target, ["in", " t"]))
-    proposal = translator.translate_draft(tokens_of(pair.draft, ["he"]))
-    assert pair.target.to_bytes(proposal) == b"he"
+    translated = translator.translate_draft(tokens_of(pair.draft, ["he"]))
+    assert pair.target.to_bytes(translated) == b"he"
     assert translator.counts.resynchronised == 1
 
 
@@ -206,9 +210,9 @@ def test_the_end_of_an_answer_is_translated() -> None:
     end, theirs = pair.draft.eos[0], pair.target.eos[0]
     translator = ContextTranslator(pair, PREFIX_TOKENS)
     translator.translate_text(tokens_of(pair.target, ["the house"]))
-    said = pair.target.encode(b" of")
+    word = pair.target.encode(b" of")
     assert translator.translate_draft([end]) == [theirs]
-    assert translator.translate_draft([*tokens_of(pair.draft, [" of"]), end, end]) == [*said, theirs]
+    assert translator.translate_draft([*tokens_of(pair.draft, [" of"]), end, end]) == [*word, theirs]
 
 
 def test_a_draft_of_half_a_character_is_absorbed() -> None:

@@ -84,8 +84,8 @@ def test_of_two_ids_with_the_same_bytes_the_one_the_tokenizer_uses_is_matched() 
 def with_specials(eos: str, *specials: str, text: tuple[str, ...] = ()) -> Vocabulary:
     backend = zoo.byte_level()
     backend.add_special_tokens([*specials, eos])
-    backend.add_tokens([AddedToken(spelling, special=False, normalized=False) for spelling in text])
-    beginning = next((spelling for spelling in specials if "begin" in spelling), None)
+    backend.add_tokens([AddedToken(token_string, special=False, normalized=False) for token_string in text])
+    beginning = next((token_string for token_string in specials if "begin" in token_string), None)
     return Vocabulary(zoo.wrap(backend, eos_token=eos, **({"bos_token": beginning} if beginning else {})))
 
 

@@ -86,14 +86,15 @@ def test_a_translated_draft_is_a_prefix_of_the_draft(strategy, draft, target, dr
     drafted = [token % translation.num_draft_ids for token in drafted]
     translator = translation.make_translator()
     translator.translate_text(pair.target.encode(b"the end") or [])
-    proposal = translator.translate_draft(drafted)
-    assert pair.draft.to_bytes(drafted).startswith(pair.target.to_bytes(proposal))
+    translated = translator.translate_draft(drafted)
+    assert pair.draft.to_bytes(drafted).startswith(pair.target.to_bytes(translated))
     counts = translator.counts
-    assert counts.translated == bool(proposal)
+    assert counts.translated == bool(translated)
     assert counts.translated + counts.absorbed + counts.skipped == bool(drafted)
-    specials = [token for token in proposal if token in pair.target.special]
+    specials = [token for token in translated if token in pair.target.special]
     assert (
-        specials == [token for token in proposal[-1:] if token in pair.target.special] or strategy == "shared"
+        specials == [token for token in translated[-1:] if token in pair.target.special]
+        or strategy == "shared"
     )
 
 
@@ -104,8 +105,8 @@ def test_an_end_of_the_answer_is_translated() -> None:
         translator = between("sentencepiece-first", "byte-level", strategy).make_translator()
         translator.translate_text(pair.target.encode(b"the lazy") or [])
         letter, end = pair.draft.encode(b".") or [], pair.draft.eos[0]
-        proposal = translator.translate_draft([*letter, end, *letter])
-        assert proposal[:2] == [*(pair.target.encode(b".") or []), pair.target.eos[0]]
+        translated = translator.translate_draft([*letter, end, *letter])
+        assert translated[:2] == [*(pair.target.encode(b".") or []), pair.target.eos[0]]
 
 
 def test_specials_become_the_draft_model_s_own_or_their_text() -> None:
