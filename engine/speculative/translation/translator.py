@@ -73,7 +73,7 @@ class VocabularyPair:
     _draft_ids: dict[int, list[int]] = field(default_factory=dict)
 
     def to_draft_ids(self, token: int) -> list[int]:
-        """Return the draft model's ids for one target token: its id of the same token, else those of the text.
+        """Return the draft model's ids for one target token: that of the same token, else those of its text.
 
         A special that the draft model lacks is encoded as its token string, except for the beginning of
         sequence, which is left out. Each token is encoded once and cached.
