@@ -84,7 +84,7 @@ class Batch:
             if reader is None:
                 drafts.uses_model = False
             else:
-                drafts.counts.translate(reader.translator, model.translation.strategy)
+                drafts.counts.track_translation(reader.translator, model.translation.strategy)
         model.add(reader)
 
     def free(self, leaving: list[int]) -> None:

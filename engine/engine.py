@@ -21,9 +21,9 @@ from engine.model.loading import (
     LoadedModel,
     ModelError,
     StartProgress,
-    draft_loader,
-    loader,
-    shown_name,
+    display_name,
+    make_draft_loader,
+    make_loader,
 )
 from engine.model.tokenizer import Tokenizer
 from engine.request import (
@@ -71,8 +71,8 @@ class Engine:
         self._make_sources = make_sources
         self._costs = costs
         self.on_death: Callable[[str], None] | None = None
-        self._load = load or loader(settings)
-        self._load_draft = load_draft or draft_loader(settings)
+        self._load = load or make_loader(settings)
+        self._load_draft = load_draft or make_draft_loader(settings)
         self._inbox: Inbox = queue.SimpleQueue()
         self._lifecycle = Lifecycle(settings.max_rows, settings.max_rows + settings.max_queue)
         self._watchdog = Watchdog(settings.stall_seconds, self._progress_made, self._note_stall)
@@ -274,7 +274,7 @@ class Engine:
         self._stats.num_stalls += 1
 
     def _loading(self, source: str) -> Callable[[float], None]:
-        return partial(self._progress, f"Loading {shown_name(source)}")
+        return partial(self._progress, f"Loading {display_name(source)}")
 
     def _progress(self, what: str, share: float) -> None:
         if self._abandoned:

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from drafters.base import NO_DRAFT, Draft
 from engine.kv_cache.rows import Caches
-from engine.model.detokenizer import AnswerText
+from engine.model.detokenizer import Detokenizer
 from engine.model.tokenizer import Tokenizer
 from engine.prefix_cache.disk import Loading
 from engine.request import (
@@ -27,7 +27,7 @@ from engine.request import (
 from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.logprobs import Likelihood
 from engine.sampling.sampler import Penalties, needs_penalties
-from engine.speculative.draft_model.reader import DraftReader, OutOfReachError
+from engine.speculative.draft_model.reader import DraftReader, UnreadableTextError
 from engine.speculative.proposers import SequenceDrafts
 
 log = logging.getLogger("reprise.engine")
@@ -94,7 +94,7 @@ class Sequence:
 
     request: GenerationRequest
     sink: Sink
-    text: AnswerText
+    text: Detokenizer
     tokenizer: Tokenizer
     tokens: list[int] = field(default_factory=list)
     timing: Timing = field(default_factory=Timing)
@@ -113,7 +113,7 @@ class Sequence:
         cls, request: GenerationRequest, sink: Sink, tokenizer: Tokenizer, grammars: Grammars
     ) -> "Sequence":
         """Make the sequence of a request, which has only its prompt. Raises GrammarError."""
-        text = AnswerText(tokenizer, request.stop)
+        text = Detokenizer(tokenizer, request.stop)
         matcher = grammars.matcher(request.grammar) if request.grammar else None
         return cls(request, sink, text, tokenizer, tokens=list(request.prompt), matcher=matcher)
 
@@ -154,7 +154,7 @@ class Sequence:
 
     def give_up_draft_model(self, fault: Exception) -> None:
         """Stop using the draft model, which could not read the text or translate a draft."""
-        level = logging.INFO if isinstance(fault, OutOfReachError) else logging.WARNING
+        level = logging.INFO if isinstance(fault, UnreadableTextError) else logging.WARNING
         log.log(level, "request %s continues without the draft model: %s", self.request.id, fault)
         self.prefill.draft_reader = None
         if self.drafts:

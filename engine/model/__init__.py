@@ -1,4 +1,4 @@
-"""The model as it is loaded: weights, tokenizer, vocabulary, chat template, markers, and tokens back to text.
+"""The loaded model: weights, tokenizer, vocabulary, chat template, markers, and detokenizing.
 
-Nothing here keeps the state of a request in the batch or runs a step.
+Nothing here keeps the state of a batched request or runs a step.
 """

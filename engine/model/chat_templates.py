@@ -1,8 +1,8 @@
-"""Chat templates, rendered in a process of their own.
+"""Render chat templates in a separate process.
 
-A template is a program that comes with the model. transformers runs it in Jinja's sandbox, so that it
-reaches no code and no file; but it may compute for ever or fill the memory. In a process of its own it can
-be ended, and the sandbox is not all that stands between it and the machine.
+A template is a program that comes with the model. transformers runs it in Jinja's sandbox, which keeps it
+from code and files but not from looping forever or filling memory. A separate process can be killed, and
+the sandbox is then not the only protection.
 """
 
 import atexit
@@ -20,18 +20,21 @@ from transformers import tokenization_utils_base
 TIME_LIMIT_S = 5.0
 START_LIMIT_S = 60.0
 MEMORY_LIMIT_BYTES = 2 * 2**30
-LONGEST_ANSWER_BYTES = 64 * 2**20
+MAX_REPLY_BYTES = 64 * 2**20
 _SCRIPT = Path(__file__).with_name("template_process.py")
-_VARIABLES = ("PATH", "TZ", "LANG", "LC_ALL")
-"""What the process gets of the environment, in which there may be keys."""
+_PASSED_VARIABLES = ("PATH", "TZ", "LANG", "LC_ALL")
+"""Environment variables that the process inherits. All others stay out, since they may hold keys."""
 
 
 class RenderError(ValueError):
-    """A template could not be rendered; the message is its own, or says what it took too much of."""
+    """A template could not be rendered; the message is the template's own, or names the limit it hit."""
 
 
 class TemplateProcess:
-    """Stands in for transformers.utils.chat_template_utils.render_jinja_template. Safe on any thread."""
+    """A process that replaces transformers.utils.chat_template_utils.render_jinja_template.
+
+    Safe on any thread.
+    """
 
     def __init__(self, time_limit_s: float = TIME_LIMIT_S) -> None:
         self._time_limit_s = time_limit_s
@@ -40,25 +43,25 @@ class TemplateProcess:
         self._is_ready = False
 
     def start(self) -> None:
-        """Start the process, unless it runs, and do not wait for it."""
+        """Start the process if it is not running; return without waiting for it."""
         with self._lock:
             self._start()
 
     def render(self, **call: Any) -> tuple[list[str], list[Any]]:
-        """Render conversations. call: see transformers' function. Raises RenderError."""
+        """Render conversations. call: the arguments of transformers' function. Raises RenderError."""
         body = json.dumps(call, default=_placeholder).encode()
         with self._lock:
             child = self._start()
             if not self._is_ready:
                 self._exchange(child, None, START_LIMIT_S)
                 self._is_ready = True
-            told = self._exchange(child, body, self._time_limit_s)
-        if "complaint" in told:
-            raise RenderError(told["complaint"])
-        return told["rendered"], told["indices"]
+            reply = self._exchange(child, body, self._time_limit_s)
+        if "complaint" in reply:
+            raise RenderError(reply["complaint"])
+        return reply["rendered"], reply["indices"]
 
     def stop(self) -> None:
-        """End the process."""
+        """Kill the process."""
         with self._lock:
             self._end()
 
@@ -71,9 +74,9 @@ class TemplateProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _VARIABLES if name in os.environ}
+                env={name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
                 | {"OPENBLAS_NUM_THREADS": "1"},
-                # Ctrl-C is the server's, which still renders while it drains.
+                # Ctrl-C must not reach the process: the server still renders while it drains.
                 start_new_session=True,
             )
         return self._child
@@ -81,9 +84,9 @@ class TemplateProcess:
     def _exchange(
         self, child: "subprocess.Popen[bytes]", body: bytes | None, limit_s: float
     ) -> dict[str, Any]:
-        """Send a call, if there is one, and wait for the answer.
+        """Send a call, if there is one, and wait for the reply.
 
-        Raises RenderError where none came; then another process takes this one's place.
+        Raises RenderError if no reply arrives within limit_s; a new process then replaces this one.
         """
         assert child.stdin is not None
         assert child.stdout is not None
@@ -94,9 +97,9 @@ class TemplateProcess:
                 child.stdin.write(len(body).to_bytes(4, "little") + body)
                 child.stdin.flush()
             length = int.from_bytes(_read(child.stdout, 4), "little")
-            if length > LONGEST_ANSWER_BYTES:
+            if length > MAX_REPLY_BYTES:
                 raise EOFError
-            told: dict[str, Any] = json.loads(_read(child.stdout, length))
+            reply: dict[str, Any] = json.loads(_read(child.stdout, length))
         except (OSError, EOFError, ValueError):
             self._end()
             self._start()
@@ -106,7 +109,7 @@ class TemplateProcess:
         finally:
             timer.cancel()
             timer.join()
-        return told
+        return reply
 
     def _end(self) -> None:
         child, self._child, self._is_ready = self._child, None, False
@@ -123,7 +126,7 @@ def _read(source: IO[bytes], num_bytes: int) -> bytes:
 
 
 def _placeholder(value: object) -> str:
-    """What transformers shows a template of a value that is no JSON."""
+    """Return what transformers shows a template for a value that JSON cannot represent."""
     return f"<{type(value).__name__}>"
 
 
@@ -132,7 +135,7 @@ atexit.register(PROCESS.stop)
 
 
 def isolate_templates() -> None:
-    """From now on, every tokenizer's template is rendered by the process, whoever asks for it."""
+    """Have the process render every tokenizer's templates from now on, including calls from transformers."""
     library: Any = tokenization_utils_base
     library.render_jinja_template = PROCESS.render
     PROCESS.start()

@@ -1,4 +1,4 @@
-"""From committed tokens to text that may be sent: whole characters, nothing of a stop string."""
+"""Turn committed tokens into text that can be sent: whole characters, and nothing of a stop string."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from engine.model.stop_strings import StopMatcher
 from engine.model.tokenizer import Tokenizer
 
 
-class AnswerText:
-    """One answer's text as it grows by tokens.
+class Detokenizer:
+    """Turns the tokens of one answer into text, one token at a time.
 
-    Special tokens are no text, but for markers of thinking and calls, and what stands within a call: there
-    some models write special tokens for quotes and commas.
+    Special tokens are dropped, except the markers of reasoning and tool calls and all special tokens inside
+    a tool call: some models write special tokens for quotes and commas there.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
@@ -29,29 +29,32 @@ class AnswerText:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has come."""
+        """Whether the text has reached a stop string."""
         return self._matcher.stopped
 
     @property
     def stop(self) -> str | None:
-        """The stop string that has come."""
+        """The stop string that the text has reached, if any."""
         return self._matcher.matched
 
     def add(self, token: int) -> str:
-        """Take one token; returns the text that may be sent now, often all of it, sometimes none."""
+        """Add one token. Returns the text that can be sent now; it may be empty."""
         if token in self._special_ids and not self._is_in_call:
             return ""
-        self._note(token)
-        piece = self._stream.step(self._backend, token)
-        return self._matcher.feed(piece) if piece else ""
+        self._track_tool_call(token)
+        text = self._stream.step(self._backend, token)
+        return self._matcher.feed(text) if text else ""
 
-    def _note(self, token: int) -> None:
-        """Keep track of whether the answer is within a call."""
+    def _track_tool_call(self, token: int) -> None:
+        """Update whether the answer is inside a tool call."""
         self._latest.append(token)
         marker = self._call_end if self._is_in_call else self._call_start
         if marker is not None and token == marker.tokens[-1]:
             self._is_in_call ^= ends_with(tuple(self._latest), marker.tokens)
 
     def finish(self) -> str:
-        """The rest, at the end of an answer that no stop string ended. An incomplete character is lost."""
+        """Return the rest of the text, for an answer that no stop string ended.
+
+        Drops an incomplete character.
+        """
         return self._matcher.flush()

@@ -1,4 +1,4 @@
-"""Loading a model folder with mlx-lm. Runs on the engine's thread, which owns every array."""
+"""Load a model folder with mlx-lm, on the engine's thread, which owns every array."""
 
 import hashlib
 import json
@@ -16,23 +16,23 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from config.settings import Settings
-from engine.model.detokenizer import AnswerText
+from engine.model.detokenizer import Detokenizer
 from engine.model.tokenizer import Tokenizer
 from engine.request import ModelInfo
 
 BUNDLED_NAME = "reprise-demo"
 DEFAULT_CONTEXT_TOKENS = 4096
-SAMPLED_NUMBERS = 16
-"""Of each array, for the fingerprint."""
+NUMBERS_PER_ARRAY = 16
+"""Numbers of each array that go into the fingerprint."""
 
 
 class ModelError(Exception):
-    """The model cannot be served; the message tells the person why."""
+    """The model cannot be served; the message says why."""
 
 
 @dataclass
 class LoadedModel:
-    """A model, its tokenizer, and what people are told about it."""
+    """A model, its tokenizer, and its public description."""
 
     model: Any
     tokenizer: Tokenizer
@@ -43,31 +43,31 @@ Progress = Callable[[float], None]
 """Takes the loaded share of the weights, 0 to 1."""
 
 StartProgress = Callable[[str, float], None]
-"""Takes what is being done before the first request, in words, and the share of it that is done, 0 to 1."""
+"""Takes the name of the current start-up task and the share of it that is done, 0 to 1."""
 
 Load = Callable[[Progress | None], LoadedModel]
-"""Makes the model; the engine calls it on its own thread."""
+"""Loads the model; the engine calls it on its own thread."""
 
 
-def loader(settings: Settings) -> Load:
-    """What loads the model that the settings name, when the engine's thread calls it."""
+def make_loader(settings: Settings) -> Load:
+    """Return a function that loads the model named by the settings, for the engine's thread to call."""
     source = settings.model_source
-    name = BUNDLED_NAME if settings.model is None else shown_name(source)
+    name = BUNDLED_NAME if settings.model is None else display_name(source)
     return partial(
         load_model, source, name, settings.max_context_tokens, trusts_code=settings.trust_remote_code
     )
 
 
-def draft_loader(settings: Settings) -> Load | None:
-    """What loads the draft model, if the settings name one."""
+def make_draft_loader(settings: Settings) -> Load | None:
+    """Return a function that loads the draft model; None if the settings name none."""
     if settings.draft_model is None:
         return None
     name = settings.draft_model
     return partial(load_model, name, name, None, trusts_code=settings.trust_remote_code)
 
 
-def shown_name(source: str) -> str:
-    """A model as people recognise it: its folder's own name, or its name on the hub."""
+def display_name(source: str) -> str:
+    """Return the name that people recognise: the folder's own name, or the name on the model hub."""
     return Path(source).resolve().name if Path(source).is_dir() else source
 
 
@@ -81,8 +81,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a model folder (config.json, model*.safetensors, tokenizer), or a name on the model hub.
 
-    trusts_code: run Python code that comes with the model, where it wants that.
-    Raises ModelError if it is not a model that mlx-lm can load.
+    trusts_code: run Python code that comes with the model, if the model requires it.
+    Raises ModelError if mlx-lm cannot load it.
     """
     start = time.perf_counter()
     folder = Path(source)
@@ -95,17 +95,17 @@ def load_model(
             source,
             lazy=True,
             return_config=True,
-            # Unless told, transformers asks whoever sits at the terminal.
+            # Without this setting, transformers asks at the terminal.
             tokenizer_config={"trust_remote_code": trusts_code},
             trust_remote_code=trusts_code,
         )
         model, wrapped, config = loaded
-    # mlx-lm raises whatever its model code and the weights bring about.
+    # Model code and weights may raise anything.
     except Exception as fault:
         if not trusts_code and "trust_remote_code" in str(fault):
             raise ModelError(
-                f"the model {source} wants to run Python code that comes with it; start with "
-                "--trust-remote-code if you trust who made it"
+                f"the model {source} requires running Python code that comes with it; start with "
+                "--trust-remote-code if you trust its author"
             ) from fault
         raise ModelError(f"cannot load the model {source}: {fault}") from fault
     weights = _arrays(model)
@@ -118,10 +118,10 @@ def load_model(
             progress(done / total)
     model.eval()
     try:
-        # The logits decide, not the configuration: nothing is computed for asking their shape.
+        # From the logits, since the configuration may differ; reading their shape computes nothing.
         vocab_size = int(model(mx.array([[0]])).shape[-1])
         tokenizer = Tokenizer(wrapped, vocab_size)
-        AnswerText(tokenizer, []).add(0)
+        Detokenizer(tokenizer, []).add(0)
     except Exception as fault:
         raise ModelError(f"the model {source} is loaded but cannot be used: {fault}") from fault
     info = describe(model, config, name, vocab_size, max_context_tokens, time.perf_counter() - start)
@@ -136,14 +136,14 @@ def describe(
     max_context_tokens: int | None,
     loaded_s: float,
 ) -> ModelInfo:
-    """What is told about a model, read off its configuration and weights."""
-    own = find_context_tokens(config)
+    """Describe a model from its configuration and weights."""
+    trained_tokens = find_context_tokens(config)
     weights = _arrays(model)
     quantization = config.get("quantization")
     return ModelInfo(
         name=name,
         architecture=str(config.get("model_type", "unknown")),
-        context_tokens=min(own, max_context_tokens) if max_context_tokens else own,
+        context_tokens=min(trained_tokens, max_context_tokens) if max_context_tokens else trained_tokens,
         vocab_size=vocab_size,
         num_layers=len(model.layers),
         num_parameters=sum(array.size for array in weights),
@@ -159,9 +159,10 @@ def describe(
 
 
 def find_fingerprint(model: Any, config: dict[str, Any]) -> str:
-    """A digest of the configuration and of a few numbers of every array, so that it costs no time.
+    """Return a digest of the configuration and of a few numbers of every array.
 
-    Training moves nearly all numbers of the arrays that it touches, so it shows in those few.
+    Reading a few numbers costs no time, and they suffice: training changes nearly all numbers of the arrays
+    that it touches.
     """
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     digest.update(mx.__version__.encode())  # type: ignore[attr-defined]
@@ -169,7 +170,7 @@ def find_fingerprint(model: Any, config: dict[str, Any]) -> str:
     samples = []
     for name, array in sorted(flat):
         digest.update(f"{name} {array.shape} {array.dtype}".encode())
-        places = [i * (array.size - 1) // (SAMPLED_NUMBERS - 1) for i in range(SAMPLED_NUMBERS)]
+        places = [i * (array.size - 1) // (NUMBERS_PER_ARRAY - 1) for i in range(NUMBERS_PER_ARRAY)]
         samples.append(array.reshape(-1)[mx.array(places, mx.int64)].astype(mx.float32))
     digest.update(np.array(mx.concatenate(samples)).tobytes())
     return digest.hexdigest()[:32]
@@ -181,7 +182,7 @@ def _arrays(model: Any) -> list[mx.array]:
 
 
 def find_context_tokens(config: dict[str, Any]) -> int:
-    """The longest sequence the model was made for, by whatever name its configuration gives it."""
+    """Return the longest sequence the model was made for, under any of the usual configuration keys."""
     for part in (config.get("text_config") or {}, config):
         for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
             if part.get(key):
@@ -190,7 +191,7 @@ def find_context_tokens(config: dict[str, Any]) -> int:
 
 
 def device_name() -> str:
-    """The machine part that computes, such as "Apple M4 Pro (Metal)" or "CPU"."""
+    """Return the name of the device that computes, such as "Apple M4 Pro (Metal)" or "CPU"."""
     if mx.metal.is_available():
         return f"{mx.device_info()['device_name']} (Metal)"
     if mx.default_device().type == mx.DeviceType.gpu:
@@ -199,7 +200,7 @@ def device_name() -> str:
 
 
 def device_memory_bytes() -> int:
-    """Memory that models and caches can use, as far as the system tells; 0 if it does not."""
+    """Return the bytes of memory that models and caches can use, as the system reports them."""
     if mx.metal.is_available():
         return int(mx.device_info()["memory_size"])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

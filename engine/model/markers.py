@@ -1,6 +1,6 @@
-"""How a model marks, in its text, what is thinking and what is a call of a tool.
+"""The strings with which a model marks reasoning and tool calls in its text.
 
-Plain data and no MLX, so that the server can import it.
+Plain data without MLX, so that the server can import it.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A string that begins or ends a stretch of the answer. tokens: its ids, at least one."""
+    """A string that begins or ends a section of the answer. tokens: its ids, at least one."""
 
     text: str
     tokens: tuple[int, ...]
@@ -17,11 +17,11 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """What one model writes around its thinking and its calls; None for what it does not have.
+    """The markers that one model writes around reasoning and tool calls; None for those it does not have.
 
-    call_end: None where a call goes on to the end of the answer, though call_start is there.
-    separators: stand around content and are no part of it.
-    call_format: mlx-lm's name for how calls are written, such as json_tools.
+    call_end: None although call_start is set if a tool call extends to the end of the answer.
+    separators: markers around content that are not part of it.
+    call_format: mlx-lm's name for the format of tool calls, such as json_tools.
     """
 
     think_start: Marker | None = None
@@ -33,28 +33,29 @@ class Markers:
 
     @property
     def can_think(self) -> bool:
-        """Whether thinking can be told from content."""
+        """Whether the model separates reasoning from content."""
         return self.think_end is not None
 
     @property
     def can_call(self) -> bool:
-        """Whether calls can be told from content."""
+        """Whether the model separates tool calls from content."""
         return self.call_start is not None
 
     @property
     def all(self) -> tuple[Marker, ...]:
-        """Every marker there is."""
+        """All markers of the model."""
         some = (self.think_start, self.think_end, self.call_start, self.call_end, *self.separators)
         return tuple(marker for marker in some if marker is not None)
 
-    def count_thinking(self, answer: Sequence[int], is_open: bool, num_thoughts: int) -> int:
-        """How many tokens of an answer are thinking, the markers among them.
+    def count_reasoning_tokens(self, answer: Sequence[int], is_open: bool, num_blocks: int) -> int:
+        """Count the tokens of an answer that are reasoning, markers included.
 
-        is_open: the prompt has begun the first thought. num_thoughts: further markers are only spoken of.
+        is_open: whether the prompt ends inside the first block of reasoning.
+        num_blocks: blocks of reasoning in the answer; markers after them are ordinary text.
         """
         count, begun = 0, 0 if is_open else None
         for end in range(1, len(answer) + 1):
-            if num_thoughts < 1:
+            if num_blocks < 1:
                 break
             marker = self.think_start if begun is None else self.think_end
             if marker is None or answer[end - 1] != marker.tokens[-1]:
@@ -65,11 +66,11 @@ class Markers:
                 begun = end - len(marker.tokens)
             else:
                 count, begun = count + end - begun, None
-                num_thoughts -= 1
-        return count if begun is None or num_thoughts < 1 else count + len(answer) - begun
+                num_blocks -= 1
+        return count if begun is None or num_blocks < 1 else count + len(answer) - begun
 
 
 def ends_with(tokens: Sequence[int], ending: Sequence[int], end: int | None = None) -> bool:
-    """Whether tokens[:end] ends with these. ending: at least one."""
+    """Return whether tokens[:end] ends with ending. ending: at least one token. end: None for all tokens."""
     end = len(tokens) if end is None else end
     return end >= len(ending) and tuple(tokens[end - len(ending) : end]) == tuple(ending)

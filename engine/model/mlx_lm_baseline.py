@@ -1,16 +1,16 @@
-"""The bare loop: `mlx_lm.stream_generate` as it stands, what one stream of a server is measured against.
+"""Run plain `mlx_lm.stream_generate`, the baseline that one stream of a server is measured against.
 
-    python -m engine.bare_loop --model DIR [--draft-model DIR --num-draft-tokens N] [--may-end]
+    python -m engine.model.mlx_lm_baseline --model DIR [--draft-model DIR --num-draft-tokens N] [--may-end]
 
-Says {"ready": true} once the model is loaded, then answers each job, one JSON object a line on stdin,
-with one on stdout; ends when stdin does.
+Prints {"ready": true} once the model is loaded. Then reads jobs from stdin, one JSON object a line, and
+writes one result a line to stdout. Exits when stdin ends.
 
     {"prompt": [1, 2, 3], "max_tokens": 4}
     {"tokens": 4, "prefill_s": 0.1, "decode_s": 0.3, "token_ids": [5, 6, 7, 8], "arrived_s": [0.1, ...]}
 
-Greedy, and every answer has its full length, unless it may end: the loop gets a tokenizer without end
-tokens. A logits processor would forbid them too, but costs the loop a concatenation and a scatter at every
-step. With a draft model it is mlx_lm's speculative generation.
+Decoding is greedy. Without --may-end every answer has its full length, because the loop gets a tokenizer
+without end tokens. (A logits processor could forbid them too, at the cost of a concatenation and a scatter in
+every step.) With a draft model it is mlx_lm's speculative generation.
 """
 
 import argparse
@@ -33,11 +33,11 @@ from engine.model.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One job's answer.
+    """The result of one job.
 
-    tokens: how many came; always max_tokens, unless the answer may end. token_ids has its end token.
+    tokens: number of tokens; always max_tokens without --may-end. token_ids: includes the end token.
     prefill_s: from the call to the first token. decode_s: from the first token to the last.
-    arrived_s: when each token came, since the call.
+    arrived_s: seconds from the call to each token.
     """
 
     tokens: int
@@ -48,7 +48,7 @@ class Result:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model folder, without its weights."""
+    """Load the tokenizer of a model folder, without the weights."""
     config = load_config(folder)
     wrapped = load_wrapped(folder, eos_token_ids=config.get("eos_token_id"))
     text = config.get("text_config") or config
@@ -58,7 +58,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def generate(model: Any, tokenizer: Any, prompt: Sequence[int], max_tokens: int, **drafting: Any) -> Result:
     """Run the loop once.
 
-    tokenizer: mlx-lm's, its end tokens taken away if every answer is to have its full length.
+    tokenizer: mlx-lm's, without end tokens if every answer must have its full length.
     drafting: draft_model and num_draft_tokens, if any.
     """
     ids: list[int] = []
@@ -67,23 +67,23 @@ def generate(model: Any, tokenizer: Any, prompt: Sequence[int], max_tokens: int,
     for response in stream_generate(model, tokenizer, list(prompt), max_tokens, **drafting):
         times.append(perf_counter() - start)
         ids.append(response.token)
-    # The loop leaves a step in flight; it belongs to nobody's time, least of all the next round's.
+    # The loop leaves a step in flight; it must not count towards the next round.
     mx.synchronize()
     return Result(len(ids), times[0], times[-1] - times[0], tuple(ids), tuple(times))
 
 
 def main() -> None:
-    """Answer jobs until there are no more."""
+    """Run jobs until stdin ends."""
     parser = argparse.ArgumentParser(
-        prog="python -m engine.bare_loop", description="Run the bare loop on jobs."
+        prog="python -m engine.model.mlx_lm_baseline", description="Run mlx-lm's own loop on jobs."
     )
     parser.add_argument("--model", required=True, type=Path, help="model folder")
-    parser.add_argument("--draft-model", type=Path, help="folder of a model that drafts")
-    parser.add_argument("--num-draft-tokens", type=int, default=2, help="of one draft")
-    parser.add_argument("--may-end", action="store_true", help="let answers end where the model ends them")
+    parser.add_argument("--draft-model", type=Path, help="folder of the draft model")
+    parser.add_argument("--num-draft-tokens", type=int, default=2, help="tokens of one draft")
+    parser.add_argument("--may-end", action="store_true", help="let answers end at the model's end token")
     arguments = parser.parse_args()
-    # Libraries that print must not print between the answers.
-    with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as answers:
+    # Keeps what libraries print out of the results.
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as results:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         model, tokenizer = load(str(arguments.model))[:2]
         drafting: dict[str, Any] = {}
@@ -92,11 +92,11 @@ def main() -> None:
             drafting["num_draft_tokens"] = arguments.num_draft_tokens
         if not arguments.may_end:
             tokenizer.eos_token_ids = set()
-        print(json.dumps({"ready": True}), file=answers, flush=True)
+        print(json.dumps({"ready": True}), file=results, flush=True)
         for line in sys.stdin:
             job = json.loads(line)
             result = generate(model, tokenizer, job["prompt"], job["max_tokens"], **drafting)
-            print(json.dumps(asdict(result)), file=answers, flush=True)
+            print(json.dumps(asdict(result)), file=results, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Cut an answer's text at the first of its stop strings."""
+"""Cut an answer's text at its first stop string."""
 
 from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Cuts text at the first stop string to complete, however the text is dealt out.
+    """Cuts streamed text at the first stop string that completes, independent of how the text is chunked.
 
-    Holds back only what could still become a stop string. When two complete at the same character,
-    the longer one counts.
+    Holds back only text that could still become a stop string. If two stop strings complete at the same
+    character, the longer one counts.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -17,11 +17,11 @@ class StopMatcher:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has come."""
+        """Whether a stop string was found."""
         return self.matched is not None
 
     def feed(self, text: str) -> str:
-        """Take more text; returns what may be sent. After a match, matched is set and nothing follows."""
+        """Add text; returns the part that can be sent. At a stop string, sets matched and drops the rest."""
         if not self.stops or self.stopped:
             return "" if self.stopped else text
         text = self.held + text
@@ -39,7 +39,7 @@ class StopMatcher:
         return text[:start]
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """Return the text held back, once there is no more text."""
         text, self.held = self.held, ""
         return text
 

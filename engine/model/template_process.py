@@ -1,7 +1,7 @@
-"""The process that renders chat templates for templates.py. A script: it imports nothing of Reprise.
+"""The script of the process that renders chat templates for chat_templates.py. It imports nothing of Reprise.
 
-Reads calls from its input and writes what came of them to its output, each as four bytes of length and JSON.
-Arguments: transformers' folder, and how many bytes of memory it may use.
+It reads calls from stdin and writes replies to stdout. Each is four bytes of length, then JSON.
+Arguments: transformers' folder, and the maximum number of bytes of memory.
 """
 
 import contextlib
@@ -16,12 +16,12 @@ from typing import Any, BinaryIO
 
 Render = Callable[..., tuple[list[str], list[Any]]]
 
-LONGEST_COMPLAINT = 2000
+MAX_COMPLAINT_CHARACTERS = 2000
 _LATER_IMPORTS = "{{ strftime_now('%d %B %Y') }}{{ messages | tojson(indent=2) }}{{ raise_exception('a') }}"
 
 
 def load_render(transformers: Path) -> Render:
-    """transformers' function, without the rest of it where that works: it takes seconds to import."""
+    """Import transformers' render function, if possible without the rest, which takes seconds to import."""
     name = "transformers.utils.chat_template_utils"
     for package, folder in (("transformers", transformers), ("transformers.utils", transformers / "utils")):
         sys.modules[package] = ModuleType(package)
@@ -36,52 +36,52 @@ def load_render(transformers: Path) -> Render:
     return render
 
 
-def limit(memory_bytes: int) -> None:
-    """Give up what rendering does not need: much memory, files, connections and other processes."""
-    for kind, most in (
+def limit_resources(memory_bytes: int) -> None:
+    """Limit memory, and forbid what rendering does not need: files, connections and other processes."""
+    for kind, maximum in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, 0),
     ):
-        # Not every system knows every limit.
+        # Not every system supports every limit.
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(kind, (most, most))
+            resource.setrlimit(kind, (maximum, maximum))
 
 
-def serve(render: Render, calls: BinaryIO, answers: BinaryIO) -> None:
-    """Answer calls until there are no more."""
+def serve(render: Render, calls: BinaryIO, replies: BinaryIO) -> None:
+    """Reply to calls until the input ends."""
     while length := calls.read(4):
         call = json.loads(calls.read(int.from_bytes(length, "little")))
-        write(answers, answer(render, call))
+        write_reply(replies, make_reply(render, call))
 
 
-def answer(render: Render, call: dict[str, Any]) -> dict[str, Any]:
-    """What came of a call: what was rendered, or what the template complains of."""
+def make_reply(render: Render, call: dict[str, Any]) -> dict[str, Any]:
+    """Return the rendered conversations of a call, or the template's error as its complaint."""
     try:
         rendered, indices = render(**call)
     except MemoryError:
         return {"complaint": "it took too much memory"}
     # A template is a program that comes with the model: it may raise anything.
     except Exception as fault:
-        return {"complaint": (str(fault) or type(fault).__name__)[:LONGEST_COMPLAINT]}
+        return {"complaint": (str(fault) or type(fault).__name__)[:MAX_COMPLAINT_CHARACTERS]}
     return {"rendered": rendered, "indices": indices}
 
 
-def write(answers: BinaryIO, told: dict[str, Any]) -> None:
-    """Write one answer."""
-    body = json.dumps(told).encode()
-    answers.write(len(body).to_bytes(4, "little") + body)
-    answers.flush()
+def write_reply(replies: BinaryIO, reply: dict[str, Any]) -> None:
+    """Write one reply."""
+    body = json.dumps(reply).encode()
+    replies.write(len(body).to_bytes(4, "little") + body)
+    replies.flush()
 
 
 def main(transformers: str, memory_bytes: str) -> None:
-    """Say that it is ready, and serve."""
+    """Report readiness by an empty reply, then serve."""
     render = load_render(Path(transformers))
-    # What is imported at first use must be there before no file can be opened.
-    answer(render, {"conversations": [[{"role": "user"}]], "chat_template": _LATER_IMPORTS})
-    limit(int(memory_bytes))
-    write(sys.stdout.buffer, {})
+    # Import what transformers imports at first use: later no file can be opened.
+    make_reply(render, {"conversations": [[{"role": "user"}]], "chat_template": _LATER_IMPORTS})
+    limit_resources(int(memory_bytes))
+    write_reply(sys.stdout.buffer, {})
     serve(render, sys.stdin.buffer, sys.stdout.buffer)
 
 

@@ -1,8 +1,8 @@
-"""Where a text can be cut so that two vocabularies agree on it: at characters, words and tokens, in bytes.
+"""Find the places where a text can be cut: between characters, words and tokens, as offsets in bytes.
 
-An *edge* is an offset at which tokens of both end. A *word edge* is one at which most tokenizers cut whatever
-stands before it: before a single space, and where a line begins behind a single line break. (Longer runs of
-white space are cut by what follows them.)
+A *shared boundary* is an offset at which tokens of two vocabularies end. A *word boundary* is an offset at
+which most tokenizers end a token whatever the text before it: in front of a single space, and at the start of
+a line after a single line break. (How a longer run of white space is cut depends on the text after it.)
 """
 
 import re
@@ -12,16 +12,16 @@ from itertools import accumulate
 
 _BEFORE_SPACE = rb"(?<![ \t\r\n])(?= [^ \t\r\n])"
 _AT_LINE = rb"(?<=[^\s\x80-\xff]\n)(?=[^ \t\r\n])"
-_WORD_EDGE = re.compile(_BEFORE_SPACE + rb"|" + _AT_LINE)
-NO_EDGES = re.compile(rb"(?!)")
-"""Finds nothing."""
+_WORD_BOUNDARY = re.compile(_BEFORE_SPACE + rb"|" + _AT_LINE)
+NO_BOUNDARIES = re.compile(rb"(?!)")
+"""Never matches."""
 
 _CROSSES_SPACE = re.compile(rb"[^ \t\r\n] (?![ \t\r\n])")
 _CROSSES_LINE = re.compile(rb"\n[^ \t\r\n]")
 
 
 def token_ends(ids: Sequence[int], pieces: Sequence[bytes]) -> list[int]:
-    """Where each token ends in the text of all of them.
+    """Return the offset at which each token ends in the text of all of them.
 
     pieces: the bytes of every token of the vocabulary.
     """
@@ -29,7 +29,7 @@ def token_ends(ids: Sequence[int], pieces: Sequence[bytes]) -> list[int]:
 
 
 def tokens_after(ids: Sequence[int], pieces: Sequence[bytes], num_bytes: int) -> list[int] | None:
-    """The tokens behind the first num_bytes of their text; None if no token begins there."""
+    """Return the tokens after the first num_bytes of their text; None if no token begins there."""
     if not num_bytes:
         return list(ids)
     ends = token_ends(ids, pieces)
@@ -37,8 +37,8 @@ def tokens_after(ids: Sequence[int], pieces: Sequence[bytes], num_bytes: int) ->
     return list(ids[at + 1 :]) if at < len(ends) and ends[at] == num_bytes else None
 
 
-def whole_start(text: bytes) -> bytes:
-    """The beginning of a text that is whole characters in UTF-8."""
+def valid_utf8_prefix(text: bytes) -> bytes:
+    """Return the longest prefix that is valid UTF-8."""
     try:
         text.decode()
     except UnicodeDecodeError as fault:
@@ -46,33 +46,50 @@ def whole_start(text: bytes) -> bytes:
     return text
 
 
-def begins_character(text: bytes, at: int) -> bool:
-    """Whether no character goes on across an offset of a text."""
+def find_complete_end(data: bytes) -> int:
+    """Return the length of data without an incomplete UTF-8 character at its end.
+
+    Invalid bytes that no later byte can complete are kept.
+    """
+    for back in range(1, min(3, len(data)) + 1):
+        if data[-back] & 0xC0 != 0x80:
+            try:
+                data[-back:].decode()
+            except UnicodeDecodeError as fault:
+                return len(data) - back if fault.reason == "unexpected end of data" else len(data)
+            break
+    return len(data)
+
+
+def is_character_boundary(text: bytes, at: int) -> bool:
+    """Return whether no UTF-8 character spans the offset."""
     return at == len(text) or text[at] & 0xC0 != 0x80
 
 
-def word_edges(text: bytes) -> list[int]:
-    """The word edges within a text, ascending."""
-    return [match.start() for match in _WORD_EDGE.finditer(text, 1)]
+def find_word_boundaries(text: bytes) -> list[int]:
+    """Return the word boundaries within a text, ascending."""
+    return [match.start() for match in _WORD_BOUNDARY.finditer(text, 1)]
 
 
-def kept_word_edges(pieces: Sequence[bytes]) -> re.Pattern[bytes]:
-    """Finds the word edges that no token of a vocabulary goes across.
+def make_word_boundary_pattern(pieces: Sequence[bytes]) -> re.Pattern[bytes]:
+    """Make a pattern that finds the word boundaries which no token of a vocabulary crosses.
 
-    The tokens of a text are then those of its words, one after another: merges and scores end at these edges.
+    Splitting a text there does not change its tokens, since no merge and no score crosses such a boundary.
     """
     kept = [_BEFORE_SPACE] * (not any(map(_CROSSES_SPACE.search, pieces)))
     kept += [_AT_LINE] * (not any(map(_CROSSES_LINE.search, pieces)))
-    return re.compile(rb"|".join(kept)) if kept else NO_EDGES
+    return re.compile(rb"|".join(kept)) if kept else NO_BOUNDARIES
 
 
-def edges(text: bytes, ends: Sequence[int], others: Sequence[int], limit: int) -> Iterator[int]:
-    """The edges within a text, the best first: word edges before others, and of each kind the last.
+def find_shared_boundaries(
+    text: bytes, ends: Sequence[int], others: Sequence[int], limit: int
+) -> Iterator[int]:
+    """Yield the shared boundaries within a text, best first: word boundaries, then others, each from the end.
 
-    ends, others: where the tokens of either vocabulary end. limit: the last offset wanted.
+    ends, others: where the tokens of either vocabulary end. limit: the largest offset wanted.
     """
-    shared = {end for end in ends if end <= limit and end < len(text) and begins_character(text, end)}
+    shared = {end for end in ends if end <= limit and end < len(text) and is_character_boundary(text, end)}
     shared.intersection_update(others)
-    words = shared.intersection(word_edges(text))
+    words = shared.intersection(find_word_boundaries(text))
     yield from sorted(words, reverse=True)
     yield from sorted(shared - words, reverse=True)

@@ -1,4 +1,4 @@
-"""How tokenizers of several kinds spell the bytes of a token."""
+"""Decode the token strings of a tokenizer's vocabulary to bytes."""
 
 import re
 from typing import Any
@@ -10,60 +10,63 @@ class VocabularyError(ValueError):
     """The bytes of a tokenizer's tokens are not known; the message says why."""
 
 
-class Speller:
-    """Reads the bytes of a token from how a tokenizer's vocabulary spells it.
+class TokenByteDecoder:
+    """Decoder from token strings, such as "Ġthe" or "<0x41>", to the bytes that the tokens stand for.
 
-    written: the tokenizer as the tokenizers library writes it. Raises VocabularyError for unknown kinds.
+    config: the tokenizer as the tokenizers library serializes it to JSON.
+    Raises VocabularyError for a kind of tokenizer whose token strings cannot be decoded.
     """
 
-    def __init__(self, written: dict[str, Any]) -> None:
-        model = written["model"]
+    def __init__(self, config: dict[str, Any]) -> None:
+        model = config["model"]
         self._model_ids = read_model_ids(model)
         if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
             raise VocabularyError(f"its tokenizer marks parts of words ({model.get('type')})")
-        self.unknown = self._find_unknown(model)
-        self._replaced: list[tuple[str, str]] = []
-        self._has_bytes = bool(model.get("byte_fallback"))
-        self._byte_level = False
+        self.unknown_id = self._find_unknown_id(model)
+        self._replacements: list[tuple[str, str]] = []
+        self._has_byte_fallback = bool(model.get("byte_fallback"))
+        self._is_byte_level = False
         is_fused = False
-        for part in read_decoders(written.get("decoder")):
-            match part:
+        for decoder in read_decoders(config.get("decoder")):
+            match decoder:
                 case {"type": "ByteLevel"}:
-                    self._byte_level = True
+                    self._is_byte_level = True
                 case {"type": "Replace", "pattern": {"String": pattern}, "content": content}:
-                    self._replaced.append((pattern, content))
+                    self._replacements.append((pattern, content))
                 case {"type": "Metaspace"}:
-                    self._replaced.append((part.get("replacement", "\u2581"), " "))
+                    self._replacements.append((decoder.get("replacement", "\u2581"), " "))
                 case {"type": "ByteFallback"}:
-                    self._has_bytes = True
+                    self._has_byte_fallback = True
                 case {"type": "Fuse"}:
                     is_fused = True
-                # Behind a fuse it strips the whole text, which is none of the tokens' business.
+                # After Fuse, Strip works on the whole text and not on its tokens.
                 case {"type": "Strip"} if is_fused:
                     pass
                 case _:
-                    raise VocabularyError(f"its tokenizer decodes by a {part.get('type')}")
+                    raise VocabularyError(f"its tokenizer uses an unsupported decoder: {decoder.get('type')}")
 
-    def is_byte(self, spelling: str) -> bool:
-        """Whether a token is written as a byte."""
-        return self._has_bytes and BYTE.fullmatch(spelling) is not None
+    def is_byte(self, token_string: str) -> bool:
+        """Return whether a token string is a byte written as `<0x41>`."""
+        return self._has_byte_fallback and BYTE.fullmatch(token_string) is not None
 
-    def piece(self, spelling: str, token: int) -> bytes:
-        """The bytes of a token."""
-        # Added tokens are found in the text as they are written.
-        if self._model_ids.get(spelling) != token:
-            return spelling.encode()
-        if self.is_byte(spelling):
-            return bytes([int(spelling[3:5], 16)])
-        if self._byte_level:
-            known = [BYTE_LEVEL.get(character) for character in spelling]
-            # So does the library with a token that is not all bytes.
-            return spelling.encode() if None in known else bytes(byte for byte in known if byte is not None)
-        for pattern, content in self._replaced:
-            spelling = spelling.replace(pattern, content)
-        return spelling.encode()
+    def decode(self, token_string: str, token: int) -> bytes:
+        """Return the bytes of a token. token: its id."""
+        # Added tokens are matched in the text exactly as they are written.
+        if self._model_ids.get(token_string) != token:
+            return token_string.encode()
+        if self.is_byte(token_string):
+            return bytes([int(token_string[3:5], 16)])
+        if self._is_byte_level:
+            known = [BYTE_LEVEL.get(character) for character in token_string]
+            # The library does the same with a token that is not byte-level throughout.
+            if None in known:
+                return token_string.encode()
+            return bytes(byte for byte in known if byte is not None)
+        for pattern, content in self._replacements:
+            token_string = token_string.replace(pattern, content)
+        return token_string.encode()
 
-    def _find_unknown(self, model: dict[str, Any]) -> int | None:
+    def _find_unknown_id(self, model: dict[str, Any]) -> int | None:
         if "unk_id" in model:
             unknown: int | None = model["unk_id"]
             return unknown
@@ -71,29 +74,29 @@ class Speller:
 
 
 def read_model_ids(model: dict[str, Any]) -> dict[Any, int]:
-    """Spelling -> id of a written model; added tokens may not be among them."""
+    """Return token string -> id of a serialized model. Added tokens may be missing."""
     vocab = model["vocab"]
     if isinstance(vocab, dict):
         return vocab
-    # A Unigram's is a list of spellings and scores.
+    # A Unigram model has a list of token strings and scores.
     return {entry[0]: token for token, entry in enumerate(vocab)}
 
 
-def read_decoders(written: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The decoders of a written tokenizer, one after another. Raises VocabularyError if there are none."""
-    if written is None:
+def read_decoders(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the decoders of a serialized tokenizer in order. Raises VocabularyError if there are none."""
+    if decoder is None:
         raise VocabularyError("its tokenizer has no decoder")
-    if written["type"] == "Sequence":
-        return [part for inner in written["decoders"] for part in read_decoders(inner)]
-    return [written]
+    if decoder["type"] == "Sequence":
+        return [part for inner in decoder["decoders"] for part in read_decoders(inner)]
+    return [decoder]
 
 
 def make_byte_level() -> dict[str, int]:
-    """Character -> byte, as byte-level vocabularies write bytes. Source: GPT-2's `bytes_to_unicode`."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    table = {chr(byte): byte for byte in shown}
-    return table | {chr(256 + at): byte for at, byte in enumerate(hidden)}
+    """Return character -> byte for byte-level vocabularies. Source: GPT-2's `bytes_to_unicode`."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(256 + at): byte for at, byte in enumerate(others)}
 
 
 BYTE_LEVEL = make_byte_level()

@@ -1,4 +1,4 @@
-"""Calls of tools, read from the text that a model wrote between its markers."""
+"""Parse tool calls from the text that a model wrote between its markers."""
 
 import json
 import queue
@@ -8,24 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 Parse = Callable[[str, list[dict[str, Any]]], Any]
-"""One of mlx-lm's parsers: takes the text between the markers and the tools; returns a call, or several.
+"""One of mlx-lm's parsers: takes the text between the markers and the tools; returns one call or a list.
 
-A call is a dict with name and arguments, sometimes with id. What cannot be read raises almost anything.
+A call is a dict with name and arguments, sometimes with id. Unparsable text raises almost any exception.
 """
 
+PARSE_TIMEOUT_S = 0.5
+"""Maximum time to parse a text. Some parsers take minutes on a long text made to exploit them."""
 
-PATIENCE_S = 0.5
-"""How long a call may take to read. Some parsers take minutes for a long text that is made for it."""
+MAX_CONCURRENT_PARSES = 4
+"""Maximum number of parses at once, including those that timed out but still run."""
 
-MAX_LATE = 4
-"""Calls that may still be being read when nobody waits for them any more."""
-
-_places = threading.BoundedSemaphore(MAX_LATE)
+_slots = threading.BoundedSemaphore(MAX_CONCURRENT_PARSES)
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A call that the model wrote. arguments: JSON text of an object. id: the model's own, if it has one."""
+    """A tool call that the model wrote. arguments: a JSON object as text. id: the model's own, if any."""
 
     name: str
     arguments: str
@@ -33,58 +32,58 @@ class WrittenCall:
 
 
 def read_calls(parse: Parse, text: str, tools: list[dict[str, Any]]) -> list[WrittenCall]:
-    """The calls in a text, in their order; none if any of it cannot be read.
+    """Parse all calls in a text, in order; empty if any of it cannot be parsed.
 
     tools: the tools of the request in OpenAI's form; some parsers look up the types of parameters.
     """
     try:
         parsed = parse(text, tools)
         return [_call(call) for call in (parsed if isinstance(parsed, list) else [parsed])]
-    # Parsers evaluate what the model wrote and are not made to fail well.
+    # Parsers evaluate what the model wrote, and fail in many ways.
     except Exception:
         return []
 
 
-def read_calls_in_time(
-    parse: Parse, text: str, tools: list[dict[str, Any]], patience_s: float = PATIENCE_S
+def read_calls_with_timeout(
+    parse: Parse, text: str, tools: list[dict[str, Any]], timeout_s: float = PARSE_TIMEOUT_S
 ) -> list[WrittenCall]:
-    """As read_calls(); none either if it takes too long."""
-    if not _places.acquire(blocking=False):
+    """Do as read_calls(); also empty after timeout_s, or if MAX_CONCURRENT_PARSES are running."""
+    if not _slots.acquire(blocking=False):
         return []
-    said: queue.SimpleQueue[list[WrittenCall]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[list[WrittenCall]] = queue.SimpleQueue()
 
     def read() -> None:
         try:
-            said.put(read_calls(parse, text, tools))
+            results.put(read_calls(parse, text, tools))
         finally:
-            _places.release()
+            _slots.release()
 
-    # Expressions let other threads run while they match; there is no way to stop one.
+    # A regular expression cannot be stopped, but other threads run while it matches.
     threading.Thread(target=read, name="call", daemon=True).start()
     try:
-        return said.get(timeout=patience_s)
+        return results.get(timeout=timeout_s)
     except queue.Empty:
         return []
 
 
 def _call(given: dict[str, Any]) -> WrittenCall:
-    """Raises almost anything for what is no call."""
+    """Convert a parser's call. Raises almost any exception if it is not a valid call."""
     name = given["name"]
     arguments = given.get("arguments", {})
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        raise ValueError("no call")
-    written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    if _has_half_characters(written):
-        written = json.dumps(arguments, allow_nan=False)
+        raise ValueError("not a tool call")
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    if _has_lone_surrogates(text):
+        text = json.dumps(arguments, allow_nan=False)
     own_id = given.get("id")
-    own_id = own_id if isinstance(own_id, str) and own_id and not _has_half_characters(own_id) else None
-    if _has_half_characters(name):
-        raise ValueError("no name")
-    return WrittenCall(name, written, own_id)
+    own_id = own_id if isinstance(own_id, str) and own_id and not _has_lone_surrogates(own_id) else None
+    if _has_lone_surrogates(name):
+        raise ValueError("not a valid name")
+    return WrittenCall(name, text, own_id)
 
 
-def _has_half_characters(text: str) -> bool:
-    """Whether JSON escapes spelled half of a UTF-16 pair, which no encoding can send."""
+def _has_lone_surrogates(text: str) -> bool:
+    """Return whether text has half of a UTF-16 pair (from a JSON escape), which UTF-8 cannot encode."""
     return any("\ud800" <= character <= "\udfff" for character in text)

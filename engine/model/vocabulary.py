@@ -1,7 +1,7 @@
-"""A vocabulary by the bytes of its tokens, and text to tokens as a model says it in mid-text.
+"""A vocabulary by the bytes of its tokens, and exact encoding of text that continues other text.
 
-Translating between vocabularies rests on bytes and never on what a tokenizer decodes: decoders strip,
-clean up and normalise. So whatever is encoded here is compared, byte for byte, with what was asked for.
+Translation between vocabularies relies on bytes and never on what a tokenizer decodes: decoders strip, clean
+up and normalise. Everything encoded here is therefore compared with the input, byte for byte.
 """
 
 import json
@@ -11,15 +11,15 @@ from functools import cached_property, lru_cache
 
 from tokenizers import Tokenizer as Backend
 
-from engine.model.text_boundaries import NO_EDGES, kept_word_edges
-from engine.model.token_bytes import Speller
+from engine.model.text_boundaries import NO_BOUNDARIES, make_word_boundary_pattern
+from engine.model.token_bytes import TokenByteDecoder
 from engine.model.token_bytes import VocabularyError as VocabularyError
 from engine.model.tokenizer import Tokenizer
 
 ANCHORS = ("\n", ".", "a", "0", "中")
-"""What text is encoded behind: one of them does not melt into what follows."""
+"""Strings put in front of text to encode it as a continuation. At least one does not merge with the text."""
 SPACE_ANCHORS = ("a", ".", "0", "\n", "中")
-"""The same for text that begins with white space, which a line break would take for its own."""
+"""Anchors for text that begins with white space, which merges with a line break in front of it."""
 
 PROBES = (
     "word",
@@ -33,128 +33,128 @@ PROBES = (
     "中文 😀 „quotes” …",
     '{"key": "it\'s"}</a>',
 )
-"""Texts that an exact tokenizer gives back: case, spaces, lines, characters of one to four bytes."""
+"""Texts that an exact tokenizer reproduces: case, spaces, lines, characters of one to four bytes."""
 
-NUM_REMEMBERED_WORDS = 8192
-LONGEST_REMEMBERED_WORD = 64
+MAX_CACHED_WORDS = 8192
+MAX_CACHED_WORD_BYTES = 64
 
 WORD = re.compile(r"\s*\S+|\s+")
-# As Python reads bytes that are not UTF-8.
+# Python's surrogateescape maps bytes that are not UTF-8 to U+DC80 to U+DCFF.
 RUN = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
 
 
 class Vocabulary:
-    """One model's tokens by their bytes. On the engine's thread only.
+    """One model's tokens by their bytes. For the engine's thread only.
 
-    Raises VocabularyError if the kind of tokenizer says nothing certain about bytes, as WordPiece.
+    Raises VocabularyError if the bytes of the tokens are not known for certain, as with WordPiece.
     """
 
     size: int
-    """Ids of the model; those of its tokenizer may be fewer or more, and only these count."""
+    """Number of the model's ids. The tokenizer may have fewer or more; ids from size on are ignored."""
     pieces: list[bytes]
-    """(size,) the bytes of every id: parts of characters too, none for specials and ids without a token."""
+    """(size,) the bytes of each id, maybe part of a character; empty for specials and ids without a token."""
     special: frozenset[int]
-    """Ids that steer and are no text."""
-    spellings: dict[int, str]
-    """How specials are written."""
+    """Ids of control tokens, which are not text."""
+    special_strings: dict[int, str]
+    """Special id -> its token string."""
     byte_tokens: dict[int, int]
-    """Byte -> an id that is this very byte. Empty or partial where a vocabulary has no such tokens."""
-    byte_spelled: frozenset[int]
-    """Ids written as bytes (`<0x41>`), which stand beside tokens of the same text."""
+    """Byte -> an id of that single byte. Empty or partial if a vocabulary has no such tokens."""
+    byte_fallback_ids: frozenset[int]
+    """Ids written as bytes (`<0x41>`); another id may be ordinary text of the same byte."""
     eos: tuple[int, ...]
     """Ids that end an answer, the tokenizer's own first."""
     bos: int | None
-    """The id that begins a text, if there is one."""
+    """The beginning-of-sequence id, if there is one."""
     opening: tuple[int, ...]
-    """Ids that the tokenizer puts before every text; often none, or the beginning of sequence."""
+    """Ids that the tokenizer puts in front of every text: often none, or the beginning-of-sequence id."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.size = tokenizer.vocab_size
         try:
             text = tokenizer.backend.to_str()
         except AttributeError as fault:
-            raise VocabularyError("its tokenizer is none of the tokenizers library") from fault
-        written = json.loads(text)
-        if written["model"].get("dropout"):
-            # Text must not be cut by chance.
-            written["model"]["dropout"] = None
-            text = json.dumps(written)
+            raise VocabularyError("its tokenizer is not from the tokenizers library") from fault
+        config = json.loads(text)
+        if config["model"].get("dropout"):
+            # BPE dropout would cut text at random.
+            config["model"]["dropout"] = None
+            text = json.dumps(config)
         self._backend = Backend.from_str(text)
         self._backend.no_padding()
         self._backend.no_truncation()
         self.opening = self._find_opening()
-        # Text that is spelled like a special is text.
+        # Text that reads like a special token is still text.
         self._backend.encode_special_tokens = True
 
-        speller = Speller(written)
-        added = {entry["id"]: entry for entry in written["added_tokens"]}
+        decoder = TokenByteDecoder(config)
+        added = {entry["id"]: entry for entry in config["added_tokens"]}
         wrapped = tokenizer.wrapped
         first_eos = wrapped.eos_token_id
         self.eos = tuple(sorted(self._ids(tokenizer.eos_ids), key=lambda token: (token != first_eos, token)))
         self.bos = next(iter(self._ids([wrapped.bos_token_id])), None)
         special = {token for token, entry in added.items() if entry["special"]}
-        special |= {token for token in (self.bos, speller.unknown) if token is not None}
+        special |= {token for token in (self.bos, decoder.unknown_id) if token is not None}
         self.pieces = [b""] * self.size
-        self.spellings = {}
-        byte_spelled = set()
-        for spelling, token in self._backend.get_vocab(with_added_tokens=True).items():
+        self.special_strings = {}
+        byte_fallback_ids = set()
+        for token_string, token in self._backend.get_vocab(with_added_tokens=True).items():
             if token >= self.size:
                 continue
-            piece = speller.piece(spelling, token)
+            piece = decoder.decode(token_string, token)
             if token in special or (token in self.eos and (token in added or not piece.isspace())):
-                self.spellings[token] = spelling
+                self.special_strings[token] = token_string
             else:
                 self.pieces[token] = piece
-                if speller.is_byte(spelling):
-                    byte_spelled.add(token)
-        self.special = frozenset(self.spellings)
-        self.byte_spelled = frozenset(byte_spelled)
+                if decoder.is_byte(token_string):
+                    byte_fallback_ids.add(token)
+        self.special = frozenset(self.special_strings)
+        self.byte_fallback_ids = frozenset(byte_fallback_ids)
         single = [token for token, piece in enumerate(self.pieces) if len(piece) == 1]
-        # Those written as bytes before those of text, the first before others: the last one said stays.
-        single.sort(key=lambda token: (token in byte_spelled, -token))
+        # The last id of each byte is kept: one written as a byte if there is any, the lowest of several.
+        single.sort(key=lambda token: (token in byte_fallback_ids, -token))
         self.byte_tokens = {self.pieces[token][0]: token for token in single}
-        # Text repeats itself, and a step encodes the same few words again and again.
-        self._remembered_word = lru_cache(NUM_REMEMBERED_WORDS)(self._encode_word)
-        self._word_edges = kept_word_edges(self.pieces)
+        # Text repeats itself, and each step encodes the same few words again.
+        self._encode_cached_word = lru_cache(MAX_CACHED_WORDS)(self._encode_word)
+        self._word_boundaries = make_word_boundary_pattern(self.pieces)
         if any(self.encode(probe.encode()) != self._encode_word(probe.encode()) for probe in PROBES):
-            self._word_edges = NO_EDGES
+            self._word_boundaries = NO_BOUNDARIES
 
     @cached_property
     def is_exact(self) -> bool:
-        """Whether text of many kinds is given back as it was; where not, much of a draft is lost."""
+        """Whether many kinds of text survive encoding; if not, many drafts are lost."""
         return all(self.encode(probe.encode()) is not None for probe in PROBES)
 
     @property
-    def start(self) -> int:
-        """An id to feed where there is no text yet."""
+    def start_id(self) -> int:
+        """An id to feed while there is no text yet."""
         return next(iter((*self.opening, *self._ids([self.bos]), *self.eos)), 0)
 
-    def text(self, ids: Iterable[int]) -> bytes:
-        """The bytes of ids, one after another; ids that the vocabulary does not have are none."""
+    def to_bytes(self, ids: Iterable[int]) -> bytes:
+        """Return the joined bytes of ids; ids outside the vocabulary have none."""
         pieces, size = self.pieces, self.size
         return b"".join([pieces[token] for token in ids if token < size])
 
     def encode(self, text: bytes) -> list[int] | None:
-        """The ids of text as a model says it in mid-text: their bytes are exactly text.
+        """Return the ids of text as a continuation of other text; their bytes are exactly text.
 
-        None if the tokenizer does not give the text back as it is: one that normalises, that does not know
-        a character, text that is not UTF-8. Never raises.
+        Returns None if the tokenizer does not reproduce the text: it normalises, it lacks a character, or
+        the text is not UTF-8. Never raises.
         """
         ids: list[int] = []
         begin = 0
-        for end in (*self.word_edges(text), len(text)):
+        for end in (*self.find_word_boundaries(text), len(text)):
             word = text[begin:end]
-            remembered = len(word) <= LONGEST_REMEMBERED_WORD
-            found = self._remembered_word(word) if remembered else self._encode_word(word)
+            is_cached = len(word) <= MAX_CACHED_WORD_BYTES
+            found = self._encode_cached_word(word) if is_cached else self._encode_word(word)
             if found is None:
                 return None
             ids += found
             begin = end
         return ids
 
-    def word_edges(self, text: bytes) -> list[int]:
-        """Offsets within a text, ascending: its ids are those of what stands between them, in turn."""
-        return [match.start() for match in self._word_edges.finditer(text, 1)]
+    def find_word_boundaries(self, text: bytes) -> list[int]:
+        """Return the offsets, ascending, at which the text can be split and its parts encoded separately."""
+        return [match.start() for match in self._word_boundaries.finditer(text, 1)]
 
     def _encode_word(self, text: bytes) -> list[int] | None:
         if not text:
@@ -163,22 +163,22 @@ class Vocabulary:
             readable = text.decode()
         except UnicodeDecodeError:
             return None
-        for anchor in self._plain + (SPACE_ANCHORS if readable[0].isspace() else ANCHORS):
-            ids = self._ids_of(anchor + readable)
+        for anchor in self._no_anchor + (SPACE_ANCHORS if readable[0].isspace() else ANCHORS):
+            ids = self._encode_raw(anchor + readable)
             begin, missing = len(ids), len(text)
             while missing > 0 and begin > 0:
                 begin -= 1
                 if ids[begin] >= self.size or not (piece := self.pieces[ids[begin]]):
-                    # Something that is not known, whatever stands before it.
+                    # An unknown or special token, which no other anchor would change.
                     return None
                 missing -= len(piece)
-            # Else the anchor has melted into the text.
+            # If missing is negative, the anchor has merged with the text.
             if not missing:
-                return ids[begin:] if self.text(ids[begin:]) == text else None
+                return ids[begin:] if self.to_bytes(ids[begin:]) == text else None
         return None
 
-    def count_roughly(self, texts: Iterable[bytes]) -> list[int]:
-        """How many ids each text takes by itself, as it seems at first sight; quick, for many."""
+    def estimate_lengths(self, texts: Iterable[bytes]) -> list[int]:
+        """Estimate how many ids each text takes by itself: one fast batch, without checking the bytes."""
         readable = [text.decode(errors="replace") for text in texts]
         try:
             return [
@@ -190,15 +190,15 @@ class Vocabulary:
             return [1] * len(readable)
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
-        """The ids of any bytes, exactly; None where there are none for some of them. Never raises."""
-        ids, is_exact = self.spell(data)
+        """Return the ids of any bytes, exactly; None if some bytes have no ids. Never raises."""
+        ids, is_exact = self.encode_best_effort(data)
         return ids if is_exact else None
 
-    def spell(self, data: bytes) -> tuple[list[int], bool]:
-        """The ids of any bytes as well as they can be said, and whether they are exactly these bytes.
+    def encode_best_effort(self, data: bytes) -> tuple[list[int], bool]:
+        """Return the ids of any bytes as closely as possible, and whether they are exactly these bytes.
 
-        What the tokenizer does not give back is said word by word, then in characters, then in bytes; what
-        has no bytes either is left out. Never raises.
+        Text that the tokenizer does not reproduce is encoded word by word, then by characters, then by
+        bytes; bytes without an id are left out. Never raises.
         """
         whole = self.encode(data)
         if whole is not None:
@@ -206,29 +206,29 @@ class Vocabulary:
         ids: list[int] = []
         for run in RUN.findall(data.decode(errors="surrogateescape")):
             for word in WORD.findall(run):
-                ids += self._spell_word(word)
-        return ids, self.text(ids) == data
+                ids += self._encode_word_best_effort(word)
+        return ids, self.to_bytes(ids) == data
 
-    def _spell_word(self, word: str) -> list[int]:
+    def _encode_word_best_effort(self, word: str) -> list[int]:
         text = word.encode(errors="surrogateescape")
         ids = self.encode(text)
         if ids is not None:
             return ids
         if len(word) > 1:
-            return [token for character in word for token in self._spell_word(character)]
+            return [token for character in word for token in self._encode_word_best_effort(character)]
         return [self.byte_tokens[byte] for byte in text if byte in self.byte_tokens]
 
     @cached_property
-    def _plain(self) -> tuple[str, ...]:
-        """No anchor, where text needs none."""
-        # A tokenizer that puts a space before all text would say the first word as another one.
-        return ("",) if self.text(self._ids_of("a")) == b"a" else ()
+    def _no_anchor(self) -> tuple[str, ...]:
+        """The empty anchor, if the tokenizer encodes text exactly without one."""
+        # A tokenizer that adds a space in front of all text would encode the first word differently.
+        return ("",) if self.to_bytes(self._encode_raw("a")) == b"a" else ()
 
-    def _ids_of(self, text: str, adds_specials: bool = False) -> list[int]:
-        """What the tokenizer makes of text, whatever it is; nothing where it raises."""
+    def _encode_raw(self, text: str, adds_specials: bool = False) -> list[int]:
+        """Return whatever ids the tokenizer gives for text; none if it raises."""
         try:
             return list(self._backend.encode(text, add_special_tokens=adds_specials).ids)
-        # A tokenizer may raise anything, as for a character that it has no unknown token for.
+        # A tokenizer may raise anything, such as for an unknown character without an unknown token.
         except Exception:
             return []
 
@@ -236,23 +236,8 @@ class Vocabulary:
         return (token for token in tokens if token is not None and token < self.size)
 
     def _find_opening(self) -> tuple[int, ...]:
-        with_specials, without = self._ids_of("a", adds_specials=True), self._ids_of("a")
+        with_specials, without = self._encode_raw("a", adds_specials=True), self._encode_raw("a")
         for at in range(len(with_specials) - len(without) + 1):
             if with_specials[at : at + len(without)] == without:
                 return tuple(self._ids(with_specials[:at]))
         return ()
-
-
-def whole_characters(data: bytes) -> int:
-    """How many leading bytes are left if an incomplete character at the end is cut off.
-
-    Bytes that no later ones can make a character stay where they are.
-    """
-    for back in range(1, min(3, len(data)) + 1):
-        if data[-back] & 0xC0 != 0x80:
-            try:
-                data[-back:].decode()
-            except UnicodeDecodeError as fault:
-                return len(data) - back if fault.reason == "unexpected end of data" else len(data)
-            break
-    return len(data)

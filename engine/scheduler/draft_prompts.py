@@ -25,7 +25,7 @@ class DraftPrompts:
         try:
             if self._is_wanted(sequence):
                 give_up = sequence.give_up_draft_model
-                sequence.prefill.draft_reader = self._draft_model.begin(len(sequence.tokens), give_up)
+                sequence.prefill.draft_reader = self._draft_model.make_reader(len(sequence.tokens), give_up)
         except Exception as fault:
             sequence.give_up_draft_model(fault)
 
@@ -35,7 +35,7 @@ class DraftPrompts:
         if reader is None:
             return
         try:
-            if part := reader.next_part(sequence.tokens, chunk):
+            if part := reader.next_chunk(sequence.tokens, chunk):
                 evaluate(reader.caches)
                 self._draft_model.model(mx.array(list(part))[None], cache=reader.caches)
                 evaluate_async(reader.caches)
@@ -50,4 +50,4 @@ class DraftPrompts:
         if has_stopped or not proposers.may_ask_model(sequence.request):
             return False
         pays = self._planner.model_pays(proposers.new_length(), proposers.limit)
-        return proposers.trials.is_next(pays)
+        return proposers.prompt_gate.should_read(pays)

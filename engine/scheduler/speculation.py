@@ -143,7 +143,7 @@ class Planner:
             return DraftEstimate()
 
         def step_s(width: int) -> float:
-            work = PlannedDraft.together([(length, estimate, width - 1)])
+            work = PlannedDraft.combine([(length, estimate, width - 1)])
             return self._spread_s(num_rows, work) + self.step_s([width] * num_rows)
 
         width = choose_width([estimate], self._widths([estimate], num_rows), step_s, lambda _: True)
@@ -175,9 +175,9 @@ class Planner:
             if widths and self._is_allowed(members, tried, widths[-1]):
                 return tried, widths[-1]
         else:
-            self.model_costs.doubt()
+            self.model_costs.decay_to_prior()
         for length in due:
-            length.put_off()
+            length.postpone_probe()
         return estimates, 1
 
     def _min_ratio(self, num_rows: int) -> float:
@@ -278,7 +278,7 @@ def _probe_of(s: Sequence) -> DraftEstimate:
 
 
 def _planned(members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate], width: int) -> PlannedDraft:
-    return PlannedDraft.together(
+    return PlannedDraft.combine(
         (s.drafts.length, estimate, _num_drafted(estimate, width))
         for s, estimate in zip(members, estimates, strict=True)
         if s.drafts and estimate.draft.source == MODEL

@@ -1,4 +1,4 @@
-"""Measuring what steps cost on this machine, once per model, and keeping it on disk."""
+"""Measure the cost of steps once per model and machine, and keep the costs on disk."""
 
 import hashlib
 import json
@@ -26,18 +26,18 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CONTEXT_TOKENS = 48
 ROUNDS = 6
 PLAIN_STEPS = 4
-"""Pipelined steps that one measurement of width 1 runs through."""
+"""Pipelined steps in one measurement of width 1."""
 
 Progress = Callable[[float], None]
+"""Takes the share that is done, in [0, 1]."""
 
 
 def load_costs(
     loaded: LoadedModel, settings: Settings, batched: bool, widest: int, progress: Progress
 ) -> StepCosts:
-    """The costs that are on disk for this model and machine, or freshly measured ones, which are then kept.
+    """Load the costs on disk for this model and machine, or measure them and keep them on disk.
 
-    widest: tokens that one step may feed to a row.
-    progress: takes the share that has been measured, in [0, 1].
+    widest: the maximum width of a step.
     """
     path = Path(settings.calibration_file).expanduser() if settings.calibration_file else None
     key = _key(loaded.info, settings, widest)
@@ -45,7 +45,7 @@ def load_costs(
         try:
             return StepCosts({(rows, width): seconds for rows, width, seconds in found})
         except (TypeError, ValueError):
-            log.warning("%s holds no usable costs for this model; measuring them again", path)
+            log.warning("the costs in %s for this model are unusable; measuring them again", path)
     table = measure(loaded, settings, batched, widest, progress)
     if path:
         _write(path, key, table)
@@ -55,12 +55,12 @@ def load_costs(
 def measure(
     loaded: LoadedModel, settings: Settings, batched: bool, widest: int, progress: Progress
 ) -> dict[tuple[int, int], float]:
-    """Seconds of one step by (rows, width): plain steps pipelined as by the worker, wide ones awaited."""
+    """Measure seconds per step by (rows, width): plain steps pipelined as in the worker, others awaited."""
     model, vocab_size = loaded.model, loaded.info.vocab_size
     widths = sorted({w for w in WIDTHS if w < widest} | {widest})
-    # Rows that take a forward each cost what one costs, as often as there are rows.
-    most = settings.max_rows if batched else 1
-    grid = sorted({r for r in (1, 2, 4, 8, 16, 32, 64) if r < most} | {most})
+    # If each row has a forward of its own, a step costs one row's forward times their number.
+    max_rows = settings.max_rows if batched else 1
+    grid = sorted({r for r in (1, 2, 4, 8, 16, 32, 64) if r < max_rows} | {max_rows})
     prompt = mx.array([[(7 * i + 3) % vocab_size for i in range(CONTEXT_TOKENS)]])
     table: dict[tuple[int, int], float] = {}
     for num_rows in grid:
@@ -69,10 +69,14 @@ def measure(
             caches = make_caches(model, settings.kv_bits)
             model(prompt, cache=caches)
             rows.add(caches, CONTEXT_TOKENS)
-        # Round after round over all widths, and the fastest counts: other work on the machine only adds.
+        # All widths in every round, keeping each one's fastest time: other work on the machine only adds.
         for done in range(ROUNDS):
             for width in widths:
-                taken_s = _plain_step_s(rows, num_rows) if width == 1 else _wide_step_s(rows, num_rows, width)
+                taken_s = (
+                    _plain_step_s(rows, num_rows)
+                    if width == 1
+                    else _verification_step_s(rows, num_rows, width)
+                )
                 table[num_rows, width] = min(taken_s, table.get((num_rows, width), taken_s))
             progress((grid.index(num_rows) + (done + 1) / ROUNDS) / len(grid))
     mx.clear_cache()
@@ -94,7 +98,7 @@ def _plain_step_s(rows: Rows, num_rows: int) -> float:
     return (time.perf_counter() - start) / PLAIN_STEPS
 
 
-def _wide_step_s(rows: Rows, num_rows: int, width: int) -> float:
+def _verification_step_s(rows: Rows, num_rows: int, width: int) -> float:
     fed = [[1 + (row + at) % 7 for at in range(width)] for row in range(num_rows)]
     held = list(rows.lengths)
     start = time.perf_counter()
@@ -129,4 +133,4 @@ def _write(path: Path, key: str, table: dict[tuple[int, int], float]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(kept).encode())
     except OSError as fault:
-        log.warning("cannot keep the costs in %s: %s; they are measured again at the next start", path, fault)
+        log.warning("cannot write the costs to %s (%s); the next start measures them again", path, fault)

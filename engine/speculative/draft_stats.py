@@ -1,4 +1,4 @@
-"""What drafting did for one sequence, counted while its answer grows."""
+"""Counts of one sequence's drafts and their results, updated while its answer grows."""
 
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 from engine.request import DraftingReport
 
 if TYPE_CHECKING:
-    # The command line composes drafters before it knows that it can listen; this would load transformers.
+    # Not at run time: it loads transformers, and the command line imports this before it binds its port.
     from engine.speculative.translation.translator import TranslationCounts, Translator
 
 PLAIN = "model"
-"""The source of a token that the model chose without a draft, or instead of one, or behind one."""
+"""The source of a token from the target: without a draft, in place of a rejected token, or as the bonus."""
 
 
 @dataclass(slots=True)
 class DraftCounts:
     """Counts of a sequence's forwards, drafts and tokens.
 
-    by_source: drafter -> [drafted, accepted]. by_position: likewise for a draft's first token, its second...
-    drafter_s: seconds that its drafters took while it was decoded; open_s: those before its first token.
-    strategy, translation: how drafts of the draft model are translated and what became of them, where it has
-        read the prompt.
+    by_source: drafter -> [drafted, accepted]. by_position: the same for each position in drafts.
+    drafter_s: seconds that the drafters took during decoding; open_s: those before the first token.
+    strategy, translation: the strategy that translates the draft model's drafts, and its counts, if the draft
+        model has read the prompt.
     """
 
     num_forwards: int = 0
@@ -30,12 +30,12 @@ class DraftCounts:
     open_s: float = 0.0
     strategy: str | None = None
     translation: "TranslationCounts | None" = None
-    # Two lists of shared objects, not one of pairs: a run is to cost no more than a token of the answer.
+    # Two lists of shared objects, not one of pairs, so that a run takes no more memory than a token.
     _run_sources: list[str] = field(default_factory=list)
     _run_lengths: list[int] = field(default_factory=list)
 
     def add_draft(self, source: str, num_verified: int, num_accepted: int) -> None:
-        """A step verified num_offered tokens of a draft, and the first num_accepted were right."""
+        """Count a draft of which num_verified tokens were verified and the first num_accepted accepted."""
         counts = self.by_source.setdefault(source, [0, 0])
         counts[0] += num_verified
         counts[1] += num_accepted
@@ -46,12 +46,12 @@ class DraftCounts:
             self.by_position[at][1] += at < num_accepted
 
     def add_tokens(self, source: str, num_accepted: int, num_tokens: int) -> None:
-        """num_tokens were committed, the first num_accepted of which source had drafted."""
+        """Count num_tokens committed tokens, the first num_accepted of them drafted by source."""
         self._add_run(source, num_accepted)
         self._add_run(PLAIN, num_tokens - num_accepted)
 
-    def translate(self, translator: "Translator", strategy: str) -> None:
-        """The draft model's drafts go through this translator, which counts on where one before it ended."""
+    def track_translation(self, translator: "Translator", strategy: str) -> None:
+        """Have a new translator of the draft model's drafts continue the counts of the previous one."""
         self.strategy = strategy
         self.translation = translator.counts = self.translation or translator.counts
 
@@ -65,16 +65,18 @@ class DraftCounts:
             self._run_lengths.append(length)
 
     def report(self, gate_score: float | None, gate_decision: str, gate_reason: str) -> DraftingReport:
-        """Counts up to now, for the response, the log, the metrics and benchmarks."""
-        offered_prediction, accepted_prediction = self.by_source.get("prediction", (0, 0))
+        """Report the counts so far, for the response, the log, the metrics and benchmarks."""
+        num_predicted, accepted_prediction = self.by_source.get("prediction", (0, 0))
         return DraftingReport(
             num_drafted=sum(drafted for drafted, _ in self.by_source.values()),
             num_accepted=sum(accepted for _, accepted in self.by_source.values()),
             num_forwards=self.num_forwards,
-            by_source=tuple((name, drafted, right) for name, (drafted, right) in self.by_source.items()),
-            by_position=tuple((drafted, right) for drafted, right in self.by_position),
+            by_source=tuple(
+                (name, drafted, accepted) for name, (drafted, accepted) in self.by_source.items()
+            ),
+            by_position=tuple((drafted, accepted) for drafted, accepted in self.by_position),
             accepted_prediction=accepted_prediction,
-            rejected_prediction=offered_prediction - accepted_prediction,
+            rejected_prediction=num_predicted - accepted_prediction,
             origins=tuple(zip(self._run_sources, self._run_lengths, strict=True)),
             drafter_s=self.drafter_s,
             drafter_open_s=self.open_s,

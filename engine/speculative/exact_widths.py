@@ -1,4 +1,4 @@
-"""Which widths give the very logits of width 1 on this model and machine: tried, byte by byte."""
+"""Find the widths whose logits equal those of width 1 byte for byte, by trying them on this machine."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from engine.speculative.calibration import Progress
 
 DRAWS = 3
 LENGTHS = (21, 70, 200)
-"""Tokens that the probed rows hold; row r holds r more, so that rows differ in length."""
+"""Tokens in the probed rows; row r has r more, so that rows differ in length."""
 
 
 def find_exact_shapes(
@@ -21,9 +21,9 @@ def find_exact_shapes(
     shapes: Iterable[tuple[int, int]],
     progress: Progress,
 ) -> frozenset[tuple[int, int]]:
-    """Those (rows, width) of shapes whose logits had the same bytes as width 1 at every draw.
+    """Return the (rows, width) of shapes whose logits had the same bytes as width 1 in every draw.
 
-    One draw that differs rules a shape out. What passes is very likely exact, not proven to be.
+    A single difference rules a shape out. A shape that passes is very likely exact, but that is no proof.
     """
     shapes = sorted(shapes)
     exact = set()
@@ -49,13 +49,13 @@ def _is_exact(
     fed = [
         [(draw * 977 + row * 131 + at * 29) % vocab_size for at in range(width)] for row in range(num_rows)
     ]
-    narrow = _rows(model, batched, kv_bits, vocab_size, num_rows, length)
-    steps = [narrow.forward(mx.array([[line[at]] for line in fed]))[:, 0] for at in range(width)]
-    wide = _rows(model, batched, kv_bits, vocab_size, num_rows, length).forward_ragged(fed)
+    narrow = _make_rows(model, batched, kv_bits, vocab_size, num_rows, length)
+    steps = [narrow.forward(mx.array([[tokens[at]] for tokens in fed]))[:, 0] for at in range(width)]
+    wide = _make_rows(model, batched, kv_bits, vocab_size, num_rows, length).forward_ragged(fed)
     return bool(mx.array_equal(mx.stack(steps, axis=1), wide).item())
 
 
-def _rows(
+def _make_rows(
     model: Any, batched: bool, kv_bits: int | None, vocab_size: int, num_rows: int, length: int
 ) -> Rows:
     rows = make_rows(model, batched)

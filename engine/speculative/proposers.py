@@ -13,7 +13,7 @@ from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from engine.request import DraftingReport, GenerationRequest
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts, count_accepted
 from engine.speculative.draft_length import DraftEstimate, expected_tokens
-from engine.speculative.draft_model.draft_length import MODEL, DraftLength, PromptTrials, TokenYield
+from engine.speculative.draft_model.draft_length import MODEL, DraftLength, PromptGate, TokenYield
 from engine.speculative.draft_stats import DraftCounts
 from engine.speculative.gate import SWITCHED_OFF, GateDecision, decide
 from engine.speculative.slowdown_budget import SlowdownBudget
@@ -56,8 +56,8 @@ class Proposers:
         self.has_model = has_model
         self.line_ends = line_ends
         self.global_counts = AcceptanceCounts(GLOBAL_DECAY)
-        self.carried = TokenYield()
-        self.trials = PromptTrials()
+        self.token_yield = TokenYield()
+        self.prompt_gate = PromptGate()
         self._numbers = itertools.count()
 
     def begin(self, request: GenerationRequest, matcher: "Matcher | None" = None) -> "SequenceDrafts":
@@ -72,7 +72,7 @@ class Proposers:
             limit,
             gate,
             acceptance,
-            DraftLength(acceptance, TokenYield(self.carried)),
+            DraftLength(acceptance, TokenYield(self.token_yield)),
             SlowdownBudget(self.settings.draft_overhead),
             [self.sources.drafters[name] for name in gate.drafters if name in self.sources.drafters],
         )
@@ -94,7 +94,7 @@ class Proposers:
 
     def new_length(self) -> DraftLength:
         """Return what a new request may expect of the draft model."""
-        return DraftLength(Acceptance(self.global_counts), TokenYield(self.carried))
+        return DraftLength(Acceptance(self.global_counts), TokenYield(self.token_yield))
 
 
 @dataclass

@@ -1,26 +1,27 @@
-"""What a step costs: seconds by rows and width, measured at load and learned from while serving."""
+"""The cost of a step in seconds by rows and width: measured at load, adjusted while serving."""
 
 import math
 import time
 from bisect import bisect_left
 from collections.abc import Mapping
 
-FOLLOW = 0.1
-"""How fast all costs follow a step that surprised (a longer context, a busy machine)."""
+LEVEL_RATE = 0.1
+"""How fast all costs follow a step that differs from its expected cost (a longer context, a busy machine)."""
 
-CORRECT = 0.03
-"""How fast one shape's own cost follows it."""
+SHAPE_RATE = 0.03
+"""How fast the cost of the step's own shape follows, in addition."""
 
-LARGEST_SURPRISE = math.log(2.0)
+MAX_SURPRISE = math.log(2.0)
+"""Maximum difference that a step can teach, as the logarithm of observed over expected cost."""
 
 Table = Mapping[tuple[int, int], float]
-"""(rows, width) -> seconds. A full grid: every width measured for every number of rows."""
+"""(rows, width) -> seconds. A full grid: every width is measured for every number of rows."""
 
 
 class StepCosts:
-    """c(rows, width) in seconds, between grid points by straight lines, beyond the grid by the last slope.
+    """c(rows, width) in seconds: interpolated linearly on the grid, extrapolated by the last slope beyond it.
 
-    table: what was measured at load, width 1 included. Raises ValueError if it is no full grid of
+    table: the costs measured at load, including width 1. Raises ValueError if it is not a full grid of
     positive numbers.
     """
 
@@ -29,37 +30,39 @@ class StepCosts:
         self.widths = sorted({width for _, width in table})
         whole = len(table) == len(self.rows) * len(self.widths)
         if not table or not whole or self.widths[0] != 1 or not all(0 < s < math.inf for s in table.values()):
-            raise ValueError("costs must be positive seconds over a full grid of rows and widths from 1 on")
+            raise ValueError(
+                "costs must be positive seconds for a full grid of rows and widths, starting at width 1"
+            )
         self._base = dict(table)
         self._level = 0.0
-        self._own: dict[tuple[int, int], float] = {}
-        self._known: dict[tuple[int, int], float] = {}
+        self._by_shape: dict[tuple[int, int], float] = {}
+        self._interpolated: dict[tuple[int, int], float] = {}
 
     def seconds(self, rows: int, width: int) -> float:
-        """What a step of this shape is expected to take now."""
-        if (found := self._known.get((rows, width))) is None:
-            found = self._known[rows, width] = self._between(rows, width)
-        return found * math.exp(self._level + self._own.get((rows, width), 0.0))
+        """Return the expected seconds of a step of this shape."""
+        if (found := self._interpolated.get((rows, width))) is None:
+            found = self._interpolated[rows, width] = self._interpolate(rows, width)
+        return found * math.exp(self._level + self._by_shape.get((rows, width), 0.0))
 
     def observe(self, rows: int, width: int, seconds: float) -> None:
-        """Learn from a step. One odd step (a pause of the machine) moves little."""
+        """Learn from a step. A single outlier (a pause of the machine) changes little."""
         surprise = math.log(max(seconds, 1e-9) / self.seconds(rows, width))
-        surprise = max(-LARGEST_SURPRISE, min(LARGEST_SURPRISE, surprise))
-        self._level += FOLLOW * surprise
-        self._own[rows, width] = self._own.get((rows, width), 0.0) + CORRECT * surprise
+        surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, surprise))
+        self._level += LEVEL_RATE * surprise
+        self._by_shape[rows, width] = self._by_shape.get((rows, width), 0.0) + SHAPE_RATE * surprise
 
-    def _between(self, rows: int, width: int) -> float:
-        low, high, part = _place(self.rows, rows)
+    def _interpolate(self, rows: int, width: int) -> float:
+        low, high, part = _locate(self.rows, rows)
         at_low, at_high = self._at_width(low, width), self._at_width(high, width)
         return max(at_low + part * (at_high - at_low), 1e-9)
 
     def _at_width(self, rows: int, width: int) -> float:
-        low, high, part = _place(self.widths, width)
+        low, high, part = _locate(self.widths, width)
         return self._base[rows, low] + part * (self._base[rows, high] - self._base[rows, low])
 
 
-def _place(grid: list[int], x: int) -> tuple[int, int, float]:
-    """Two neighbours on the grid and where x is between them; beyond the end, past the last two."""
+def _locate(grid: list[int], x: int) -> tuple[int, int, float]:
+    """Return two neighbouring grid points and the position of x between them, in [0, 1] within the grid."""
     if len(grid) == 1:
         return grid[0], grid[0], 0.0
     at = min(max(bisect_left(grid, x), 1), len(grid) - 1)
@@ -68,9 +71,9 @@ def _place(grid: list[int], x: int) -> tuple[int, int, float]:
 
 
 class StepClock:
-    """Times decode steps from one reading to the next, and teaches the costs.
+    """Measures the time from the reading of one step to that of the next, and adjusts the costs.
 
-    batched: whether several rows share a forward; if not, only steps of one row teach anything.
+    batched: whether several rows share a forward; if not, the costs learn only from steps of one row.
     """
 
     def __init__(self, costs: StepCosts, batched: bool) -> None:
@@ -79,14 +82,14 @@ class StepClock:
         self._read_at: float | None = None
 
     def reset(self) -> None:
-        """Something else is done between two steps, so the time until the next reading says nothing."""
+        """Ignore the time until the next reading, because something else happens between two steps."""
         self._read_at = None
 
     def lap(self, shape: tuple[int, int] | None, drafting_s: float = 0.0) -> float | None:
-        """A step was read: seconds since the last one, or None after a reset.
+        """Record that a step was read. Returns the seconds since the previous reading, or None after a reset.
 
-        shape: its (rows, width), or None if it is to teach nothing. drafting_s: how many of the seconds were
-        the draft model's.
+        shape: the step's (rows, width), or None if the costs must not learn from it. drafting_s: the part of
+        the seconds that the draft model took.
         """
         now = time.perf_counter()
         taken_s = None if self._read_at is None else now - self._read_at

@@ -93,7 +93,7 @@ class MarkerParser:
                     self._take_back("")
         if self._state == "content" and (rest := self._alignment.rest()):
             self._parts.append(TextPart("", rest))
-        self.num_reasoning_tokens = self._markers.count_thinking(
+        self.num_reasoning_tokens = self._markers.count_reasoning_tokens(
             finished.tokens, self._begins_thinking, self._num_thoughts
         )
         has_called = self._num_calls > 0 and finished.reason == "stop"

@@ -1,4 +1,4 @@
-"""A small model that drafts for the target model: its rows, what it has read, how it samples, what it costs.
+"""The draft model: its rows, the text it has read, its sampling, its costs, and the length of its drafts.
 
-Nothing here verifies drafts; to the rest of the engine the draft model is one more source of them.
+Nothing here verifies drafts; for the rest of the engine the draft model is one more source of drafts.
 """

@@ -1,8 +1,8 @@
-"""What the draft model's part of a wide step costs: by a formula first, then by what it really takes.
+"""Estimate the cost of the draft model's part of a verification step, by a formula and measured steps.
 
-A fitted formula says that drafts of k tokens make decoding (1 + a k) / ((k + 1) r + 1 + beta k^2) times as
-fast, r being a step of the draft model over one of the target. Of that, (k + 1) r is where this starts. In
-place of the other parts stand measured steps (costs.py) and learned chances (gate.py).
+By a fitted formula, drafts of k tokens make decoding (1 + a k) / ((k + 1) r + 1 + beta k^2) times as fast,
+where r is the cost of a draft model's step relative to a target's step. The estimates here start with its
+term (k + 1) r. Measured steps (step_costs.py) and learned rates (acceptance.py) replace the other terms.
 """
 
 import math
@@ -15,58 +15,59 @@ from numpy.typing import NDArray
 
 from engine.speculative.step_costs import StepCosts
 
-KEEP = 0.95
-"""What an observed step's weight is multiplied by at each later one."""
+DECAY = 0.95
+"""Factor on the weight of an observed step at each later step."""
 
 PRIOR_WEIGHT = 0.2
-"""What holds costs to where they started, against the weight of one observed step, which is about 0.5."""
+"""Weight of the prior costs. One observed step has a weight of about 0.5."""
 
-FOLLOW = 0.3
-"""How fast the level of all costs follows a step."""
+LEVEL_RATE = 0.3
+"""How fast the overall cost level follows an observed step, as a share of the difference."""
 
-LARGEST_SURPRISE = 2.0
-"""A step that took more than so many times its cost may be a pause of the machine."""
+MAX_SURPRISE = 2.0
+"""A step that took more than this many times its expected cost may be a pause of the machine."""
 
-ODD_STEPS = 8
-"""It is none if another such comes within so many steps."""
+OUTLIER_STEPS = 8
+"""Two such steps within this many steps are not a pause: the costs have changed."""
 
 MIN_SHARE = 0.02
-"""No part of the cost is learned to be below this share of where it started."""
+"""Minimum learned cost of each part, as a share of the formula's."""
 
 MIN_REACHED = 0.02
-"""Tokens of a draft that come to be checked less often than this are not worth weighing."""
+"""Drafted tokens that are reached by verification less often than this are not considered."""
 
 FIRST_STEPS = 3
 FIRST_TOKENS = 2
-"""So many steps draft no more tokens than this: the formula may be far off, and a long draft costs most."""
+"""The first FIRST_STEPS steps draft at most FIRST_TOKENS, in case the formula is far too low."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftWork:
-    """What the draft model did for one wide step. All counts but one are of its own tokens.
+    """The draft model's work for one verification step, counted in its own tokens unless stated otherwise.
 
-    num_fed: most tokens that one row was fed before the first drafted one.
+    num_fed: the maximum number of tokens that a row was fed before the first drafted one.
     num_drafted: tokens drafted for every row, one forward each; 0 if no row was ready.
-    left: (rows,) committed tokens that each row still lacks.
-    carried: (rows,) for each row that wanted a draft and was ready: how many tokens were drafted for it, and
-        how many of the target's tokens they came to, before those beyond what was wanted are cut off.
+    num_lacking: (rows,) committed tokens that each row still lacks.
+    translated: (rows,) for each row that wanted a draft and was ready, the number of tokens drafted for it
+        and the number of target tokens they became, before the surplus over the wanted tokens is cut off;
+        None for other rows.
     """
 
     num_fed: int
     num_drafted: int
-    left: Sequence[int]
-    carried: Sequence[tuple[int, int] | None]
+    num_lacking: Sequence[int]
+    translated: Sequence[tuple[int, int] | None]
 
 
 class DraftModelCosts:
-    """Seconds that the draft model takes for one wide step: to catch up, to draft, and to translate.
+    """Seconds that the draft model takes for one verification step: to catch up, draft and translate.
 
-    Three parts are learned: one for each step, one for each drafted token, one for what is fed beyond the
-    first token. All numbers of rows teach a common estimate, and each its own, which starts from that.
+    Three parts of the cost are learned: one per step, one per drafted token, and one for tokens fed beyond
+    the first. Each number of rows has an estimate of its own, which starts from an estimate common to all.
 
-    alone: the draft model's plain steps. target: the target's steps; they say how a forward grows with what
-    it is fed. batched: whether the draft model's rows share a forward.
-    is_learned: whether what is observed counts.
+    alone: costs of the draft model's plain steps. target: costs of the target's steps, which show how the
+    cost of a forward grows with its width. batched: whether the draft model's rows share a forward.
+    is_learned: whether observed steps change the costs.
     """
 
     def __init__(
@@ -78,49 +79,49 @@ class DraftModelCosts:
         self.is_learned = is_learned
         self._all = _Fit()
         self._by_rows: dict[int, _Fit] = {}
-        self._known: dict[tuple[int, int, int], float] = {}
-        self._odd: dict[int, tuple[int, tuple[int, int, int, float]]] = {}
+        self._cached: dict[tuple[int, int, int], float] = {}
+        self._outliers: dict[int, tuple[int, tuple[int, int, int, float]]] = {}
         self._num_observed = 0
         self._level = 1.0
 
     @property
     def is_new(self) -> bool:
-        """Whether hardly anything was measured yet, so that the formula alone says what would pay."""
+        """Whether so few steps were observed that the estimate is mostly the formula."""
         return self.is_learned and self._num_observed < FIRST_STEPS
 
     def max_tokens(self, rate: float) -> int:
-        """Most tokens that are worth weighing, if one is right with this chance; no limit for given costs."""
+        """Return the maximum tokens worth considering at this acceptance rate; no limit if not learning."""
         if not self.is_learned:
             return sys.maxsize
         reached = max(1, int(math.log(MIN_REACHED) / math.log(rate)))
         return min(reached, FIRST_TOKENS) if self.is_new else reached
 
     def seconds(self, num_rows: int, num_fed: int, num_drafted: int) -> float:
-        """Expected seconds to feed the rows, num_fed to the one that lacks most, and to draft num_drafted."""
+        """Return the expected seconds to feed each row up to num_fed tokens and draft num_drafted."""
         shape = num_rows, num_fed, num_drafted
-        if (found := self._known.get(shape)) is None:
+        if (found := self._cached.get(shape)) is None:
             fit = self._by_rows.get(num_rows, self._all)
-            found = self._known[shape] = self._unit_s(num_rows) * fit.value(self._parts(*shape))
+            found = self._cached[shape] = self._unit_s(num_rows) * fit.value(self._parts(*shape))
         return found
 
     def observe(self, num_rows: int, num_fed: int, num_drafted: int, seconds: float) -> None:
-        """Learn from a step. One odd step is passed over; if there soon is another, both are learned from."""
+        """Learn from a step. A single outlier is ignored; a second one soon after replaces the estimates."""
         if not self.is_learned:
             return
         seen = num_rows, num_fed, num_drafted, max(seconds, 1e-9)
         self._num_observed += 1
-        if seconds <= LARGEST_SURPRISE * self.seconds(num_rows, num_fed, num_drafted):
+        if seconds <= MAX_SURPRISE * self.seconds(num_rows, num_fed, num_drafted):
             self._learn(*seen)
         else:
-            at, before = self._odd.pop(num_rows, (0, None))
-            if before and self._num_observed - at <= ODD_STEPS:
-                self._start_anew(before, seen)
+            at, before = self._outliers.pop(num_rows, (0, None))
+            if before and self._num_observed - at <= OUTLIER_STEPS:
+                self._restart(before, seen)
             else:
-                self._odd[num_rows] = self._num_observed, seen
-        self._known.clear()
+                self._outliers[num_rows] = self._num_observed, seen
+        self._cached.clear()
 
-    def _start_anew(self, *seen: tuple[int, int, int, float]) -> None:
-        """What was learned of steps with so many rows no longer holds."""
+    def _restart(self, *seen: tuple[int, int, int, float]) -> None:
+        """Forget the common estimate and that of this number of rows, then learn from these steps."""
         self._all = _Fit()
         self._by_rows.pop(seen[0][0], None)
         self._level = max(seconds / self._formula_s(*shape) for *shape, seconds in seen)
@@ -131,23 +132,26 @@ class DraftModelCosts:
         return self._unit_s(shape[0]) * sum(self._parts(*shape))
 
     def _learn(self, num_rows: int, num_fed: int, num_drafted: int, seconds: float) -> None:
-        # Errors count by their share: a long draft is not to outweigh the others.
+        # Relative errors: otherwise long drafts would outweigh short ones.
         parts, unit_s = self._parts(num_rows, num_fed, num_drafted), self._unit_s(num_rows)
         weighted = [part * unit_s / seconds for part in parts]
-        # What was not learned apart is taken to be as much dearer as the whole.
-        self._level += FOLLOW * (seconds / self._formula_s(num_rows, num_fed, num_drafted) - self._level)
+        # Parts that were not observed separately are assumed to scale with the total.
+        self._level += LEVEL_RATE * (seconds / self._formula_s(num_rows, num_fed, num_drafted) - self._level)
         self._all.learn(weighted, [self._level] * 3)
         self._by_rows.setdefault(num_rows, _Fit()).learn(weighted, self._all.parts)
 
-    def doubt(self) -> None:
-        """These costs forbid to try: with time they go back to where they started. The machine was busy."""
-        self._level += (1 - KEEP) * (1.0 - self._level)
+    def decay_to_prior(self) -> None:
+        """Move the costs a little towards the formula.
+
+        Called when they forbid a probe, since they may have been learned while the machine was busy.
+        """
+        self._level += (1 - DECAY) * (1.0 - self._level)
         for fit in (self._all, *self._by_rows.values()):
             fit.fade(self._level)
-        self._known.clear()
+        self._cached.clear()
 
     def _parts(self, num_rows: int, num_fed: int, num_drafted: int) -> tuple[float, float, float]:
-        """By the formula a step costs the sum of these, times a plain step of the draft model."""
+        """Return the parts of a step's cost by the formula, in plain steps of the draft model."""
         grown = self.target.seconds(num_rows, max(1, num_fed)) / self.target.seconds(num_rows, 1)
         return 1.0, float(num_drafted), max(0.0, grown - 1.0)
 
@@ -156,7 +160,7 @@ class DraftModelCosts:
 
 
 class _Fit:
-    """Least squares with forgetting: what each part costs, as a multiple of the formula's."""
+    """Least squares with forgetting: the cost of each part, as a multiple of the formula's."""
 
     def __init__(self) -> None:
         self.parts: tuple[float, ...] = (1.0, 1.0, 1.0)
@@ -164,23 +168,23 @@ class _Fit:
         self._products: NDArray[np.float64] = np.zeros(3)
 
     def value(self, x: Sequence[float]) -> float:
-        """The cost of a step with so much of each part."""
+        """Return the cost of a step with these amounts of each part."""
         return sum(part * amount for part, amount in zip(self.parts, x, strict=True))
 
     def learn(self, x: Sequence[float], start: Sequence[float]) -> None:
-        """A step cost 1 with so much of each part; where nothing was learned, start holds."""
+        """Learn from a step of cost 1 with these amounts of each part. start: costs of unobserved parts."""
         row = np.array(x)
-        self._squares = KEEP * self._squares + np.outer(row, row)
-        self._products = KEEP * self._products + row
+        self._squares = DECAY * self._squares + np.outer(row, row)
+        self._products = DECAY * self._products + row
         self._solve(start)
 
     def fade(self, level: float) -> None:
-        """Let what was learned weigh less, and draw nearer to level, as all parts cost by the formula."""
-        self._squares, self._products = KEEP * self._squares, KEEP * self._products
+        """Reduce the weight of observed steps, so that all parts move towards level."""
+        self._squares, self._products = DECAY * self._squares, DECAY * self._products
         self._solve([level] * 3)
 
     def _solve(self, start: Sequence[float]) -> None:
-        # By shares of the start, so that it is held as loosely if it is many times the formula's.
-        held = PRIOR_WEIGHT / np.square(np.array(start))
-        found = np.linalg.solve(self._squares + np.diag(held), self._products + held * np.array(start))
+        # Weighted relative to start: otherwise a start of many times the formula's would weigh more.
+        weight = PRIOR_WEIGHT / np.square(np.array(start))
+        found = np.linalg.solve(self._squares + np.diag(weight), self._products + weight * np.array(start))
         self.parts = tuple(max(MIN_SHARE, float(part)) for part in found)

@@ -1,4 +1,4 @@
-"""How many tokens the draft model is to draft for a row: what comes of them, and when to try again."""
+"""Decide how many tokens the draft model drafts for a row, and when to probe it again if it does not pay."""
 
 import math
 from collections.abc import Iterable
@@ -12,176 +12,193 @@ from engine.speculative.draft_model.costs import DraftWork
 MODEL = "draft-model"
 MODEL_PRIOR = 0.7
 
-KEEP_CARRIED = 0.9
-FOLLOW = 0.1
-CARRIED_PRIOR_TOKENS = 8.0
-CARRIED_PRIOR_CYCLES = 4.0
+YIELD_DECAY = 0.9
+YIELD_PRIOR_TOKENS = 8.0
+YIELD_PRIOR_DRAFTS = 4.0
+
+EXTRA_FED_RATE = 0.1
+"""How fast the estimate of tokens fed again follows what was observed, as a share of the difference."""
 
 PROBE_RATE = 0.9
-"""The chance that a probe hopes for. What would not pay even so is not tried."""
+"""Acceptance rate assumed for a probe. If drafts would not pay even at this rate, there is no probe."""
 
 PROBE_TOKENS = 2
 MIN_WAIT_TOKENS = 16
 MAX_WAIT_TOKENS = 256
-TRUE_AGAIN = 4
-"""After so many drafts in a row that came true nothing is held against the draft model any more."""
+TRUSTED_STREAK = 4
+"""After this many consecutive drafts with an accepted token, the waiting time is reset."""
 
-TRIAL_EVERY = 8
-"""Of requests for which the draft model would not pay, it reads the prompt of one in so many."""
+READ_ONE_PROMPT_IN = 8
+"""While the draft model does not pay, it reads the prompt of one request in this many."""
 
 
 @dataclass
 class TokenYield:
-    """How many of the target's tokens the draft model's come to: 1 each where both have one vocabulary.
+    """How many target tokens the draft model's tokens become: 1 each if both have the same vocabulary.
 
-    start: where it begins, what all rows have taught; None for that itself.
+    prior: the yield learned over all rows, from which this one starts and which it teaches; None for that
+    common yield itself.
     """
 
-    start: "TokenYield | None" = None
-    _drafted: float = 0.0
-    _carried: float = 0.0
-    _cycles: float = 0.0
-    _filled: float = 0.0
+    prior: "TokenYield | None" = None
+    # Decayed sums over drafts: tokens drafted, target tokens they became (both only of drafts that became
+    # any), drafts, and drafts that became any.
+    _drafted_tokens: float = 0.0
+    _target_tokens: float = 0.0
+    _drafts: float = 0.0
+    _nonempty_drafts: float = 0.0
 
     @property
     def ratio(self) -> float:
-        """The target's tokens for one drafted, where anything comes of a draft."""
-        first = self.start.ratio if self.start else 1.0
-        return (self._carried + first * CARRIED_PRIOR_TOKENS) / (self._drafted + CARRIED_PRIOR_TOKENS)
+        """Target tokens per drafted token, over drafts that became any target tokens."""
+        prior = self.prior.ratio if self.prior else 1.0
+        return (self._target_tokens + prior * YIELD_PRIOR_TOKENS) / (
+            self._drafted_tokens + YIELD_PRIOR_TOKENS
+        )
 
     @property
-    def chance(self) -> float:
-        """How often anything comes of a draft."""
-        first = self.start.chance if self.start else 1.0
-        return (self._filled + first * CARRIED_PRIOR_CYCLES) / (self._cycles + CARRIED_PRIOR_CYCLES)
+    def nonempty_rate(self) -> float:
+        """The share of drafts that become at least one target token."""
+        prior = self.prior.nonempty_rate if self.prior else 1.0
+        return (self._nonempty_drafts + prior * YIELD_PRIOR_DRAFTS) / (self._drafts + YIELD_PRIOR_DRAFTS)
 
-    def add(self, num_drafted: int, num_carried: int) -> None:
-        """num_drafted tokens came to num_carried of the target's."""
-        if self.start:
-            self.start.add(num_drafted, num_carried)
-        self._cycles = KEEP_CARRIED * self._cycles + 1.0
-        self._filled = KEEP_CARRIED * self._filled + (num_carried > 0)
-        if num_carried:
-            self._drafted = KEEP_CARRIED * self._drafted + num_drafted
-            self._carried = KEEP_CARRIED * self._carried + num_carried
+    def add(self, num_drafted: int, num_translated: int) -> None:
+        """Count a draft of num_drafted tokens that became num_translated target tokens."""
+        if self.prior:
+            self.prior.add(num_drafted, num_translated)
+        self._drafts = YIELD_DECAY * self._drafts + 1.0
+        self._nonempty_drafts = YIELD_DECAY * self._nonempty_drafts + (num_translated > 0)
+        if num_translated:
+            self._drafted_tokens = YIELD_DECAY * self._drafted_tokens + num_drafted
+            self._target_tokens = YIELD_DECAY * self._target_tokens + num_translated
 
 
 @dataclass
 class DraftLength:
-    """What one row may expect of the draft model.
+    """One row's expectations of the draft model, from which the length of its drafts follows.
 
-    num_behind: of the draft model's tokens, those that the row has to be fed before the first drafted one.
+    num_lacking: tokens of the draft model that the row must be fed before the first drafted one.
 
-    A row that drafts no more, because it does not pay, tries again after a while: two tokens, paid for by its
-    ledger. If they come true it tries on at once, if not it waits twice as long as before.
+    A row whose drafts do not pay stops drafting, and probes again after a while: it drafts two tokens, at the
+    expense of its slowdown budget. If one is accepted, it probes again at once; if not, it waits twice as
+    long as before.
     """
 
     acceptance: Acceptance
-    carried: TokenYield = field(default_factory=TokenYield)
-    num_behind: float = 1.0
-    _since: int = 0
-    # The first probe is due at once: a prompt that was just read leaves nothing to catch up with.
-    _wait: int = 0
-    _num_true: int = 0
+    token_yield: TokenYield = field(default_factory=TokenYield)
+    num_lacking: float = 1.0
+    _tokens_since_draft: int = 0
+    # The first probe is due at once: after the prompt was read there is nothing to catch up with.
+    _wait_tokens: int = 0
+    _accepted_streak: int = 0
     _has_drafted: bool = False
-    _fed_anew: float = 0.0
+    _extra_fed: float = 0.0
 
     def begin(self) -> None:
-        """The draft model read the prompt, all but its last token."""
-        self.num_behind, self._has_drafted = 1.0, False
+        """Start after the draft model has read the prompt, all but its last token."""
+        self.num_lacking, self._has_drafted = 1.0, False
 
     @property
     def rate(self) -> float:
-        """The chance that a token that came of a draft is right."""
+        """The expected acceptance rate of the draft model's tokens, once translated."""
         return self.acceptance.rate(Draft((), MODEL, 0, MODEL_PRIOR))
 
     @property
     def num_fed(self) -> int:
         """Whole tokens to feed before the first drafted one."""
-        return max(1, math.ceil(self.num_behind + self._fed_anew))
+        return max(1, math.ceil(self.num_lacking + self._extra_fed))
 
     @property
     def is_probe_due(self) -> bool:
-        """Whether the row has gone long enough without drafts to try one."""
-        return self._since >= self._wait or self._num_true > 0
+        """Whether the row has waited long enough without drafts to probe."""
+        return self._tokens_since_draft >= self._wait_tokens or self._accepted_streak > 0
 
-    def put_off(self) -> None:
-        """No probe could be made: wait again."""
-        self._since, self._num_true, self._wait = 0, 0, max(self._wait, MIN_WAIT_TOKENS)
+    def postpone_probe(self) -> None:
+        """Wait again, because no probe could be made."""
+        self._tokens_since_draft, self._accepted_streak = 0, 0
+        self._wait_tokens = max(self._wait_tokens, MIN_WAIT_TOKENS)
 
     def estimate(self, limit: int, rate: float) -> DraftEstimate:
-        """What to expect of drafts of up to limit of the target's tokens, if they are right at this rate."""
-        chance = self.carried.chance
-        expected = [1.0 + chance * (tokens - 1.0) for tokens in steady(rate, limit)]
+        """Estimate drafts of up to limit target tokens, if they are accepted at this rate."""
+        nonempty_rate = self.token_yield.nonempty_rate
+        expected = [1.0 + nonempty_rate * (tokens - 1.0) for tokens in steady(rate, limit)]
         return DraftEstimate(expected, draft=Draft((), MODEL, 0, MODEL_PRIOR), is_worth=True)
 
     def num_to_draft(self, num_wanted: int) -> int:
-        """How many of its own tokens the draft model is to draft for so many of the target's."""
-        return math.ceil(num_wanted / self.carried.ratio) if num_wanted else 0
+        """Return how many of its own tokens the draft model drafts for num_wanted target tokens."""
+        return math.ceil(num_wanted / self.token_yield.ratio) if num_wanted else 0
 
-    def spread(self, num_tokens: float) -> float:
-        """The share of catching up that a step bears which brings so many tokens.
+    def catch_up_share(self, num_tokens: float) -> float:
+        """Return the share of the cost of catching up to charge to a step that brings num_tokens.
 
-        A row that was away for n tokens is expected to stay for n, once it is back.
+        A row that did not draft for n tokens is expected to draft for the next n, so the cost is spread over
+        those.
         """
-        return min(1.0, num_tokens / max(1.0, self.num_behind * self.carried.ratio))
+        return min(1.0, num_tokens / max(1.0, self.num_lacking * self.token_yield.ratio))
 
     def record_work(self, work: DraftWork, row: int) -> None:
-        """The draft model worked for this row and others."""
-        carried = work.carried[row]
-        if carried is not None:
-            # Where text is read anew, more is fed than what was added.
-            surplus = max(0.0, work.num_fed - self.num_behind)
-            self._fed_anew += FOLLOW * (surplus - self._fed_anew)
-            self.carried.add(*carried)
-        self.num_behind, self._has_drafted = float(work.left[row]), carried is not None
+        """Learn from the draft model's work on a step. row: this row's index in it."""
+        translated = work.translated[row]
+        if translated is not None:
+            # If text is encoded again, more tokens are fed than were added.
+            surplus = max(0.0, work.num_fed - self.num_lacking)
+            self._extra_fed += EXTRA_FED_RATE * (surplus - self._extra_fed)
+            self.token_yield.add(*translated)
+        self.num_lacking, self._has_drafted = float(work.num_lacking[row]), translated is not None
 
     def observe(self, num_tokens: int, num_judged: int, num_accepted: int) -> None:
-        """So many tokens were committed, num_accepted of which were drafted, if num_judged were checked."""
+        """Count num_tokens committed tokens, num_accepted of them accepted out of num_judged drafted ones."""
         if not self._has_drafted:
-            self.num_behind += num_tokens / self.carried.ratio
-            self._since += num_tokens
+            self.num_lacking += num_tokens / self.token_yield.ratio
+            self._tokens_since_draft += num_tokens
             return
         self._has_drafted = False
-        is_whole = 0 < num_judged == num_accepted
-        # The last token of a draft was never fed.
-        self.num_behind += (num_tokens - num_accepted) / self.carried.ratio + is_whole
-        was_tried = self._since > 0
-        self._since, self._num_true = 0, self._num_true + 1 if num_accepted else 0
-        if self._num_true >= TRUE_AGAIN:
-            self._wait = 0
+        is_all_accepted = 0 < num_judged == num_accepted
+        # The last drafted token was never fed, so an accepted one is still lacking.
+        self.num_lacking += (num_tokens - num_accepted) / self.token_yield.ratio + is_all_accepted
+        was_probe = self._tokens_since_draft > 0
+        self._tokens_since_draft = 0
+        self._accepted_streak = self._accepted_streak + 1 if num_accepted else 0
+        if self._accepted_streak >= TRUSTED_STREAK:
+            self._wait_tokens = 0
         elif not num_accepted:
-            longer = 2 * self._wait if was_tried else self._wait
-            self._wait = min(max(longer, MIN_WAIT_TOKENS), MAX_WAIT_TOKENS)
+            longer = 2 * self._wait_tokens if was_probe else self._wait_tokens
+            self._wait_tokens = min(max(longer, MIN_WAIT_TOKENS), MAX_WAIT_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedDraft:
-    """What the draft model would have to do for a step. See DraftWork, and for share, DraftLength.spread."""
+    """The draft model's expected work for a step. See DraftWork; share: see DraftLength.catch_up_share()."""
 
     num_fed: int = 0
     num_drafted: int = 0
     share: float = 0.0
 
     @classmethod
-    def together(cls, asked: Iterable[tuple[DraftLength, DraftEstimate, int]]) -> "PlannedDraft":
-        """asked: for each row its hopes, its offer, and how many of the target's tokens it wants of it."""
-        found = [(length, estimate, num) for length, estimate, num in asked if num]
+    def combine(cls, wanted: Iterable[tuple[DraftLength, DraftEstimate, int]]) -> "PlannedDraft":
+        """Combine the rows of a step.
+
+        wanted: for each row its length, its estimate, and the target tokens it wants to be drafted.
+        """
+        found = [(length, estimate, num) for length, estimate, num in wanted if num]
         return cls(
             max((length.num_fed for length, _, _ in found), default=0),
             max((length.num_to_draft(num) for length, _, num in found), default=0),
-            max((length.spread(estimate.expected[num]) for length, estimate, num in found), default=0.0),
+            max(
+                (length.catch_up_share(estimate.expected[num]) for length, estimate, num in found),
+                default=0.0,
+            ),
         )
 
 
-class PromptTrials:
-    """Whose prompts the draft model reads: all while it pays, else those of one request in so many."""
+class PromptGate:
+    """Decides whose prompts the draft model reads: all while it pays, else one in READ_ONE_PROMPT_IN."""
 
     def __init__(self) -> None:
-        # What was never tried is tried first.
-        self._num_passed = TRIAL_EVERY - 1
+        # The very first prompt is read.
+        self._num_skipped = READ_ONE_PROMPT_IN - 1
 
-    def is_next(self, pays: bool) -> bool:
-        """Whether it reads the next request's prompt."""
-        self._num_passed = 0 if pays else (self._num_passed + 1) % TRIAL_EVERY
-        return pays or self._num_passed == 0
+    def should_read(self, pays: bool) -> bool:
+        """Return whether the draft model reads the next request's prompt."""
+        self._num_skipped = 0 if pays else (self._num_skipped + 1) % READ_ONE_PROMPT_IN
+        return pays or self._num_skipped == 0

@@ -1,9 +1,9 @@
-"""A small model that drafts for the rows of a large one, token by token, with caches of its own.
+"""The draft model: it drafts for the target model's rows, token by token, with caches of its own.
 
-Its rows stand in the order of the target's. It reads the committed text in ids of its own, and its drafts
-come back in the target's (translation.py). It samples with the target's settings, and with the very noise
-that the target will draw with at the same position (draft_sampling.py): so the two agree at temperature as
-often as their distributions let them, and drafting stays exact whatever it says.
+Its rows are in the same order as the target's. It reads the committed text in its own ids, and its drafts are
+translated into the target's (translation/). It samples with the target's settings and with the noise that the
+target will use at the same position (sampling.py). So the two agree at temperature as often as their
+distributions allow; whatever it drafts, the target's answer stays the same.
 """
 
 from collections.abc import Sequence
@@ -25,47 +25,48 @@ from engine.speculative.draft_model.sampling import make_draft_sampling
 from engine.speculative.translation.translation import Translation
 from engine.speculative.verify import RowInput
 
-BACKLOG_TOKENS = 64
-"""Most settled ids that a row is fed before a draft; one that lacks more is brought nearer first."""
+MAX_BACKLOG_TOKENS = 64
+"""Maximum settled ids to feed a row in a step. A row that lacks more catches up over several steps."""
 
-NOTHING = 0
-"""Fed to a row that has nothing to be fed, as every row takes part in a forward, and then taken back."""
+PADDING_ID = 0
+"""Fed to rows that need nothing, since every row takes part in a forward; rolled back afterwards."""
 
 
 @dataclass
 class DraftRow:
-    """Where a row stands.
+    """The state of one row.
 
-    reader: None where nothing is drafted.
-    start: leading ids of the text that its caches hold. drafted: what they hold behind those.
-    floor: a length below which it cannot go back.
+    reader: None if nothing is drafted for the row.
+    num_held: leading ids of the text that the caches hold. drafted: ids that the caches hold after those.
+    floor: the minimum length to which the row can be rolled back.
     """
 
     reader: DraftReader | None
-    start: int
+    num_held: int
     drafted: Sequence[int] = ()
     floor: int = 0
 
 
 @dataclass
-class Part:
-    """What a row is fed before a draft.
+class CatchUpInput:
+    """The ids that one row is fed before its draft.
 
-    held: how many leading ids its caches hold. left: how many it lacks even then, or has to be fed again.
-    floor: a length below which it will not go back. num_unsettled: ids of the text that may still change.
-    is_next: whether what is drafted then goes on from the committed text.
+    num_held: leading ids that the caches hold before. num_lacking: ids that the row lacks afterwards, or that
+    must be fed again. floor: the minimum length to which the row can be rolled back afterwards.
+    num_unsettled: ids of the text that may still change.
+    is_ready: whether tokens drafted after it continue the committed text.
     """
 
-    held: int
+    num_held: int
     ids: Sequence[int] = ()
     floor: int = 0
-    left: int = 0
+    num_lacking: int = 0
     num_unsettled: int = 0
-    is_next: bool = False
+    is_ready: bool = False
 
 
 class DraftModel:
-    """The draft model and its rows, which the worker keeps in the order of its own.
+    """The draft model and its rows, which the worker keeps in the order of the target's rows.
 
     Raises ModelError if its caches cannot be rolled back.
     """
@@ -82,28 +83,28 @@ class DraftModel:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         self.rows = make_rows(self.model, self.batched)
         self._rows: list[DraftRow] = []
 
-    def begin(self, num_tokens: int, give_up: GiveUp) -> DraftReader | None:
-        """What reads a sequence from its prompt on; None if that is surely too long.
+    def make_reader(self, num_tokens: int, give_up: GiveUp) -> DraftReader | None:
+        """Make a reader for a new sequence; None if its prompt of num_tokens is certainly too long.
 
-        give_up: called if it cannot go on.
+        give_up: called if the draft model cannot continue.
         """
         limit = self.loaded.info.context_tokens
         if self.translation.pair is None and num_tokens >= limit:
             return None
-        return DraftReader(self.translation.begin(), make_row_caches(self.model), limit, give_up)
+        return DraftReader(self.translation.make_translator(), make_row_caches(self.model), limit, give_up)
 
     def add(self, reader: DraftReader | None) -> None:
-        """A row joins as the last one, read so far by reader; without one nothing is drafted for it."""
-        caches, num_held = (reader.hand_over(), reader.num_computed) if reader else ([], 0)
+        """Add a row as the last one. reader: of its prompt; without one nothing is drafted for the row."""
+        caches, num_held = (reader.release_caches(), reader.num_computed) if reader else ([], 0)
         self.rows.add(caches or make_row_caches(self.model), num_held)
         self._rows.append(DraftRow(reader, num_held, floor=num_held))
 
     def remove(self, row: int) -> None:
-        """A row leaves; the last row takes its place."""
+        """Remove a row; the last row takes its place."""
         self.rows.remove(row)
         self._rows[row] = self._rows[-1]
         self._rows.pop()
@@ -111,118 +112,123 @@ class DraftModel:
     def fill_in(
         self, inputs: list[RowInput], committed: Sequence[Sequence[int]], sampler: Sampler
     ) -> DraftWork | None:
-        """Make the drafts that feeds want; a row that is too far behind gets none, and is brought nearer.
+        """Make the drafts that the inputs want. A row that lacks too many tokens only catches up.
 
-        feeds: one for each row; those with drafts are replaced. committed: for every row, all its tokens.
+        inputs: one for each row; those with new drafts are replaced. committed: all tokens of each row.
         sampler: the target's, for the same rows.
-        Returns what was done, None if no feed wants a draft.
+        Returns the work done, None if no input wants a draft.
         """
         num_to_draft = max(row_input.num_to_draft for row_input in inputs)
         if not num_to_draft:
             return None
-        parts = [
-            self._next_part(row, tokens, num_to_draft, row_input.num_wanted > 0)
+        catch_ups = [
+            self._prepare_row(row, tokens, num_to_draft, row_input.num_wanted > 0)
             for row, (row_input, tokens) in enumerate(zip(inputs, committed, strict=True))
         ]
-        # What is drafted for a row that lacks tokens is of no use to anybody.
-        num_to_draft = num_to_draft if any(part.is_next for part in parts) else 0
-        num_to_draft = min(num_to_draft, ROLLBACK_TOKENS - max(part.num_unsettled for part in parts))
-        lines = self._draft(parts, [len(tokens) for tokens in committed], num_to_draft, sampler)
-        carried: list[tuple[int, int] | None] = [None] * len(inputs)
-        for row, (row_input, part, line) in enumerate(zip(inputs, parts, lines, strict=True)):
-            if part.is_next:
-                found = self._carry_back(self._rows[row], line)
-                draft, carried[row] = found[: row_input.num_wanted], (len(line), len(found))
+        # Tokens drafted for a row that still lacks text are useless.
+        num_to_draft = num_to_draft if any(catch_up.is_ready for catch_up in catch_ups) else 0
+        num_to_draft = min(
+            num_to_draft, ROLLBACK_TOKENS - max(catch_up.num_unsettled for catch_up in catch_ups)
+        )
+        drafts = self._draft(catch_ups, [len(tokens) for tokens in committed], num_to_draft, sampler)
+        translated: list[tuple[int, int] | None] = [None] * len(inputs)
+        for row, (row_input, catch_up, drafted) in enumerate(zip(inputs, catch_ups, drafts, strict=True)):
+            if catch_up.is_ready:
+                found = self._translate_draft(self._rows[row], drafted)
+                draft, translated[row] = found[: row_input.num_wanted], (len(drafted), len(found))
                 inputs[row] = replace(row_input, draft=draft, source=replace(row_input.source, tokens=draft))
-        return DraftWork(
-            max(len(part.ids) for part in parts), num_to_draft, [part.left for part in parts], carried
-        )
+        num_fed = max(len(catch_up.ids) for catch_up in catch_ups)
+        return DraftWork(num_fed, num_to_draft, [one.num_lacking for one in catch_ups], translated)
 
-    def _next_part(self, row: int, tokens: Sequence[int], num_ahead: int, is_wanted: bool) -> Part:
-        """Read on, and roll the row back to what it held rightly of the text.
+    def _prepare_row(self, row: int, tokens: Sequence[int], num_ahead: int, is_wanted: bool) -> CatchUpInput:
+        """Read a row's new tokens, and roll its caches back to the part of the text that they hold correctly.
 
-        num_ahead: how many are going to be drafted. is_wanted: whether for this row.
+        num_ahead: the tokens that will be drafted. is_wanted: whether this row wants them.
         """
-        own = self._rows[row]
-        num_same = self._read(own, tokens, num_ahead)
-        if own.reader is None:
-            return self._idle(row, own.start)
-        ids, num_settled = own.reader.ids, own.reader.num_settled
-        if num_same < own.start:
-            right = num_same
+        state = self._rows[row]
+        num_same = self._read_committed(state, tokens, num_ahead)
+        if state.reader is None:
+            return self._feed_nothing(row, state.num_held)
+        ids, num_settled = state.reader.ids, state.reader.num_settled
+        if num_same < state.num_held:
+            num_correct = num_same
         else:
-            right = own.start + count_accepted(own.drafted, ids[own.start : own.start + len(own.drafted)])
+            after_held = ids[state.num_held : state.num_held + len(state.drafted)]
+            num_correct = state.num_held + count_accepted(state.drafted, after_held)
         if self._is_recurrent:
-            # State that the next draft leaves behind is to be taken back to where the text is settled.
-            right = min(right, num_settled)
+            # Feed from the settled ids on, because recurrent state must later be rolled back to there.
+            num_correct = min(num_correct, num_settled)
         # At least one id must be fed, for its logits.
-        right = min(right, len(ids) - 1)
-        if right < own.floor:
-            return self._idle(row, own.floor)
-        held = self.rows.roll_back(row, right)
+        num_correct = min(num_correct, len(ids) - 1)
+        if num_correct < state.floor:
+            return self._feed_nothing(row, state.floor)
+        num_held = self.rows.roll_back(row, num_correct)
         num_unsettled = len(ids) - num_settled
-        end = held + 1
+        end = num_held + 1
         if is_wanted:
-            end = len(ids) if num_settled - held <= BACKLOG_TOKENS else held + BACKLOG_TOKENS
-        return Part(
-            held,
-            ids[held:end],
-            floor=max(own.floor, min(num_settled, end)),
-            left=len(ids) - end + (num_unsettled if self._is_recurrent else 0),
+            is_near = num_settled - num_held <= MAX_BACKLOG_TOKENS
+            end = len(ids) if is_near else num_held + MAX_BACKLOG_TOKENS
+        return CatchUpInput(
+            num_held,
+            ids[num_held:end],
+            floor=max(state.floor, min(num_settled, end)),
+            num_lacking=len(ids) - end + (num_unsettled if self._is_recurrent else 0),
             num_unsettled=num_unsettled,
-            is_next=is_wanted and end == len(ids),
+            is_ready=is_wanted and end == len(ids),
         )
 
-    def _idle(self, row: int, length: int) -> Part:
-        """For a row that has nothing to be fed."""
-        held = self.rows.roll_back(row, length)
-        return Part(held, floor=held)
+    def _feed_nothing(self, row: int, length: int) -> CatchUpInput:
+        """Roll a row back to length, and return an empty input for it."""
+        num_held = self.rows.roll_back(row, length)
+        return CatchUpInput(num_held, floor=num_held)
 
-    def _read(self, own: DraftRow, tokens: Sequence[int], num_ahead: int) -> int:
-        """How many leading ids are as they were; without a reader afterwards, it could not read on."""
-        if own.reader is None:
+    def _read_committed(self, state: DraftRow, tokens: Sequence[int], num_ahead: int) -> int:
+        """Return the number of leading ids that did not change. Drops the reader if it cannot read them."""
+        if state.reader is None:
             return 0
         try:
-            return own.reader.read(tokens, num_ahead)
-        # Drafts are a bonus: this row has no more of them.
+            return state.reader.read(tokens, num_ahead)
+        # A fault in drafting must not fail the request: the row gets no more drafts.
         except Exception as fault:
-            self._give_up(own, fault)
+            self._give_up(state, fault)
             return 0
 
-    def _carry_back(self, own: DraftRow, line: Sequence[int]) -> list[int]:
-        if own.reader is None:
+    def _translate_draft(self, state: DraftRow, drafted: Sequence[int]) -> list[int]:
+        """Return the target's ids of a row's draft. Drops the reader if translation fails."""
+        if state.reader is None:
             return []
         try:
-            return own.reader.translator.carry_back(line)
+            return state.reader.translator.translate_draft(drafted)
         except Exception as fault:
-            self._give_up(own, fault)
+            self._give_up(state, fault)
             return []
 
-    def _give_up(self, own: DraftRow, fault: Exception) -> None:
-        assert own.reader is not None
-        own.reader.give_up(fault)
-        own.reader = None
+    def _give_up(self, state: DraftRow, fault: Exception) -> None:
+        assert state.reader is not None
+        state.reader.give_up(fault)
+        state.reader = None
 
     def _draft(
-        self, parts: Sequence[Part], positions: Sequence[int], num_tokens: int, sampler: Sampler
+        self, catch_ups: Sequence[CatchUpInput], positions: Sequence[int], num_tokens: int, sampler: Sampler
     ) -> list[list[int]]:
-        """Feed the rows and go on for num_tokens, perhaps none; returns as many for each row. One wait."""
-        fed = [part.ids or [NOTHING] for part in parts]
-        logits = self.rows.forward_ragged(fed, [part.floor for part in parts])
+        """Feed the rows, then draft num_tokens (perhaps 0) for each row and return them. Waits once."""
+        fed = [catch_up.ids or [PADDING_ID] for catch_up in catch_ups]
+        logits = self.rows.forward_ragged(fed, [catch_up.floor for catch_up in catch_ups])
         ends = mx.array([len(ids) - 1 for ids in fed])
         last = mx.take_along_axis(logits, ends[:, None, None], axis=1)[:, 0]
-        drafted: list[mx.array] = []
-        draw = self._sampling.begin(sampler, positions, num_tokens)
+        drawn: list[mx.array] = []
+        draw = self._sampling.make_draw(sampler, positions, num_tokens)
         for at in range(num_tokens):
             if at:
-                last = self.rows.forward(drafted[-1][:, None])[:, -1]
-            drafted.append(draw(last))
-        if drafted:
-            lines: list[list[int]] = mx.stack(drafted, axis=1).tolist()  # type: ignore[assignment]
+                last = self.rows.forward(drawn[-1][:, None])[:, -1]
+            drawn.append(draw(last))
+        if drawn:
+            drafts: list[list[int]] = mx.stack(drawn, axis=1).tolist()  # type: ignore[assignment]
         else:
             mx.eval(last)
-            lines = [[] for _ in fed]
-        for own, part, line in zip(self._rows, parts, lines, strict=True):
-            own.start, own.floor = part.held + len(part.ids), part.floor
-            own.drafted = line[:-1] if part.ids else ()
-        return lines
+            drafts = [[] for _ in fed]
+        for state, catch_up, drafted in zip(self._rows, catch_ups, drafts, strict=True):
+            state.num_held, state.floor = catch_up.num_held + len(catch_up.ids), catch_up.floor
+            # The last drafted token was not fed.
+            state.drafted = drafted[:-1] if catch_up.ids else ()
+        return drafts

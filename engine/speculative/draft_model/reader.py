@@ -1,4 +1,4 @@
-"""One sequence as the draft model reads it: the committed text in ids of its own."""
+"""One sequence as the draft model reads it: the committed text in the draft model's ids."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,29 +7,29 @@ from engine.kv_cache.sliding_window import ROLLBACK_TOKENS
 from engine.speculative.translation.translator import Translator
 
 MAX_IDS_PER_TOKEN = 2
-"""A text that takes the draft model more ids than that for each of the target's tokens is not drafted for:
-so much memory is set aside for them, and drafting would hardly pay."""
+"""Maximum ids of the draft model per target token. Memory is reserved for this many. A text that takes more
+gets no drafts; they would hardly pay."""
 SPARE_IDS = 256
-"""Beyond that; a short text may take more."""
+"""Ids allowed beyond that, since a short text may take more per token."""
 
 MAX_UNSETTLED = ROLLBACK_TOKENS // 2
-"""Ids that may still change, and so may have to be forgotten together with a draft."""
+"""Maximum ids that may still change: caches must be able to roll these back together with a draft."""
 
 
-class OutOfReachError(Exception):
-    """The draft model cannot read a text; the message says why. Nobody's fault: it gets no drafts of it."""
+class UnreadableTextError(Exception):
+    """The draft model cannot read a text, so nothing is drafted; not a fault. The message says why."""
 
 
 GiveUp = Callable[[Exception], None]
-"""Called with what kept the draft model from going on."""
+"""Called with the exception because of which the draft model stops reading a sequence."""
 
 
 class DraftReader:
-    """What the draft model has read of one sequence.
+    """The part of one sequence that the draft model has read.
 
-    give_up: to be called when it can read no more.
-    ids: of its own, for all tokens that were read. num_settled: how many leading ones of them never change.
-    caches, num_computed: its caches while it reads the prompt, and how many ids they hold.
+    give_up: to be called if the draft model cannot continue.
+    ids: the draft model's ids of all tokens read. num_settled: leading ids that never change.
+    caches, num_computed: the draft model's caches while it reads the prompt, and the ids that they hold.
     """
 
     def __init__(self, translator: Translator, caches: Caches, context_tokens: int, give_up: GiveUp) -> None:
@@ -43,44 +43,51 @@ class DraftReader:
         self._num_read = 0
 
     def read(self, tokens: Sequence[int], num_ahead: int = 0) -> int:
-        """Take in all committed tokens, those that were read before among them.
+        """Read all committed tokens, including those read before.
 
-        num_ahead: ids that are to be drafted behind them.
-        Returns how many leading ids are the same as before.
-        Raises OutOfReachError, or what a tokenizer raises.
+        num_ahead: ids that will be drafted after them.
+        Returns the number of leading ids that are the same as before.
+        Raises UnreadableTextError, or whatever a tokenizer raises.
         """
-        reading = self.translator.follow(tokens)
-        num_ids = len(reading.ids)
+        text = self.translator.translate_text(tokens)
+        num_ids = len(text.ids)
         if num_ids + num_ahead > self._context_tokens:
-            raise OutOfReachError(
-                f"the draft model reads {self._context_tokens} tokens, and the text has {num_ids} of its own"
+            raise UnreadableTextError(
+                f"the draft model reads {self._context_tokens} tokens; "
+                f"the text takes {num_ids} of its tokens and the draft {num_ahead}"
             )
-        if num_ids > MAX_IDS_PER_TOKEN * len(tokens) + SPARE_IDS:
-            raise OutOfReachError(f"{len(tokens)} tokens are {num_ids} of the draft model's, far too many")
-        if num_ids - reading.num_settled > MAX_UNSETTLED:
-            raise OutOfReachError(f"{num_ids - reading.num_settled} of its tokens may still change")
-        self.ids, self.num_settled, self._num_read = reading.ids, reading.num_settled, len(tokens)
-        return reading.num_same
+        max_ids = MAX_IDS_PER_TOKEN * len(tokens) + SPARE_IDS
+        if num_ids > max_ids:
+            raise UnreadableTextError(
+                f"{len(tokens)} tokens take {num_ids} of the draft model's; the limit is {max_ids}"
+            )
+        if num_ids - text.num_settled > MAX_UNSETTLED:
+            raise UnreadableTextError(
+                f"{num_ids - text.num_settled} of the draft model's tokens may still change; "
+                f"the limit is {MAX_UNSETTLED}"
+            )
+        self.ids, self.num_settled, self._num_read = text.ids, text.num_settled, len(tokens)
+        return text.num_same
 
-    def hand_over(self) -> Caches:
-        """The caches, which are the rows' from now on."""
+    def release_caches(self) -> Caches:
+        """Return the caches and drop them here: from now on the rows of the batch own them."""
         caches, self.caches = self.caches, []
         return caches
 
     def count_left(self, num_tokens: int) -> int:
-        """What is left to read and to compute of a prompt of num_tokens, in tokens: 0 when it may draft."""
+        """Count the tokens left to read and compute of a prompt of num_tokens; 0 once it may draft."""
         return num_tokens - self._num_read + self._num_to_compute
 
     @property
     def _num_to_compute(self) -> int:
-        # What is not settled may have to be computed anew, and one id must be left for its logits.
+        # Unsettled ids may change, and one id must remain to be fed for its logits.
         return max(0, min(self.num_settled, len(self.ids) - 1) - self.num_computed)
 
-    def next_part(self, tokens: Sequence[int], most: int) -> Sequence[int]:
-        """The next ids of a prompt to compute, at most so many, perhaps none; reads on as far as need be.
+    def next_chunk(self, tokens: Sequence[int], max_ids: int) -> Sequence[int]:
+        """Return the next ids of a prompt to compute, at most max_ids, perhaps none; reads more if needed.
 
         Raises as read() does.
         """
-        if self._num_to_compute < most and self._num_read < len(tokens):
-            self.read(tokens[: self._num_read + most])
-        return self.ids[self.num_computed : self.num_computed + min(most, self._num_to_compute)]
+        if self._num_to_compute < max_ids and self._num_read < len(tokens):
+            self.read(tokens[: self._num_read + max_ids])
+        return self.ids[self.num_computed : self.num_computed + min(max_ids, self._num_to_compute)]

@@ -1,7 +1,7 @@
-"""How the draft model's tokens are drawn: by the target's settings, with the noise of the target's tokens.
+"""Sample the draft model's tokens with the target's settings and the noise of the target's tokens.
 
-Where both draw with the noise of one and the same token at the same position, they agree at temperature as
-often as their distributions let them (a Gumbel coupling).
+If both models use the same noise for the same token at the same position, they agree at temperature as often
+as their distributions allow (a Gumbel coupling).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,94 +11,94 @@ import mlx.core as mx
 import numpy as np
 
 from engine.sampling.sampler import Sampler, keep_likely, noise_key
-from engine.speculative.translation.token_map import NONE
+from engine.speculative.translation.token_map import UNMATCHED
 from engine.speculative.translation.translation import Translation
 from engine.speculative.translation.translator import VocabularyPair
 
-WINDOW_SHARE = 2
-"""Positions that noise is made for, a drafted token; behind them the last one's is used again."""
+POSITIONS_PER_TOKEN = 2
+"""Positions of the target with noise, per drafted token; after them the last position's noise is reused."""
 
 Draw = Callable[[mx.array], mx.array]
-"""(rows, any size) logits of the draft model -> (rows,) ids of its own, unevaluated, the next each time."""
+"""(rows, any size) logits of the draft model -> (rows,) its ids, unevaluated. Each call draws one token."""
 
 
 class DraftSampling(Protocol):
-    """What the strategies of translation differ in when they draft."""
+    """Samples drafts; one implementation for each way in which the vocabularies relate."""
 
-    def begin(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
-        """Drafts of num_tokens for all rows.
+    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
+        """Return a function that draws num_tokens tokens for all rows, one token per call.
 
-        sampler: the target's, for the same rows. positions: (rows,) of the target's token that comes next.
+        sampler: the target's, for the same rows. positions: (rows,) the position of the target's next token.
         """
 
 
 def make_draft_sampling(translation: Translation) -> DraftSampling:
-    """The one that a translation needs."""
+    """Make the sampling that a translation needs."""
     if translation.pair is None:
-        return SameIds(translation.num_target_ids)
+        return SameVocabularySampling(translation.num_target_ids)
     if translation.strategy == "shared":
-        return SharedIds(translation.pair)
-    return OwnIds(translation.pair)
+        return SharedTokenSampling(translation.pair)
+    return FullVocabularySampling(translation.pair)
 
 
-class SameIds:
-    """One vocabulary: the target's sampler draws."""
+class SameVocabularySampling:
+    """Sampling for equal vocabularies: the target's sampler draws."""
 
     def __init__(self, num_ids: int) -> None:
         self._num_ids = num_ids
 
-    def begin(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
-        """See DraftSampling."""
+    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
+        """Implement DraftSampling."""
         ahead = iter(range(num_tokens))
 
         def draw(logits: mx.array) -> mx.array:
             at = next(ahead)
-            return sampler.sample(_fitted(logits, self._num_ids), [position + at for position in positions])
+            return sampler.sample(_resize(logits, self._num_ids), [position + at for position in positions])
 
         return draw
 
 
-class SharedIds:
-    """Only tokens that both have: the target's sampler draws among those, in the target's ids."""
+class SharedTokenSampling:
+    """Sampling of shared tokens only: the target's sampler draws among those, in the target's ids."""
 
     def __init__(self, pair: VocabularyPair) -> None:
         to_draft = pair.token_map.to_draft
         self._num_ids = pair.draft.size
         self._to_draft = mx.array(np.maximum(to_draft, 0))
-        self._is_shared = mx.array(to_draft != NONE)
+        self._is_shared = mx.array(to_draft != UNMATCHED)
 
-    def begin(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
-        """See DraftSampling."""
-        draw_theirs = SameIds(self._to_draft.size).begin(sampler, positions, num_tokens)
+    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
+        """Implement DraftSampling."""
+        draw_target = SameVocabularySampling(self._to_draft.size).make_draw(sampler, positions, num_tokens)
 
         def draw(logits: mx.array) -> mx.array:
-            theirs = _fitted(logits, self._num_ids)[:, self._to_draft].astype(mx.float32)
-            return self._to_draft[draw_theirs(mx.where(self._is_shared, theirs, -mx.inf))]
+            target_logits = _resize(logits, self._num_ids)[:, self._to_draft].astype(mx.float32)
+            return self._to_draft[draw_target(mx.where(self._is_shared, target_logits, -mx.inf))]
 
         return draw
 
 
-class OwnIds:
-    """All of the draft model's tokens. One that the target has too gets its bias, penalties and noise.
+class FullVocabularySampling:
+    """Sampling of all of the draft model's tokens. Shared tokens get the target's bias, penalties and noise.
 
-    The noise is that of the position at which the token is expected to stand in the target's text: what was
-    drafted before it is counted by the target's tokens that it takes, each drafted token by itself.
+    The noise is that of the token's expected position in the target's text. To estimate the position, each
+    token drafted before it counts as the number of target tokens that its text takes by itself.
     """
 
     def __init__(self, pair: VocabularyPair) -> None:
         to_target = pair.token_map.to_target
         self._num_ids = pair.draft.size
         self._to_target = mx.array(np.maximum(to_target, 0))
-        self._is_shared = mx.array(to_target != NONE)
+        self._is_shared = mx.array(to_target != UNMATCHED)
         self._lengths = mx.array(_count_target_tokens(pair))
 
-    def begin(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
-        """See DraftSampling."""
-        adjust = self._adjusting(sampler)
+    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
+        """Implement DraftSampling."""
+        adjust = self._make_adjust(sampler)
         if not sampler.random:
-            return lambda logits: mx.argmax(adjust(_fitted(logits, self._num_ids)), axis=-1)
-        window = WINDOW_SHARE * num_tokens
-        shared, own = (
+            return lambda logits: mx.argmax(adjust(_resize(logits, self._num_ids)), axis=-1)
+        window = POSITIONS_PER_TOKEN * num_tokens
+        target_keys, own_keys = (
             mx.array(
                 [
                     [noise_key(salt ^ seed, position + at) for at in range(window)]
@@ -112,25 +112,25 @@ class OwnIds:
 
         def draw(logits: mx.array) -> mx.array:
             nonlocal ahead
-            logits = adjust(_fitted(logits, self._num_ids)) / sampler.temperatures
+            logits = adjust(_resize(logits, self._num_ids)) / sampler.temperatures
             if sampler.filtered:
                 logits = keep_likely(logits, sampler.top_k, sampler.top_p, sampler.min_p)
             at = mx.minimum(ahead, window - 1)[:, None, None]
-            of_target, of_own = (
+            target_noise, own_noise = (
                 mx.vmap(lambda key, size=size: mx.random.gumbel((size,), key=key))(
                     mx.take_along_axis(keys, at, axis=1)[:, 0]
                 )
-                for keys, size in ((shared, sampler.vocab_size), (own, self._num_ids))
+                for keys, size in ((target_keys, sampler.vocab_size), (own_keys, self._num_ids))
             )
-            noise = mx.where(self._is_shared, of_target[:, self._to_target], of_own)
+            noise = mx.where(self._is_shared, target_noise[:, self._to_target], own_noise)
             drawn = mx.argmax(logits + mx.where(sampler.noisy, noise, 0), axis=-1)
             ahead = ahead + self._lengths[drawn]
             return drawn
 
         return draw
 
-    def _adjusting(self, sampler: Sampler) -> Callable[[mx.array], mx.array]:
-        """What takes the requests' bias and penalties, those of tokens that the target has too."""
+    def _make_adjust(self, sampler: Sampler) -> Callable[[mx.array], mx.array]:
+        """Return a function that applies the requests' bias and penalties to the logits of shared tokens."""
         bias, penalties = None, None
         if sampler.bias is not None:
             bias = mx.where(self._is_shared, sampler.bias[:, self._to_target], 0)
@@ -140,27 +140,27 @@ class OwnIds:
         def adjust(logits: mx.array) -> mx.array:
             logits = logits.astype(mx.float32)
             if penalties:
-                lines = zip(penalties, logits, strict=True)
-                logits = mx.stack([own.apply(line) if own else line for own, line in lines])
+                pairs = zip(penalties, logits, strict=True)
+                logits = mx.stack([penalty.apply(row) if penalty else row for penalty, row in pairs])
             return logits if bias is None else logits + bias
 
         return adjust
 
 
 _OWN_SALT = 0x6A09E667F3BCC908
-"""Tells the noise of tokens that only the draft model has from the target's."""
+"""Separates the noise of tokens that only the draft model has from the target's noise."""
 
 
 def _count_target_tokens(pair: VocabularyPair) -> np.ndarray:
-    """(draft size,) how many of the target's tokens each token's text takes alone, about, int32."""
+    """Return (draft size,) int32: about how many target tokens each token's text takes by itself."""
     counts = np.ones(pair.draft.size, np.int32)
-    foreign = np.flatnonzero(pair.token_map.to_target == NONE)
-    counts[foreign] = pair.target.count_roughly(pair.draft.pieces[token] for token in foreign.tolist())
+    foreign = np.flatnonzero(pair.token_map.to_target == UNMATCHED)
+    counts[foreign] = pair.target.estimate_lengths(pair.draft.pieces[token] for token in foreign.tolist())
     return np.maximum(counts, 1)
 
 
-def _fitted(logits: mx.array, num_ids: int) -> mx.array:
-    """(rows, any size) logits cut or padded to num_ids: models pad their vocabularies."""
+def _resize(logits: mx.array, num_ids: int) -> mx.array:
+    """Cut or pad (rows, any size) logits to num_ids, since models pad their vocabularies."""
     missing = num_ids - logits.shape[-1]
     if missing > 0:
         return mx.pad(logits.astype(mx.float32), [(0, 0), (0, missing)], constant_values=float("-inf"))

@@ -2,62 +2,57 @@
 
 from collections.abc import Sequence
 
-from engine.model.vocabulary import whole_characters
-from engine.speculative.translation.translator import (
-    AppendOnlyTranslator,
-    Reading,
-    VocabularyPair,
-    count,
-)
+from engine.model.text_boundaries import find_complete_end
+from engine.speculative.translation.translator import AppendOnlyTranslator, TranslatedText, VocabularyPair
 
 
 class NaiveTranslator(AppendOnlyTranslator):
-    """Text of new tokens encoded alone, both ways: edges of tokens are where they happen to be.
+    """Encodes new text by itself, in both directions, wherever token boundaries happen to fall.
 
-    Source: the published baseline; what `context` is measured against.
+    Source: the published baseline, against which `context` is measured.
     """
 
     def __init__(self, pair: VocabularyPair) -> None:
         super().__init__(pair)
-        self._pending = b""
+        self._incomplete = b""
 
-    def follow(self, tokens: Sequence[int]) -> Reading:
-        """Encode the text of the new tokens; an incomplete character waits for its rest."""
+    def translate_text(self, tokens: Sequence[int]) -> TranslatedText:
+        """Encode the text of the new tokens; an incomplete character waits for its remaining bytes."""
         target = self._pair.target
-        pieces = [self._pending]
+        pieces = [self._incomplete]
         for token in tokens[self._num_read :]:
             if token in target.special:
-                self._say(b"".join(pieces))
+                self._append_text(b"".join(pieces))
                 pieces = []
-                self._say_special(token)
+                self._append_special(token)
             else:
-                pieces.append(target.text([token]))
+                pieces.append(target.to_bytes([token]))
         text = b"".join(pieces)
-        whole = whole_characters(text)
-        self._say(text[:whole])
-        self._pending = text[whole:]
-        return self._read(tokens)
+        end = find_complete_end(text)
+        self._append_text(text[:end])
+        self._incomplete = text[end:]
+        return self._finish_text(tokens)
 
-    def carry_back(self, drafted: Sequence[int]) -> list[int]:
+    def translate_draft(self, drafted: Sequence[int]) -> list[int]:
         """Encode the drafted text up to a special token or an incomplete character."""
-        if self._pending:
+        if self._incomplete:
             self.counts.skipped += 1
             return []
-        text, special = self._pair.parted(drafted)
-        whole = whole_characters(text)
-        ids = self._pair.target.encode(text[:whole])
+        text, special = self._pair.split_at_special(drafted)
+        end = find_complete_end(text)
+        ids = self._pair.target.encode(text[:end])
         if ids is None:
             self.counts.skipped += 1
             return []
-        if whole == len(text):
+        if end == len(text):
             ids += special
-        return count(self.counts, ids, drafted)
+        return self.counts.add(ids, drafted)
 
-    def _say(self, text: bytes) -> None:
-        self._ids += self._pair.draft.spell(text)[0]
+    def _append_text(self, text: bytes) -> None:
+        self._ids += self._pair.draft.encode_best_effort(text)[0]
 
-    def _say_special(self, token: int) -> None:
-        told = self._pair.told(token)
-        # A text begins once.
-        if not (self._num_read == 0 and told == self._ids):
-            self._ids += told
+    def _append_special(self, token: int) -> None:
+        ids = self._pair.to_draft_ids(token)
+        # Not a second beginning of sequence.
+        if not (self._num_read == 0 and ids == self._ids):
+            self._ids += ids

@@ -1,58 +1,58 @@
-"""Translation token by token, without text: the same ids, or the tokens that both vocabularies have."""
+"""Translation token by token, without text: by equal ids, or by the tokens that both vocabularies have."""
 
 from collections.abc import Sequence
 
-from engine.speculative.translation.translator import AppendOnlyTranslator, Reading, TranslationCounts, count
+from engine.speculative.translation.translator import AppendOnlyTranslator, TranslatedText, TranslationCounts
 
 
-class Untranslated:
-    """Ids as they are; those that the other model does not have are left out, and end a draft."""
+class IdentityTranslator:
+    """Takes ids unchanged. Ids that the other model lacks are left out of the text, and end a draft."""
 
     def __init__(self, num_draft_ids: int, num_target_ids: int) -> None:
         self.counts = TranslationCounts()
         self._num_draft_ids = num_draft_ids
         self._num_target_ids = num_target_ids
         self._num_read = 0
-        self._num_given = 0
-        self._kept: list[int] | None = None
+        self._num_returned = 0
+        self._filtered: list[int] | None = None
 
-    def follow(self, tokens: Sequence[int]) -> Reading:
-        """Give the committed tokens themselves, as long as the draft model has all of them."""
+    def translate_text(self, tokens: Sequence[int]) -> TranslatedText:
+        """Return the committed tokens themselves if the draft model has all of them, else a filtered copy."""
         new = tokens[self._num_read :]
-        if self._kept is None and any(token >= self._num_draft_ids for token in new):
-            self._kept = list(tokens[: self._num_read])
-        if self._kept is not None:
-            self._kept += [token for token in new if token < self._num_draft_ids]
-            if tokens and not self._kept:
-                self._kept.append(0)
+        if self._filtered is None and any(token >= self._num_draft_ids for token in new):
+            self._filtered = list(tokens[: self._num_read])
+        if self._filtered is not None:
+            self._filtered += [token for token in new if token < self._num_draft_ids]
+            if tokens and not self._filtered:
+                self._filtered.append(0)
         self._num_read = len(tokens)
-        ids = tokens if self._kept is None else self._kept
-        same, self._num_given = self._num_given, len(ids)
-        return Reading(ids, same, len(ids))
+        ids = tokens if self._filtered is None else self._filtered
+        num_same, self._num_returned = self._num_returned, len(ids)
+        return TranslatedText(ids, num_same, len(ids))
 
-    def carry_back(self, drafted: Sequence[int]) -> list[int]:
-        """Give the drafted ids up to the first that the target does not have."""
+    def translate_draft(self, drafted: Sequence[int]) -> list[int]:
+        """Return the drafted ids up to the first that the target lacks."""
         foreign = (at for at, token in enumerate(drafted) if token >= self._num_target_ids)
-        return count(self.counts, list(drafted[: next(foreign, len(drafted))]), drafted)
+        return self.counts.add(list(drafted[: next(foreign, len(drafted))]), drafted)
 
 
 class SharedTranslator(AppendOnlyTranslator):
-    """Tokens for tokens, with no text between.
+    """Maps tokens to equal tokens, without encoding the text.
 
-    The draft model may say only what both have. What it reads is cut as the target cuts it: a token that it
-    does not have is given in the pieces of its text.
+    The draft model may draft only tokens that both have. It reads the text as the target's tokens split it: a
+    token that it lacks is replaced by its own tokens for the same bytes.
     """
 
-    def follow(self, tokens: Sequence[int]) -> Reading:
-        """Look the new tokens up; those that say nothing to the draft model are left out."""
+    def translate_text(self, tokens: Sequence[int]) -> TranslatedText:
+        """Look up the new tokens; those without any ids of the draft model are left out."""
         new = tokens[self._num_read :]
-        # A text begins once.
-        if not self._num_read and new and self._pair.told(new[0]) == self._ids:
+        # Not a second beginning of sequence.
+        if not self._num_read and new and self._pair.to_draft_ids(new[0]) == self._ids:
             new = new[1:]
         for token in new:
-            self._ids += self._pair.told(token)
-        return self._read(tokens)
+            self._ids += self._pair.to_draft_ids(token)
+        return self._finish_text(tokens)
 
-    def carry_back(self, drafted: Sequence[int]) -> list[int]:
-        """Look the drafted ids up, to the first that the target does not share."""
-        return count(self.counts, self._pair.shared_start(drafted), drafted)
+    def translate_draft(self, drafted: Sequence[int]) -> list[int]:
+        """Look up the drafted ids, up to the first that the target lacks."""
+        return self.counts.add(self._pair.to_target_ids(drafted), drafted)

@@ -1,4 +1,4 @@
-"""Which tokens of two vocabularies are one and the same."""
+"""Map the tokens that two vocabularies share."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -8,69 +8,78 @@ from numpy.typing import NDArray
 
 from engine.model.vocabulary import Vocabulary
 
-NONE = -1
-"""Stands for an id without a counterpart."""
+UNMATCHED = -1
+"""Marks an id without a counterpart."""
 
 
 class TokenMap:
     """The tokens that a draft model and a target both have, one to one.
 
-    Text is matched by equal bytes; where several ids of a vocabulary have them, those that its tokenizer
-    makes of the text come first, and ids written as bytes last. Specials are matched by their spelling, but
-    for the ends of an answer and the beginning of a text: those are one, however they are written.
+    Text is matched by equal bytes. If several ids of a vocabulary have the same bytes, those that its
+    tokenizer uses for the text come first, and ids written as bytes last. Specials are matched by their token
+    strings, except for the end of an answer and the beginning of sequence: those match however they are
+    written.
     """
 
     to_target: NDArray[np.int32]
-    """(draft size,) the target's id for every id of the draft model, NONE where there is none."""
+    """(draft size,) the target's id for each id of the draft model, UNMATCHED if there is none."""
     to_draft: NDArray[np.int32]
-    """(target size,) the draft model's id for every id of the target, NONE where there is none."""
+    """(target size,) the draft model's id for each id of the target, UNMATCHED if there is none."""
 
     def __init__(self, draft: Vocabulary, target: Vocabulary) -> None:
-        self.to_target = np.full(draft.size, NONE, np.int32)
-        self.to_draft = np.full(target.size, NONE, np.int32)
-        theirs = _by_bytes(target)
-        for piece, ours in _by_bytes(draft).items():
-            if piece in theirs:
-                self._pair(_in_order(draft, piece, ours), _in_order(target, piece, theirs[piece]))
-        self._pair_specials(draft, target)
+        self.to_target = np.full(draft.size, UNMATCHED, np.int32)
+        self.to_draft = np.full(target.size, UNMATCHED, np.int32)
+        target_ids = _ids_by_bytes(target)
+        for piece, draft_ids in _ids_by_bytes(draft).items():
+            if piece in target_ids:
+                self._match(
+                    _preferred_first(draft, piece, draft_ids),
+                    _preferred_first(target, piece, target_ids[piece]),
+                )
+        self._match_specials(draft, target)
 
     @property
     def num_shared(self) -> int:
-        """How many tokens both have."""
-        return int(np.count_nonzero(self.to_target != NONE))
+        """The number of tokens that both have."""
+        return int(np.count_nonzero(self.to_target != UNMATCHED))
 
-    def _pair(self, ours: Iterable[int], theirs: Iterable[int]) -> None:
-        """Join ids that have no counterpart yet, in their order."""
-        free = [token for token in theirs if self.to_draft[token] == NONE]
-        for token, other in zip(
-            (token for token in ours if self.to_target[token] == NONE), free, strict=False
+    def _match(self, draft_ids: Iterable[int], target_ids: Iterable[int]) -> None:
+        """Match ids that have no counterpart yet, in their order."""
+        free = [token for token in target_ids if self.to_draft[token] == UNMATCHED]
+        for draft_id, target_id in zip(
+            (token for token in draft_ids if self.to_target[token] == UNMATCHED), free, strict=False
         ):
-            self.to_target[token] = other
-            self.to_draft[other] = token
+            self.to_target[draft_id] = target_id
+            self.to_draft[target_id] = draft_id
 
-    def _pair_specials(self, draft: Vocabulary, target: Vocabulary) -> None:
-        ours, theirs = _by_spelling(draft), _by_spelling(target)
-        both = [spelling for spelling in ours if spelling in theirs]
-        # An end that ends nothing for the other side would hide the other side's own.
-        for spelling in both:
-            if (ours[spelling] in draft.eos) == (theirs[spelling] in target.eos):
-                self._pair([ours[spelling]], [theirs[spelling]])
-        self._pair(draft.eos, target.eos)
+    def _match_specials(self, draft: Vocabulary, target: Vocabulary) -> None:
+        draft_specials, target_specials = _specials_by_string(draft), _specials_by_string(target)
+        both = [token_string for token_string in draft_specials if token_string in target_specials]
+        # First only those that end an answer for both or for neither: a special that ends answers for one
+        # side alone would otherwise take the place of the other side's end token.
+        for token_string in both:
+            draft_id, target_id = draft_specials[token_string], target_specials[token_string]
+            if (draft_id in draft.eos) == (target_id in target.eos):
+                self._match([draft_id], [target_id])
+        self._match(draft.eos, target.eos)
         if draft.bos is not None and target.bos is not None and draft.bos not in draft.eos:
-            self._pair([draft.bos], [target.bos])
-        for spelling in both:
-            self._pair([ours[spelling]], [theirs[spelling]])
-        # What is a special to one may be a token of text to the other, as markers of thinking are.
-        for special, text, joins in ((ours, target, self._pair), (theirs, draft, self._pair_back)):
-            ids = _by_bytes(text)
-            for spelling, token in special.items():
-                joins([token], ids.get(spelling.encode(), []))
+            self._match([draft.bos], [target.bos])
+        for token_string in both:
+            self._match([draft_specials[token_string]], [target_specials[token_string]])
+        # A special of one vocabulary may be ordinary text in the other, such as reasoning markers.
+        for specials, other, match in (
+            (draft_specials, target, self._match),
+            (target_specials, draft, self._match_reversed),
+        ):
+            ids = _ids_by_bytes(other)
+            for token_string, token in specials.items():
+                match([token], ids.get(token_string.encode(), []))
 
-    def _pair_back(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
-        self._pair(ours, theirs)
+    def _match_reversed(self, target_ids: Sequence[int], draft_ids: Sequence[int]) -> None:
+        self._match(draft_ids, target_ids)
 
 
-def _by_bytes(vocabulary: Vocabulary) -> dict[bytes, list[int]]:
+def _ids_by_bytes(vocabulary: Vocabulary) -> dict[bytes, list[int]]:
     ids: dict[bytes, list[int]] = defaultdict(list)
     for token, piece in enumerate(vocabulary.pieces):
         if piece:
@@ -78,13 +87,13 @@ def _by_bytes(vocabulary: Vocabulary) -> dict[bytes, list[int]]:
     return ids
 
 
-def _by_spelling(vocabulary: Vocabulary) -> dict[str, int]:
-    return {spelling: token for token, spelling in vocabulary.spellings.items()}
+def _specials_by_string(vocabulary: Vocabulary) -> dict[str, int]:
+    return {token_string: token for token, token_string in vocabulary.special_strings.items()}
 
 
-def _in_order(vocabulary: Vocabulary, piece: bytes, ids: list[int]) -> list[int]:
-    """Ids of one text, the one that the tokenizer says first."""
+def _preferred_first(vocabulary: Vocabulary, piece: bytes, ids: list[int]) -> list[int]:
+    """Sort ids with the same bytes: first the one that the tokenizer uses, last those written as bytes."""
     if len(ids) == 1:
         return ids
-    said = vocabulary.encode(piece)
-    return sorted(ids, key=lambda token: (said != [token], token in vocabulary.byte_spelled, token))
+    preferred = vocabulary.encode(piece)
+    return sorted(ids, key=lambda token: (preferred != [token], token in vocabulary.byte_fallback_ids, token))

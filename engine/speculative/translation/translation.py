@@ -1,7 +1,7 @@
-"""Drafts between vocabularies: what the draft model reads of a text, and what of its draft comes back.
+"""The translation between a draft model and a target: its strategy, and a translator for every row.
 
-*there* is the committed text in the draft model's ids, *back* a draft in the target's. Nothing here can make
-an answer wrong, since the target samples every drafted position itself; a draft that cannot be translated
+The committed text is translated into the draft model's ids, and drafts into the target's. No translation can
+change an answer, since the target samples every drafted position itself; a draft that cannot be translated
 exactly is left out and counted.
 """
 
@@ -9,20 +9,21 @@ from typing import Literal
 
 from engine.model.tokenizer import Tokenizer
 from engine.model.vocabulary import Vocabulary
+from engine.speculative.translation.context import ContextTranslator
 from engine.speculative.translation.naive import NaiveTranslator
-from engine.speculative.translation.shared import SharedTranslator, Untranslated
+from engine.speculative.translation.shared import IdentityTranslator, SharedTranslator
 from engine.speculative.translation.token_map import TokenMap
 from engine.speculative.translation.translator import Translator, VocabularyPair
 
 Strategy = Literal["context", "naive", "shared", "none"]
 PREFIX_TOKENS = 5
-"""Committed tokens that stand before what is encoded, unless settings say otherwise."""
+"""Committed tokens encoded again in front of new text, unless the settings give another number."""
 
 
 class Translation:
-    """How one draft model and one target understand each other; makes a translator for every row.
+    """The translation between one draft model and one target; makes a translator for every row.
 
-    strategy: the one in use. pair: None for "none", which looks at no text.
+    strategy: the one in use. pair: None for "none", which does not use text.
     """
 
     def __init__(
@@ -49,8 +50,8 @@ class Translation:
     ) -> "Translation":
         """Make the translation for two tokenizers.
 
-        strategy: "auto" is "none" for one and the same vocabulary, else "context".
-        Raises VocabularyError if text has to be translated and a tokenizer's tokens are not known by bytes.
+        strategy: "auto" is "none" if their vocabularies are equal, else "context".
+        Raises VocabularyError if text must be translated and the bytes of a tokenizer's tokens are unknown.
         """
         if strategy == "auto":
             strategy = "none" if draft.fingerprint == target.fingerprint else "context"
@@ -60,16 +61,13 @@ class Translation:
             pair = VocabularyPair(*vocabularies, TokenMap(*vocabularies))
         return cls(strategy, pair, draft.vocab_size, target.vocab_size, prefix_tokens)
 
-    def begin(self) -> Translator:
-        """A translator for a new row."""
+    def make_translator(self) -> Translator:
+        """Make a translator for a new row."""
         if self.strategy == "none":
-            return Untranslated(self.num_draft_ids, self.num_target_ids)
+            return IdentityTranslator(self.num_draft_ids, self.num_target_ids)
         assert self.pair is not None
         if self.strategy == "naive":
             return NaiveTranslator(self.pair)
         if self.strategy == "shared":
             return SharedTranslator(self.pair)
-        # It builds on this module.
-        from engine.speculative.translation.context import ContextTranslator
-
         return ContextTranslator(self.pair, self.prefix_tokens)

@@ -1,20 +1,21 @@
-"""What every translation strategy has in common: the translator's protocol and the pair of vocabularies."""
+"""What all translation strategies share: the translator's interface and the pair of vocabularies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.model.vocabulary import Vocabulary
-from engine.speculative.translation.token_map import NONE, TokenMap
+from engine.speculative.translation.token_map import UNMATCHED, TokenMap
 
 
 @dataclass(slots=True)
 class TranslationCounts:
-    """What became of one row's drafts: each is translated, absorbed or skipped.
+    """One row's drafts by the result of their translation: each is translated, absorbed or skipped.
 
-    translated: at least one id for the target. absorbed: nothing new was left of it. skipped: it could not
-    be said exactly in the target's tokens. resynchronised: those among them for which the edge had to be
-    looked for.
+    translated: the draft became at least one target token. absorbed: nothing new was left of the draft.
+    skipped: the target's tokens cannot express the draft exactly.
+    resynchronised: translated or absorbed, but with a shorter prefix, because the draft merged with the text
+    in front of it.
     """
 
     translated: int = 0
@@ -22,15 +23,23 @@ class TranslationCounts:
     resynchronised: int = 0
     skipped: int = 0
 
+    def add(self, ids: list[int], drafted: Sequence[int]) -> list[int]:
+        """Count a draft as translated, or as absorbed if no ids are left of it. Returns ids."""
+        if ids:
+            self.translated += 1
+        elif drafted:
+            self.absorbed += 1
+        return ids
+
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """The committed text in the ids of the draft model.
+class TranslatedText:
+    """The committed text in the draft model's ids.
 
-    ids: all of them, at least one if anything was committed. Not to be changed, and good until the next
-    reading is made.
-    num_same: leading ids that the reading before had too; a cache is rewound to there and no further.
-    num_settled: leading ids that stay whatever is committed later.
+    ids: all of them, at least one if anything was committed. Read-only, and valid until the next call of
+    translate_text().
+    num_same: leading ids that the previous text had too; caches are rolled back to this length, no further.
+    num_settled: leading ids that later tokens cannot change.
     """
 
     ids: Sequence[int]
@@ -39,80 +48,72 @@ class Reading:
 
 
 class Translator(Protocol):
-    """Reads one row's text for the draft model, and carries its drafts back."""
+    """Translates one row's committed text for the draft model, and its drafts for the target."""
 
     counts: TranslationCounts
 
-    def follow(self, tokens: Sequence[int]) -> Reading:
-        """Read all committed tokens of the target, those of the call before and new ones behind them."""
+    def translate_text(self, tokens: Sequence[int]) -> TranslatedText:
+        """Translate the target's committed tokens: those of the previous call, and new ones after them."""
 
-    def carry_back(self, drafted: Sequence[int]) -> list[int]:
-        """The target's ids for what the draft model said behind the last reading; none if it cannot be said.
+    def translate_draft(self, drafted: Sequence[int]) -> list[int]:
+        """Return the target's ids for tokens drafted after the last text; empty if they cannot be translated.
 
-        The bytes of the committed tokens and these are those of the committed tokens and the beginning of
-        the drafted text.
+        The bytes of the committed tokens and these ids are those of the committed tokens and a prefix of the
+        drafted text.
         """
 
 
 @dataclass(frozen=True)
 class VocabularyPair:
-    """Two vocabularies and what they share."""
+    """The vocabularies of a draft model and a target, and the tokens that they share."""
 
     draft: Vocabulary
     target: Vocabulary
     token_map: TokenMap
-    _told: dict[int, list[int]] = field(default_factory=dict)
+    _draft_ids: dict[int, list[int]] = field(default_factory=dict)
 
-    def told(self, token: int) -> list[int]:
-        """What the draft model reads for one token of the target: its own id, else those of its text.
+    def to_draft_ids(self, token: int) -> list[int]:
+        """Return the draft model's ids for one target token: that of the same token, else those of its text.
 
-        A special that it does not have is spelled, but for the beginning of a text, which is left out. Made
-        once for every token.
+        A special that the draft model lacks is encoded as its token string, except for the beginning of
+        sequence, which is left out. Each token is encoded once and cached.
         """
-        ids = self._told.get(token)
+        ids = self._draft_ids.get(token)
         if ids is None:
-            known = int(self.token_map.to_draft[token]) if token < self.target.size else NONE
-            # The beginning of a text says nothing to a model that knows no such token.
-            spelling = "" if token == self.target.bos else self.target.spellings.get(token)
-            text = self.target.text([token]) if spelling is None else spelling.encode()
-            ids = self._told[token] = [known] if known != NONE else self.draft.spell(text)[0]
+            known = int(self.token_map.to_draft[token]) if token < self.target.size else UNMATCHED
+            # The text "<s>" would mean nothing to a model without that token.
+            token_string = "" if token == self.target.bos else self.target.special_strings.get(token)
+            text = self.target.to_bytes([token]) if token_string is None else token_string.encode()
+            ids = [known] if known != UNMATCHED else self.draft.encode_best_effort(text)[0]
+            self._draft_ids[token] = ids
         return ids
 
-    def shared_start(self, drafted: Sequence[int]) -> list[int]:
-        """The target's ids of a draft up to the first that it does not share."""
+    def to_target_ids(self, drafted: Sequence[int]) -> list[int]:
+        """Return the target's ids of drafted tokens, up to the first token that the target lacks."""
         ids: list[int] = self.token_map.to_target[list(drafted)].tolist()
-        return ids[: ids.index(NONE)] if NONE in ids else ids
+        return ids[: ids.index(UNMATCHED)] if UNMATCHED in ids else ids
 
-    def parted(self, drafted: Sequence[int]) -> tuple[bytes, list[int]]:
-        """A draft's text up to its first special, and the target's id of that, if it has one."""
+    def split_at_special(self, drafted: Sequence[int]) -> tuple[bytes, list[int]]:
+        """Return a draft's text up to its first special, and the target's id of that special, if any."""
         pieces = self.draft.pieces
         end = next((at for at, token in enumerate(drafted) if not pieces[token]), len(drafted))
-        return self.draft.text(drafted[:end]), self.shared_start(drafted[end : end + 1])
-
-
-def count(counts: TranslationCounts, ids: list[int], drafted: Sequence[int]) -> list[int]:
-    """Count a draft that came through as translated, or as absorbed if nothing is left of it; returns ids."""
-    if ids:
-        counts.translated += 1
-    elif drafted:
-        counts.absorbed += 1
-    return ids
+        return self.draft.to_bytes(drafted[:end]), self.to_target_ids(drafted[end : end + 1])
 
 
 class AppendOnlyTranslator:
-    """What the draft model was told, in its ids: they only grow."""
+    """The common part of translators whose translated text only grows."""
 
     def __init__(self, pair: VocabularyPair) -> None:
         self.counts = TranslationCounts()
         self._pair = pair
         self._ids = list(pair.draft.opening)
         self._num_read = 0
-        self._num_given = 0
+        self._num_returned = 0
 
-    def _read(self, tokens: Sequence[int]) -> Reading:
-        """The reading once all of these tokens were told."""
+    def _finish_text(self, tokens: Sequence[int]) -> TranslatedText:
+        """Return the translated text, once the ids of all tokens were appended."""
         self._num_read = len(tokens)
         if tokens and not self._ids:
-            self._ids.append(self._pair.draft.start)
-        same, self._num_given = self._num_given, len(self._ids)
-        return Reading(self._ids, same, len(self._ids))
+            self._ids.append(self._pair.draft.start_id)
+        num_same, self._num_returned = self._num_returned, len(self._ids)
+        return TranslatedText(self._ids, num_same, len(self._ids))

@@ -9,7 +9,7 @@ import pytest
 
 from drafters.base import Draft, DraftQuery
 from engine.kv_cache.rows import BatchedRows, SeparateRows
-from engine.model.detokenizer import AnswerText
+from engine.model.detokenizer import Detokenizer
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import Event, Failed, Finished, GenerationRequest
 from engine.sampling.sampler import Sampler
@@ -47,8 +47,8 @@ EVERYWHERE: dict[str, tuple[Any, str]] = {
     "charge": (SlowdownBudget, "charge"),
     "clock": (StepClock, "lap"),
     "commit": (Sequence, "commit"),
-    "detokenise": (AnswerText, "add"),
-    "last characters": (AnswerText, "finish"),
+    "detokenise": (Detokenizer, "add"),
+    "last characters": (Detokenizer, "finish"),
     "observe": (SequenceDrafts, "observe"),
     "usage": (Sequence, "usage"),
     "keep a row": (PrefixLookup, "keep_row"),

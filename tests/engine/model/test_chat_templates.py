@@ -1,4 +1,4 @@
-"""A chat template is a program that comes with the model: it must neither run code nor hold up the server."""
+"""A chat template is a program that comes with the model: it must not run code or block the server."""
 
 import time
 
@@ -38,7 +38,7 @@ def test_it_renders_what_transformers_would(process, template):
     assert _render(process, template, **given) == expected
 
 
-def test_a_complaint_is_the_template_s_own(process):
+def test_an_error_is_the_template_s_own(process):
     with pytest.raises(RenderError, match=r"^roles must alternate$"):
         _render(process, "{{ raise_exception('roles must alternate') }}")
 
@@ -84,7 +84,7 @@ def test_it_reaches_no_code_and_no_file(process, tmp_path, template):
         "{% macro a() %}{{ a() }}{{ a() }}{% endmacro %}{{ a() }}",
     ],
 )
-def test_what_takes_too_much_is_ended_and_the_next_one_renders(process, template):
+def test_a_template_that_takes_too_much_is_killed_and_the_next_one_renders(process, template):
     start_s = time.monotonic()
     with pytest.raises(RenderError):
         _render(process, template)
@@ -92,11 +92,11 @@ def test_what_takes_too_much_is_ended_and_the_next_one_renders(process, template
     assert _render(process, "{{ messages[0].role }}")[0] == ["user"]
 
 
-def test_the_process_knows_nothing_of_the_environment(process, monkeypatch):
+def test_the_process_does_not_inherit_the_environment(process, monkeypatch):
     monkeypatch.setenv("REPRISE_API_KEY", "secret")
     process.stop()
     assert _render(process, "{{ messages[0].role }}")[0] == ["user"]
     children = [one for one in psutil.Process().children() if "-I" in one.cmdline()]
-    # Other tests' processes are there too; the newest is this one's.
+    # Other tests have processes too; the newest is this test's.
     child = max(children, key=lambda one: one.create_time())
     assert "secret" not in child.environ().values()

@@ -1,4 +1,4 @@
-"""What tells one model's weights from another's, and whose code runs when one is loaded."""
+"""Fingerprints tell weights apart, and a model's own code runs only if it is trusted."""
 
 import json
 
@@ -42,7 +42,7 @@ class Own(PreTrainedTokenizerFast):
 
 @pytest.fixture
 def model_with_code(tmp_path):
-    """Copies the bundled model, with a change to one of its files, and a file of code."""
+    """Return a function that copies the bundled model, changes one file and adds a file of code."""
 
     def make(file, change, code):
         for part in BUNDLED_MODEL.iterdir():
@@ -58,7 +58,7 @@ def model_with_code(tmp_path):
 
 @pytest.mark.parametrize("part", ["model", "tokenizer"])
 def test_code_in_a_model_s_folder_runs_only_if_it_is_trusted(model_with_code, tmp_path, monkeypatch, part):
-    # Where transformers copies code to before it runs.
+    # Transformers copies code to this folder before running it.
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     if part == "model":

@@ -1,4 +1,4 @@
-"""What a tokenizer tells of a model's markers, and of prompts that have begun the thinking."""
+"""The markers of a model, and prompts that open the reasoning."""
 
 import json
 
@@ -9,16 +9,16 @@ from mlx_lm.utils import load_tokenizer
 from transformers import AddedToken
 
 from config.settings import BUNDLED_MODEL
-from engine.model.detokenizer import AnswerText
+from engine.model.detokenizer import Detokenizer
 from engine.model.markers import Markers
 from engine.model.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE, make_tokenizer
 
 
 def make_thinker(tool_module=json_tools, special=()) -> Tokenizer:
-    """The bundled tokenizer with markers of thinking, as tokens that are not special, as some models have it.
+    """Make the bundled tokenizer with reasoning markers that are not special tokens, as in some models.
 
-    special: more tokens, special ones.
+    special: special tokens to add.
     """
     inner = load_tokenizer(BUNDLED_MODEL)._tokenizer
     inner.add_tokens([AddedToken(text, special=False, normalized=False) for text in ("<think>", "</think>")])
@@ -37,13 +37,13 @@ def thinker() -> Tokenizer:
     return make_thinker()
 
 
-def test_the_bundled_model_calls_and_does_not_think() -> None:
+def test_the_bundled_model_has_tool_calls_and_no_reasoning() -> None:
     markers = make_tokenizer().markers
     assert (markers.can_call, markers.can_think, markers.call_format) == (True, False, "json_tools")
     assert [marker.text for marker in markers.all] == ["<tool_call>", "</tool_call>"]
 
 
-def test_a_thinking_model_has_all_markers(thinker: Tokenizer) -> None:
+def test_a_reasoning_model_has_all_markers(thinker: Tokenizer) -> None:
     texts = [marker.text for marker in thinker.markers.all]
     assert texts == ["<think>", "</think>", "<tool_call>", "</tool_call>"]
     assert all(len(marker.tokens) == 1 for marker in thinker.markers.all)
@@ -61,32 +61,32 @@ def test_a_thinking_model_has_all_markers(thinker: Tokenizer) -> None:
         ("", False),
     ],
 )
-def test_only_a_prompt_that_ends_with_the_marker_has_begun_the_thinking(
+def test_only_a_prompt_that_ends_with_the_marker_opens_reasoning(
     thinker: Tokenizer, prompt: str, is_open: bool
 ) -> None:
     assert thinker.opens_thinking(thinker.encode(prompt)) == is_open
     assert not make_tokenizer().opens_thinking(make_tokenizer().encode(prompt))
 
 
-def test_calls_with_quotes_of_special_tokens_are_read() -> None:
+def test_tool_calls_that_quote_with_special_tokens_are_parsed() -> None:
     tokenizer = make_thinker(gemma4, ["<|tool_call>", "<tool_call|>", '<|"|>'])
-    said = 'Look<|"|>: <|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|>.'
-    answer = AnswerText(tokenizer, [])
-    text = "".join(answer.add(token) for token in tokenizer.encode(said))
-    assert text == said.replace('<|"|>', "", 1)
+    answer = 'Look<|"|>: <|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|>.'
+    detokenizer = Detokenizer(tokenizer, [])
+    text = "".join(detokenizer.add(token) for token in tokenizer.encode(answer))
+    assert text == answer.replace('<|"|>', "", 1)
     (call,) = tokenizer.parse_calls(text.partition("<|tool_call>")[2].partition("<tool_call|>")[0], [])
     assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Rome"})
 
 
-def test_tokens_of_thinking_are_counted_with_their_markers(thinker: Tokenizer) -> None:
-    thought = thinker.encode("<think>one two</think>")
-    said = thinker.encode("three")
-    count = thinker.markers.count_thinking
-    assert count([*thought, *said], False, 1) == len(thought)
-    assert count([*thought[1:], *said], True, 1) == len(thought) - 1
-    assert count([*thought[:-1]], False, 1) == len(thought) - 1
-    assert count([*thought, *said, *thought, *said], False, 2) == 2 * len(thought)
-    assert count([*thought, *said, *thought, *said], False, 1) == len(thought)
-    assert count([*thought, *said], False, 0) == 0
-    assert count(said, False, 1) == 0
-    assert Markers().count_thinking(said, False, 0) == 0
+def test_reasoning_tokens_are_counted_with_their_markers(thinker: Tokenizer) -> None:
+    reasoning = thinker.encode("<think>one two</think>")
+    content = thinker.encode("three")
+    count = thinker.markers.count_reasoning_tokens
+    assert count([*reasoning, *content], False, 1) == len(reasoning)
+    assert count([*reasoning[1:], *content], True, 1) == len(reasoning) - 1
+    assert count([*reasoning[:-1]], False, 1) == len(reasoning) - 1
+    assert count([*reasoning, *content, *reasoning, *content], False, 2) == 2 * len(reasoning)
+    assert count([*reasoning, *content, *reasoning, *content], False, 1) == len(reasoning)
+    assert count([*reasoning, *content], False, 0) == 0
+    assert count(content, False, 1) == 0
+    assert Markers().count_reasoning_tokens(content, False, 0) == 0

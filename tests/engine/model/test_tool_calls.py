@@ -1,4 +1,4 @@
-"""Calls as models write them, read by mlx-lm's parser of each format; what cannot be read is no call."""
+"""Tool calls in every format are parsed by mlx-lm's parsers; unparsable text gives no calls."""
 
 import importlib
 import json
@@ -9,7 +9,7 @@ import time
 import mlx_lm.tool_parsers
 import pytest
 
-from engine.model.tool_calls import MAX_LATE, WrittenCall, read_calls, read_calls_in_time
+from engine.model.tool_calls import MAX_CONCURRENT_PARSES, WrittenCall, read_calls, read_calls_with_timeout
 
 TOOLS = [
     {
@@ -77,20 +77,20 @@ def test_several_calls_in_one_text_are_all_read() -> None:
 def test_a_call_that_takes_too_long_to_read_is_no_call() -> None:
     may_end = threading.Event()
     begun_s = time.monotonic()
-    for _ in range(MAX_LATE):
-        assert read_calls_in_time(lambda *_: may_end.wait(10), "", [], 0.05) == []
-    # No more than so many threads are left behind.
-    assert read_calls_in_time(_parser("json_tools"), WRITTEN["json_tools"], []) == []
+    for _ in range(MAX_CONCURRENT_PARSES):
+        assert read_calls_with_timeout(lambda *_: may_end.wait(10), "", [], 0.05) == []
+    # All slots are taken by parses that still run.
+    assert read_calls_with_timeout(_parser("json_tools"), WRITTEN["json_tools"], []) == []
     assert time.monotonic() - begun_s < 5
     may_end.set()
-    while not (calls := read_calls_in_time(_parser("json_tools"), WRITTEN["json_tools"], [])):
+    while not (calls := read_calls_with_timeout(_parser("json_tools"), WRITTEN["json_tools"], [])):
         assert time.monotonic() - begun_s < 10
     assert calls[0].name == "weather"
 
 
-def test_a_text_made_to_explode_is_given_up() -> None:
+def test_a_text_that_takes_exponential_time_is_given_up() -> None:
     begun_s = time.monotonic()
-    assert read_calls_in_time(_parser("gemma4"), "call:f{" * 500, TOOLS, 0.1) == []
+    assert read_calls_with_timeout(_parser("gemma4"), "call:f{" * 500, TOOLS, 0.1) == []
     assert time.monotonic() - begun_s < 5
 
 
@@ -101,7 +101,7 @@ def test_the_id_that_a_model_gives_is_kept() -> None:
 
 @pytest.mark.parametrize("name", sorted(WRITTEN.keys() - {"glm47", "laguna"}))
 @pytest.mark.parametrize("text", ["", "hello", "{", '{"name": ', "[" * 5000, "\0"])
-def test_what_is_no_call_is_read_as_none(name: str, text: str) -> None:
+def test_unparsable_text_gives_no_calls(name: str, text: str) -> None:
     assert read_calls(_parser(name), text, TOOLS) == []
 
 
@@ -122,7 +122,7 @@ def test_what_is_no_call_is_read_as_none(name: str, text: str) -> None:
         [{"name": "f", "arguments": {}}, {"name": "g", "arguments": 5}],
     ],
 )
-def test_what_a_parser_makes_of_nonsense_is_no_call(call: object) -> None:
+def test_invalid_results_of_a_parser_give_no_calls(call: object) -> None:
     assert read_calls(lambda *_: call, "", []) == []
 
 
@@ -132,6 +132,6 @@ def test_arguments_can_always_be_sent() -> None:
     assert call.arguments.encode()
 
 
-def test_arguments_may_be_spelled_as_text() -> None:
+def test_arguments_may_be_a_json_string() -> None:
     (call,) = read_calls(_parser("json_tools"), '{"name": "f", "arguments": "{\\"a\\": 1}"}', [])
     assert call.arguments == '{"a": 1}'

@@ -1,6 +1,5 @@
-"""What a vocabulary knows of its tokens' bytes, and that encoding gives text back exactly or not at all."""
+"""The bytes of a vocabulary's tokens, and encoding that reproduces text exactly or returns nothing."""
 
-import codecs
 from functools import cache
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from config.settings import BUNDLED_MODEL
 from engine.model import tokenizer as engine_tokenizer
-from engine.model.vocabulary import Vocabulary, VocabularyError, whole_characters
+from engine.model.vocabulary import Vocabulary, VocabularyError
 from tests.engine.model import tokenizers_zoo as zoo
 
 WORDS = st.sampled_from(
@@ -35,21 +34,21 @@ def test_encoded_text_is_exactly_the_text(kind: str, text: str) -> None:
     known = vocabulary(kind)
     ids = known.encode(text.encode())
     if ids is None:
-        # A Unigram says a special or a byte wherever its name is written.
+        # Unigram encodes a special or byte token wherever the text contains its token string.
         is_named = kind == "unigram-bytes" and any(name in text for name in ("</s>", "<0x41>"))
         assert kind in zoo.LOSSY or zoo.SPACE in text or is_named
         assert kind in zoo.LOSSY or known.encode_bytes(text.encode()) is not None
     else:
-        assert known.text(ids) == text.encode()
+        assert known.to_bytes(ids) == text.encode()
         assert not known.special.intersection(ids)
 
 
 @settings(max_examples=100, deadline=None)
 @given(kind=st.sampled_from(sorted(zoo.KINDS)), data=st.binary(max_size=12))
-def test_any_bytes_are_given_back_or_said_to_be_lost(kind: str, data: bytes) -> None:
+def test_any_bytes_are_reproduced_or_reported_as_inexact(kind: str, data: bytes) -> None:
     known = vocabulary(kind)
-    ids, is_exact = known.spell(data)
-    assert (known.text(ids) == data) == is_exact
+    ids, is_exact = known.encode_best_effort(data)
+    assert (known.to_bytes(ids) == data) == is_exact
     assert known.encode_bytes(data) == (ids if is_exact else None)
     if kind in zoo.EXACT:
         assert is_exact
@@ -58,23 +57,23 @@ def test_any_bytes_are_given_back_or_said_to_be_lost(kind: str, data: bytes) -> 
 
 
 @pytest.mark.parametrize("kind", zoo.KINDS)
-def test_exact_kinds_are_told_from_others(kind: str) -> None:
+def test_exact_kinds_are_recognised(kind: str) -> None:
     assert vocabulary(kind).is_exact == (kind in zoo.EXACT)
 
 
 def test_many_texts_are_counted_at_once_and_never_raise() -> None:
     texts = [b"the", b" lazy dog", "żółw".encode(), b"", b"\xc5"]
     known = vocabulary("byte-level")
-    counts = known.count_roughly(texts)
+    counts = known.estimate_lengths(texts)
     assert counts[:4] == [len(known.encode(text) or ()) for text in texts[:4]]
     for kind in zoo.KINDS:
-        assert len(vocabulary(kind).count_roughly(texts)) == len(texts)
+        assert len(vocabulary(kind).estimate_lengths(texts)) == len(texts)
 
 
-def test_what_cannot_be_said_is_left_out_and_the_rest_is_said() -> None:
+def test_best_effort_leaves_out_only_what_cannot_be_encoded() -> None:
     known = vocabulary("sentencepiece-no-bytes")
-    ids, is_exact = known.spell("the 中 end中 of".encode())
-    assert (known.text(ids), is_exact) == (b"the  end of", False)
+    ids, is_exact = known.encode_best_effort("the 中 end中 of".encode())
+    assert (known.to_bytes(ids), is_exact) == (b"the  end of", False)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in zoo.EXACT if "over-spaces" not in kind])
@@ -95,15 +94,15 @@ def test_bytes_are_what_the_tokenizer_decodes(kind: str, text: str) -> None:
     ids = known.encode(b"." + text.encode())
     assert ids is not None
     decoded = tokenizer.backend.decode(ids, skip_special_tokens=False)
-    assert decoded == known.text(ids).decode()
+    assert decoded == known.to_bytes(ids).decode()
 
 
 @pytest.mark.parametrize(
     "kind", ["byte-level-polish", "byte-level-spaces", "sentencepiece-first", "sentencepiece-legacy"]
 )
-def test_bytes_are_those_that_grammars_know(kind: str) -> None:
+def test_bytes_are_those_that_grammars_use(kind: str) -> None:
     known, tokenizer = vocabulary(kind), zoo.make(kind)
-    # Grammars keep the byte 0xFF for themselves.
+    # llguidance reserves the byte 0xFF.
     wrong = [
         token
         for token in range(known.size)
@@ -122,7 +121,7 @@ def test_bundled_vocabularies_give_text_back(folder: str, text: str) -> None:
     assert known.is_exact
     ids = known.encode(text.encode())
     assert ids is not None or zoo.SPACE in text
-    assert ids is None or known.text(ids) == text.encode()
+    assert ids is None or known.to_bytes(ids) == text.encode()
 
 
 @cache
@@ -131,11 +130,11 @@ def bundled(folder: str) -> Vocabulary:
     return Vocabulary(engine_tokenizer.Tokenizer(inner, len(inner.get_vocab())))
 
 
-def test_specials_steer_and_are_no_text() -> None:
+def test_specials_are_not_text() -> None:
     known = vocabulary("sentencepiece-first")
-    assert {known.spellings[token] for token in known.special} == {"<s>", "</s>", "<unk>"}
+    assert {known.special_strings[token] for token in known.special} == {"<s>", "</s>", "<unk>"}
     assert [known.pieces[token] for token in sorted(known.special)] == [b"", b"", b""]
-    assert (known.spellings[known.eos[0]], known.bos) == ("</s>", known.start)
+    assert (known.special_strings[known.eos[0]], known.bos) == ("</s>", known.start_id)
 
 
 def test_text_spelled_like_a_special_is_text() -> None:
@@ -157,9 +156,9 @@ def test_added_tokens_that_are_not_special_are_text() -> None:
     ("kind", "opening"),
     [("byte-level", []), ("byte-level-beginning", ["<|start|>"]), ("sentencepiece-legacy", ["<s>"])],
 )
-def test_what_begins_every_text_is_found_out(kind: str, opening: list[str]) -> None:
+def test_the_opening_of_every_text_is_found(kind: str, opening: list[str]) -> None:
     known = vocabulary(kind)
-    assert [known.spellings[token] for token in known.opening] == opening
+    assert [known.special_strings[token] for token in known.opening] == opening
 
 
 def test_a_dummy_space_is_not_part_of_text() -> None:
@@ -170,12 +169,12 @@ def test_a_dummy_space_is_not_part_of_text() -> None:
         assert zoo.make(kind).backend.encode("the", add_special_tokens=False).ids != ids
 
 
-def test_bytes_are_told_from_text_of_the_same_bytes() -> None:
+def test_byte_fallback_ids_differ_from_text_of_the_same_bytes() -> None:
     known = vocabulary("sentencepiece-first")
     letter = known.encode(b"A")
     assert letter is not None
     assert letter != [known.byte_tokens[ord("A")]]
-    assert known.byte_tokens[ord("A")] in known.byte_spelled
+    assert known.byte_tokens[ord("A")] in known.byte_fallback_ids
     assert known.pieces[known.byte_tokens[ord("A")]] == b"A"
     assert known.pieces[known.byte_tokens[0xFF]] == b"\xff"
     assert vocabulary("byte-level").encode_bytes(b"\xff\xc5") is not None
@@ -186,25 +185,25 @@ def test_a_model_with_more_ids_than_its_tokenizer_has_no_text_for_them() -> None
     known = Vocabulary(zoo.wrap(backend, backend.get_vocab_size() + 12, **zoo.GPT))
     assert len(known.pieces) == known.size == backend.get_vocab_size() + 12
     assert known.pieces[-12:] == [b""] * 12
-    assert known.text([known.size - 1, known.size + 5]) == b""
+    assert known.to_bytes([known.size - 1, known.size + 5]) == b""
 
 
-def test_a_model_with_fewer_ids_than_its_tokenizer_says_none_of_them() -> None:
+def test_a_model_with_fewer_ids_than_its_tokenizer_never_uses_the_others() -> None:
     backend = zoo.sentencepiece()
     size = backend.get_vocab_size() - 300
     known = Vocabulary(zoo.wrap(backend, size, **zoo.LLAMA))
     assert (known.size, len(known.pieces)) == (size, size)
-    ids, is_exact = known.spell(b"the quick brown fox")
+    ids, is_exact = known.encode_best_effort(b"the quick brown fox")
     assert is_exact
     assert max(ids) < size
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_ends_of_an_answer_are_no_text_even_where_nobody_marked_them(special: bool) -> None:
+def test_end_tokens_are_not_text_even_if_not_marked_special(special: bool) -> None:
     backend = zoo.byte_level()
     backend.add_tokens([AddedToken("<stop>", special=special, normalized=False)])
     known = Vocabulary(zoo.wrap(backend, eos_token="<stop>"))
-    assert known.spellings[known.eos[0]] == "<stop>"
+    assert known.special_strings[known.eos[0]] == "<stop>"
     assert known.pieces[known.eos[0]] == b""
 
 
@@ -216,7 +215,7 @@ def test_a_line_break_that_ends_answers_stays_text() -> None:
     assert known.encode(b"a\nb") is not None
 
 
-def test_chance_does_not_cut_text() -> None:
+def test_dropout_is_switched_off() -> None:
     backend = zoo.byte_level()
     whole = Vocabulary(zoo.wrap(zoo.byte_level(), **zoo.GPT)).encode(b"the lazy dog jumps over")
     backend.model.dropout = 0.9
@@ -224,7 +223,7 @@ def test_chance_does_not_cut_text() -> None:
     assert [known.encode(b"the lazy dog jumps over") for _ in range(5)] == [whole] * 5
 
 
-def test_limits_on_the_length_of_prompts_are_none_of_it() -> None:
+def test_truncation_and_padding_are_switched_off() -> None:
     backend = zoo.byte_level()
     backend.enable_truncation(4)
     backend.enable_padding(length=8)
@@ -246,27 +245,12 @@ def make_bare(decoder: decoders.Decoder | None) -> engine_tokenizer.Tokenizer:
     [
         (lambda: zoo.wrap(zoo.wordpiece(), eos_token="[SEP]"), "marks parts of words"),
         (lambda: make_bare(None), "has no decoder"),
-        (lambda: make_bare(decoders.CTC()), "decodes by a CTC"),
-        (lambda: make_bare(decoders.BPEDecoder()), "decodes by a BPEDecoder"),
-        (lambda: make_bare(decoders.Strip(" ", 1, 0)), "decodes by a Strip"),
-        (lambda: SimpleNamespace(vocab_size=3), "none of the tokenizers library"),
+        (lambda: make_bare(decoders.CTC()), "unsupported decoder: CTC"),
+        (lambda: make_bare(decoders.BPEDecoder()), "unsupported decoder: BPEDecoder"),
+        (lambda: make_bare(decoders.Strip(" ", 1, 0)), "unsupported decoder: Strip"),
+        (lambda: SimpleNamespace(vocab_size=3), "not from the tokenizers library"),
     ],
 )  # fmt: skip
-def test_kinds_that_say_nothing_certain_about_bytes_are_refused(make, reason: str) -> None:
+def test_kinds_without_known_bytes_are_rejected(make, reason: str) -> None:
     with pytest.raises(VocabularyError, match=reason):
         Vocabulary(make())
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    parts=st.lists(
-        st.sampled_from(["a", "ż", "中", "😀"]).map(str.encode) | st.binary(max_size=4), max_size=4
-    )
-)
-def test_only_an_incomplete_character_is_cut_off(parts: list[bytes]) -> None:
-    data = b"".join(parts)
-    for end in range(len(data) + 1):
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        decoder.decode(data[:end])
-        waiting, _ = decoder.getstate()
-        assert whole_characters(data[:end]) == end - len(waiting)

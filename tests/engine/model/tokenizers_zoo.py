@@ -1,4 +1,4 @@
-"""Tiny tokenizers of many kinds, trained in memory in milliseconds, as the engine holds them."""
+"""Tiny tokenizers of many kinds, trained in memory in milliseconds and wrapped as the engine uses them."""
 
 import json
 from functools import cache
@@ -29,16 +29,16 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def wrap(backend: Backend, vocab_size: int | None = None, **specials: str) -> Tokenizer:
-    """A tokenizer as the engine holds it.
+    """Wrap a tokenizer as the engine uses it.
 
-    vocab_size: of the model, if it is not that of the tokenizer. specials: eos_token, bos_token, unk_token.
+    vocab_size: of the model, if it differs from the tokenizer's. specials: eos_token, bos_token, unk_token.
     """
     inner = PreTrainedTokenizerFast(tokenizer_object=backend, **specials)
     return Tokenizer(TokenizerWrapper(inner), vocab_size or backend.get_vocab_size())
 
 
 def byte_level(polish: bool = False, prefix_space: bool = False, size: int = 500) -> Backend:
-    """Byte-level BPE, cut at words, as GPT-2's."""
+    """Train byte-level BPE that splits at words, like GPT-2's."""
     tokenizer = Backend(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
@@ -59,11 +59,11 @@ def sentencepiece(
     has_bytes: bool = True,
     specials: tuple[str, ...] = ("<unk>", "<s>", "</s>"),
 ) -> Backend:
-    """BPE with marks for spaces and bytes for what it lacks, as SentencePiece has it.
+    """Train BPE with marks for spaces and byte fallback, like SentencePiece.
 
-    scheme: where text gets a space in front: "first" or "never" as its pre-tokenizer says, "legacy" by its
+    scheme: where a space is added in front of text: "first" or "never" by the pre-tokenizer, "legacy" by the
     normaliser.
-    over_spaces: whether tokens go over spaces.
+    over_spaces: whether tokens may cross spaces.
     """
     tokenizer = Backend(models.BPE(byte_fallback=has_bytes, unk_token="<unk>", fuse_unk=True))
     words = [pre_tokenizers.Split(Regex(r"\n *| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"), "isolated")]
@@ -92,7 +92,7 @@ def sentencepiece(
 
 
 def unigram(has_bytes: bool = False) -> Backend:
-    """Unigram, cut before spaces; line breaks are nothing to it, as to T5's."""
+    """Train Unigram that splits before spaces and loses line breaks, like T5's."""
     tokenizer = Backend(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
@@ -113,13 +113,13 @@ def unigram(has_bytes: bool = False) -> Backend:
     if not has_bytes:
         return tokenizer
     written = json.loads(tokenizer.to_str())
-    written["model"]["vocab"] += [[spelling, -20.0] for spelling in BYTES]
+    written["model"]["vocab"] += [[token_string, -20.0] for token_string in BYTES]
     written["model"]["byte_fallback"] = True
     return Backend.from_str(json.dumps(written))
 
 
 def wordpiece() -> Backend:
-    """WordPiece, whose tokens do not say where spaces stand."""
+    """Train WordPiece, whose tokens do not record spaces."""
     tokenizer = Backend(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
@@ -131,9 +131,12 @@ def wordpiece() -> Backend:
 
 
 def characters(has_bytes: bool = True) -> Backend:
-    """One token for each character that it has seen."""
-    spellings = sorted(set("".join(ENGLISH + POLISH)))
-    vocab = {spelling: at for at, spelling in enumerate(["<unk>", "</s>", *BYTES * has_bytes, *spellings])}
+    """Make a tokenizer with one token for each character of the training text."""
+    token_strings = sorted(set("".join(ENGLISH + POLISH)))
+    vocab = {
+        token_string: at
+        for at, token_string in enumerate(["<unk>", "</s>", *BYTES * has_bytes, *token_strings])
+    }
     tokenizer = Backend(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=has_bytes))
     tokenizer.add_special_tokens(["<unk>", "</s>"])
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
@@ -141,31 +144,31 @@ def characters(has_bytes: bool = True) -> Backend:
 
 
 def with_normalizer(backend: Backend, normalizer: normalizers.Normalizer) -> Backend:
-    """A tokenizer that changes text before it reads it."""
+    """Add a normalizer, which changes text before encoding."""
     backend.normalizer = normalizer
     return backend
 
 
 def with_spaces(backend: Backend) -> Backend:
-    """Runs of spaces as added tokens that are text, beside tokens of the same bytes; and a marker."""
+    """Add tokens for runs of spaces that are text, beside tokens of the same bytes; and a marker."""
     runs = [AddedToken(" " * count, special=False, normalized=False) for count in range(2, 9)]
     backend.add_tokens([*runs, AddedToken("<think>", special=False, normalized=False)])
     return backend
 
 
-def with_beginning(backend: Backend, spelling: str) -> Backend:
-    """Text begins with a token that says so, where specials are asked for."""
+def with_beginning(backend: Backend, token_string: str) -> Backend:
+    """Add a beginning-of-sequence token to every text that is encoded with specials."""
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{spelling} $A", special_tokens=[(spelling, backend.token_to_id(spelling))]
+        single=f"{token_string} $A", special_tokens=[(token_string, backend.token_to_id(token_string))]
     )
     return backend
 
 
-def _without_added(backend: Backend, spellings: list[str]) -> Backend:
-    """The same with tokens that are the model's alone: trainers take what they must keep as specials only."""
+def _without_added(backend: Backend, token_strings: list[str]) -> Backend:
+    """Turn added tokens into plain model tokens: trainers can only be given tokens to keep as specials."""
     written = json.loads(backend.to_str())
     written["added_tokens"] = [
-        entry for entry in written["added_tokens"] if entry["content"] not in spellings
+        entry for entry in written["added_tokens"] if entry["content"] not in token_strings
     ]
     return Backend.from_str(json.dumps(written))
 
@@ -189,7 +192,7 @@ EXACT = {
     "unigram-bytes": lambda: wrap(unigram(has_bytes=True), **PLAIN),
     "characters": lambda: wrap(characters(), **PLAIN),
 }
-"""Kinds that give text back as it was, but for the mark that some have for spaces."""
+"""Kinds that reproduce all text, except the mark that some use for spaces."""
 
 LOSSY = {
     "sentencepiece-no-bytes": lambda: wrap(sentencepiece(has_bytes=False), **LLAMA),
@@ -198,12 +201,12 @@ LOSSY = {
     "lower-case": lambda: wrap(with_normalizer(byte_level(), normalizers.Lowercase()), **GPT),
     "nfkc": lambda: wrap(with_normalizer(byte_level(polish=True), normalizers.NFKC()), **GPT),
 }
-"""Kinds that lose something of some text."""
+"""Kinds that lose part of some texts."""
 
 KINDS = EXACT | LOSSY
 
 
 @cache
 def make(kind: str) -> Tokenizer:
-    """A tokenizer of KINDS, made once."""
+    """Make a tokenizer of KINDS, once."""
     return KINDS[kind]()

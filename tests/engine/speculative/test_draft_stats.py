@@ -1,4 +1,4 @@
-"""What is said about drafts adds up: every token has a source, every drafted one a position."""
+"""Reports on drafts add up: every token has a source, and every drafted token a position."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_origins_and_positions_say_the_same_as_the_counts(steps: list[tuple[str, int, int]]) -> None:
+def test_origins_and_positions_agree_with_the_counts(steps: list[tuple[str, int, int]]) -> None:
     counts = DraftCounts()
     for source, num_verified, num_right in steps:
         num_accepted = min(num_verified, num_right)
@@ -22,11 +22,11 @@ def test_origins_and_positions_say_the_same_as_the_counts(steps: list[tuple[str,
         if num_verified:
             counts.add_draft(source, num_verified, num_accepted)
     report = counts.report(None, "lookup", "")
-    told: Counter[str] = Counter()
+    by_origin: Counter[str] = Counter()
     for source, length in report.origins:
-        told[source] += length
-    assert sum(told.values()) == report.num_accepted + report.num_forwards
-    assert all(told[source] == accepted for source, _, accepted in report.by_source)
+        by_origin[source] += length
+    assert sum(by_origin.values()) == report.num_accepted + report.num_forwards
+    assert all(by_origin[source] == accepted for source, _, accepted in report.by_source)
     assert sum(drafted for drafted, _ in report.by_position) == report.num_drafted
     assert sum(accepted for _, accepted in report.by_position) == report.num_accepted
 
@@ -41,7 +41,7 @@ def test_origins_keep_the_order_and_merge_neighbours() -> None:
     assert report.origins == ((PLAIN, 2), ("suffix", 3), (PLAIN, 1), ("suffix", 3), (PLAIN, 1))
 
 
-def test_the_prediction_is_told_apart() -> None:
+def test_the_prediction_is_reported_separately() -> None:
     counts = DraftCounts()
     counts.add_draft("prediction", 4, 3)
     counts.add_draft("suffix", 2, 2)

@@ -1,4 +1,4 @@
-"""How long the draft model's drafts are: by how often they come true, and by what they really cost."""
+"""The length of the draft model's drafts follows their acceptance rate and their measured cost."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCo
 from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
 from engine.speculative.draft_model.draft_length import (
     MODEL,
-    TRIAL_EVERY,
+    READ_ONE_PROMPT_IN,
     DraftLength,
-    PromptTrials,
+    PromptGate,
     TokenYield,
 )
-from engine.speculative.draft_model.model import BACKLOG_TOKENS
+from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
 from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
 from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, NEIGHBOUR_OVERHEAD
 from engine.speculative.step_costs import StepCosts
@@ -29,15 +29,15 @@ from engine.speculative.verify import RowInput
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 TARGET = {(rows, width): 1.0 + 0.05 * (width * rows - 1) for rows in (1, 8) for width in WIDTHS}
-"""Seconds of the target's steps: a wide one costs a little more, as where memory's bandwidth is the limit."""
+"""Seconds of the target's steps if memory bandwidth is the limit: wider steps cost a little more."""
 
 FULL = {(rows, width): float(width * rows) for rows in (1, 8) for width in WIDTHS}
-"""Where arithmetic is the limit: drafts never pay."""
+"""The same if arithmetic is the limit: drafts never pay."""
 
 PROMPT = (1, 2, 3)
 
 DraftSeconds = Callable[[int, int, int], float]
-"""What the draft model really takes: rows, most tokens fed, tokens drafted -> seconds."""
+"""What the draft model really takes: rows, maximum tokens fed, tokens drafted -> seconds."""
 
 
 def per_token(r: float, start: float = 0.0) -> DraftSeconds:
@@ -49,7 +49,7 @@ USUAL = per_token(0.1)
 
 @dataclass
 class Row:
-    """As much of a sequence as planning looks at, and what its draft model would say."""
+    """The parts of a sequence that planning uses, and the acceptance rate of its drafts."""
 
     chance: Callable[[int], float]
     drafts: SequenceDrafts
@@ -70,11 +70,11 @@ class Row:
 
 
 class World:
-    """Rows that are decoded by a planner's word, in simulated time.
+    """A simulation in which a planner decides how rows are decoded.
 
-    costs: what steps of the target take, and are known to. draft_s: what the draft model's work takes, of
-    which is known at first only r, a step of it.
-    ratio, gap: tokens of the target for one drafted; of so many drafts in a row one comes to nothing.
+    costs: what the target's steps take; the planner knows them. draft_s: what the draft model's work takes;
+    at first the planner knows only r, the cost of one of its steps.
+    ratio: target tokens per drafted token. gap: one draft in this many becomes no target tokens.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class World:
         self.num_drafts = 0
         self.spent_s = self.beyond_s = 0.0
         self.at: list[int] = []
-        # A row without a draft lets others have theirs.
+        # A row without a draft tolerates more overhead from the drafts of others.
         self.overhead = 0.02 if num_rows == 1 else NEIGHBOUR_OVERHEAD
 
     def begin(self) -> Row:
@@ -114,7 +114,7 @@ class World:
         return Row(self.chance, drafts, self.num_tokens)
 
     def run(self) -> "World":
-        """Until one row is done."""
+        """Run until one row is done."""
         while all(row.num_answered < self.num_tokens for row in self.rows):
             self.step()
         return self
@@ -128,24 +128,24 @@ class World:
             return
         wanted = [row_input.num_wanted > 0 for row_input in inputs]
         is_ready = [
-            wants and lacks <= BACKLOG_TOKENS for wants, lacks in zip(wanted, self.lacking, strict=True)
+            wants and lacks <= MAX_BACKLOG_TOKENS for wants, lacks in zip(wanted, self.lacking, strict=True)
         ]
         num_drafted = max(row_input.num_to_draft for row_input in inputs) if any(is_ready) else 0
         fed = [
-            min(lacks, BACKLOG_TOKENS) if wants else 1
+            min(lacks, MAX_BACKLOG_TOKENS) if wants else 1
             for wants, lacks in zip(wanted, self.lacking, strict=True)
         ]
         num_fed = max(fed)
-        carried = [self.carry(num_drafted) if ready else None for ready in is_ready]
+        translated = [self.translate(num_drafted) if ready else None for ready in is_ready]
         taken_s = self.draft_s(len(rows), num_fed, num_drafted)
         left = self.lacking = [max(0, a - b) for a, b in zip(self.lacking, fed, strict=True)]
-        work = DraftWork(num_fed, num_drafted, left, carried)
+        work = DraftWork(num_fed, num_drafted, left, translated)
         self.planner.learn_work(len(rows), work, taken_s)
         self.lengths.append(max(row_input.num_wanted for row_input in inputs))
         self.num_drafted.append(num_drafted)
         self.at.append(self.rows[0].num_answered)
         results = []
-        for at, (row, row_input, came) in enumerate(zip(self.rows, inputs, carried, strict=True)):
+        for at, (row, row_input, came) in enumerate(zip(self.rows, inputs, translated, strict=True)):
             row.drafts.length.record_work(work, at)
             num_verified = min(row_input.num_wanted, came[1]) if came else 0
             chance = row.chance(row.num_answered)
@@ -153,7 +153,7 @@ class World:
         width = 1 + max(num_verified for num_verified, _ in results)
         self.end(results, plain_s, taken_s + self.planner.step_s([width] * len(rows)))
 
-    def carry(self, num_drafted: int) -> tuple[int, int]:
+    def translate(self, num_drafted: int) -> tuple[int, int]:
         self.num_drafts += 1
         is_lost = self.gap and self.num_drafts % self.gap == 0
         return num_drafted, 0 if is_lost else max(1, round(num_drafted * self.ratio))
@@ -165,7 +165,7 @@ class World:
         self.spent_s += taken_s
         for at, (row, (num_verified, num_accepted)) in enumerate(zip(self.rows, results, strict=True)):
             new = [9] * (num_accepted + 1)
-            # What the model said after a rejected token differs from the draft.
+            # The target's token after the accepted ones differs from the draft.
             draft = [9] * num_accepted + [8] * (num_verified - num_accepted)
             row.drafts.slowdown_budget.charge(taken_s, plain_s, len(new))
             row.tokens += new
@@ -181,7 +181,7 @@ class World:
 
     @property
     def speed(self) -> float:
-        """Against plain decoding."""
+        """Speed relative to plain decoding."""
         num_answered = mean([row.num_answered for row in self.rows])
         return num_answered * self.planner.plain_s(len(self.rows)) / self.spent_s
 
@@ -190,14 +190,14 @@ def mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / len(numbers)
 
 
-def test_the_formula_starts_what_drafting_costs() -> None:
+def test_costs_start_with_the_formula() -> None:
     costs = DraftModelCosts(StepCosts({(1, 1): 0.2}), StepCosts(TARGET))
     assert [costs.seconds(1, 1, k) for k in range(1, 5)] == pytest.approx([0.4, 0.6, 0.8, 1.0])
-    # Feeding more takes as much longer as with the target: 1.15 for four, 1 for one.
+    # Feeding more takes longer by the same ratio as with the target: 1.15 for four, 1 for one.
     assert costs.seconds(1, 4, 1) == pytest.approx(0.2 * 2.15)
 
 
-def test_rows_that_take_a_forward_each_cost_one_each() -> None:
+def test_rows_with_a_forward_each_cost_one_each() -> None:
     alone = StepCosts({(1, 1): 0.2})
     apart, together = (DraftModelCosts(alone, StepCosts(TARGET), batched) for batched in (False, True))
     assert apart.seconds(4, 1, 3) == pytest.approx(4 * together.seconds(4, 1, 3))
@@ -224,7 +224,7 @@ def test_each_number_of_rows_has_a_cost_of_its_own_and_starts_where_the_others_a
     assert costs.seconds(1, 1, 4) == pytest.approx(1.0, rel=0.1)
 
 
-def test_one_pause_teaches_nothing_and_two_in_a_row_are_believed() -> None:
+def test_one_outlier_is_ignored_and_two_in_succession_are_learned() -> None:
     costs = DraftModelCosts(StepCosts({(1, 1): 0.1}), StepCosts(TARGET))
     for _ in range(20):
         costs.observe(1, 1, 3, 0.4)
@@ -241,7 +241,7 @@ def test_costs_that_were_given_are_not_learned() -> None:
 
 
 @pytest.mark.parametrize(("num_rows", "chances"), [(1, (0.65, 0.85, 0.97)), (8, (0.8, 0.97))])
-def test_drafts_are_as_long_as_they_come_true(num_rows: int, chances: Sequence[float]) -> None:
+def test_drafts_get_longer_with_the_acceptance_rate(num_rows: int, chances: Sequence[float]) -> None:
     worlds = [
         World(lambda _, chance=chance: chance, num_rows=num_rows, num_tokens=1200 // num_rows).run()
         for chance in chances
@@ -255,7 +255,7 @@ def test_drafts_are_as_long_as_they_come_true(num_rows: int, chances: Sequence[f
     assert speeds[0] > 1.0
 
 
-def test_they_grow_and_shrink_as_the_text_changes() -> None:
+def test_drafts_get_longer_and_shorter_as_the_text_changes() -> None:
     world = World(lambda at: 0.05 if 400 <= at < 800 else 0.97, num_tokens=1800).run()
     first, second, third = (
         [length for length, at in zip(world.lengths, world.at, strict=True) if start <= at < end]
@@ -267,7 +267,7 @@ def test_they_grow_and_shrink_as_the_text_changes() -> None:
     assert mean(third) > 8
 
 
-def test_they_shrink_as_the_draft_model_gets_dearer_and_grow_as_it_gets_cheaper() -> None:
+def test_drafts_get_shorter_as_the_draft_model_costs_more() -> None:
     times = {r: World(lambda _: 0.9, per_token(r), r=0.1).run() for r in (0.02, 0.1, 0.4)}
     lengths = [mean(world.lengths[20:]) for world in times.values()]
     assert lengths == sorted(lengths, reverse=True)
@@ -291,50 +291,50 @@ def test_what_pays_for_one_row_may_not_pay_for_eight() -> None:
 
 BAD: dict[str, dict[str, Any]] = {
     "never right": {"chance": lambda _: 0.0},
-    "never right and dear": {"chance": lambda _: 0.0, "draft_s": per_token(0.5), "r": 0.5},
-    "ten times as dear as it seemed": {"draft_s": per_token(1.0)},
+    "never right and expensive": {"chance": lambda _: 0.0, "draft_s": per_token(0.5), "r": 0.5},
+    "ten times as expensive as it seemed": {"draft_s": per_token(1.0)},
     "right until it is trusted": {"chance": lambda at: float(at < 150)},
     "right now and then": {"chance": lambda at: float(at % 100 < 10)},
-    "nothing comes of its drafts": {"gap": 1},
+    "no draft becomes target tokens": {"gap": 1},
     "slow to begin": {"chance": lambda _: 0.6, "draft_s": per_token(0.1, start=1.0)},
-    "checking does not pay": {"chance": lambda _: 1.0, "costs": FULL},
+    "verifying does not pay": {"chance": lambda _: 1.0, "costs": FULL},
 }
 
 
 @pytest.mark.parametrize("num_rows", [1, 8])
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_draft_model_keeps_within_the_bound(name: str, num_rows: int) -> None:
+def test_a_bad_draft_model_stays_within_the_bound(name: str, num_rows: int) -> None:
     world = World(**BAD[name], num_rows=num_rows, num_tokens=600 if num_rows == 1 else 250).run()
-    # What was not known of its cost yet may go beyond, by little and once.
+    # Costs that were not measured yet may exceed the bound once, by little.
     unknown_s = 3.0 if world.draft_s(1, 1, 1) > 0.3 else 0.0
     assert world.beyond_s <= unknown_s
     assert world.speed >= 1 / (1 + world.overhead + (ALLOWANCE_STEPS + unknown_s) / world.num_tokens)
 
 
-def test_a_draft_model_that_is_never_right_is_asked_ever_more_rarely() -> None:
+def test_a_draft_model_that_is_never_right_is_probed_ever_more_rarely() -> None:
     world = World(lambda _: 0.0, num_tokens=3000).run()
     late = [drafted for drafted, at in zip(world.num_drafted, world.at, strict=True) if at > 500]
     assert max(late) <= 2
-    # Beside them there are steps that only bring it nearer.
+    # Other steps only catch up.
     assert 0 < len([drafted for drafted in late if drafted]) <= 2500 / 250
     assert world.speed > 0.98
 
 
-def test_it_is_tried_again_and_comes_back_where_it_has_become_right() -> None:
+def test_it_is_probed_and_drafts_again_once_it_is_right() -> None:
     world = World(lambda at: float(at >= 500) * 0.97, num_tokens=1500).run()
     assert world.speed > 1.5
     assert mean(world.lengths[-20:]) > 8
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
-def test_as_many_of_its_own_tokens_are_drafted_as_the_wanted_ones_take(ratio: float) -> None:
+def test_the_number_of_drafted_tokens_follows_the_yield(ratio: float) -> None:
     world = World(lambda _: 0.9, ratio=ratio, num_tokens=900).run()
     asked = [drafted / wanted for drafted, wanted in zip(world.num_drafted, world.lengths, strict=True)]
     assert mean(asked[60:]) == pytest.approx(1 / ratio, rel=0.25)
     assert world.speed > 1.5
 
 
-def test_a_new_row_starts_with_the_ratio_that_others_had() -> None:
+def test_a_new_row_starts_with_the_yield_of_others() -> None:
     everyone = TokenYield()
     for _ in range(50):
         TokenYield(everyone).add(4, 2)
@@ -342,48 +342,48 @@ def test_a_new_row_starts_with_the_ratio_that_others_had() -> None:
         TokenYield(everyone).add(4, 0)
     new = TokenYield(everyone)
     assert new.ratio == pytest.approx(0.5, rel=0.2)
-    assert new.chance < 0.4
+    assert new.nonempty_rate < 0.4
     assert TokenYield().ratio == 1.0
 
 
-def test_drafts_of_which_nothing_comes_are_worth_less() -> None:
+def test_drafts_that_become_no_target_tokens_are_worth_less() -> None:
     sure, rare = (World(lambda _: 0.8, gap=gap).run() for gap in (0, 2))
     assert rare.speed < sure.speed
     assert rare.speed > 1.0
     length = rare.rows[0].drafts.length
-    assert length.carried.chance == pytest.approx(0.5, abs=0.15)
+    assert length.token_yield.nonempty_rate == pytest.approx(0.5, abs=0.15)
     assert length.estimate(4, 0.8).expected[4] < sure.rows[0].drafts.length.estimate(4, 0.8).expected[4]
 
 
-def test_a_step_bears_its_share_of_catching_up() -> None:
+def test_a_step_is_charged_its_share_of_catching_up() -> None:
     length = DraftLength(Acceptance(AcceptanceCounts(GLOBAL_DECAY)))
-    assert length.spread(3.0) == 1.0
+    assert length.catch_up_share(3.0) == 1.0
     length.observe(400, 0, 0)
     assert length.num_fed == 401
-    assert length.spread(4.01) == pytest.approx(0.01)
+    assert length.catch_up_share(4.01) == pytest.approx(0.01)
 
 
 def test_what_pays_at_once_may_not_pay_after_catching_up() -> None:
-    """A row that copies from its prompt all the time does not take its draft model along."""
+    """The draft model does not catch up for a row that copied from its prompt all the time."""
     world = World(lambda _: 0.7, per_token(0.3), r=0.3, costs=TARGET)
     length, row = world.rows[0].drafts.length, world.rows[0]
     assert world.planner.plan([row], [row.num_held])  # type: ignore[list-item]
-    # Here a token that is fed costs as much as one that is drafted.
+    # With these costs a token that is fed costs as much as one that is drafted.
     world.planner.model_costs = DraftModelCosts(world.costs.alone, StepCosts(FULL))
     length.observe(400, 0, 0)
-    length._since = 0
+    length._tokens_since_draft = 0
     row.tokens += [9] * 400
     row.num_held = len(row.tokens) - 1
     assert not world.planner.model_pays(length, 15)
 
 
-def test_prompts_are_read_while_that_pays_and_seldom_otherwise() -> None:
-    trials = PromptTrials()
-    assert trials.is_next(False)
-    assert [trials.is_next(True) for _ in range(3)] == [True] * 3
-    read = [trials.is_next(False) for _ in range(4 * TRIAL_EVERY)]
+def test_prompts_are_read_while_drafting_pays_and_rarely_otherwise() -> None:
+    gate = PromptGate()
+    assert gate.should_read(False)
+    assert [gate.should_read(True) for _ in range(3)] == [True] * 3
+    read = [gate.should_read(False) for _ in range(4 * READ_ONE_PROMPT_IN)]
     assert sum(read) == 4
-    assert not any(read[: TRIAL_EVERY - 1])
+    assert not any(read[: READ_ONE_PROMPT_IN - 1])
     good, bad = (World(lambda _, chance=chance: chance, num_tokens=100).run() for chance in (0.9, 0.0))
     assert good.planner.model_pays(good.drafting.new_length(), 15)
     for _ in range(15):

@@ -1,4 +1,4 @@
-"""Translation in context: nothing is lost there and back, and only true continuations are proposed."""
+"""Translation in context loses no text in either direction, and translates drafts exactly or not at all."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -7,8 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.model.vocabulary import Vocabulary, whole_characters
-from engine.speculative.translation.context import LONGEST_TAIL, ContextTranslator
+from engine.model.text_boundaries import find_complete_end
+from engine.model.vocabulary import Vocabulary
+from engine.speculative.translation.context import MAX_TAIL_TOKENS, ContextTranslator
 from engine.speculative.translation.token_map import TokenMap
 from engine.speculative.translation.translation import PREFIX_TOKENS
 from engine.speculative.translation.translator import VocabularyPair
@@ -42,7 +43,7 @@ FRAGMENTS = [
 ]
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=6), max_size=12).map("".join)
 SEEDS = st.lists(st.binary(min_size=1, max_size=4) | st.integers(0) | TEXTS, max_size=10)
-"""What tokens are made of: texts, bytes and ids as they come, broken characters and specials among them."""
+"""Sources of tokens: texts, bytes and arbitrary ids, including broken characters and specials."""
 
 
 @cache
@@ -71,104 +72,110 @@ def tokens_of(vocabulary: Vocabulary, seeds: Sequence[str | bytes | int]) -> lis
         if isinstance(seed, int):
             tokens.append(seed % vocabulary.size)
         else:
-            tokens += vocabulary.spell(seed if isinstance(seed, bytes) else seed.encode())[0]
+            tokens += vocabulary.encode_best_effort(seed if isinstance(seed, bytes) else seed.encode())[0]
     return tokens
 
 
-def told_text(pair: VocabularyPair, tokens: Sequence[int]) -> tuple[bytes, bytes]:
-    """The bytes that a draft model reads of committed tokens, and those of the last character that waits."""
+def draft_model_text(pair: VocabularyPair, tokens: Sequence[int]) -> tuple[bytes, bytes]:
+    """Return the bytes that a draft model reads of committed tokens, and those of an incomplete character."""
     text = b""
     start = 0
     for token in tokens:
         piece = pair.target.pieces[token]
         if not piece:
-            piece = pair.draft.text(pair.told(token))
+            piece = pair.draft.to_bytes(pair.to_draft_ids(token))
             start = len(text) + len(piece)
         text += piece
-    end = start + whole_characters(text[start:])
+    end = start + find_complete_end(text[start:])
     return text[:end], text[end:]
 
 
 @settings(deadline=None, max_examples=40)
 @given(ANY, SEEDS, PREFIXES, st.lists(st.integers(1, 30)))
-def test_a_reading_depends_on_the_tokens_and_not_on_when_they_came(
+def test_the_text_depends_on_the_tokens_and_not_on_how_they_were_batched(
     pair: VocabularyPair, seeds: list[str | bytes | int], p: int, sizes: list[int]
 ) -> None:
     tokens = tokens_of(pair.target, seeds)
-    reader = ContextTranslator(pair, p)
+    translator = ContextTranslator(pair, p)
     before: list[int] = []
     num_settled = 0
     end = 0
     for size in [*sizes, len(tokens)]:
         end += size
-        reading = reader.follow(tokens[:end])
-        ids = list(reading.ids)
-        assert ids[: reading.num_same] == before[: reading.num_same]
-        assert num_settled <= reading.num_same or not before
-        assert num_settled <= reading.num_settled <= len(ids)
+        translated = translator.translate_text(tokens[:end])
+        ids = list(translated.ids)
+        assert ids[: translated.num_same] == before[: translated.num_same]
+        assert num_settled <= translated.num_same or not before
+        assert num_settled <= translated.num_settled <= len(ids)
         assert ids[:num_settled] == before[:num_settled]
         assert bool(ids) == bool(tokens or pair.draft.opening)
-        before, num_settled = ids, reading.num_settled
-    at_once = ContextTranslator(pair, p).follow(tokens)
+        before, num_settled = ids, translated.num_settled
+    at_once = ContextTranslator(pair, p).translate_text(tokens)
     assert (list(at_once.ids), at_once.num_settled) == (before, num_settled)
 
 
 @settings(deadline=None, max_examples=40)
 @given(EXACT, SEEDS, PREFIXES)
-def test_nothing_is_lost_there(pair: VocabularyPair, seeds: list[str | bytes | int], p: int) -> None:
+def test_no_text_is_lost_for_the_draft_model(
+    pair: VocabularyPair, seeds: list[str | bytes | int], p: int
+) -> None:
     tokens = tokens_of(pair.target, seeds)
-    said, _ = told_text(pair, tokens)
-    assert pair.draft.text(ContextTranslator(pair, p).follow(tokens).ids) == said
+    text, _ = draft_model_text(pair, tokens)
+    assert pair.draft.to_bytes(ContextTranslator(pair, p).translate_text(tokens).ids) == text
 
 
 @settings(deadline=None, max_examples=80)
 @given(ANY, SEEDS, SEEDS, PREFIXES)
-def test_only_true_continuations_are_proposed(
+def test_a_translated_draft_continues_the_committed_text_exactly(
     pair: VocabularyPair, seeds: list[str | bytes | int], drafted_seeds: list[str | bytes | int], p: int
 ) -> None:
     tokens, drafted = tokens_of(pair.target, seeds), tokens_of(pair.draft, drafted_seeds)
     translator = ContextTranslator(pair, p)
-    translator.follow(tokens)
-    proposal = translator.carry_back(drafted)
-    _, pending = told_text(pair, tokens)
+    translator.translate_text(tokens)
+    translated = translator.translate_draft(drafted)
+    _, incomplete = draft_model_text(pair, tokens)
     end = next((at for at, token in enumerate(drafted) if not pair.draft.pieces[token]), len(drafted))
-    said = pair.draft.text(drafted[:end])
-    special = pair.shared_start(drafted[end : end + 1])
-    if special and proposal[-1:] == special and pending + pair.target.text(proposal[:-1]) == said:
-        proposal = proposal[:-1]
-    assert all(pair.target.pieces[token] for token in proposal)
-    if proposal:
-        assert said.startswith(pending + pair.target.text(proposal))
+    draft_text = pair.draft.to_bytes(drafted[:end])
+    special = pair.to_target_ids(drafted[end : end + 1])
+    if (
+        special
+        and translated[-1:] == special
+        and incomplete + pair.target.to_bytes(translated[:-1]) == draft_text
+    ):
+        translated = translated[:-1]
+    assert all(pair.target.pieces[token] for token in translated)
+    if translated:
+        assert draft_text.startswith(incomplete + pair.target.to_bytes(translated))
     counts = translator.counts
     assert counts.translated + counts.absorbed + counts.skipped == bool(drafted)
 
 
 @settings(deadline=None, max_examples=40)
 @given(EXACT, TEXTS, TEXTS, PREFIXES)
-def test_nothing_is_lost_back(pair: VocabularyPair, text: str, more: str, p: int) -> None:
+def test_no_draft_is_lost_for_the_target(pair: VocabularyPair, text: str, more: str, p: int) -> None:
     translator = ContextTranslator(pair, p)
-    translator.follow(tokens_of(pair.target, [text]))
-    proposal = translator.carry_back(tokens_of(pair.draft, [more]))
-    # Some have no tokens for the mark that they write for a space, but bytes.
-    can_be_said = pair.target.encode(more.encode()) is not None
-    assert pair.target.text(proposal) == more.encode() * can_be_said
-    assert translator.counts.skipped == (not can_be_said)
+    translator.translate_text(tokens_of(pair.target, [text]))
+    translated = translator.translate_draft(tokens_of(pair.draft, [more]))
+    # Some have no token for the mark with which they write a space, only bytes.
+    can_be_encoded = pair.target.encode(more.encode()) is not None
+    assert pair.target.to_bytes(translated) == more.encode() * can_be_encoded
+    assert translator.counts.skipped == (not can_be_encoded)
 
 
 @settings(deadline=None, max_examples=40)
 @given(EXACT, TEXTS, st.integers(0, 40), PREFIXES)
-def test_what_was_drafted_right_is_proposed_where_a_character_is_cut(
+def test_a_correct_draft_is_translated_even_within_a_character(
     pair: VocabularyPair, text: str, num_tokens: int, p: int
 ) -> None:
-    # Some can say these in bytes alone: how they write a space, a special, or a byte.
+    # Some can encode these only as bytes: their marks for spaces, and the strings of specials and bytes.
     assume("\u2581" not in text and "<" not in text)
     tokens = tokens_of(pair.target, [text])
-    head, rest = tokens[:num_tokens], pair.target.text(tokens[num_tokens:])
-    _, pending = told_text(pair, head)
+    head, rest = tokens[:num_tokens], pair.target.to_bytes(tokens[num_tokens:])
+    _, incomplete = draft_model_text(pair, head)
     translator = ContextTranslator(pair, p)
-    translator.follow(head)
-    proposal = translator.carry_back(tokens_of(pair.draft, [pending + rest]))
-    assert pair.target.text(proposal) == rest
+    translator.translate_text(head)
+    translated = translator.translate_draft(tokens_of(pair.draft, [incomplete + rest]))
+    assert pair.target.to_bytes(translated) == rest
 
 
 @pytest.mark.parametrize(
@@ -179,58 +186,58 @@ def test_what_was_drafted_right_is_proposed_where_a_character_is_cut(
         ("characters", "byte-level"),
     ],
 )
-def test_a_reading_is_what_the_tokenizer_makes_of_the_whole_text(draft: str, target: str) -> None:
+def test_the_ids_are_those_of_the_whole_text(draft: str, target: str) -> None:
     pair = make_pair(draft, target)
     text = "\n".join(zoo.ENGLISH + zoo.POLISH).encode()
     tokens = tokens_of(pair.target, [text])
     translator = ContextTranslator(pair, PREFIX_TOKENS)
     for end in range(len(tokens)):
-        translator.follow(tokens[:end])
-    assert translator.follow(tokens).ids == pair.draft.encode(text)
+        translator.translate_text(tokens[:end])
+    assert translator.translate_text(tokens).ids == pair.draft.encode(text)
 
 
-def test_a_draft_that_melts_into_the_text_is_told_without_it() -> None:
+def test_a_draft_that_merges_with_the_prefix_is_encoded_without_it() -> None:
     pair = make_pair("characters", "byte-level")
     translator = ContextTranslator(pair, PREFIX_TOKENS)
-    translator.follow(tokens_of(pair.target, ["in", " t"]))
-    proposal = translator.carry_back(tokens_of(pair.draft, ["he"]))
-    assert pair.target.text(proposal) == b"he"
+    translator.translate_text(tokens_of(pair.target, ["in", " t"]))
+    translated = translator.translate_draft(tokens_of(pair.draft, ["he"]))
+    assert pair.target.to_bytes(translated) == b"he"
     assert translator.counts.resynchronised == 1
 
 
-def test_the_end_of_an_answer_is_proposed() -> None:
+def test_the_end_of_an_answer_is_translated() -> None:
     pair = make_pair("sentencepiece-first", "byte-level")
     end, theirs = pair.draft.eos[0], pair.target.eos[0]
     translator = ContextTranslator(pair, PREFIX_TOKENS)
-    translator.follow(tokens_of(pair.target, ["the house"]))
-    said = pair.target.encode(b" of")
-    assert translator.carry_back([end]) == [theirs]
-    assert translator.carry_back([*tokens_of(pair.draft, [" of"]), end, end]) == [*said, theirs]
+    translator.translate_text(tokens_of(pair.target, ["the house"]))
+    word = pair.target.encode(b" of")
+    assert translator.translate_draft([end]) == [theirs]
+    assert translator.translate_draft([*tokens_of(pair.draft, [" of"]), end, end]) == [*word, theirs]
 
 
 def test_a_draft_of_half_a_character_is_absorbed() -> None:
     pair = make_pair("byte-level", "characters")
     translator = ContextTranslator(pair, PREFIX_TOKENS)
-    translator.follow(tokens_of(pair.target, ["the"]))
-    assert translator.carry_back(tokens_of(pair.draft, [b"\xf0\x9f"])) == []
+    translator.translate_text(tokens_of(pair.target, ["the"]))
+    assert translator.translate_draft(tokens_of(pair.draft, [b"\xf0\x9f"])) == []
     assert (translator.counts.absorbed, translator.counts.skipped) == (1, 0)
 
 
-def test_what_a_tokenizer_cannot_say_is_skipped_until_it_is_past() -> None:
+def test_drafts_are_skipped_while_unencodable_text_is_unsettled() -> None:
     pair = make_pair("characters-no-bytes", "byte-level")
     translator = ContextTranslator(pair, PREFIX_TOKENS)
     tokens = tokens_of(pair.target, ["\U0001f600"])
-    translator.follow(tokens)
+    translator.translate_text(tokens)
     drafted = tokens_of(pair.draft, [" dog"])
-    assert translator.carry_back(drafted) == []
+    assert translator.translate_draft(drafted) == []
     assert translator.counts.skipped == 1
     tokens += tokens_of(pair.target, [" quick brown fox" * 3])
-    translator.follow(tokens)
-    assert pair.target.text(translator.carry_back(drafted)) == b" dog"
+    translator.translate_text(tokens)
+    assert pair.target.to_bytes(translator.translate_draft(drafted)) == b" dog"
 
 
 class Counting(Vocabulary):
-    """Counts the bytes that it is asked to encode."""
+    """A vocabulary that counts the bytes it is asked to encode."""
 
     num_bytes = 0
 
@@ -253,17 +260,17 @@ def test_no_step_costs_more_in_a_longer_text(draft: str, target: str, text: str)
     costs = []
     for end in range(1, len(tokens) + 1):
         ours.num_bytes = theirs.num_bytes = 0
-        reading = translator.follow(tokens[:end])
-        translator.carry_back(ours.spell(text.encode())[0])
+        translated = translator.translate_text(tokens[:end])
+        translator.translate_draft(ours.encode_best_effort(text.encode())[0])
         costs.append(ours.num_bytes + theirs.num_bytes)
-        assert len(reading.ids) - reading.num_settled <= 4 * LONGEST_TAIL
+        assert len(translated.ids) - translated.num_settled <= 4 * MAX_TAIL_TOKENS
     assert max(costs[300:]) <= max(costs[:300])
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(["byte-level", "byte-level-spaces", "sentencepiece-never", "characters"]), TEXTS)
 def test_the_tokens_of_a_text_are_those_of_its_words(kind: str, text: str) -> None:
-    """Words are encoded one by one; the tokenizer says the same of the whole text."""
+    """Encoding word by word gives the ids that the tokenizer gives for the whole text."""
     assume("<" not in text)
     whole = zoo.make(kind).backend.encode(text, add_special_tokens=False).ids
     assert vocabulary(kind).encode(text.encode()) in (whole, None)

@@ -1,4 +1,4 @@
-"""A draft model with a vocabulary of its own never changes the answer, and says what became of its drafts."""
+"""A draft model with another vocabulary never changes the answer, and its drafts are reported."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from engine.speculative.draft_model.draft_length import DraftLength
 from engine.speculative.draft_model.sampling import make_draft_sampling
 from engine.speculative.proposers import DraftSources
 from engine.speculative.step_costs import StepClock
-from engine.speculative.translation.token_map import NONE
+from engine.speculative.translation.token_map import UNMATCHED
 from engine.speculative.translation.translation import Translation
 from tests.engine.conftest import StartEngine
 from tests.engine.model import tokenizers_zoo as zoo
@@ -27,11 +27,11 @@ from tests.engine.support import CONFIGS, Answer, ask, make_loaded, make_model, 
 
 STRATEGIES = ["context", "naive", "shared", "none"]
 DRAFTS = ["llama", "gemma3_text", "mamba2", "baichuan_m1"]
-"""Plain caches, windows, recurrent state, and lists of both."""
+"""Architectures with plain caches, windows, recurrent state, and lists of both."""
 
 
 def make_foreign(name: str, kind: str = "sentencepiece-first", context: int | None = None) -> LoadedModel:
-    """A random model with one of the small tokenizers; it has some ids more than that, as many models do."""
+    """Make a random model with a small tokenizer; like many models it has more ids than its tokenizer."""
     tokenizer = zoo.make(kind)
     size = tokenizer.vocab_size + 12
     model = make_model(name, vocab_size=size)
@@ -40,7 +40,7 @@ def make_foreign(name: str, kind: str = "sentencepiece-first", context: int | No
 
 @pytest.fixture
 def start(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
-    """Start engines whose draft model is asked again and again, though a random one is never right."""
+    """Start engines that keep asking the draft model, although drafts of a random one are never accepted."""
     monkeypatch.setattr(DraftLength, "rate", 0.9)
     monkeypatch.setattr(StepClock, "lap", lambda *_: None)
 
@@ -98,7 +98,7 @@ def test_a_draft_model_of_another_vocabulary_never_changes_the_tokens(
 
 
 @pytest.mark.parametrize("kind", ["byte-level-beginning", "unigram", "characters", "lower-case"])
-def test_whatever_the_tokenizer_the_answer_stays(kind: str, start: Callable[..., Engine]) -> None:
+def test_no_kind_of_tokenizer_changes_the_answer(kind: str, start: Callable[..., Engine]) -> None:
     asked, expected = requests()[:2], answers_of("llama")
     engine = start("llama", lambda: make_foreign("llama", kind))
     assert run(engine, asked) == [expected[one.prompt] for one in asked]
@@ -141,18 +141,18 @@ def test_a_text_beyond_the_draft_model_s_context_is_answered_without_it(
         engine = start("llama", lambda: make_foreign("llama", "characters", context=220))
         finished = [ask(engine, one).finished() for one in asked]
     assert [list(one.tokens) for one in finished] == [expected[one.prompt] for one in asked]
-    # The one with a short prompt outgrows it later.
+    # The request with a short prompt exceeds the context later.
     assert [one.usage.drafting.num_drafted > 0 for one in finished] == [True, True, False, True]
     assert "the draft model's context is 220 tokens; it drafts nothing for longer texts" in caplog.text
     assert "request 2 continues without the draft model: the draft model reads 220 tokens" in caplog.text
 
 
-@pytest.mark.parametrize("method", ["begin", "follow", "carry_back"])
+@pytest.mark.parametrize("method", ["make_translator", "translate_text", "translate_draft"])
 def test_a_translator_that_raises_ends_the_drafts_of_its_request_alone(
     method: str, start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, expected = requests(), answers_of("llama")
-    begin, num_begun = Translation.begin, 0
+    begin, num_begun = Translation.make_translator, 0
 
     def begin_faulty(self: Translation) -> Any:
         nonlocal num_begun
@@ -163,13 +163,13 @@ def test_a_translator_that_raises_ends_the_drafts_of_its_request_alone(
         def fail(*_: object) -> None:
             raise RuntimeError("a fault in a tokenizer")
 
-        if method == "begin":
+        if method == "make_translator":
             fail()
         translator = begin(self)
         setattr(translator, method, fail)
         return translator
 
-    monkeypatch.setattr(Translation, "begin", begin_faulty)
+    monkeypatch.setattr(Translation, "make_translator", begin_faulty)
     engine = start("llama", lambda: make_foreign("llama"))
     answers = [ask(engine, one) for one in asked]
     finished = [answer.finished() for answer in answers]
@@ -177,19 +177,19 @@ def test_a_translator_that_raises_ends_the_drafts_of_its_request_alone(
     assert [one.usage.drafting.num_drafted > 0 for one in finished] == [True, False, True, True]
 
 
-def test_a_row_that_starts_over_is_read_anew_and_goes_on_counting(
+def test_a_preempted_row_is_read_again_and_keeps_its_counts(
     start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, expected = requests()[1:], answers_of("llama")
     make_room, num_asked = MemoryBudget.make_room, 0
 
-    def make_room_at_times(*args: Any) -> bool:
+    def make_room_except_twice(*args: Any) -> bool:
         nonlocal num_asked
         num_asked += 1
-        # The youngest makes room.
+        # The youngest row is preempted.
         return num_asked not in (12, 14) and make_room(*args)
 
-    monkeypatch.setattr(MemoryBudget, "make_room", make_room_at_times)
+    monkeypatch.setattr(MemoryBudget, "make_room", make_room_except_twice)
     engine = start("llama", lambda: make_foreign("mamba2"), prefix_cache_bytes=0)
     answers = [ask(engine, one) for one in asked]
     finished = [answer.finished() for answer in answers]
@@ -200,7 +200,7 @@ def test_a_row_that_starts_over_is_read_anew_and_goes_on_counting(
         assert report.translation["translated"] >= len(report.by_position) > 0
 
 
-def test_requests_that_end_early_or_want_less_leave_the_others_as_they_were(
+def test_requests_that_end_early_or_want_fewer_drafts_do_not_change_others(
     start: Callable[..., Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     asked, expected = requests(), answers_of("llama")
@@ -211,7 +211,7 @@ def test_requests_that_end_early_or_want_less_leave_the_others_as_they_were(
     answers = [ask(engine, one) for one in asked]
     left.end()
     assert [list(answer.finished().tokens) for answer in answers] == [expected[one.prompt] for one in asked]
-    # The same, as a request begins that says how many tokens, and one that wants none of its drafts.
+    # Again beside a request that limits the drafted tokens and one that wants no drafts.
     few = dataclasses.replace(asked[1], id="few", draft=DraftChoice("draft-model", 1))
     none = dataclasses.replace(asked[2], id="none", draft=DraftChoice("none"))
     finished = [answer.finished() for answer in [ask(engine, few), ask(engine, none)]]
@@ -229,7 +229,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("strategy", ["context", "shared"])
-def test_penalties_filters_bias_and_grammars_go_with_it(
+def test_penalties_filters_bias_and_grammars_are_kept(
     strategy: str, start_engine: StartEngine, start: Callable[..., Engine]
 ) -> None:
     asked = [request(prompt_of(20 + i, i), 12, name=str(i), **s) for i, s in enumerate(SETTINGS)]
@@ -246,12 +246,12 @@ def test_exact_mode_keeps_its_widths(start: Callable[..., Engine]) -> None:
     assert run(engine, asked) == [expected[one.prompt] for one in asked]
 
 
-def test_tokens_that_both_have_are_drawn_with_the_target_s_noise() -> None:
+def test_shared_tokens_are_drawn_with_the_target_s_noise() -> None:
     target = zoo.make("byte-level-polish")
     translation = Translation.between(zoo.make("sentencepiece-first"), target, "context")
     assert translation.pair is not None
     to_target = translation.pair.token_map.to_target
-    shared = np.flatnonzero(to_target != NONE)
+    shared = np.flatnonzero(to_target != UNMATCHED)
     rng = np.random.default_rng(3)
     rows = [Sampling(seed, 0.8 + seed, top_k=seed % 2 * 9, min_p=0.01 * seed) for seed in range(3)]
     for positions in ([5, 5, 900], [6, 7, 0]):
@@ -260,19 +260,19 @@ def test_tokens_that_both_have_are_drawn_with_the_target_s_noise() -> None:
         ours[:, shared] = rng.normal(size=(3, len(shared)))
         theirs[:, to_target[shared]] = ours[:, shared]
         sampler = Sampler([(row, None) for row in rows], target.vocab_size)
-        draw = make_draft_sampling(translation).begin(sampler, positions, 4)
+        draw = make_draft_sampling(translation).make_draw(sampler, positions, 4)
         for at in range(4):
             drawn = np.array(draw(mx.array(ours)))
             wanted = sampler.sample(mx.array(theirs), [position + at for position in positions])
             assert to_target[drawn].tolist() == wanted.tolist()
 
 
-def test_penalties_and_bias_count_for_tokens_that_both_have() -> None:
+def test_penalties_and_bias_apply_to_shared_tokens() -> None:
     target = zoo.make("byte-level-polish")
     translation = Translation.between(zoo.make("sentencepiece-first"), target, "context")
     assert translation.pair is not None
     to_target = translation.pair.token_map.to_target
-    first, second, third = np.flatnonzero(to_target != NONE)[-3:].tolist()
+    first, second, third = np.flatnonzero(to_target != UNMATCHED)[-3:].tolist()
     sampling = Sampling(
         0, 0.0, frequency_penalty=4.0, repetition_penalty=2.0, logit_bias=((int(to_target[second]), -3.0),)
     )
@@ -280,5 +280,5 @@ def test_penalties_and_bias_count_for_tokens_that_both_have() -> None:
     sampler = Sampler([(sampling, penalties)], target.vocab_size)
     logits = np.full((1, len(to_target)), -9.0, np.float32)
     logits[0, [first, second, third]] = 3.0, 2.5, 1.0
-    draw = make_draft_sampling(translation).begin(sampler, [1], 1)
+    draw = make_draft_sampling(translation).make_draw(sampler, [1], 1)
     assert draw(mx.array(logits)).tolist() == [third]

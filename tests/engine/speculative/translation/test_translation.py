@@ -1,4 +1,4 @@
-"""Simple translations between vocabularies: ids as they are, tokens that both have, text encoded alone."""
+"""The simple strategies of translation: equal ids, shared tokens, and text encoded by itself."""
 
 from functools import cache
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from engine.model.vocabulary import VocabularyError
 from engine.speculative.translation.context import ContextTranslator
 from engine.speculative.translation.naive import NaiveTranslator
-from engine.speculative.translation.shared import SharedTranslator, Untranslated
-from engine.speculative.translation.token_map import NONE
+from engine.speculative.translation.shared import IdentityTranslator, SharedTranslator
+from engine.speculative.translation.token_map import UNMATCHED
 from engine.speculative.translation.translation import Translation
 from tests.engine.model import tokenizers_zoo as zoo
 
@@ -33,8 +33,8 @@ def between(draft: str, target: str, strategy: str) -> Translation:
     return Translation.between(zoo.make(draft), zoo.make(target), strategy)
 
 
-def in_pieces(tokens: list[int], cuts: list[int]):
-    """All committed tokens, again and again as they grow."""
+def growing(tokens: list[int], cuts: list[int]):
+    """Return growing prefixes of the tokens, the last of them complete."""
     ends = sorted({cut % (len(tokens) + 1) for cut in cuts} | {len(tokens)})
     return [tokens[:end] for end in ends]
 
@@ -43,16 +43,16 @@ def in_pieces(tokens: list[int], cuts: list[int]):
 @pytest.mark.parametrize(("draft", "target"), PAIRS)
 @settings(max_examples=10, deadline=None)
 @given(tokens=IDS, cuts=st.lists(st.integers(0, 40), max_size=5))
-def test_what_was_read_is_told_by_the_counts_of_a_reading(strategy, draft, target, tokens, cuts) -> None:
+def test_the_counts_of_a_translated_text_are_right(strategy, draft, target, tokens, cuts) -> None:
     translation = between(draft, target, strategy)
-    translator = translation.begin()
+    translator = translation.make_translator()
     before: list[int] = []
-    for committed in in_pieces([token % translation.num_target_ids for token in tokens], cuts):
-        reading = translator.follow(committed)
-        ids = list(reading.ids)
-        assert ids[: reading.num_same] == before[: reading.num_same]
-        assert reading.num_same <= len(before)
-        assert len(ids) >= reading.num_settled
+    for committed in growing([token % translation.num_target_ids for token in tokens], cuts):
+        translated = translator.translate_text(committed)
+        ids = list(translated.ids)
+        assert ids[: translated.num_same] == before[: translated.num_same]
+        assert translated.num_same <= len(before)
+        assert len(ids) >= translated.num_settled
         assert ids or not committed
         assert all(0 <= token < translation.num_draft_ids for token in ids)
         before = ids
@@ -62,16 +62,16 @@ def test_what_was_read_is_told_by_the_counts_of_a_reading(strategy, draft, targe
 @pytest.mark.parametrize(("draft", "target"), [pair for pair in PAIRS if pair[0] in zoo.EXACT])
 @settings(max_examples=10, deadline=None)
 @given(tokens=IDS, cuts=st.lists(st.integers(0, 40), max_size=5))
-def test_the_draft_model_reads_the_very_text(strategy, draft, target, tokens, cuts) -> None:
+def test_the_draft_model_reads_exactly_the_text(strategy, draft, target, tokens, cuts) -> None:
     pair = between(draft, target, strategy).pair
     assert pair is not None
-    translator = between(draft, target, strategy).begin()
+    translator = between(draft, target, strategy).make_translator()
     committed = [token for token in tokens if token not in pair.target.special]
-    for part in in_pieces(committed, cuts):
-        reading = translator.follow(part)
-    text = pair.target.text(committed)
-    read = pair.draft.text(reading.ids)
-    # Naively, an incomplete character waits for its rest.
+    for part in growing(committed, cuts):
+        translated = translator.translate_text(part)
+    text = pair.target.to_bytes(committed)
+    read = pair.draft.to_bytes(translated.ids)
+    # With naive, an incomplete character waits for its remaining bytes.
     assert read == text if strategy == "shared" else text.startswith(read) and len(text) - len(read) < 4
 
 
@@ -79,148 +79,155 @@ def test_the_draft_model_reads_the_very_text(strategy, draft, target, tokens, cu
 @pytest.mark.parametrize(("draft", "target"), PAIRS)
 @settings(max_examples=10, deadline=None)
 @given(drafted=IDS)
-def test_a_proposal_says_the_beginning_of_the_draft(strategy, draft, target, drafted) -> None:
+def test_a_translated_draft_is_a_prefix_of_the_draft(strategy, draft, target, drafted) -> None:
     translation = between(draft, target, strategy)
     pair = translation.pair
     assert pair is not None
     drafted = [token % translation.num_draft_ids for token in drafted]
-    translator = translation.begin()
-    translator.follow(pair.target.encode(b"the end") or [])
-    proposal = translator.carry_back(drafted)
-    assert pair.draft.text(drafted).startswith(pair.target.text(proposal))
+    translator = translation.make_translator()
+    translator.translate_text(pair.target.encode(b"the end") or [])
+    translated = translator.translate_draft(drafted)
+    assert pair.draft.to_bytes(drafted).startswith(pair.target.to_bytes(translated))
     counts = translator.counts
-    assert counts.translated == bool(proposal)
+    assert counts.translated == bool(translated)
     assert counts.translated + counts.absorbed + counts.skipped == bool(drafted)
-    specials = [token for token in proposal if token in pair.target.special]
+    specials = [token for token in translated if token in pair.target.special]
     assert (
-        specials == [token for token in proposal[-1:] if token in pair.target.special] or strategy == "shared"
+        specials == [token for token in translated[-1:] if token in pair.target.special]
+        or strategy == "shared"
     )
 
 
-def test_an_end_of_the_answer_is_proposed() -> None:
+def test_an_end_of_the_answer_is_translated() -> None:
     for strategy in SIMPLE:
         pair = between("sentencepiece-first", "byte-level", strategy).pair
         assert pair is not None
-        translator = between("sentencepiece-first", "byte-level", strategy).begin()
-        translator.follow(pair.target.encode(b"the lazy") or [])
+        translator = between("sentencepiece-first", "byte-level", strategy).make_translator()
+        translator.translate_text(pair.target.encode(b"the lazy") or [])
         letter, end = pair.draft.encode(b".") or [], pair.draft.eos[0]
-        proposal = translator.carry_back([*letter, end, *letter])
-        assert proposal[:2] == [*(pair.target.encode(b".") or []), pair.target.eos[0]]
+        translated = translator.translate_draft([*letter, end, *letter])
+        assert translated[:2] == [*(pair.target.encode(b".") or []), pair.target.eos[0]]
 
 
-def test_specials_are_read_as_the_draft_models_own_or_as_they_are_written() -> None:
+def test_specials_become_the_draft_model_s_own_or_their_text() -> None:
     for strategy in SIMPLE:
         pair = between("sentencepiece-first", "byte-level", strategy).pair
         assert pair is not None
-        translator = between("sentencepiece-first", "byte-level", strategy).begin()
-        start = next(token for token, text in pair.target.spellings.items() if text == "<|start|>")
-        reading = translator.follow([start, *(pair.target.encode(b"the") or []), pair.target.eos[0]])
-        assert pair.draft.text(reading.ids) == b"<|start|>the"
-        assert reading.ids[-1] == pair.draft.eos[0]
+        translator = between("sentencepiece-first", "byte-level", strategy).make_translator()
+        start = next(token for token, text in pair.target.special_strings.items() if text == "<|start|>")
+        translated = translator.translate_text(
+            [start, *(pair.target.encode(b"the") or []), pair.target.eos[0]]
+        )
+        assert pair.draft.to_bytes(translated.ids) == b"<|start|>the"
+        assert translated.ids[-1] == pair.draft.eos[0]
 
 
-def test_a_text_begins_once() -> None:
+def test_there_is_one_beginning_of_sequence() -> None:
     for strategy in SIMPLE:
         translation = between("byte-level-beginning", "sentencepiece-legacy", strategy)
         pair = translation.pair
         assert pair is not None
         assert pair.target.bos is not None
         words = pair.target.encode(b"the end") or []
-        begun = translation.begin().follow([pair.target.bos, *words])
-        plain = translation.begin().follow(words)
+        begun = translation.make_translator().translate_text([pair.target.bos, *words])
+        plain = translation.make_translator().translate_text(words)
         assert list(begun.ids) == list(plain.ids)
         assert begun.ids[0] == pair.draft.bos
         assert list(begun.ids).count(pair.draft.bos or 0) == 1
 
 
 @pytest.mark.parametrize("strategy", [*SIMPLE, "context"])
-def test_a_beginning_that_the_draft_model_does_not_have_says_nothing(strategy: str) -> None:
+def test_a_beginning_of_sequence_that_the_draft_model_lacks_is_left_out(strategy: str) -> None:
     translation = between("byte-level", "sentencepiece-legacy", strategy)
     pair = translation.pair
     assert pair is not None
     assert pair.target.bos is not None
     words = pair.target.encode(b"the end") or []
-    assert pair.draft.text(translation.begin().follow([pair.target.bos, *words]).ids) == b"the end"
-    # Something is fed all the same.
-    assert len(translation.begin().follow([pair.target.bos]).ids) == 1
+    assert (
+        pair.draft.to_bytes(translation.make_translator().translate_text([pair.target.bos, *words]).ids)
+        == b"the end"
+    )
+    # One id is needed in any case.
+    assert len(translation.make_translator().translate_text([pair.target.bos]).ids) == 1
 
 
-def test_naive_waits_for_the_rest_of_a_character_and_drafts_nothing_meanwhile() -> None:
+def test_naive_skips_drafts_within_an_incomplete_character() -> None:
     translation = between("sentencepiece-first", "byte-level", "naive")
     pair = translation.pair
     assert pair is not None
-    translator = translation.begin()
+    translator = translation.make_translator()
     tokens = pair.target.encode("ł".encode()) or []
     assert [pair.target.pieces[token] for token in tokens] == [b"\xc5", b"\x82"]
-    assert pair.draft.text(translator.follow(tokens[:1]).ids) == b""
-    assert translator.carry_back(pair.draft.encode(b"a") or []) == []
+    assert pair.draft.to_bytes(translator.translate_text(tokens[:1]).ids) == b""
+    assert translator.translate_draft(pair.draft.encode(b"a") or []) == []
     assert translator.counts.skipped == 1
-    assert pair.draft.text(translator.follow(tokens).ids) == "ł".encode()
+    assert pair.draft.to_bytes(translator.translate_text(tokens).ids) == "ł".encode()
 
 
-def test_shared_tells_nothing_of_text_that_the_target_does_not_have() -> None:
+def test_shared_ends_a_draft_at_a_token_that_the_target_lacks() -> None:
     translation = between("sentencepiece-first", "byte-level", "shared")
     pair = translation.pair
     assert pair is not None
     alone = next(
-        t for t, o in enumerate(pair.token_map.to_target) if o == NONE and len(pair.draft.pieces[t]) > 3
+        t for t, o in enumerate(pair.token_map.to_target) if o == UNMATCHED and len(pair.draft.pieces[t]) > 3
     )
     (dot,) = pair.draft.encode(b".") or []
-    translator = translation.begin()
-    translator.follow(pair.target.encode(b"the") or [])
-    assert translator.carry_back([alone, dot]) == []
-    assert pair.target.text(translator.carry_back([dot, alone, dot])) == b"."
+    translator = translation.make_translator()
+    translator.translate_text(pair.target.encode(b"the") or [])
+    assert translator.translate_draft([alone, dot]) == []
+    assert pair.target.to_bytes(translator.translate_draft([dot, alone, dot])) == b"."
 
 
 def test_equal_vocabularies_need_no_translation_and_no_copies() -> None:
     tokenizer = zoo.wrap(zoo.wordpiece(), eos_token="[SEP]")
     translation = Translation.between(tokenizer, tokenizer)
     assert (translation.strategy, translation.pair) == ("none", None)
-    translator = translation.begin()
+    translator = translation.make_translator()
     committed = [5, 6, 7]
-    reading = translator.follow(committed)
-    assert reading.ids is committed
-    assert (reading.num_same, reading.num_settled) == (0, 3)
+    translated = translator.translate_text(committed)
+    assert translated.ids is committed
+    assert (translated.num_same, translated.num_settled) == (0, 3)
     committed.append(8)
-    again = translator.follow(committed)
+    again = translator.translate_text(committed)
     assert again.ids is committed
     assert (again.num_same, again.num_settled) == (3, 4)
-    assert translator.carry_back([9, 10]) == [9, 10]
+    assert translator.translate_draft([9, 10]) == [9, 10]
 
 
 @settings(max_examples=50, deadline=None)
 @given(tokens=st.lists(st.integers(0, 20), max_size=30), cuts=st.lists(st.integers(0, 30), max_size=5))
-def test_ids_that_the_other_model_does_not_have_are_left_out_and_end_a_draft(tokens, cuts) -> None:
-    translator = Untranslated(num_draft_ids=10, num_target_ids=15)
+def test_ids_that_the_other_model_lacks_are_left_out_and_end_a_draft(tokens, cuts) -> None:
+    translator = IdentityTranslator(num_draft_ids=10, num_target_ids=15)
     before = 0
-    for committed in in_pieces(tokens, cuts):
-        reading = translator.follow(committed)
+    for committed in growing(tokens, cuts):
+        translated = translator.translate_text(committed)
         known = [token for token in committed if token < 10]
-        # It has to be fed something, even if it knows nothing of the beginning.
-        assert list(reading.ids) in (known, [0, *known])
-        assert reading.num_same == before
-        assert reading.ids or not committed
-        before = len(reading.ids)
-    back = translator.carry_back(tokens)
+        # One id is needed even if the draft model lacks all of them.
+        assert list(translated.ids) in (known, [0, *known])
+        assert translated.num_same == before
+        assert translated.ids or not committed
+        before = len(translated.ids)
+    back = translator.translate_draft(tokens)
     assert back == tokens[: next((at for at, token in enumerate(tokens) if token >= 15), len(tokens))]
 
 
-def test_strategies_are_what_they_are_called() -> None:
+def test_each_strategy_has_its_translator() -> None:
     kinds = ("sentencepiece-first", "byte-level")
     made = {
-        name: type(between(*kinds, name).begin()) for name in ("naive", "shared", "none", "context", "auto")
+        name: type(between(*kinds, name).make_translator())
+        for name in ("naive", "shared", "none", "context", "auto")
     }
     assert made == {
         "naive": NaiveTranslator,
         "shared": SharedTranslator,
-        "none": Untranslated,
+        "none": IdentityTranslator,
         "context": ContextTranslator,
         "auto": ContextTranslator,
     }
     assert between(*kinds, "auto").strategy == "context"
 
 
-def test_kinds_that_are_not_known_by_bytes_are_refused_only_where_text_is_read() -> None:
+def test_kinds_without_known_bytes_are_rejected_only_if_text_is_translated() -> None:
     tokenizer = zoo.wrap(zoo.wordpiece(), eos_token="[SEP]")
     assert Translation.between(tokenizer, zoo.make("byte-level"), "none").strategy == "none"
     for strategy in ("auto", "context", "naive", "shared"):
