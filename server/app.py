@@ -23,7 +23,8 @@ from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
-from server.requests.tokens import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
+from server.requests.embeddings import EmbeddingsRequest
+from server.requests.tokens import DetokenizeRequest, TokenizeRequest
 from server.responses_api.schemas import ResponsesRequest
 from server.routes import (
     chat,

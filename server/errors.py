@@ -161,7 +161,7 @@ class RequestFailedError(ApiError):
     """This request failed inside the server; others go on."""
 
     @classmethod
-    def own(cls, request_id: str) -> "RequestFailedError":
+    def internal(cls, request_id: str) -> "RequestFailedError":
         """For a fault of the server's own, whose trace stands in the log."""
         return cls(f"The server failed on this request; its log has the reason under {request_id}.")
 

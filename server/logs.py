@@ -53,7 +53,7 @@ class RequestRecord:
     error: str | None = None
 
     @property
-    def order_id(self) -> str:
+    def engine_request_id(self) -> str:
         """What the engine calls the request: its id, and where a client chose that, what makes it unique."""
         return self.id if self.id.endswith(self.unique) else f"{self.id}-{self.unique}"
 
@@ -124,7 +124,7 @@ class TextFormatter(logging.Formatter):
         return super().formatMessage(record)
 
 
-def begin_record(scope: Scope, record: RequestRecord) -> None:
+def attach_record(scope: Scope, record: RequestRecord) -> None:
     """Give a request its record, and the log its id, for as long as the request is served."""
     scope[_RECORD] = record
     CURRENT_ID.set(record.id)
@@ -148,14 +148,14 @@ def _fields(record: RequestRecord) -> dict[str, object]:
     return fields
 
 
-def logs_prompts() -> bool:
+def is_logging_prompts() -> bool:
     """Whether the log takes what is asked and answered."""
     return _PROMPTS.isEnabledFor(logging.INFO)
 
 
 def log_prompt(what: str, text: str) -> None:
     """Write down what was asked or answered, on one line, where the log takes that and there is something."""
-    if text and logs_prompts():
+    if text and is_logging_prompts():
         _PROMPTS.info("%s %s", what, _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text))
 
 

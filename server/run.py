@@ -21,8 +21,8 @@ from server.banner import LoadingBar, banner, describe_drafts
 from server.engine_protocol import EngineProtocol
 from server.http.access import is_loopback
 from server.http.api_keys import load_keys
-from server.http.connection import http_config
-from server.http.listener import ListenError, address_of, take_address
+from server.http.connection import uvicorn_config
+from server.http.listener import ListenError, bind_address, url_of
 from server.logs import LOGGER, configure_logs
 
 if TYPE_CHECKING:
@@ -96,11 +96,11 @@ def run(settings: Settings, make_sources: "MakeSources | None" = None) -> int:
     """
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:
-        taken = take_address(settings.host, settings.port)
+        taken = bind_address(settings.host, settings.port)
     except ListenError as fault:
         return _complain(str(fault))
     with taken:
-        if refusal := refusal_to_listen(settings, taken):
+        if refusal := exposure_error(settings, taken):
             return _complain(refusal)
         # Only now: importing MLX takes seconds, and a port in use should be known before.
         from engine.engine import Engine
@@ -112,7 +112,7 @@ def run(settings: Settings, make_sources: "MakeSources | None" = None) -> int:
             return _complain(str(fault))
 
 
-def refusal_to_listen(settings: Settings, taken: socket.socket) -> str | None:
+def exposure_error(settings: Settings, taken: socket.socket) -> str | None:
     """Why other machines must not be let in by this socket, if they must not.
 
     Raises SettingsError for a file of keys that cannot be used.
@@ -135,14 +135,14 @@ def serve(engine: EngineProtocol, settings: Settings, taken: socket.socket) -> i
     """
     # Streams end because the engine ends their sequences; without this they would be cut off instead.
     AppStatus.enable_automatic_graceful_drain = False
-    config = http_config(
+    config = uvicorn_config(
         create_app(engine, settings),
         settings.body_timeout_s,
         lifespan="on",
         timeout_keep_alive=KEEP_CONNECTION_S,
         timeout_graceful_shutdown=LAST_WRITES_S,
     )
-    announce = partial(_announce, engine, settings, address_of(taken))
+    announce = partial(_announce, engine, settings, url_of(taken))
     server = HttpServer(config, engine, settings.drain_s, announce)
     engine.on_death = server.note_death
     with LoadingBar() as bar:

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from config.settings import Settings
 from server.errors import ApiError, ForbiddenError, UnauthorizedError, shortened
-from server.http.api_keys import Keys, given_keys
+from server.http.api_keys import ApiKeys, sent_keys
 from server.http.refusal import refuse
 from server.http.tenants import OWNER
 
@@ -25,7 +25,7 @@ class Access:
     were its site. Its requests bear that name, so over loopback only names of this machine are taken.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, keys: ApiKeys) -> None:
         self.app = app
         self._keys = keys
         self._names = frozenset(name.lower() for name in ("localhost", settings.host, *settings.allowed_host))
@@ -47,7 +47,7 @@ class Access:
                 code="host_not_allowed",
             )
         if self._keys and scope["path"] not in OPEN_PATHS:
-            given = given_keys(HTTPConnection(scope))
+            given = sent_keys(HTTPConnection(scope))
             if not given:
                 return UnauthorizedError(
                     "There is no API key. Send one of this server's in the header Authorization: Bearer KEY.",

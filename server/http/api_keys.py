@@ -12,7 +12,7 @@ from config.setting import SettingsError
 from config.settings import Settings
 
 
-class Keys:
+class ApiKeys:
     """Every key that is in force; none means that everybody is let in."""
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -31,12 +31,12 @@ class Keys:
         return None
 
 
-def load_keys(settings: Settings) -> Keys:
+def load_keys(settings: Settings) -> ApiKeys:
     """The keys of the settings and of their file. Raises SettingsError for a file that has none."""
-    return Keys((*settings.api_key, *_read(settings.api_key_file)))
+    return ApiKeys((*settings.api_key, *_read(settings.api_key_file)))
 
 
-def given_keys(request: HTTPConnection) -> list[str]:
+def sent_keys(request: HTTPConnection) -> list[str]:
     """The keys that a client sent, as OpenAI's clients do and then as Anthropic's; perhaps of no use."""
     kind, _, key = request.headers.get("authorization", "").partition(" ")
     bearer = key.strip() if kind.lower() == "bearer" else ""

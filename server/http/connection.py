@@ -66,7 +66,7 @@ class Connection(H11Protocol):
             self._head_timer = None
 
 
-def http_config(app: ASGIApp, head_timeout_s: float, **options: Any) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, head_timeout_s: float, **options: Any) -> uvicorn.Config:
     """How uvicorn serves the app. options: see uvicorn.Config."""
     make_connection: Any = partial(Connection, head_timeout_s=head_timeout_s)
     return uvicorn.Config(

@@ -7,7 +7,7 @@ class ListenError(Exception):
     """The address cannot be listened on; the message tells the person why."""
 
 
-def take_address(host: str, port: int) -> socket.socket:
+def bind_address(host: str, port: int) -> socket.socket:
     """Bind a socket. It refuses connections until it is served. port: 0 takes any that is free.
 
     Raises ListenError.
@@ -29,7 +29,7 @@ def take_address(host: str, port: int) -> socket.socket:
     return taken
 
 
-def address_of(taken: socket.socket) -> str:
+def url_of(taken: socket.socket) -> str:
     """The address as a client on this machine would write it."""
     host, port = taken.getsockname()[:2]
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - what was asked for

@@ -37,13 +37,13 @@ class ErrorResponse(BaseModel):
     error: ErrorObject
 
 
-def takes(model: type[BaseModel]) -> dict[str, Any]:
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     """What a route's document says of its body."""
     schema = {"$ref": _REFERENCE.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def asks(model: type[BaseModel]) -> dict[str, Any]:
+def query_schema(model: type[BaseModel]) -> dict[str, Any]:
     """What a route's document says of its query, of models without models in them."""
     parameters = [
         {"name": name, "in": "query", "required": False, "schema": schema}
@@ -55,7 +55,7 @@ def asks(model: type[BaseModel]) -> dict[str, Any]:
 def complete_document(
     app: FastAPI, *models: type[BaseModel], open_paths: Collection[str] | None = None
 ) -> None:
-    """Add the models that routes name with takes() to the app's document, the shape of errors, and headers.
+    """Add the models that routes name with body_schema() to the document, the shape of errors, headers.
 
     open_paths: what may be asked without an API key; None where nothing needs one.
     """

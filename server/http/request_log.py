@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.request import EngineError
 from server.errors import CLIENT_CLOSED_REQUEST, BadRequestError, RequestFailedError, from_engine
 from server.http.error_format import error_response, speaks_anthropic
-from server.logs import LOGGER, RequestRecord, begin_record, log_request, record_in
+from server.logs import LOGGER, RequestRecord, attach_record, log_request, record_in
 from server.metrics.registry import Metrics
 
 REQUEST_ID = "x-request-id"
@@ -55,7 +55,7 @@ class RequestLog:
         given, unique = Headers(scope=scope).get(REQUEST_ID), secrets.token_hex(12)
         request_id = given if given is not None and _ID.fullmatch(given) else f"req-{unique}"
         record = RequestRecord(request_id, unique, f"{scope['method']} {path}")
-        begin_record(scope, record)
+        attach_record(scope, record)
         self.metrics.begin_request()
 
         async def send_with_id(message: Message) -> None:
@@ -80,7 +80,7 @@ class RequestLog:
             LOGGER.exception("%s %s failed", record.id, record.endpoint)
             if record.status:
                 raise
-            response = error_response(RequestFailedError.own(record.id), scope)
+            response = error_response(RequestFailedError.internal(record.id), scope)
             await response(scope, receive, send_with_id)
         finally:
             record.status = record.status or CLIENT_CLOSED_REQUEST

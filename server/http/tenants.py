@@ -3,7 +3,7 @@
 from starlette.requests import HTTPConnection
 
 from config.settings import Settings
-from server.http.api_keys import digest, given_keys
+from server.http.api_keys import digest, sent_keys
 
 OWNER = "reprise.owner"
 """Where a request's scope has the digest of the key that let it in."""
@@ -25,5 +25,5 @@ def key_digest(request: HTTPConnection) -> str:
     owner: str | None = request.scope.get(OWNER)
     if owner is not None:
         return owner
-    claimed = given_keys(request)
+    claimed = sent_keys(request)
     return digest(claimed[0]) if claimed else ""

@@ -36,12 +36,12 @@ class ScrapeCollector(Collector):
             **self._process_values(),
         }
         for group in GROUPS:
-            for metric in group.metrics if group.is_read else ():
+            for metric in group.metrics if group.is_scraped else ():
                 if metric.name == _GAPS:
-                    yield _gaps(metric.text, counts)
+                    yield _gaps(metric.help, counts)
                 elif metric.name in values:
                     make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                    yield make(metric.name, metric.text, values[metric.name])
+                    yield make(metric.name, metric.help, values[metric.name])
 
     def _engine_values(self, counts: EngineCounts) -> _Values:
         status = self._engine.status()

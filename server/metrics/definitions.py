@@ -22,7 +22,7 @@ class MetricEntry:
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
-    text: str
+    help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
 
@@ -31,12 +31,12 @@ class MetricEntry:
 class MetricGroup:
     """Metrics about one thing.
 
-    is_read: whether they are read from their source at each scrape, and not counted as things happen.
+    is_scraped: whether they are read from their source at each scrape, and not counted as things happen.
     note: what to know of all of them, in Markdown.
     """
 
     title: str
-    is_read: bool
+    is_scraped: bool
     metrics: tuple[MetricEntry, ...]
     note: str = ""
 

@@ -28,7 +28,7 @@ class Metrics:
     """The counters of one app, in a registry of its own. May be used on any thread."""
 
     def __init__(self, engine: EngineProtocol) -> None:
-        made = {m.name: _make(m) for group in GROUPS if not group.is_read for m in group.metrics}
+        made = {m.name: _make(m) for group in GROUPS if not group.is_scraped for m in group.metrics}
         self._counters = {name: metric for name, metric in made.items() if isinstance(metric, Counter)}
         self._histograms = {name: metric for name, metric in made.items() if isinstance(metric, Histogram)}
         self._gauges = {name: metric for name, metric in made.items() if isinstance(metric, Gauge)}
@@ -37,7 +37,7 @@ class Metrics:
         self._registry.register(_WithoutDates(list(made.values())))
         self._registry.register(self._collector)
 
-    def watch(self, store: ResponseStore) -> None:
+    def set_response_store(self, store: ResponseStore) -> None:
         """Tell from now on what this store holds."""
         self._collector.store = store
 
@@ -132,8 +132,8 @@ def _stage(usage: Usage) -> str:
 def _make(entry: MetricEntry) -> Counter | Gauge | Histogram:
     match entry.kind:
         case "counter":
-            return Counter(entry.name, entry.text, entry.labels, registry=None)
+            return Counter(entry.name, entry.help, entry.labels, registry=None)
         case "gauge":
-            return Gauge(entry.name, entry.text, entry.labels, registry=None)
+            return Gauge(entry.name, entry.help, entry.labels, registry=None)
         case "histogram":
-            return Histogram(entry.name, entry.text, entry.labels, buckets=entry.buckets, registry=None)
+            return Histogram(entry.name, entry.help, entry.labels, buckets=entry.buckets, registry=None)

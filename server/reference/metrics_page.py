@@ -3,7 +3,7 @@
 from importlib.metadata import version
 
 from server.metrics.definitions import GROUPS, MetricEntry, MetricGroup
-from server.reference.pages import table
+from server.reference.markdown import table
 
 _BEFORE = """\
 # The metrics, one by one
@@ -16,14 +16,14 @@ scrape needs one too.
 """
 
 
-def write_metrics() -> str:
+def write_metrics_page() -> str:
     """All metrics, group by group."""
     return "\n".join([_BEFORE.format(version=version("reprise")), *map(_section, GROUPS)])
 
 
 def _section(group: MetricGroup) -> str:
     rows = [
-        (f"`{m.name}`", _kind(m), ", ".join(f"`{label}`" for label in m.labels), m.text)
+        (f"`{m.name}`", _kind(m), ", ".join(f"`{label}`" for label in m.labels), m.help)
         for m in group.metrics
     ]
     lines = [f"## {group.title}\n", table(("Metric", "Kind", "Labels", "What it says"), rows)]

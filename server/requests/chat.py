@@ -5,11 +5,12 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from server.requests.chat_template import Messages, TemplateArguments
-from server.requests.common import GenerationFields
 from server.requests.drafts import Prediction
+from server.requests.generation_fields import GenerationFields
 from server.requests.prompt_cache import PromptCacheOptions
 from server.requests.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_choice, check_enforced
-from server.validation.fields import Count, not_yet, replaced, wrong
+from server.validation.field_errors import field_error
+from server.validation.fields import Count, superseded, unsupported
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
@@ -57,18 +58,18 @@ class ChatRequest(GenerationFields):
         None, description="Accepted; prompts are cached by what they hold."
     )
 
-    functions: replaced("is not supported; send tools instead", []) = None  # type: ignore[valid-type]
-    function_call: replaced(  # type: ignore[valid-type]
+    functions: superseded("is not supported; send tools instead", []) = None  # type: ignore[valid-type]
+    function_call: superseded(  # type: ignore[valid-type]
         "is not supported; send tool_choice instead, with tools", "none", "auto"
     ) = None
-    modalities: not_yet(["text"]) = None  # type: ignore[valid-type]
-    audio: not_yet() = None  # type: ignore[valid-type]
-    verbosity: not_yet("medium") = None  # type: ignore[valid-type]
-    web_search_options: not_yet() = None  # type: ignore[valid-type]
-    moderation: not_yet() = None  # type: ignore[valid-type]
+    modalities: unsupported(["text"]) = None  # type: ignore[valid-type]
+    audio: unsupported() = None  # type: ignore[valid-type]
+    verbosity: unsupported("medium") = None  # type: ignore[valid-type]
+    web_search_options: unsupported() = None  # type: ignore[valid-type]
+    moderation: unsupported() = None  # type: ignore[valid-type]
 
     @property
-    def wanted_tokens(self) -> int | None:
+    def requested_max_tokens(self) -> int | None:
         """See GenerationFields."""
         return self.max_completion_tokens or self.max_tokens
 
@@ -121,7 +122,7 @@ class ChatRequest(GenerationFields):
     def top_logprobs_need_logprobs(self) -> "ChatRequest":
         """Refuse alternatives to tokens that are not told, as OpenAI does."""
         if self.top_logprobs and not self.logprobs:
-            raise wrong("invalid_value", "is allowed only with logprobs: true", "top_logprobs")
+            raise field_error("invalid_value", "is allowed only with logprobs: true", "top_logprobs")
         return self
 
     @model_validator(mode="after")
@@ -129,5 +130,7 @@ class ChatRequest(GenerationFields):
         """Refuse two limits that disagree: nobody could tell which one was meant."""
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
-            raise wrong("invalid_value", "and max_completion_tokens disagree; send one of them", "max_tokens")
+            raise field_error(
+                "invalid_value", "and max_completion_tokens disagree; send one of them", "max_tokens"
+            )
         return self

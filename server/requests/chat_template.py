@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from server.requests.messages import Message, check_conversation
-from server.validation.fields import wrong
+from server.validation.field_errors import field_error
 
 MAX_MESSAGES = 4096
 RESERVED_TEMPLATE_KEYS = frozenset(
@@ -33,7 +33,7 @@ RESERVED_TEMPLATE_KEYS = frozenset(
 
 def _template_keys(given: dict[str, Any]) -> dict[str, Any]:
     for key in sorted(given.keys() & RESERVED_TEMPLATE_KEYS):
-        raise wrong("invalid_value", "is the server's to set", f".{key}")
+        raise field_error("invalid_value", "is the server's to set", f".{key}")
     return given
 
 

@@ -4,8 +4,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from server.requests.common import GenerationFields
-from server.validation.fields import INT32_MAX, not_yet, wrong
+from server.requests.generation_fields import GenerationFields
+from server.validation.field_errors import field_error
+from server.validation.fields import INT32_MAX, unsupported
 
 MAX_PROMPTS = 64
 Prompt = str | list[str] | list[int] | list[list[int]]
@@ -16,18 +17,20 @@ def _prompts(given: object) -> list[Any]:
     if isinstance(given, str):
         return [given]
     if not isinstance(given, list):
-        raise wrong("invalid_type", "must be a string, an array of strings, or an array of token ids")
+        raise field_error("invalid_type", "must be a string, an array of strings, or an array of token ids")
     if not given:
-        raise wrong("invalid_value", "is empty; send at least one token")
+        raise field_error("invalid_value", "is empty; send at least one token")
     if isinstance(given[0], int):
         _check_ids(given, "")
         return [given]
     if len(given) > MAX_PROMPTS:
-        raise wrong("invalid_value", f"has {len(given)} entries; at most {MAX_PROMPTS} are allowed")
+        raise field_error("invalid_value", f"has {len(given)} entries; at most {MAX_PROMPTS} are allowed")
     for index, prompt in enumerate(given):
         at = f"[{index}]"
         if not isinstance(prompt, type(given[0])) or not isinstance(prompt, str | list):
-            raise wrong("invalid_type", "must be a string like all others, or an array of token ids", at)
+            raise field_error(
+                "invalid_type", "must be a string like all others, or an array of token ids", at
+            )
         if isinstance(prompt, list):
             _check_ids(prompt, at)
     return given
@@ -35,10 +38,10 @@ def _prompts(given: object) -> list[Any]:
 
 def _check_ids(ids: list[object], at: str) -> None:
     if not ids:
-        raise wrong("invalid_value", "is empty; send at least one token", at)
+        raise field_error("invalid_value", "is empty; send at least one token", at)
     for index, token in enumerate(ids):
         if type(token) is not int:
-            raise wrong("invalid_type", "must be a token id, a whole number", f"{at}[{index}]")
+            raise field_error("invalid_type", "must be a token id, a whole number", f"{at}[{index}]")
 
 
 class CompletionRequest(GenerationFields):
@@ -60,7 +63,7 @@ class CompletionRequest(GenerationFields):
         le=5,
         description="How many of the likeliest tokens to tell at each place, besides the token's own.",
     )
-    suffix: not_yet("") = None  # type: ignore[valid-type]
+    suffix: unsupported("") = None  # type: ignore[valid-type]
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -76,5 +79,5 @@ class CompletionRequest(GenerationFields):
     def best_of_is_n(self) -> "CompletionRequest":
         """Refuse to generate answers that would be thrown away."""
         if self.best_of is not None and self.best_of != self.n:
-            raise wrong("unsupported_parameter", "is supported only where it equals n", "best_of")
+            raise field_error("unsupported_parameter", "is supported only where it equals n", "best_of")
         return self

@@ -7,7 +7,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
 from server.errors import shortened
-from server.validation.fields import RequestModel, not_yet, wrong
+from server.validation.field_errors import field_error
+from server.validation.fields import RequestModel, unsupported
 
 
 class TextPart(RequestModel):
@@ -40,22 +41,22 @@ def _text(given: object) -> str:
     if isinstance(given, str):
         return given
     if not isinstance(given, list):
-        raise wrong("invalid_type", "must be a string or an array of text parts")
+        raise field_error("invalid_type", "must be a string or an array of text parts")
     for index, part in enumerate(given):
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise wrong("invalid_type", "must be an object with a type", f"[{index}]")
+            raise field_error("invalid_type", "must be an object with a type", f"[{index}]")
         if part["type"] != "text":
-            raise wrong(
+            raise field_error(
                 "unsupported_content_part",
                 f"is of type '{shortened(part['type'])}', which this server does not take; send text parts",
                 f"[{index}]",
             )
         if not isinstance(part.get("text"), str):
-            raise wrong("invalid_type", "must be a string", f"[{index}].text")
+            raise field_error("invalid_type", "must be a string", f"[{index}].text")
         if not isinstance(part.get("prompt_cache_breakpoint", {}), dict | None):
-            raise wrong("invalid_type", "must be an object", f"[{index}].prompt_cache_breakpoint")
+            raise field_error("invalid_type", "must be an object", f"[{index}].prompt_cache_breakpoint")
         if unknown := part.keys() - TextPart.model_fields:
-            raise wrong("unknown_parameter", "is unknown", f"[{index}].{min(unknown)}")
+            raise field_error("unknown_parameter", "is unknown", f"[{index}].{min(unknown)}")
     return "".join(part["text"] for part in given)
 
 
@@ -93,9 +94,9 @@ class Message(RequestModel):
         None, description="What the assistant called."
     )
     tool_call_id: str | None = Field(None, description="Of a tool's message: which call it answers.")
-    function_call: not_yet() = None  # type: ignore[valid-type]
-    audio: not_yet() = None  # type: ignore[valid-type]
-    annotations: not_yet([]) = None  # type: ignore[valid-type]
+    function_call: unsupported() = None  # type: ignore[valid-type]
+    audio: unsupported() = None  # type: ignore[valid-type]
+    annotations: unsupported([]) = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
     def fits_its_role(self) -> "Message":
@@ -103,15 +104,17 @@ class Message(RequestModel):
         if self.role != "assistant":
             for name in _ASSISTANT_ONLY:
                 if getattr(self, name) is not None:
-                    raise wrong("invalid_value", "belongs in messages of the assistant only", f".{name}")
+                    raise field_error(
+                        "invalid_value", "belongs in messages of the assistant only", f".{name}"
+                    )
         if self.role == "tool" and self.tool_call_id is None:
-            raise wrong(
+            raise field_error(
                 "missing_required_parameter", "is missing: it says which call this answers", ".tool_call_id"
             )
         if self.role != "tool" and self.tool_call_id is not None:
-            raise wrong("invalid_value", "belongs in messages of a tool only", ".tool_call_id")
+            raise field_error("invalid_value", "belongs in messages of a tool only", ".tool_call_id")
         if self.content is None and self.refusal is None and not self.tool_calls:
-            raise wrong("missing_required_parameter", "is missing", ".content")
+            raise field_error("missing_required_parameter", "is missing", ".content")
         return self
 
     def for_template(self) -> dict[str, Any]:
@@ -147,9 +150,9 @@ def check_conversation(messages: Sequence[Message]) -> None:
             called.add(call.id)
             if not isinstance(_arguments(call.function.arguments), dict):
                 at = f"[{index}].tool_calls[{call_index}].function.arguments"
-                raise wrong("invalid_value", "must be the JSON text of an object", at)
+                raise field_error("invalid_value", "must be the JSON text of an object", at)
         if message.role == "tool" and message.tool_call_id not in called:
-            raise wrong(
+            raise field_error(
                 "invalid_value", "names no call of an earlier assistant message", f"[{index}].tool_call_id"
             )
 

@@ -8,10 +8,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import from_json, to_json
 
 from engine.request import Grammar
-from server.validation.fields import RequestModel, wrong
+from server.validation.field_errors import field_error
+from server.validation.fields import RequestModel
 from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema
 from server.validation.regex import check_regex
-from server.validation.unions import one_of
+from server.validation.unions import tagged_union
 
 MAX_CHOICES = 1000
 MAX_CHOICES_CHARACTERS = 32_768
@@ -28,7 +29,7 @@ _LARK_OPTION = re.compile(r"^\s*[?!\w-]+\[[^\]\n]*\b(temperature|max_tokens|stop
 
 def _schema(given: object) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise wrong("invalid_type", "must be an object, a JSON schema")
+        raise field_error("invalid_type", "must be an object, a JSON schema")
     check_schema(given)
     return given
 
@@ -37,31 +38,33 @@ def _guided_json(given: object) -> dict[str, Any]:
     if isinstance(given, str):
         if len(given) > MAX_SCHEMA_BYTES:
             phrase = f"has {len(given)} characters; a schema may have {MAX_SCHEMA_BYTES} bytes"
-            raise wrong("schema_too_large", phrase)
+            raise field_error("schema_too_large", phrase)
         try:
             given = from_json(given, allow_inf_nan=False)
         except ValueError as fault:
-            raise wrong("invalid_json", f"is not valid JSON: {fault}") from None
+            raise field_error("invalid_json", f"is not valid JSON: {fault}") from None
     return _schema(given)
 
 
 def _regex(given: object) -> str:
     if not isinstance(given, str) or not given:
-        raise wrong("invalid_type", "must be a regular expression, a string that is not empty")
+        raise field_error("invalid_type", "must be a regular expression, a string that is not empty")
     check_regex(given)
     return given
 
 
 def _choices(given: object) -> tuple[str, ...]:
     if not isinstance(given, list):
-        raise wrong("invalid_type", "must be an array of strings")
+        raise field_error("invalid_type", "must be an array of strings")
     if not 0 < len(given) <= MAX_CHOICES:
-        raise wrong("invalid_value", f"has {len(given)} entries; between 1 and {MAX_CHOICES} are allowed")
+        raise field_error(
+            "invalid_value", f"has {len(given)} entries; between 1 and {MAX_CHOICES} are allowed"
+        )
     for index, choice in enumerate(given):
         if not isinstance(choice, str) or not choice:
-            raise wrong("invalid_type", "must be a string that is not empty", f"[{index}]")
+            raise field_error("invalid_type", "must be a string that is not empty", f"[{index}]")
     if (num := sum(map(len, given))) > MAX_CHOICES_CHARACTERS:
-        raise wrong(
+        raise field_error(
             "invalid_value", f"has {num} characters in all; at most {MAX_CHOICES_CHARACTERS} are allowed"
         )
     return tuple(given)
@@ -69,23 +72,25 @@ def _choices(given: object) -> tuple[str, ...]:
 
 def _lark(given: object) -> str:
     if not isinstance(given, str) or not given.strip():
-        raise wrong("invalid_type", "must be a grammar, a string that is not empty")
+        raise field_error("invalid_type", "must be a grammar, a string that is not empty")
     if len(given) > MAX_LARK_CHARACTERS or given.count("\n") >= MAX_LARK_LINES:
         phrase = (
             f"is too long; at most {MAX_LARK_CHARACTERS} characters and {MAX_LARK_LINES} lines are allowed"
         )
-        raise wrong("invalid_value", phrase)
+        raise field_error("invalid_value", phrase)
     if option := _LARK_OPTION.search(given):
-        raise wrong("unsupported_value", f"sets {option[1]} for a rule, which is not supported; leave it out")
+        raise field_error(
+            "unsupported_value", f"sets {option[1]} for a rule, which is not supported; leave it out"
+        )
     for match in _LARK_REPEAT.finditer(given):
         if any(int(number[:9]) > MAX_LARK_REPEATS for number in match.groups() if number):
             phrase = f"repeats something more than {MAX_LARK_REPEATS} times, which is the limit"
-            raise wrong("invalid_value", phrase)
+            raise field_error("invalid_value", phrase)
     for match in _EMBEDDED.finditer(given):
         try:
             schema, _ = JSONDecoder().raw_decode(given, match.end())
         except (ValueError, RecursionError):
-            raise wrong("invalid_value", "has %json without a JSON schema after it") from None
+            raise field_error("invalid_value", "has %json without a JSON schema after it") from None
         if isinstance(schema, dict):
             check_schema(schema)
     return given
@@ -133,7 +138,7 @@ AnyFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 ResponseFormat = Annotated[
     AnyFormat,
     BeforeValidator(
-        one_of({"text": TextFormat, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat}),
+        tagged_union({"text": TextFormat, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat}),
         json_schema_input_type=AnyFormat,
     ),
 ]
@@ -160,16 +165,18 @@ class StructuredFields(RequestModel):
     )
 
     @model_validator(mode="after")
-    def one_form(self) -> "StructuredFields":
+    def reject_two_grammars(self) -> "StructuredFields":
         """Refuse two forms: nobody could tell which one was meant."""
         given = [name for name in _FORMS if getattr(self, name) is not None]
         given = [name for name in given if not isinstance(getattr(self, name), TextFormat)]
         if len(given) > 1:
-            raise wrong("invalid_value", f"and {given[1]} exclude each other; send one of them", given[0])
+            raise field_error(
+                "invalid_value", f"and {given[1]} exclude each other; send one of them", given[0]
+            )
         return self
 
     @property
-    def form(self) -> tuple[Grammar, str] | None:
+    def requested_grammar(self) -> tuple[Grammar, str] | None:
         """The grammar of the answer and the field that it was made of; None where any text will do."""
         match self.response_format:
             case JsonObjectFormat():

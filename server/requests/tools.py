@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from server.errors import shortened
-from server.validation.fields import RequestModel, wrong
+from server.validation.field_errors import field_error
+from server.validation.fields import RequestModel
 from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema
 
 MAX_TOOLS = 128
@@ -21,7 +22,7 @@ ToolName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS, pa
 
 def _parameters(given: dict[str, Any]) -> dict[str, Any]:
     if given.get("type", "object") != "object":
-        raise wrong("invalid_value", "must be 'object': arguments are an object", ".type")
+        raise field_error("invalid_value", "must be 'object': arguments are an object", ".type")
     return given
 
 
@@ -68,7 +69,7 @@ def _unique(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.function.name in seen:
-            raise wrong(
+            raise field_error(
                 "invalid_value",
                 f"is '{tool.function.name}', as an earlier tool's; each name may stand once",
                 f"[{index}].function.name",
@@ -88,9 +89,11 @@ def _tool_choice(given: object) -> ToolChoice:
         match given:
             case "none" | "auto" | "required":
                 return ToolChoice(given)
-        raise wrong("invalid_value", "must be 'none', 'auto', 'required' or an object that names a function")
+        raise field_error(
+            "invalid_value", "must be 'none', 'auto', 'required' or an object that names a function"
+        )
     if not isinstance(given, dict):
-        raise wrong("invalid_type", "must be a string or an object")
+        raise field_error("invalid_type", "must be a string or an object")
     match given.get("type"):
         case "function":
             _check_keys(given, {"type", "function"}, "")
@@ -98,23 +101,23 @@ def _tool_choice(given: object) -> ToolChoice:
         case "allowed_tools":
             _check_keys(given, {"type", "allowed_tools"}, "")
             return _allowed(given.get("allowed_tools"), ".allowed_tools")
-    raise wrong("invalid_value", "must be 'function' or 'allowed_tools'", ".type")
+    raise field_error("invalid_value", "must be 'function' or 'allowed_tools'", ".type")
 
 
 def _allowed(given: object, at: str) -> ToolChoice:
     if not isinstance(given, dict):
-        raise wrong("invalid_type", "must be an object with mode and tools", at)
+        raise field_error("invalid_type", "must be an object with mode and tools", at)
     _check_keys(given, {"mode", "tools"}, at)
     mode, tools = given.get("mode"), given.get("tools")
     if mode != "auto" and mode != "required":
-        raise wrong("invalid_value", "must be 'auto' or 'required'", f"{at}.mode")
+        raise field_error("invalid_value", "must be 'auto' or 'required'", f"{at}.mode")
     if not isinstance(tools, list) or not 0 < len(tools) <= MAX_TOOLS:
-        raise wrong("invalid_value", f"must be an array of 1 to {MAX_TOOLS} tools", f"{at}.tools")
+        raise field_error("invalid_value", f"must be an array of 1 to {MAX_TOOLS} tools", f"{at}.tools")
     names = []
     for index, tool in enumerate(tools):
         here = f"{at}.tools[{index}]"
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise wrong("invalid_value", "must be an object with the type 'function'", here)
+            raise field_error("invalid_value", "must be an object with the type 'function'", here)
         _check_keys(tool, {"type", "function"}, here)
         names.append(_function_name(tool.get("function"), f"{here}.function"))
     return ToolChoice("required" if mode == "required" else "auto", tuple(dict.fromkeys(names)))
@@ -122,27 +125,27 @@ def _allowed(given: object, at: str) -> ToolChoice:
 
 def _function_name(given: object, at: str) -> str:
     if not isinstance(given, dict):
-        raise wrong("invalid_type", "must be an object with a name", at)
+        raise field_error("invalid_type", "must be an object with a name", at)
     _check_keys(given, {"name"}, at)
     if not isinstance(given.get("name"), str):
-        raise wrong("invalid_type", "must be the name of one of the tools", f"{at}.name")
+        raise field_error("invalid_type", "must be the name of one of the tools", f"{at}.name")
     return str(given["name"])
 
 
 def _check_keys(given: dict[str, Any], known: set[str], at: str) -> None:
     for key in given.keys() - known:
-        raise wrong("unknown_parameter", "is unknown", f"{at}.{key}")
+        raise field_error("unknown_parameter", "is unknown", f"{at}.{key}")
 
 
 def check_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
     """Refuse a choice that the tools do not leave."""
     if not tools and (choice.mode == "required" or choice.names is not None):
-        raise wrong("invalid_value", "is allowed only with tools; send some", "tool_choice")
+        raise field_error("invalid_value", "is allowed only with tools; send some", "tool_choice")
     known = {tool.function.name for tool in tools}
     for name in choice.names or ():
         if name not in known:
             phrase = f"names the function '{shortened(name)}', which is not among the tools"
-            raise wrong("invalid_value", phrase, "tool_choice")
+            raise field_error("invalid_value", phrase, "tool_choice")
 
 
 def check_enforced(tools: Sequence[Tool], names: Collection[str]) -> None:
@@ -156,7 +159,7 @@ def check_enforced(tools: Sequence[Tool], names: Collection[str]) -> None:
             f"have {num_bytes} bytes of schemas to enforce; at most {MAX_ENFORCED_BYTES} are allowed. "
             "Send fewer tools, or smaller ones"
         )
-        raise wrong("schema_too_large", phrase, "tools")
+        raise field_error("schema_too_large", phrase, "tools")
 
 
 Tools = Annotated[

@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request, Response
 from server.generation.chat import answer_chat
 from server.generation.respond import head
 from server.generation.service import service_of
-from server.http.openapi import takes
+from server.http.openapi import body_schema
 from server.output.openai_chunks import ChunkPresenter
 from server.output.openai_format import ChatFormat
 from server.requests.chat import ChatRequest
@@ -14,7 +14,7 @@ from server.validation.body import read_body
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
+@router.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
     service = service_of(request)

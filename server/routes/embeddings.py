@@ -3,14 +3,14 @@
 from fastapi import APIRouter, Request, Response
 
 from server.errors import NotImplementedHereError
-from server.http.openapi import takes
-from server.requests.tokens import EmbeddingsRequest
+from server.http.openapi import body_schema
+from server.requests.embeddings import EmbeddingsRequest
 from server.validation.body import read_body
 
 router = APIRouter()
 
 
-@router.post("/v1/embeddings", openapi_extra=takes(EmbeddingsRequest))
+@router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingsRequest))
 async def create_embeddings(request: Request) -> Response:
     """Say that there are none: what mlx-lm loads here predicts tokens, and has no layer that pools them."""
     await read_body(request, EmbeddingsRequest)

@@ -7,7 +7,7 @@ from server.errors import BadRequestError
 from server.generation.chat import answer_chat, check_tools
 from server.generation.respond import head
 from server.generation.service import service_of
-from server.http.openapi import takes
+from server.http.openapi import body_schema
 from server.http.request_log import record_of
 from server.messages_api.presenter import MessagePresenter
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
@@ -17,7 +17,7 @@ from server.validation.body import read_body
 router = APIRouter()
 
 
-@router.post("/v1/messages", openapi_extra=takes(MessagesRequest))
+@router.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
 async def create_message(request: Request) -> Response:
     """Answer a conversation."""
     service = service_of(request)
@@ -31,7 +31,7 @@ async def create_message(request: Request) -> Response:
         raise in_their_words(fault) from fault
 
 
-@router.post("/v1/messages/count_tokens", openapi_extra=takes(CountTokensRequest))
+@router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountTokensRequest))
 async def count_tokens(request: Request) -> JSONResponse:
     """How many tokens a conversation's prompt has."""
     service = service_of(request)

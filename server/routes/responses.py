@@ -9,20 +9,21 @@ from server.errors import BadRequestError
 from server.generation.chat import answer_chat, check_tools
 from server.generation.respond import head
 from server.generation.service import Service, service_of
-from server.http.openapi import asks, takes
+from server.http.openapi import body_schema, query_schema
 from server.http.tenants import key_digest
 from server.responses_api.items import ItemReference
 from server.responses_api.presenter import ResponsePresenter, item_id
 from server.responses_api.queries import GetQuery, ListQuery, page
 from server.responses_api.schemas import ResponsesRequest
 from server.responses_api.to_chat import PREVIOUS, Translation
-from server.validation.body import read_body, validated
+from server.validation.body import read_body
+from server.validation.field_errors import validate
 
 router = APIRouter()
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
-@router.post("/v1/responses", openapi_extra=takes(ResponsesRequest))
+@router.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
 async def create_response(request: Request) -> Response:
     """Answer a conversation, which may go on where an earlier response ended."""
     service = service_of(request)
@@ -47,7 +48,7 @@ async def create_response(request: Request) -> Response:
         raise translation.reworded(fault) from fault
 
 
-@router.post("/v1/responses/input_tokens", openapi_extra=takes(ResponsesRequest))
+@router.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest))
 async def count_input_tokens(request: Request) -> JSONResponse:
     """How many tokens the prompt of such a request has."""
     service = service_of(request)
@@ -64,10 +65,10 @@ async def count_input_tokens(request: Request) -> JSONResponse:
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
 
 
-@router.get("/v1/responses/{response_id}", openapi_extra=asks(GetQuery))
+@router.get("/v1/responses/{response_id}", openapi_extra=query_schema(GetQuery))
 async def get_response(request: Request, response_id: str) -> Response:
     """A response that is kept, as it was given."""
-    validated(dict(request.query_params), GetQuery)
+    validate(dict(request.query_params), GetQuery)
     kept = service_of(request).responses.find(key_digest(request), response_id)
     return Response(kept.body, media_type="application/json")
 
@@ -79,10 +80,10 @@ async def delete_response(request: Request, response_id: str) -> JSONResponse:
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{response_id}/input_items", openapi_extra=asks(ListQuery))
+@router.get("/v1/responses/{response_id}/input_items", openapi_extra=query_schema(ListQuery))
 async def list_input_items(request: Request, response_id: str) -> JSONResponse:
     """The items of a kept response's own input, without what it continues."""
-    query = validated(dict(request.query_params), ListQuery)
+    query = validate(dict(request.query_params), ListQuery)
     turn = service_of(request).responses.find(key_digest(request), response_id).turn
     return JSONResponse(page(turn.items()[: turn.num_input], query))
 

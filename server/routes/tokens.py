@@ -9,15 +9,16 @@ from fastapi.responses import JSONResponse
 from server.generation.chat import check_tools
 from server.generation.prompts import TokenIds
 from server.generation.service import Service, service_of
-from server.http.openapi import takes
+from server.http.openapi import body_schema
 from server.requests.chat import ChatRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
-from server.validation.body import read_body, validated
+from server.validation.body import read_body
+from server.validation.field_errors import validate
 
 router = APIRouter()
 
 
-@router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
+@router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
 async def tokenize(request: Request) -> JSONResponse:
     """The tokens of a text or of a conversation."""
     service = service_of(request)
@@ -40,7 +41,7 @@ async def tokenize(request: Request) -> JSONResponse:
     return JSONResponse(answer)
 
 
-@router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
+@router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
 async def detokenize(request: Request) -> JSONResponse:
     """The text of tokens, under the names of both servers."""
     service = service_of(request)
@@ -60,7 +61,7 @@ async def _tokens(request: Request, service: Service, body: TokenizeRequest) -> 
         "tools": list(body.tools),
         "chat_template_kwargs": body.chat_template_kwargs,
     }
-    chat = validated(given, ChatRequest)
+    chat = validate(given, ChatRequest)
     check_tools(service, chat)
     return (await service.prompts.encode_chat(request, chat)).tokens
 

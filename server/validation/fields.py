@@ -12,9 +12,9 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from server.errors import shortened
+from server.validation.field_errors import field_error
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1000
@@ -25,14 +25,6 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 REFUSED = "x-refused"
 """In the JSON schema of a field that is there only to be refused: what clients are told."""
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
-
-
-def wrong(code: str, phrase: str, at: str = "") -> PydanticCustomError:
-    """A validation error whose message reads on from the field's name: 'stop' <phrase>.
-
-    at: path from the field that is being validated to the part at fault, such as [1].type.
-    """
-    return PydanticCustomError(code, "{phrase}", {"phrase": phrase, "at": at})
 
 
 class RequestModel(BaseModel):
@@ -53,7 +45,7 @@ class RequestModel(BaseModel):
         return any(name == (field.alias or own) for own, field in cls.model_fields.items())
 
 
-def not_yet(
+def unsupported(
     *no_ops: object,
     phrase: str = "is not supported yet; leave it out",
     description: str = "Not supported yet.",
@@ -66,7 +58,7 @@ def not_yet(
     return _refused(phrase, no_ops, description)
 
 
-def replaced(phrase: str, *no_ops: object) -> Any:
+def superseded(phrase: str, *no_ops: object) -> Any:
     """The type of a field that OpenAI has replaced by another: only values that ask for nothing pass.
 
     phrase: what to send instead, reading on from the field's name.
@@ -77,7 +69,7 @@ def replaced(phrase: str, *no_ops: object) -> Any:
 def _refused(phrase: str, no_ops: tuple[object, ...], description: str) -> Any:
     def refuse(given: object) -> None:
         if not any(given == no_op and type(given) is type(no_op) for no_op in no_ops):
-            raise wrong("unsupported_parameter", phrase)
+            raise field_error("unsupported_parameter", phrase)
 
     return Annotated[
         Any,
@@ -89,16 +81,16 @@ def _refused(phrase: str, no_ops: tuple[object, ...], description: str) -> Any:
 
 def _stops(given: object) -> tuple[str, ...]:
     if not isinstance(given, str | list):
-        raise wrong("invalid_type", "must be a string or an array of strings")
+        raise field_error("invalid_type", "must be a string or an array of strings")
     stops = [given] if isinstance(given, str) else given
     if len(stops) > MAX_STOPS:
-        raise wrong("invalid_value", f"has {len(stops)} entries; at most {MAX_STOPS} are allowed")
+        raise field_error("invalid_value", f"has {len(stops)} entries; at most {MAX_STOPS} are allowed")
     for index, stop in enumerate(stops):
         at = "" if isinstance(given, str) else f"[{index}]"
         if not isinstance(stop, str):
-            raise wrong("invalid_type", "must be a string", at)
+            raise field_error("invalid_type", "must be a string", at)
         if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
-            raise wrong(
+            raise field_error(
                 "invalid_value",
                 f"has {len(stop)} characters; a stop string has between 1 and {MAX_STOP_CHARACTERS}",
                 at,
@@ -108,22 +100,22 @@ def _stops(given: object) -> tuple[str, ...]:
 
 def _logit_bias(given: object) -> tuple[tuple[int, float], ...]:
     if not isinstance(given, dict):
-        raise wrong("invalid_type", "must be an object of token ids and numbers")
+        raise field_error("invalid_type", "must be an object of token ids and numbers")
     if len(given) > MAX_BIASES:
-        raise wrong("invalid_value", f"has {len(given)} entries; at most {MAX_BIASES} are allowed")
+        raise field_error("invalid_value", f"has {len(given)} entries; at most {MAX_BIASES} are allowed")
     for key, bias in given.items():
         if not _TOKEN_ID.fullmatch(key):
-            raise wrong("invalid_value", "must be a token id, written in decimal digits", f".{key}")
+            raise field_error("invalid_value", "must be a token id, written in decimal digits", f".{key}")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
-            raise wrong("invalid_type", "must be a number", f".{key}")
+            raise field_error("invalid_type", "must be a number", f".{key}")
         if not -100 <= bias <= 100:
-            raise wrong("invalid_value", "must be between -100 and 100", f".{key}")
+            raise field_error("invalid_value", "must be between -100 and 100", f".{key}")
     return tuple((int(key), float(bias)) for key, bias in given.items())
 
 
 def _few_pairs(given: object) -> object:
     if isinstance(given, dict) and len(given) > MAX_PAIRS:
-        raise wrong("invalid_value", f"has {len(given)} pairs; at most {MAX_PAIRS} are allowed")
+        raise field_error("invalid_value", f"has {len(given)} pairs; at most {MAX_PAIRS} are allowed")
     return given
 
 
@@ -133,7 +125,7 @@ def _short_pairs(given: dict[str, str]) -> dict[str, str]:
             phrase = (
                 f"may have {MAX_KEY_CHARACTERS} characters in a key and {MAX_VALUE_CHARACTERS} in a value"
             )
-            raise wrong("invalid_value", phrase, f".{shortened(key)}")
+            raise field_error("invalid_value", phrase, f".{shortened(key)}")
     return given
 
 

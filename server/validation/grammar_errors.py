@@ -16,7 +16,7 @@ _KNOWN = {
 }
 
 
-def explain(message: str) -> str:
+def explain_grammar_error(message: str) -> str:
     """A phrase that reads on from the field's name, made of the library's own message."""
     if match := _UNIMPLEMENTED.search(message):
         keys = ", ".join(f"'{key}'" for key in json.loads(match[1]))

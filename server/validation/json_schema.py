@@ -12,9 +12,10 @@ from typing import Any
 from pydantic_core import to_json
 
 from server.errors import shortened
-from server.validation.fields import wrong
+from server.validation.field_errors import field_error
 from server.validation.json_schema_alternatives import Alternatives, says_more
-from server.validation.json_schema_recursion import Node, children, find_endless
+from server.validation.json_schema_nodes import Node, children
+from server.validation.json_schema_recursion import find_endless
 from server.validation.regex import check_regex
 
 MAX_SCHEMA_BYTES = 65_536
@@ -52,24 +53,26 @@ class _Counts:
 def check_schema(schema: dict[str, Any], at: str = "") -> bytes:
     """Refuse a schema that could take long or has no end; return its JSON text.
 
-    at: path from the field that is being validated to the schema, see wrong().
+    at: path from the field that is being validated to the schema, see field_error().
     Raises PydanticCustomError.
     """
     # Writing megabytes out takes longer than to see that they are too many.
     text = to_json(schema) if _is_within(schema, MAX_SCHEMA_BYTES) else b""
     if not 0 < len(text) <= MAX_SCHEMA_BYTES:
         phrase = f"is too large; as JSON a schema may have {MAX_SCHEMA_BYTES} bytes"
-        raise wrong("schema_too_large", phrase, at)
+        raise field_error("schema_too_large", phrase, at)
     counts = _Counts()
     for node, path, depth in _nodes(schema, at):
         if depth > MAX_SCHEMA_DEPTH:
-            raise wrong("schema_too_deep", f"is nested more than {MAX_SCHEMA_DEPTH} deep", at)
+            raise field_error("schema_too_deep", f"is nested more than {MAX_SCHEMA_DEPTH} deep", at)
         _check_node(node, path, counts)
     _check_counts(counts, at)
     if counts.is_combining:
         Alternatives(schema).check(at)
     if counts.references and (endless := find_endless(schema)) is not None:
-        raise wrong("invalid_schema", f"has no end: '{shortened(endless)}' always holds itself again", at)
+        raise field_error(
+            "invalid_schema", f"has no end: '{shortened(endless)}' always holds itself again", at
+        )
     return text
 
 
@@ -102,9 +105,9 @@ def _nodes(schema: Node, path: str) -> Iterator[tuple[Node, str, int]]:
 def _check_node(node: Node, path: str, counts: _Counts) -> None:
     for key, instead in _PASSED_OVER.items():
         if key in node and node[key] is not False:
-            raise wrong("unsupported_schema", f"is not supported; {instead}", f"{path}.{key}")
+            raise field_error("unsupported_schema", f"is not supported; {instead}", f"{path}.{key}")
     if isinstance(node.get("items"), list):
-        raise wrong("unsupported_schema", "is an array; use prefixItems instead", f"{path}.items")
+        raise field_error("unsupported_schema", "is an array; use prefixItems instead", f"{path}.items")
     patterned = node.get("patternProperties")
     patterns = list(patterned) if isinstance(patterned, dict) else []
     for regex in patterns:
@@ -125,7 +128,7 @@ def _check_node(node: Node, path: str, counts: _Counts) -> None:
     if isinstance(choices := node.get("oneOf"), list) and len(choices) > MAX_ONE_OF:
         # They must exclude each other, which takes the library one comparison for each two.
         phrase = f"has {len(choices)} alternatives; at most {MAX_ONE_OF} are allowed. Use anyOf"
-        raise wrong("schema_too_large", phrase, f"{path}.oneOf")
+        raise field_error("schema_too_large", phrase, f"{path}.oneOf")
     for key in ("const", "enum"):
         _check_texts(node.get(key), f"{path}.{key}")
 
@@ -151,7 +154,7 @@ def _check_texts(value: Any, path: str) -> None:
     for text in texts:
         if isinstance(text, str) and len(text) > MAX_TEXT_CHARACTERS:
             phrase = f"holds a string of {len(text)} characters; at most {MAX_TEXT_CHARACTERS} are allowed"
-            raise wrong("invalid_value", phrase, path)
+            raise field_error("invalid_value", phrase, path)
 
 
 def _check_counts(counts: _Counts, at: str) -> None:
@@ -164,10 +167,10 @@ def _check_counts(counts: _Counts, at: str) -> None:
     ):
         if num > most:
             reason = combined if what.startswith("patterns") else ""
-            raise wrong("schema_too_large", f"has {num} {what}; a schema may have {most}{reason}", at)
+            raise field_error("schema_too_large", f"has {num} {what}; a schema may have {most}{reason}", at)
     taken = 1
     for multiple, path in counts.multiples:
         taken = taken * max(1, multiple) if counts.is_combining else taken + multiple
         if taken > MAX_MULTIPLE:
             phrase = f"is too large a step, alone or with others; {MAX_MULTIPLE} is the limit"
-            raise wrong("unsupported_schema", phrase, path)
+            raise field_error("unsupported_schema", phrase, path)

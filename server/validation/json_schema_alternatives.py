@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from server.validation.fields import wrong
-from server.validation.json_schema_recursion import Node, children, target_of
+from server.validation.field_errors import field_error
+from server.validation.json_schema_nodes import Node, children, target_of
 
 MAX_COMBINATIONS = 64
 MAX_LOOKS = 10_000
@@ -31,14 +31,14 @@ class Alternatives:
         self._num_looks = 0
 
     def check(self, at: str = "") -> None:
-        """Refuse a schema with too many of them. at: see wrong()."""
+        """Refuse a schema with too many of them. at: see field_error()."""
         unseen = [(self._schema, at)]
         while unseen:
             node, path = unseen.pop()
             try:
                 self._count([node])
             except (OverflowError, RecursionError):
-                raise wrong("schema_too_large", _TOO_MANY, path) from None
+                raise field_error("schema_too_large", _TOO_MANY, path) from None
             unseen += [(child, path + step) for step, child in children(node)]
 
     def _count(self, nodes: Iterable[Node]) -> int:

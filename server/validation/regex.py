@@ -2,7 +2,7 @@
 
 import re
 
-from server.validation.fields import wrong
+from server.validation.field_errors import field_error
 
 MAX_REGEX_CHARACTERS = 4096
 MAX_REPEATS = 10_000
@@ -13,12 +13,12 @@ _COUNT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 
 
 def check_regex(regex: str, at: str = "") -> None:
-    """Refuse an expression that could take long to follow. at: see wrong().
+    """Refuse an expression that could take long to follow. at: see field_error().
 
     The library bounds what it computes; this keeps far away from there, where an answer could fail midway.
     """
     if len(regex) > MAX_REGEX_CHARACTERS:
-        raise wrong(
+        raise field_error(
             "invalid_value", f"has {len(regex)} characters; at most {MAX_REGEX_CHARACTERS} are allowed", at
         )
     # (how often the last atom repeats counted through, whether anything in it repeats), for each open group.
@@ -59,7 +59,7 @@ def _repeated(regex: str, index: int, last: tuple[int, bool], at: str) -> tuple[
         limit = MAX_NESTED_REPEATS if has_inner else MAX_REPEATS
         what = "something that repeats itself" if has_inner else "something"
         phrase = f"repeats {what} up to {inner * count} times; at most {limit} are allowed"
-        raise wrong("invalid_value", phrase, at)
+        raise field_error("invalid_value", phrase, at)
     return (inner * count, True), end
 
 

@@ -6,10 +6,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from server.errors import shortened
-from server.validation.fields import wrong
+from server.validation.field_errors import field_error
 
 
-def one_of(
+def tagged_union(
     kinds: Mapping[str, type[BaseModel]],
     *,
     refused: Mapping[str, str] | None = None,
@@ -27,20 +27,20 @@ def one_of(
         if isinstance(given, tuple(kinds.values())):
             return given
         if not isinstance(given, dict):
-            raise wrong("invalid_type", "must be an object")
+            raise field_error("invalid_type", "must be an object")
         kind = given.get("type")
         if kind is None:
             kind = default
         if kind is None:
-            raise wrong("missing_required_parameter", "is missing", ".type")
+            raise field_error("missing_required_parameter", "is missing", ".type")
         if not isinstance(kind, str):
-            raise wrong("invalid_type", "must be a string", ".type")
+            raise field_error("invalid_type", "must be a string", ".type")
         if kind in kinds:
             return kinds[kind].model_validate(given)
         for start, reason in (refused or {}).items():
             if kind.startswith(start):
-                raise wrong("unsupported_value", f"is '{shortened(kind)}', {reason}", ".type")
+                raise field_error("unsupported_value", f"is '{shortened(kind)}', {reason}", ".type")
         known = ", ".join(f"'{name}'" for name in kinds)
-        raise wrong("invalid_value", f"is '{shortened(kind)}'; this server takes {known}", ".type")
+        raise field_error("invalid_value", f"is '{shortened(kind)}'; this server takes {known}", ".type")
 
     return choose

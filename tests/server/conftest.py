@@ -16,7 +16,7 @@ def settings():
 def engine():
     fake = FakeEngine()
     yield fake
-    fake.let_go_on()
+    fake.release()
 
 
 @pytest.fixture

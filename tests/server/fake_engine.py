@@ -162,7 +162,7 @@ def says(*pieces: str, reason: FinishReason = "stop") -> "Script":
 
 def wait_first(engine: "FakeEngine", job: Job) -> Event:
     """Say nothing until let go (or cancelled), then echo."""
-    engine.wait_to_go_on(job)
+    engine.wait_for_release(job)
     return (
         Failed("cancelled", "the client left", _usage(job, 0))
         if job.cancelled.is_set()
@@ -173,7 +173,7 @@ def wait_first(engine: "FakeEngine", job: Job) -> Event:
 def wait_midway(engine: "FakeEngine", job: Job) -> Event:
     """Say one word, wait until let go (or cancelled), then echo."""
     job.sink(Delta("well "))
-    engine.wait_to_go_on(job)
+    engine.wait_for_release(job)
     return (
         Failed("cancelled", "the client left", _usage(job, 1))
         if job.cancelled.is_set()
@@ -247,7 +247,7 @@ class FakeEngine:
         self.cancelled_ids: list[str] = []
         self._live: dict[str, Job] = {}
         self._changed = threading.Condition()
-        self._may_go_on = threading.Event()
+        self._released = threading.Event()
 
     def start(self, on_progress: Callable[[str, float], None] | None = None) -> None:
         if on_progress is not None:
@@ -274,7 +274,7 @@ class FakeEngine:
             if request_id in self._live:
                 self._live[request_id].cancelled.set()
             self._changed.notify_all()
-        self._may_go_on_for_cancelled()
+        self._wake_waiting()
 
     def status(self) -> EngineStatus:
         state = "dead" if self.fault is not None and self.state != "stalled" else self.state
@@ -314,15 +314,15 @@ class FakeEngine:
         if not self.wait_until(lambda: not self._live, drain_s):
             for job in list(self._live.values()):
                 job.cancelled.set()
-            self._may_go_on_for_cancelled()
+            self._wake_waiting()
             assert self.wait_until(lambda: not self._live, 5)
 
     # What tests look at and turn.
 
-    def let_go_on(self) -> None:
+    def release(self) -> None:
         """End all waiting, now and later."""
-        self._may_go_on.set()
-        self._may_go_on_for_cancelled()
+        self._released.set()
+        self._wake_waiting()
 
     def wait_until(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
         """Wait for a claim about requests or cancellations to hold; False if it does not in time."""
@@ -339,11 +339,11 @@ class FakeEngine:
     def num_live(self) -> int:
         return len(self._live)
 
-    def wait_to_go_on(self, job: Job) -> None:
+    def wait_for_release(self, job: Job) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._may_go_on.is_set() or job.cancelled.is_set())
+            self._changed.wait_for(lambda: self._released.is_set() or job.cancelled.is_set())
 
-    def _may_go_on_for_cancelled(self) -> None:
+    def _wake_waiting(self) -> None:
         with self._changed:
             self._changed.notify_all()
 

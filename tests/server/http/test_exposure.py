@@ -8,15 +8,15 @@ import pytest
 from config.setting import SettingsError
 from config.settings import Settings
 from server.banner import banner
-from server.http.listener import take_address
-from server.run import refusal_to_listen, run
+from server.http.listener import bind_address
+from server.run import exposure_error, run
 from tests.server.fake_engine import FakeEngine
 
 
 def _refusal(**given):
     settings = Settings(port=0, **given)
-    with take_address(settings.host, settings.port) as taken:
-        return refusal_to_listen(settings, taken)
+    with bind_address(settings.host, settings.port) as taken:
+        return exposure_error(settings, taken)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])

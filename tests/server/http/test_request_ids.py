@@ -78,7 +78,7 @@ async def test_two_requests_of_one_id_are_two_requests(client, engine):
     assert first != second
     assert all(name.startswith(GIVEN["X-Request-Id"]) for name in (first, second))
     engine.cancel(first)
-    engine.let_go_on()
+    engine.release()
     responses = await asyncio.gather(*asked)
     assert sorted(response.status_code for response in responses) == [200, 503]
     (told,) = [response.json()["id"] for response in responses if response.status_code == 200]

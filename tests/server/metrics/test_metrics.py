@@ -13,7 +13,7 @@ from server.app import create_app
 from server.generation.submission import SETTLE_S
 from server.metrics.definitions import GROUPS
 from server.reference.__main__ import METRICS_PAGE
-from server.reference.metrics_page import write_metrics
+from server.reference.metrics_page import write_metrics_page
 from tests.server import fake_engine
 from tests.server.fake_engine import FakeEngine
 
@@ -161,11 +161,13 @@ async def test_the_page_has_every_metric_and_every_metric_is_there(client, engin
         names = {name.removesuffix(ending) for name in names}
     listed = {metric.name: metric for group in GROUPS for metric in group.metrics}
     assert names == set(listed)
-    assert METRICS_PAGE.read_text(encoding="utf-8") == write_metrics(), (
+    assert METRICS_PAGE.read_text(encoding="utf-8") == write_metrics_page(), (
         "run .venv/bin/python -m server.reference"
     )
     for name, metric in listed.items():
-        assert re.search(rf"^\| `{name}` \| {metric.kind}.* \| .+\. \|$", write_metrics(), re.MULTILINE), name
+        assert re.search(
+            rf"^\| `{name}` \| {metric.kind}.* \| .+\. \|$", write_metrics_page(), re.MULTILINE
+        ), name
 
 
 async def test_drafts_of_another_vocabulary_are_counted_by_strategy(client, engine):
@@ -250,7 +252,7 @@ async def test_requests_in_progress_are_those_that_are_not_answered(client, engi
     assert await asyncio.to_thread(engine.wait_until, lambda: engine.num_live == 1, 5)
     # The scrape is one itself.
     assert (await _scrape(client))["reprise_requests_in_progress"] == 2
-    engine.let_go_on()
+    engine.release()
     await asked
     assert (await _scrape(client))["reprise_requests_in_progress"] == 1
 

@@ -17,22 +17,24 @@ from config.settings import Settings
 from server.app import BODIES, ROUTES
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.metrics.endpoints import ENDPOINTS
-from server.reference.__main__ import PAGE
-from server.reference.pages import write_reference
-from server.reference.rows import SINCE, UndocumentedError, read_rows
+from server.reference.__main__ import API_PAGE
+from server.reference.api_page import write_api_page
+from server.reference.field_rows import SINCE, UndocumentedError, read_rows
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
-from server.requests.tokens import EmbeddingsRequest
+from server.requests.embeddings import EmbeddingsRequest
 from server.responses_api.schemas import ResponsesRequest
-from server.validation.fields import RequestModel, not_yet
+from server.validation.fields import RequestModel, unsupported
 
 
 def test_the_page_is_what_the_code_says():
-    assert PAGE.read_text(encoding="utf-8") == write_reference(), "run .venv/bin/python -m server.reference"
+    assert API_PAGE.read_text(encoding="utf-8") == write_api_page(), (
+        "run .venv/bin/python -m server.reference"
+    )
 
 
 def test_every_setting_that_the_page_names_exists():
-    flags = re.findall(r"--([a-z][a-z-]+)", write_reference())
+    flags = re.findall(r"--([a-z][a-z-]+)", write_api_page())
     assert flags
     assert {flag.replace("-", "_") for flag in flags} <= set(Settings.__dataclass_fields__)
 
@@ -45,7 +47,7 @@ def test_the_page_has_every_address_and_every_address_is_told():
         for method in route.methods
     }
     assert routes - {"GET /"} == {re.sub("{.*?}", "{}", endpoint) for endpoint in ENDPOINTS}
-    titles = re.findall(r"^## ([A-Z]+ /.*)$", write_reference(), re.MULTILINE)
+    titles = re.findall(r"^## ([A-Z]+ /.*)$", write_api_page(), re.MULTILINE)
     assert {re.sub("{.*?}", "{}", title) for title in titles} == routes
 
 
@@ -74,7 +76,7 @@ class Told(RequestModel):
     needed: list[str] = Field(description="Texts.")
     level: int = Field(3, ge=1, le=9, description="A number.", json_schema_extra={SINCE: "0.9.0"})
     idle: bool = Field(False, description="Accepted; nothing to do.")
-    absent: not_yet("plain", phrase="is not here") = None
+    absent: unsupported("plain", phrase="is not here") = None
 
 
 def test_a_field_without_a_description_is_a_fault():

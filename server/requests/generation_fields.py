@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from server.requests.drafts import DraftFields
 from server.requests.structured_output import StructuredFields
+from server.validation.field_errors import field_error
 from server.validation.fields import (
     INT32_MAX,
     INT64_MAX,
@@ -20,7 +21,6 @@ from server.validation.fields import (
     Penalty,
     RequestModel,
     Stops,
-    wrong,
 )
 
 
@@ -97,11 +97,11 @@ class GenerationFields(StructuredFields):
     def stream_options_need_a_stream(self) -> "GenerationFields":
         """Refuse options for a stream that was not asked for, as OpenAI does."""
         if self.stream_options is not None and not self.stream:
-            raise wrong("invalid_value", "is allowed only with stream: true", "stream_options")
+            raise field_error("invalid_value", "is allowed only with stream: true", "stream_options")
         return self
 
     @property
-    def wanted_tokens(self) -> int | None:
+    def requested_max_tokens(self) -> int | None:
         """The longest answer that the request allows, if it says."""
         return self.max_tokens
 

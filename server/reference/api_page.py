@@ -1,6 +1,6 @@
 """The reference as one Markdown text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -8,7 +8,8 @@ from fastapi.routing import APIRoute
 
 from server.app import BODIES, ROUTES
 from server.errors import ApiError
-from server.reference.rows import FIRST_VERSION, SINCE, Row, read_rows
+from server.reference.field_rows import FIRST_VERSION, SINCE, Row, read_rows
+from server.reference.markdown import escape_cell, table
 
 _BEFORE = """\
 # The API, field by field
@@ -45,7 +46,7 @@ _NO_EFFECT = ("Field", "Type", "Why", "Since")
 _REFUSED = ("Field", "Passes only as", "Why it is refused", "Since")
 
 
-def write_reference() -> str:
+def write_api_page() -> str:
     """All endpoints with their fields. Raises UndocumentedError for a field that says nothing."""
     routes = _routes()
     parts = [_BEFORE.format(version=version("reprise"))]
@@ -95,7 +96,7 @@ def _schemas(route: APIRoute) -> Iterator[dict[str, Any]]:
 def _errors() -> Iterator[str]:
     """A row for each kind of error, by status."""
     for kind in sorted(_kinds(ApiError), key=lambda kind: kind.status):
-        yield f"| {kind.status} | `{kind.type}` | {_cell(str(kind.__doc__).splitlines()[0])} |"
+        yield f"| {kind.status} | `{kind.type}` | {escape_cell(str(kind.__doc__).splitlines()[0])} |"
 
 
 def _kinds(error: type[ApiError]) -> Iterator[type[ApiError]]:
@@ -132,13 +133,3 @@ def _reason(row: Row) -> str:
 
 def _code(path: str) -> str:
     return f"`{path}`"
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [heads, ["---"] * len(heads), *([_cell(cell) for cell in row] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", r"\|")

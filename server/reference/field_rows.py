@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.reference.words import Schema, alternatives, code, in_words, resolved
+from server.reference.schema_text import Schema, alternatives, code, in_words, resolved
 from server.validation.fields import REFUSED
 
 FIRST_VERSION = "0.1.0"
