@@ -36,18 +36,18 @@ def test_nothing_is_shown_to_nobody_nor_of_a_quick_start(is_watched, show_after_
 @pytest.mark.parametrize(
     ("settings", "can_draft", "said"),
     [
-        ({"calibration_file": "~/costs.json"}, True, "auto, costs from ~/costs.json"),
+        ({"calibration_file": "~/costs.json"}, True, "auto, step costs from ~/costs.json"),
         (
             {"draft_model": "org/small", "draft_type": "draft-model", "calibration_file": "~/costs.json"},
             True,
-            "draft-model with org/small, costs from ~/costs.json",
+            "draft-model with org/small, step costs from ~/costs.json",
         ),
         (
             {"draft_type": "suffix", "calibration_file": None},
             True,
-            "suffix, costs measured at this start, kept nowhere",
+            "suffix, step costs measured at startup, not saved",
         ),
-        ({"draft_type": "suffix"}, False, "none, the model allows none"),
+        ({"draft_type": "suffix"}, False, "off, this model does not support drafting"),
     ],
 )
 def test_the_banner_says_where_drafts_and_their_costs_come_from(settings, can_draft, said):
@@ -56,6 +56,6 @@ def test_the_banner_says_where_drafts_and_their_costs_come_from(settings, can_dr
 
 def test_the_banner_says_how_drafts_are_translated():
     settings = Settings(draft_model="org/small", calibration_file="~/costs.json")
-    said = "auto with org/small (translated: context), costs from ~/costs.json"
+    said = "auto with org/small (translated: context), step costs from ~/costs.json"
     assert describe_drafts(settings, True, "context") == said
     assert "translated" not in describe_drafts(settings, True, "none")

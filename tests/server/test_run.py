@@ -73,9 +73,9 @@ def test_the_banner_says_what_is_served_and_where_and_its_curl_works(start):
     banner = process.text
     assert "org/fake-model, alias (fake, 8.1M parameters, bfloat16)" in banner
     assert re.search(r"device +cpu", banner)
-    assert re.search(r"memory +15.4 MiB of weights, 8.0 GiB in the machine", banner)
+    assert re.search(r"memory +15.4 MiB for weights, 8.0 GiB in this machine", banner)
     assert re.search(r"context +1000 tokens", banner)
-    assert re.search(r"drafts +auto, costs from kept/costs.json\n", banner)
+    assert re.search(r"drafts +auto, step costs from kept/costs.json\n", banner)
     assert address in curl
     answer = subprocess.run(
         ["bash", "-c", curl + " --silent"], capture_output=True, text=True, check=True
