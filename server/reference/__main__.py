@@ -1,4 +1,4 @@
-"""`python -m server.reference`: write docs/api.md and docs/metrics.md anew, or both into a given folder."""
+"""`python -m server.reference [FOLDER]`: generate api.md and metrics.md in docs/ or in the given folder."""
 
 import sys
 from pathlib import Path

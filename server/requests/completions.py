@@ -1,4 +1,4 @@
-"""The body of /v1/completions: every field, its type and its limits."""
+"""The body of /v1/completions."""
 
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ Prompt = str | list[str] | list[int] | list[list[int]]
 
 
 def _prompts(given: object) -> list[Any]:
-    """The prompts of a request, one or several, each of them text or token ids."""
+    """Return the prompts as a list; each is a string or a list of token ids."""
     if isinstance(given, str):
         return [given]
     if not isinstance(given, list):
@@ -29,7 +29,9 @@ def _prompts(given: object) -> list[Any]:
         at = f"[{index}]"
         if not isinstance(prompt, type(given[0])) or not isinstance(prompt, str | list):
             raise field_error(
-                "invalid_type", "must be a string like all others, or an array of token ids", at
+                "invalid_type",
+                "must be a string or an array of token ids, the same kind for all prompts",
+                at,
             )
         if isinstance(prompt, list):
             _check_ids(prompt, at)
@@ -41,7 +43,7 @@ def _check_ids(ids: list[object], at: str) -> None:
         raise field_error("invalid_value", "is empty; send at least one token", at)
     for index, token in enumerate(ids):
         if type(token) is not int:
-            raise field_error("invalid_type", "must be a token id, a whole number", f"{at}[{index}]")
+            raise field_error("invalid_type", "must be a token id, which is an integer", f"{at}[{index}]")
 
 
 class CompletionRequest(GenerationFields):
@@ -50,34 +52,41 @@ class CompletionRequest(GenerationFields):
     prompt_field = "prompt"
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts, json_schema_input_type=Prompt)] = (
-        Field(description="What to continue: text or token ids, or several of either.")
+        Field(description="The prompt to continue, as a string or as token ids; or an array of such prompts.")
     )
     best_of: int | None = Field(
-        None, ge=1, le=INT32_MAX, description="Only what n is: all answers are returned."
+        None, ge=1, le=INT32_MAX, description="Must equal n: all choices are returned, none is selected."
     )
 
-    echo: bool = Field(False, description="Whether to say the prompt before the answer, with its logprobs.")
+    echo: bool = Field(
+        False,
+        description="Whether to return the prompt before the answer. With logprobs, the prompt's log "
+        "probabilities are returned too.",
+    )
     logprobs: int | None = Field(
         None,
         ge=0,
         le=5,
-        description="How many of the likeliest tokens to tell at each place, besides the token's own.",
+        description="Number of most likely tokens to return at each position, besides the chosen token. "
+        "null: no log probabilities.",
     )
     suffix: unsupported("") = None  # type: ignore[valid-type]
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """See GenerationFields."""
+        """The number of alternatives to return at each position; None without log probabilities."""
         return self.logprobs
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """See GenerationFields."""
+        """Whether to return the log probabilities of the prompt's tokens too."""
         return self.echo and self.logprobs is not None
 
     @model_validator(mode="after")
-    def best_of_is_n(self) -> "CompletionRequest":
-        """Refuse to generate answers that would be thrown away."""
+    def check_best_of(self) -> "CompletionRequest":
+        """Refuse a best_of other than n: choices that are not returned would be wasted."""
         if self.best_of is not None and self.best_of != self.n:
-            raise field_error("unsupported_parameter", "is supported only where it equals n", "best_of")
+            raise field_error(
+                "unsupported_parameter", "is supported only if it equals n; leave it out", "best_of"
+            )
         return self

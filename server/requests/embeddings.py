@@ -1,4 +1,4 @@
-"""The body of /v1/embeddings, which is validated although there are no embeddings."""
+"""The body of /v1/embeddings, which is validated although this server has no embeddings."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,10 +11,10 @@ MAX_INPUTS = 2048
 
 
 def _input(given: object) -> object:
-    """Text, token ids, or several of either, as OpenAI has it."""
+    """Accept a string, token ids, or an array of either, as OpenAI does."""
     several = given if isinstance(given, list) else [given]
     if not several:
-        raise field_error("invalid_value", "is empty")
+        raise field_error("invalid_value", "is empty; send at least one text")
     if len(several) > MAX_INPUTS:
         raise field_error("invalid_value", f"has {len(several)} entries; at most {MAX_INPUTS} are allowed")
     for item in several:
@@ -25,12 +25,12 @@ def _input(given: object) -> object:
 
 
 class EmbeddingsRequest(RequestModel):
-    """The body of POST /v1/embeddings. All of it is checked, and then answered with 501."""
+    """The body of POST /v1/embeddings. It is validated, then answered with 501."""
 
     input: Annotated[
         Any, BeforeValidator(_input, json_schema_input_type=str | list[str] | list[int] | list[list[int]])
-    ] = Field(description="Checked; there are no embeddings here.")
-    model: str | None = Field(None, description="Checked; no model here has any.")
-    dimensions: int | None = Field(None, ge=1, le=INT32_MAX, description="Checked; see input.")
-    encoding_format: Literal["float", "base64"] = Field("float", description="Checked; see input.")
-    user: str | None = Field(None, description="Checked; see input.")
+    ] = Field(description="Validated only: the endpoint always answers 501.")
+    model: str | None = Field(None, description="Validated only.")
+    dimensions: int | None = Field(None, ge=1, le=INT32_MAX, description="Validated only.")
+    encoding_format: Literal["float", "base64"] = Field("float", description="Validated only.")
+    user: str | None = Field(None, description="Validated only.")

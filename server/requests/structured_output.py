@@ -1,4 +1,4 @@
-"""What a request says of the answer's form: response_format, as OpenAI has it, and guided_*, as vLLM has."""
+"""The fields that constrain the answer: response_format, as in OpenAI's API, and guided_*, as in vLLM's."""
 
 import re
 from json import JSONDecoder
@@ -29,7 +29,7 @@ _LARK_OPTION = re.compile(r"^\s*[?!\w-]+\[[^\]\n]*\b(temperature|max_tokens|stop
 
 def _schema(given: object) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise field_error("invalid_type", "must be an object, a JSON schema")
+        raise field_error("invalid_type", "must be a JSON schema, which is an object")
     check_schema(given)
     return given
 
@@ -37,7 +37,7 @@ def _schema(given: object) -> dict[str, Any]:
 def _guided_json(given: object) -> dict[str, Any]:
     if isinstance(given, str):
         if len(given) > MAX_SCHEMA_BYTES:
-            phrase = f"has {len(given)} characters; a schema may have {MAX_SCHEMA_BYTES} bytes"
+            phrase = f"has {len(given)} characters; a schema may have at most {MAX_SCHEMA_BYTES} bytes"
             raise field_error("schema_too_large", phrase)
         try:
             given = from_json(given, allow_inf_nan=False)
@@ -48,7 +48,7 @@ def _guided_json(given: object) -> dict[str, Any]:
 
 def _regex(given: object) -> str:
     if not isinstance(given, str) or not given:
-        raise field_error("invalid_type", "must be a regular expression, a string that is not empty")
+        raise field_error("invalid_type", "must be a regular expression, as a string that is not empty")
     check_regex(given)
     return given
 
@@ -72,7 +72,7 @@ def _choices(given: object) -> tuple[str, ...]:
 
 def _lark(given: object) -> str:
     if not isinstance(given, str) or not given.strip():
-        raise field_error("invalid_type", "must be a grammar, a string that is not empty")
+        raise field_error("invalid_type", "must be a Lark grammar, as a string that is not empty")
     if len(given) > MAX_LARK_CHARACTERS or given.count("\n") >= MAX_LARK_LINES:
         phrase = (
             f"is too long; at most {MAX_LARK_CHARACTERS} characters and {MAX_LARK_LINES} lines are allowed"
@@ -84,13 +84,13 @@ def _lark(given: object) -> str:
         )
     for match in _LARK_REPEAT.finditer(given):
         if any(int(number[:9]) > MAX_LARK_REPEATS for number in match.groups() if number):
-            phrase = f"repeats something more than {MAX_LARK_REPEATS} times, which is the limit"
+            phrase = f"repeats something too often; at most {MAX_LARK_REPEATS} times are allowed"
             raise field_error("invalid_value", phrase)
     for match in _EMBEDDED.finditer(given):
         try:
             schema, _ = JSONDecoder().raw_decode(given, match.end())
         except (ValueError, RecursionError):
-            raise field_error("invalid_value", "has %json without a JSON schema after it") from None
+            raise field_error("invalid_value", "has a %json that is not followed by a JSON schema") from None
         if isinstance(schema, dict):
             check_schema(schema)
     return given
@@ -106,29 +106,31 @@ class TextFormat(RequestModel):
 
 
 class JsonObjectFormat(RequestModel):
-    """A JSON object, whatever is in it."""
+    """Any JSON object."""
 
     type: Literal["json_object"]
 
 
 class JsonSchema(RequestModel):
-    """A schema with a name."""
+    """A named JSON schema."""
 
     name: str = Field(
         min_length=1,
         max_length=64,
         pattern=r"^[a-zA-Z0-9_-]+$",
-        description="1 to 64 letters, digits, underscores and dashes; not shown to the model.",
+        description="Name of the schema: letters, digits, underscores and dashes. Not shown to the model.",
     )
     description: str | None = Field(None, description="Accepted; not shown to the model.")
     schema_: Schema = Field(
-        alias="schema", description="A JSON schema; llguidance enforces it, see README.md for its limits."
+        alias="schema",
+        description="The JSON schema that the answer must satisfy, enforced by llguidance. README.md lists "
+        "the limits.",
     )
-    strict: bool | None = Field(None, description="Accepted; every schema is enforced.")
+    strict: bool | None = Field(None, description="Accepted; schemas are always enforced.")
 
 
 class JsonSchemaFormat(RequestModel):
-    """JSON that keeps to a schema."""
+    """JSON that satisfies a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -145,39 +147,48 @@ ResponseFormat = Annotated[
 
 
 class StructuredFields(RequestModel):
-    """What the answer must be; at most one of these."""
+    """Fields that constrain the answer. At most one of them may be used in a request."""
 
     response_format: ResponseFormat | None = Field(
-        None, description="text; json_object: any JSON object; json_schema: JSON that keeps to the schema."
+        None,
+        description="Format of the answer. text: any text; json_object: any JSON object; json_schema: JSON "
+        "that satisfies the schema.",
     )
     guided_json: (
         Annotated[dict[str, Any], BeforeValidator(_guided_json, json_schema_input_type=dict[str, Any] | str)]
         | None
-    ) = Field(None, description="A JSON schema, or its text, that the answer keeps to; not OpenAI's.")
+    ) = Field(
+        None,
+        description="The JSON schema that the answer must satisfy, as an object or a string. Not in OpenAI's "
+        "API.",
+    )
     guided_regex: Annotated[str, BeforeValidator(_regex, json_schema_input_type=str)] | None = Field(
-        None, description="A regular expression that the whole answer matches; not OpenAI's."
+        None,
+        description="A regular expression that the whole answer must match. Not in OpenAI's API.",
     )
     guided_choice: (
         Annotated[tuple[str, ...], BeforeValidator(_choices, json_schema_input_type=list[str])] | None
-    ) = Field(None, description="Strings of which the answer is one; not OpenAI's.")
+    ) = Field(None, description="The answer must be one of these strings. Not in OpenAI's API.")
     guided_grammar: Annotated[str, BeforeValidator(_lark, json_schema_input_type=str)] | None = Field(
-        None, description="A grammar in Lark's syntax, as llguidance reads it; not OpenAI's."
+        None,
+        description="A grammar that the answer must follow, in llguidance's variant of Lark. Not in OpenAI's "
+        "API.",
     )
 
     @model_validator(mode="after")
-    def reject_two_grammars(self) -> "StructuredFields":
-        """Refuse two forms: nobody could tell which one was meant."""
-        given = [name for name in _FORMS if getattr(self, name) is not None]
+    def check_one_constraint(self) -> "StructuredFields":
+        """Refuse a request with two constraints."""
+        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
         given = [name for name in given if not isinstance(getattr(self, name), TextFormat)]
         if len(given) > 1:
             raise field_error(
-                "invalid_value", f"and {given[1]} exclude each other; send one of them", given[0]
+                "invalid_value", f"and {given[1]} cannot be combined; send one of them", given[0]
             )
         return self
 
     @property
     def requested_grammar(self) -> tuple[Grammar, str] | None:
-        """The grammar of the answer and the field that it was made of; None where any text will do."""
+        """The grammar of the answer and the field that it comes from; None if any text is allowed."""
         match self.response_format:
             case JsonObjectFormat():
                 return ANY_OBJECT, "response_format"
@@ -188,19 +199,19 @@ class StructuredFields(RequestModel):
         if self.guided_regex is not None:
             return Grammar("regex", self.guided_regex), "guided_regex"
         if self.guided_choice is not None:
-            return Grammar("regex", "|".join(map(_literally, self.guided_choice))), "guided_choice"
+            return Grammar("regex", "|".join(map(_escape, self.guided_choice))), "guided_choice"
         if self.guided_grammar is not None:
             return Grammar("lark", self.guided_grammar), "guided_grammar"
         return None
 
 
-_FORMS = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_CONSTRAINTS = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
 def _json(schema: dict[str, Any]) -> Grammar:
     return Grammar("json_schema", to_json(schema).decode())
 
 
-def _literally(text: str) -> str:
-    """A regular expression for one string."""
+def _escape(text: str) -> str:
+    """Return a regular expression that matches only this text."""
     return _MARKS.sub(lambda mark: "\\" + mark[0], text)

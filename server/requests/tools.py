@@ -1,4 +1,4 @@
-"""The tools of a chat request, and which of them the model may or must call."""
+"""The tools of a chat request, and tool_choice: which of them the model may or must call."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema
 MAX_TOOLS = 128
 MAX_NAME_CHARACTERS = 64
 MAX_ENFORCED_BYTES = 2 * MAX_SCHEMA_BYTES
-"""Of all schemas of one request that a grammar is made of: a fifth of a second, once."""
+"""Limit for all enforced schemas of a request together: compiling them takes a fifth of a second, once."""
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS, pattern=r"^[a-zA-Z0-9_-]+$")]
@@ -22,31 +22,34 @@ ToolName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS, pa
 
 def _parameters(given: dict[str, Any]) -> dict[str, Any]:
     if given.get("type", "object") != "object":
-        raise field_error("invalid_value", "must be 'object': arguments are an object", ".type")
+        raise field_error("invalid_value", "must be 'object'", ".type")
     return given
 
 
 class FunctionDefinition(RequestModel):
     """A function that the model may ask the client to call."""
 
-    name: ToolName = Field(description="1 to 64 letters, digits, underscores and dashes; each name once.")
+    name: ToolName = Field(
+        description="Name of the function: letters, digits, underscores and dashes. Unique in a request."
+    )
     description: str | None = Field(
-        None, description="What it does and when to call it; the model reads this."
+        None, description="What the function does and when to call it. Shown to the model."
     )
     parameters: Annotated[dict[str, Any], AfterValidator(_parameters)] = Field(
-        _NO_PARAMETERS, description="A JSON schema of the arguments, an object; without it there are none."
+        _NO_PARAMETERS,
+        description="JSON schema of the arguments; its type must be object. null: no arguments.",
     )
-    strict: bool = Field(False, description="Whether the arguments of every call must follow the schema.")
+    strict: bool = Field(False, description="Whether to enforce the schema on the arguments of every call.")
 
 
 class Tool(RequestModel):
-    """A tool; there are only functions."""
+    """A tool. Only functions are supported."""
 
-    type: Literal["function"] = Field(description="Only functions: nothing is run on the server.")
-    function: FunctionDefinition = Field(description="What can be called, and with which arguments.")
+    type: Literal["function"] = Field(description="Only function: the server runs no tools itself.")
+    function: FunctionDefinition = Field(description="The function's name, description and parameters.")
 
     def for_template(self) -> dict[str, Any]:
-        """The tool as chat templates and parsers of calls expect it."""
+        """Return the tool as chat templates and tool call parsers expect it."""
         function: dict[str, Any] = {"name": self.function.name}
         if self.function.description is not None:
             function["description"] = self.function.description
@@ -55,9 +58,9 @@ class Tool(RequestModel):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """What the model may do with the tools.
+    """A parsed tool_choice.
 
-    names: those that it may call; None for all. is_named: there is one, and it must be called.
+    names: the tools that the model may call; None for all. is_named: it must call the one in names.
     """
 
     mode: Literal["none", "auto", "required"] = "auto"
@@ -71,7 +74,7 @@ def _unique(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
         if tool.function.name in seen:
             raise field_error(
                 "invalid_value",
-                f"is '{tool.function.name}', as an earlier tool's; each name may stand once",
+                f"is '{tool.function.name}', like an earlier tool's; names must be unique",
                 f"[{index}].function.name",
             )
         seen.add(tool.function.name)
@@ -117,7 +120,7 @@ def _allowed(given: object, at: str) -> ToolChoice:
     for index, tool in enumerate(tools):
         here = f"{at}.tools[{index}]"
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise field_error("invalid_value", "must be an object with the type 'function'", here)
+            raise field_error("invalid_value", "must be an object of type 'function'", here)
         _check_keys(tool, {"type", "function"}, here)
         names.append(_function_name(tool.get("function"), f"{here}.function"))
     return ToolChoice("required" if mode == "required" else "auto", tuple(dict.fromkeys(names)))
@@ -138,9 +141,9 @@ def _check_keys(given: dict[str, Any], known: set[str], at: str) -> None:
 
 
 def check_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
-    """Refuse a choice that the tools do not leave."""
+    """Refuse a tool_choice that names unknown tools, or that needs tools where there are none."""
     if not tools and (choice.mode == "required" or choice.names is not None):
-        raise field_error("invalid_value", "is allowed only with tools; send some", "tool_choice")
+        raise field_error("invalid_value", "is allowed only with tools", "tool_choice")
     known = {tool.function.name for tool in tools}
     for name in choice.names or ():
         if name not in known:
@@ -149,7 +152,7 @@ def check_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
 
 
 def check_enforced(tools: Sequence[Tool], names: Collection[str]) -> None:
-    """Refuse schemas that would have to be enforced and cannot be. names: the tools they belong to."""
+    """Refuse schemas that must be enforced but cannot be. names: the tools whose schemas are enforced."""
     num_bytes = 0
     for index, tool in enumerate(tools):
         if tool.function.name in names:
@@ -157,7 +160,7 @@ def check_enforced(tools: Sequence[Tool], names: Collection[str]) -> None:
     if num_bytes > MAX_ENFORCED_BYTES:
         phrase = (
             f"have {num_bytes} bytes of schemas to enforce; at most {MAX_ENFORCED_BYTES} are allowed. "
-            "Send fewer tools, or smaller ones"
+            "Send fewer or smaller ones"
         )
         raise field_error("schema_too_large", phrase, "tools")
 

@@ -17,7 +17,7 @@ router = APIRouter()
 
 @router.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
 async def create_completion(request: Request) -> Response:
-    """Continue one prompt or several."""
+    """Continue one or several prompts."""
     service = service_of(request)
     body = await read_body(request, CompletionRequest)
     service.check_ready()

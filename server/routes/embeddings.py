@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, which is not for this server."""
+"""POST /v1/embeddings, which is not implemented."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -12,9 +12,9 @@ router = APIRouter()
 
 @router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingsRequest))
 async def create_embeddings(request: Request) -> Response:
-    """Say that there are none: what mlx-lm loads here predicts tokens, and has no layer that pools them."""
+    """Answer 501: the models that mlx-lm loads generate text and have no pooling layer."""
     await read_body(request, EmbeddingsRequest)
     raise NotImplementedHereError(
-        "This server generates text. The models that it serves predict the next token and have no embeddings "
-        "of whole texts to give. Send embeddings to a server with a model that was trained for them."
+        "This server generates text and has no embedding model. Send embedding requests to a server that has "
+        "one."
     )

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic has them."""
+"""POST /v1/messages and /v1/messages/count_tokens, as in Anthropic's API."""
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -19,7 +19,7 @@ router = APIRouter()
 
 @router.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
 async def create_message(request: Request) -> Response:
-    """Answer a conversation."""
+    """Generate the next message of a conversation, in Anthropic's format."""
     service = service_of(request)
     body = await read_body(request, MessagesRequest)
     service.check_ready()
@@ -33,7 +33,7 @@ async def create_message(request: Request) -> Response:
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountTokensRequest))
 async def count_tokens(request: Request) -> JSONResponse:
-    """How many tokens a conversation's prompt has."""
+    """Count the tokens of a conversation's prompt."""
     service = service_of(request)
     body = await read_body(request, CountTokensRequest)
     service.check_ready()

@@ -1,4 +1,4 @@
-"""POST /v1/responses, and what is kept of it."""
+"""POST /v1/responses, and the endpoints for stored responses."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "f
 
 @router.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
 async def create_response(request: Request) -> Response:
-    """Answer a conversation, which may go on where an earlier response ended."""
+    """Generate a response, which may continue an earlier one."""
     service = service_of(request)
     body = await read_body(request, ResponsesRequest)
     service.check_ready()
@@ -50,7 +50,7 @@ async def create_response(request: Request) -> Response:
 
 @router.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest))
 async def count_input_tokens(request: Request) -> JSONResponse:
-    """How many tokens the prompt of such a request has."""
+    """Count the tokens of the prompt that such a request would have."""
     service = service_of(request)
     body = await read_body(request, ResponsesRequest)
     service.check_ready()
@@ -67,7 +67,7 @@ async def count_input_tokens(request: Request) -> JSONResponse:
 
 @router.get("/v1/responses/{response_id}", openapi_extra=query_schema(GetQuery))
 async def get_response(request: Request, response_id: str) -> Response:
-    """A response that is kept, as it was given."""
+    """Return a stored response."""
     validate(dict(request.query_params), GetQuery)
     kept = service_of(request).responses.find(key_digest(request), response_id)
     return Response(kept.body, media_type="application/json")
@@ -75,21 +75,21 @@ async def get_response(request: Request, response_id: str) -> Response:
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(request: Request, response_id: str) -> JSONResponse:
-    """Forget a response. Those that continue it can still be continued."""
+    """Delete a stored response. Responses that continue it stay usable."""
     service_of(request).responses.remove(key_digest(request), response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.get("/v1/responses/{response_id}/input_items", openapi_extra=query_schema(ListQuery))
 async def list_input_items(request: Request, response_id: str) -> JSONResponse:
-    """The items of a kept response's own input, without what it continues."""
+    """List the input items of a stored response, without those of the responses that it continues."""
     query = validate(dict(request.query_params), ListQuery)
     turn = service_of(request).responses.find(key_digest(request), response_id).turn
     return JSONResponse(page(turn.items()[: turn.num_input], query))
 
 
 def _translation(request: Request, service: Service, body: ResponsesRequest) -> Translation:
-    """The request with all that is kept and that it names. Raises NotFoundError."""
+    """Resolve the stored responses and items that the request names. Raises NotFoundError."""
     owner, store = key_digest(request), service.responses
     previous = None
     if body.previous_response_id is not None:

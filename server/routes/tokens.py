@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, for clients of llama-server and of vLLM alike."""
+"""POST /tokenize and /detokenize, compatible with llama-server and vLLM."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ router = APIRouter()
 
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
 async def tokenize(request: Request) -> JSONResponse:
-    """The tokens of a text or of a conversation."""
+    """Tokenize a text or a conversation."""
     service = service_of(request)
     body = await read_body(request, TokenizeRequest)
     service.check_ready()
@@ -43,7 +43,7 @@ async def tokenize(request: Request) -> JSONResponse:
 
 @router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
 async def detokenize(request: Request) -> JSONResponse:
-    """The text of tokens, under the names of both servers."""
+    """Return the text of token ids, under llama-server's name (content) and vLLM's (prompt)."""
     service = service_of(request)
     body = await read_body(request, DetokenizeRequest)
     service.check_ready()
@@ -67,7 +67,7 @@ async def _tokens(request: Request, service: Service, body: TokenizeRequest) -> 
 
 
 def _with_pieces(tokens: TokenIds, pieces: Sequence[bytes]) -> list[dict[str, Any]]:
-    """As llama-server has it: a piece that is part of a character is an array of bytes."""
+    """Return tokens as llama-server does: a piece that is not whole characters is an array of bytes."""
     shown: list[dict[str, Any]] = []
     for token, piece in zip(tokens, pieces, strict=True):
         try:

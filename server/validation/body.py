@@ -1,4 +1,4 @@
-"""From the bytes of a body to a validated request, or to an error that says what is wrong where."""
+"""Read, parse and validate request bodies, within limits."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -16,21 +16,21 @@ from server.validation.field_errors import validate
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 SMALL_BYTES = 32 * 2**10
-"""A body up to here is read on the event loop; others would hold it up for longer than a thread costs."""
+"""Larger bodies are parsed on a thread: they would block the event loop for longer than a thread costs."""
 MAX_VALUES, MAX_CONTAINERS = 1_000_000, 100_000
-"""Of a body: several times the token ids that fill a context, and the arrays and objects of the largest chat.
+"""Limits of a body: several times what a full context of token ids, or the longest conversation, needs.
 
-Millions take seconds, in which no other thread runs, and gigabytes.
+Millions of values take gigabytes, and seconds in which the GIL keeps every other thread from running.
 """
 _THREAD = ThreadPoolExecutor(1, thread_name_prefix="body")
 
 
 async def read_body(request: Request, model: type[ModelT]) -> ModelT:
-    """Read and validate a request's body; its size has been limited before.
+    """Read and validate a request's body. Its size has been checked by BodyLimit.
 
     Raises BadRequestError or ContentTypeError.
     """
-    # A page can post to a local server unasked, with almost any content type and with none.
+    # Requiring JSON keeps web pages out: they can post other content types without a CORS preflight.
     content_type = request.headers.get("content-type", "")
     media_type = content_type.split(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
@@ -46,12 +46,12 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
 
 
 def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
-    """Turn bytes into the model. Raises BadRequestError for the first thing that is wrong."""
+    """Parse a body and validate it as the model. Raises BadRequestError for the first fault."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as fault:
         raise BadRequestError(
-            f"The body is not valid UTF-8 at byte {fault.start}.", code="invalid_utf8"
+            f"The request body is not valid UTF-8 (at byte {fault.start}).", code="invalid_utf8"
         ) from None
     check_values(body)
     try:
@@ -59,21 +59,21 @@ def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
     except ValueError as fault:
         if "recursion limit" in str(fault):
             raise BadRequestError(
-                "The JSON of the body is nested too deeply.", code="json_too_deep"
+                "The JSON in the request body is nested too deeply. Flatten it.", code="json_too_deep"
             ) from None
-        raise BadRequestError(f"The body is not valid JSON: {fault}.", code="invalid_json") from None
+        raise BadRequestError(f"The request body is not valid JSON: {fault}.", code="invalid_json") from None
     if not isinstance(given, dict):
-        raise BadRequestError("The body must be a JSON object.", code="invalid_type")
+        raise BadRequestError("The request body must be a JSON object.", code="invalid_type")
     return validate(given, model)
 
 
 def check_values(body: bytes) -> None:
-    """Refuse JSON of very many values unread. Raises BadRequestError."""
-    # Most bodies have too few of the characters that come before a value, wherever these stand.
+    """Refuse JSON with too many values before parsing it. Raises BadRequestError."""
+    # Cheap count first: most bodies have few brackets and commas even with those inside strings.
     if _has_many_values(body) and _has_many_values(_outside_strings(body)):
         raise BadRequestError(
-            f"The JSON of the body has more than {MAX_VALUES} values, or more than {MAX_CONTAINERS} arrays "
-            "and objects. Send less.",
+            f"The JSON in the request body has more than {MAX_VALUES} values, or more than {MAX_CONTAINERS} "
+            "arrays and objects. Send a smaller body.",
             code="json_too_large",
         )
 
@@ -84,6 +84,7 @@ def _has_many_values(text: bytes) -> bool:
 
 
 def _outside_strings(body: bytes) -> bytes:
+    """Return the bytes of JSON text that are not inside strings."""
     text = np.frombuffer(body.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
     is_inside = np.logical_xor.accumulate(text == ord('"'))
     return text[~is_inside].tobytes()

@@ -1,4 +1,4 @@
-"""Validate parsed JSON against a model, and say what is wrong with a field in OpenAI's words."""
+"""Validate parsed JSON, and turn the first validation error into OpenAI's error object."""
 
 import re
 from typing import Any, TypeVar
@@ -11,21 +11,21 @@ from server.errors import BadRequestError, shortened
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _SHOULD = re.compile(r"^[A-Z]\w+ should (be|have|match)")
-"""How pydantic's messages begin."""
+"""The beginning of pydantic's messages, which "must be ..." replaces."""
 _JSON_TYPES = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array"}
 _JSON_TYPES[type(None)] = "null"
 
 
 def field_error(code: str, phrase: str, at: str = "") -> PydanticCustomError:
-    """A validation error whose message reads on from the field's name: 'stop' <phrase>.
+    """Make a validation error whose message is the field's name followed by the phrase: 'stop' <phrase>.
 
-    at: path from the field that is being validated to the part at fault, such as [1].type.
+    at: path from the validated field to the part at fault, such as [1].type.
     """
     return PydanticCustomError(code, "{phrase}", {"phrase": phrase, "at": at})
 
 
 def validate(given: dict[str, Any], model: type[ModelT]) -> ModelT:
-    """Make the model of what was parsed. Raises BadRequestError for the first thing that is wrong."""
+    """Validate parsed JSON as the model. Raises BadRequestError for the first fault."""
     try:
         return model.model_validate(given)
     except ValidationError as fault:
@@ -33,7 +33,7 @@ def validate(given: dict[str, Any], model: type[ModelT]) -> ModelT:
 
 
 def _first_error(fault: ValidationError) -> ErrorDetails:
-    """The first error; if a validator made a model (see unions.tagged_union()), the model's first."""
+    """Return the first error; for a nested model built by a validator, see tagged_union(), that model's."""
     error = fault.errors(include_url=False)[0]
     inner = error.get("ctx", {}).get("error")
     if not isinstance(inner, ValidationError):
@@ -43,7 +43,7 @@ def _first_error(fault: ValidationError) -> ErrorDetails:
 
 
 def _bad_request(error: ErrorDetails) -> BadRequestError:
-    """OpenAI's error for one of pydantic's."""
+    """Turn pydantic's error into OpenAI's."""
     context = error.get("ctx", {})
     param = shortened(_path(error["loc"], context.get("at", "")), 200)
     kind = error["type"]
@@ -54,15 +54,15 @@ def _bad_request(error: ErrorDetails) -> BadRequestError:
     if kind == "missing":
         message = f"Missing required parameter: '{param}'."
         return BadRequestError(message, param=param, code="missing_required_parameter")
-    wanted = _SHOULD.sub(r"must \1", error["msg"]).replace(" after validation", "")
+    requirement = _SHOULD.sub(r"must \1", error["msg"]).replace(" after validation", "")
     if kind.endswith("_type"):
-        message = f"'{param}' {wanted}, not {_json_type(error['input'])}."
+        message = f"'{param}' {requirement}, not {_json_type(error['input'])}."
         return BadRequestError(message, param=param, code="invalid_type")
-    return BadRequestError(f"'{param}' {wanted}.", param=param, code="invalid_value")
+    return BadRequestError(f"'{param}' {requirement}.", param=param, code="invalid_value")
 
 
 def _path(location: tuple[int | str, ...], at: str) -> str:
-    """The path to a field as OpenAI writes it: messages[0].content."""
+    """Return the path to a field as OpenAI writes it: messages[0].content."""
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return (path + at).removeprefix(".")
 

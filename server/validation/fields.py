@@ -1,4 +1,4 @@
-"""What the request models are made of: their base, and field types with limits of their own."""
+"""The base of all request models, and field types with limits that several of them share."""
 
 import re
 from typing import Annotated, Any
@@ -23,26 +23,26 @@ MAX_PAIRS, MAX_KEY_CHARACTERS, MAX_VALUE_CHARACTERS = 16, 64, 512
 INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 REFUSED = "x-refused"
-"""In the JSON schema of a field that is there only to be refused: what clients are told."""
+"""The key in a refused field's JSON schema that holds the phrase of its error message."""
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
 
 class RequestModel(BaseModel):
-    """An object in a request: no unknown fields, no conversions between types, and null means default."""
+    """Base of all objects in requests: no unknown fields, no type conversions, and null means the default."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def null_means_default(cls, given: Any) -> Any:
-        """Leave out known fields that are null; an unknown one stays an error."""
+        """Drop known fields that are null; unknown ones stay, so that they are refused."""
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if value is not None or not cls._has(name)}
 
     @classmethod
     def _has(cls, name: str) -> bool:
-        return any(name == (field.alias or own) for own, field in cls.model_fields.items())
+        return any(name == (field.alias or attribute) for attribute, field in cls.model_fields.items())
 
 
 def unsupported(
@@ -50,20 +50,21 @@ def unsupported(
     phrase: str = "is not supported yet; leave it out",
     description: str = "Not supported yet.",
 ) -> Any:
-    """The type of a field of an API's that is not there: only values that ask for nothing pass.
+    """Make the type of a field that the API has and this server does not support.
 
-    phrase: what the client is told of any other value. description: what the documents say of the field.
+    no_ops: values that are accepted, since they request nothing. phrase: the error message for any other
+    value, after the field's name. description: the field's description in the docs.
     """
 
     return _refused(phrase, no_ops, description)
 
 
 def superseded(phrase: str, *no_ops: object) -> Any:
-    """The type of a field that OpenAI has replaced by another: only values that ask for nothing pass.
+    """Make the type of a field that OpenAI has replaced by another one. Only the no_ops are accepted.
 
-    phrase: what to send instead, reading on from the field's name.
+    phrase: the error message after the field's name; it says what to send instead.
     """
-    return _refused(phrase, no_ops, "Old.")
+    return _refused(phrase, no_ops, "Deprecated.")
 
 
 def _refused(phrase: str, no_ops: tuple[object, ...], description: str) -> Any:
@@ -92,7 +93,7 @@ def _stops(given: object) -> tuple[str, ...]:
         if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
             raise field_error(
                 "invalid_value",
-                f"has {len(stop)} characters; a stop string has between 1 and {MAX_STOP_CHARACTERS}",
+                f"has {len(stop)} characters; a stop string must have between 1 and {MAX_STOP_CHARACTERS}",
                 at,
             )
     return tuple(stops)
@@ -100,12 +101,12 @@ def _stops(given: object) -> tuple[str, ...]:
 
 def _logit_bias(given: object) -> tuple[tuple[int, float], ...]:
     if not isinstance(given, dict):
-        raise field_error("invalid_type", "must be an object of token ids and numbers")
+        raise field_error("invalid_type", "must be an object that maps token ids to numbers")
     if len(given) > MAX_BIASES:
         raise field_error("invalid_value", f"has {len(given)} entries; at most {MAX_BIASES} are allowed")
     for key, bias in given.items():
         if not _TOKEN_ID.fullmatch(key):
-            raise field_error("invalid_value", "must be a token id, written in decimal digits", f".{key}")
+            raise field_error("invalid_value", "must be a token id in decimal digits", f".{key}")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise field_error("invalid_type", "must be a number", f".{key}")
         if not -100 <= bias <= 100:
@@ -123,7 +124,8 @@ def _short_pairs(given: dict[str, str]) -> dict[str, str]:
     for key, value in given.items():
         if len(key) > MAX_KEY_CHARACTERS or len(value) > MAX_VALUE_CHARACTERS:
             phrase = (
-                f"may have {MAX_KEY_CHARACTERS} characters in a key and {MAX_VALUE_CHARACTERS} in a value"
+                f"is too long; a key may have at most {MAX_KEY_CHARACTERS} characters and a value "
+                f"at most {MAX_VALUE_CHARACTERS}"
             )
             raise field_error("invalid_value", phrase, f".{shortened(key)}")
     return given
@@ -148,6 +150,6 @@ Metadata = Annotated[
     AfterValidator(_short_pairs),
     Field(json_schema_extra={"maxProperties": MAX_PAIRS}),
 ]
-"""As OpenAI limits it."""
+"""Metadata with OpenAI's limits."""
 Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]

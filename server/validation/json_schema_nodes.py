@@ -10,11 +10,11 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 
 Node = dict[str, Any]
-"""A schema that is an object; true and false have an end anyway."""
+"""A schema that is an object. The schemas true and false need no checks."""
 
 
 def children(node: Node) -> Iterator[tuple[str, Node]]:
-    """The schemas right in a schema, each with the step that leads there, such as .properties.name."""
+    """Yield the direct subschemas of a schema, each with the path to it, such as .properties.name."""
     for key in _SINGLE:
         if isinstance(child := node.get(key), dict):
             yield f".{key}", child
@@ -30,7 +30,10 @@ def children(node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def target_of(schema: Node, node: Node) -> Node | None:
-    """What a reference within the schema means; None for no reference, or one that is left to the library."""
+    """Return the schema that a node's local $ref names; None without one, and for references to elsewhere.
+
+    Unresolvable references give None too: the library reports them.
+    """
     pointer = node.get("$ref")
     if not isinstance(pointer, str) or not pointer.startswith("#"):
         return None
@@ -47,4 +50,5 @@ def target_of(schema: Node, node: Node) -> Node | None:
 
 
 def list_of(value: object) -> Sequence[Any]:
+    """Return the value if it is a list, else an empty sequence."""
     return value if isinstance(value, list) else ()

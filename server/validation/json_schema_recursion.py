@@ -1,4 +1,4 @@
-"""Which schemas a JSON schema is made of, and whether all of them have an end."""
+"""Find recursive JSON schemas that no finite value satisfies."""
 
 from collections import defaultdict
 from typing import Any
@@ -7,7 +7,7 @@ from server.validation.json_schema_nodes import Node, children, list_of, target_
 
 
 def find_endless(schema: Node) -> str | None:
-    """The path of a schema whose every value would hold another such value, if there is one."""
+    """Return the path of a schema whose every value would contain another such value; None without one."""
     paths: dict[int, str] = {}
     nodes: dict[int, Node] = {}
     holders: defaultdict[int, list[int]] = defaultdict(list)
@@ -24,7 +24,7 @@ def find_endless(schema: Node) -> str | None:
             holders[id(child)].append(id(node))
             unseen.append((step if step.startswith("#") else path + step, child))
     ended: set[int] = set()
-    # What was found last lies deepest and is mostly what the others wait for.
+    # Schemas found last lie deepest, and the others mostly depend on them.
     waiting = list(nodes)
     while waiting:
         key = waiting.pop()
@@ -35,7 +35,7 @@ def find_endless(schema: Node) -> str | None:
 
 
 def _has_end(schema: Node, node: Node, ended: set[int]) -> bool:
-    """Whether a value of this schema can be complete, as far as is known yet."""
+    """Return whether a finite value of this schema exists, given the schemas known to have one."""
 
     def ends(child: object) -> bool:
         return not isinstance(child, dict) or id(child) in ended
@@ -51,7 +51,7 @@ def _has_end(schema: Node, node: Node, ended: set[int]) -> bool:
 
 
 def _is_other(node: Node, kind: str) -> bool:
-    """Whether there are values that are no object, or no array, so that what holds for those need not end."""
+    """Return whether a value may be something other than an object (or array), which needs no members."""
     kinds = node.get("type")
     if "const" in node or "enum" in node:
         return True
@@ -63,7 +63,7 @@ def _is_other(node: Node, kind: str) -> bool:
 
 
 def _holds_end(node: Node, ends: Any) -> bool:
-    """Whether an object or array that this schema demands can be complete."""
+    """Return whether a finite object or array satisfies the members that this schema requires."""
     kinds = node["type"] if isinstance(node["type"], list) else [node["type"]]
     members = node.get("properties")
     members = members if isinstance(members, dict) else {}

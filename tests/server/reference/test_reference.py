@@ -55,7 +55,7 @@ def test_the_page_has_every_address_and_every_address_is_told():
 def test_every_field_of_every_body_says_what_it_does(model):
     rows = read_rows(model.model_json_schema())
     assert {row.path for row in rows if "." not in row.path} == set(model.model_fields)
-    assert all(row.does and re.fullmatch(r"\d+\.\d+\.\d+", row.since) for row in rows)
+    assert all(row.description and re.fullmatch(r"\d+\.\d+\.\d+", row.since) for row in rows)
 
 
 class Silent(BaseModel):
@@ -87,11 +87,11 @@ def test_a_field_without_a_description_is_a_fault():
 def test_a_row_tells_type_default_effect_and_version():
     rows = {row.path: row for row in read_rows(Told.model_json_schema())}
     needed, level, idle, absent = (rows[name] for name in ("needed", "level", "idle", "absent"))
-    assert (needed.kind, needed.default, needed.does) == ("array of strings", "required", "Texts.")
+    assert (needed.type, needed.default, needed.description) == ("array of strings", "required", "Texts.")
     assert (needed.since, needed.has_no_effect) == ("0.1.0", False)
-    assert (level.kind, level.default, level.since) == ("whole number (1 to 9)", "`3`", "0.9.0")
-    assert (idle.kind, idle.default, idle.has_no_effect) == ("boolean", "`false`", True)
-    assert (absent.kind, absent.refused) == ('`"plain"`', "is not here")
+    assert (level.type, level.default, level.since) == ("integer (1 to 9)", "`3`", "0.9.0")
+    assert (idle.type, idle.default, idle.has_no_effect) == ("boolean", "`false`", True)
+    assert (absent.type, absent.refused) == ('`"plain"`', "is not here")
 
 
 SENT_AS_HEADERS = {"user_profile_id", "workspace_id"}
@@ -160,4 +160,4 @@ def _typed_dicts(hint, suffix=""):
 def _is_taken(published, row):
     """Whether its type is one of those that the row of the type has."""
     constants = re.findall(r"'([\w.]+)'", str(get_type_hints(published).get("type", "")))
-    return row is None or not constants or any(f'"{constant}"' in row.kind for constant in constants)
+    return row is None or not constants or any(f'"{constant}"' in row.type for constant in constants)

@@ -191,13 +191,13 @@ def test_recursion_that_can_end_is_fine(schema):
 
 BAD_SCHEMAS = [
     (ENDLESS["itself"], "", "invalid_schema", "has no end"),
-    (ENDLESS["deep within"], "", "invalid_schema", "'.$defs.a' always holds itself again"),
-    ({"enum": ["x" * 100] * 90_000}, "", "schema_too_large", "a schema may have 65536"),
-    (nested(51), "", "schema_too_deep", "more than 50"),
+    (ENDLESS["deep within"], "", "invalid_schema", "'.$defs.a' always contains itself"),
+    ({"enum": ["x" * 100] * 90_000}, "", "schema_too_large", "a schema may have at most 65536"),
+    (nested(51), "", "schema_too_deep", "at most 50 levels"),
     ({"properties": {str(i): {} for i in range(501)}}, "", "schema_too_large", "has 501 properties"),
     ({"prefixItems": [{"$ref": "#/$defs/a"}] * 501}, "", "schema_too_large", "has 501 references"),
     ({"prefixItems": [{"format": "date"}] * 101}, "", "schema_too_large", "101 patterns and formats"),
-    ({"allOf": [{"pattern": "a"}] * 9}, "", "schema_too_large", "may have 8, since some of them must hold"),
+    ({"allOf": [{"pattern": "a"}] * 9}, "", "schema_too_large", "at most 8, since several schemas apply"),
     ({"allOf": alternatives(7)}, "", "schema_too_large", "too many alternatives"),
     ({"allOf": [{"properties": {"a": one}} for one in alternatives(7)]}, "", "schema_too_large", "too many"),
     ({"properties": {"a": {"allOf": alternatives(7)}}}, ".properties.a", "schema_too_large", "too many"),
@@ -352,8 +352,8 @@ BAD_FIELDS = [
     ({"guided_choice": ["x" * 20_000] * 2}, "guided_choice", "invalid_value", "32768"),
     ({"guided_grammar": " "}, "guided_grammar", "invalid_type", "not empty"),
     ({"guided_grammar": "start: a\n" * 1001}, "guided_grammar", "invalid_value", "too long"),
-    ({"guided_grammar": 'start: "a"{1001}'}, "guided_grammar", "invalid_value", "more than 1000 times"),
-    ({"guided_grammar": 'start: "a" ~ 1..99999'}, "guided_grammar", "invalid_value", "more than 1000 times"),
+    ({"guided_grammar": 'start: "a"{1001}'}, "guided_grammar", "invalid_value", "at most 1000 times"),
+    ({"guided_grammar": 'start: "a" ~ 1..99999'}, "guided_grammar", "invalid_value", "at most 1000 times"),
     ({"guided_grammar": "start: %json {"}, "guided_grammar", "invalid_value", "%json"),
     (
         {"guided_grammar": 'start: %json {"multipleOf": 99999}'},
@@ -367,12 +367,17 @@ BAD_FIELDS = [
         "unsupported_value",
         "temperature",
     ),
-    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex", "invalid_value", "guided_choice exclude"),
+    (
+        {"guided_regex": "a", "guided_choice": ["a"]},
+        "guided_regex",
+        "invalid_value",
+        "guided_choice cannot be combined",
+    ),
     (
         {"response_format": {"type": "json_object"}, "guided_json": {}},
         "response_format",
         "invalid_value",
-        "guided_json exclude",
+        "guided_json cannot be combined",
     ),
 ]
 

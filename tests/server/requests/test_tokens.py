@@ -80,24 +80,24 @@ async def test_nothing_has_no_tokens(client):
     ("path", "body", "param", "code", "told"),
     [
         ("/tokenize", {}, "content", "missing_required_parameter", "and so are prompt and messages"),
-        ("/tokenize", {"content": "a", "prompt": "a"}, "prompt", "invalid_value", "both there"),
+        ("/tokenize", {"content": "a", "prompt": "a"}, "prompt", "invalid_value", "cannot be combined"),
         ("/tokenize", {"content": 5}, "content", "invalid_type", "must be a valid string"),
         ("/tokenize", {"content": "x" * 5000}, "content", "context_length_exceeded", "takes 1000"),
         ("/tokenize", {"prompt": "x" * 5000}, "prompt", "context_length_exceeded", "takes 1000"),
-        ("/tokenize", {"content": "a", "tools": [LOOK]}, "tools", "invalid_value", "messages only"),
+        ("/tokenize", {"content": "a", "tools": [LOOK]}, "tools", "invalid_value", "only with messages"),
         (
             "/tokenize",
             {"content": "a", "chat_template_kwargs": {}},
             "chat_template_kwargs",
             "invalid_value",
-            "messages only",
+            "only with messages",
         ),
         (
             "/tokenize",
             {"content": "a", "add_special": True, "add_special_tokens": False},
             "add_special",
             "invalid_value",
-            "disagree",
+            "differ",
         ),
         (
             "/tokenize",

@@ -67,7 +67,7 @@ BAD = [
     (tool(parameters={"type": "string"}), "tools[0].function.parameters.type", "invalid_value", "'object'"),
     (tool(strict="yes"), "tools[0].function.strict", "invalid_type", "valid boolean"),
     (tool(returns={}), "tools[0].function.returns", "unknown_parameter", "Unknown"),
-    ({"tools": [TIME, WEATHER, TIME]}, "tools[2].function.name", "invalid_value", "may stand once"),
+    ({"tools": [TIME, WEATHER, TIME]}, "tools[2].function.name", "invalid_value", "must be unique"),
     ({"tools": [named(f"f{i}") for i in range(129)]}, "tools", "invalid_value", "at most 128"),
     (tool(description="x" * 9_000), "tools", "context_length_exceeded", "takes 1000"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value", "only with tools"),
