@@ -31,17 +31,19 @@ async def create_response(request: Request) -> Response:
     service.check_ready()
     heading = head(request, service, body.model)
     translation = _translation(request, service, body)
-    chat, said = translation.chat(), translation.said
+    chat, input_items = translation.chat(), translation.said
 
-    def keep(response: dict[str, Any]) -> None:
+    def store(response: dict[str, Any]) -> None:
         if body.store:
-            given = [item.kept(item_id(heading, _PREFIXES[item.type], i)) for i, item in enumerate(said)]
-            said_by_all = given + response["output"]
+            stored_input = [
+                item.kept(item_id(heading, _PREFIXES[item.type], i)) for i, item in enumerate(input_items)
+            ]
+            all_items = stored_input + response["output"]
             service.responses.add(
-                key_digest(request), response, translation.previous, said_by_all, len(given)
+                key_digest(request), response, translation.previous, all_items, len(stored_input)
             )
 
-    presenter = ResponsePresenter(heading, body, len(said), keep)
+    presenter = ResponsePresenter(heading, body, len(input_items), store)
     try:
         return await answer_chat(request, service, chat, presenter)
     except BadRequestError as fault:
@@ -69,8 +71,8 @@ async def count_input_tokens(request: Request) -> JSONResponse:
 async def get_response(request: Request, response_id: str) -> Response:
     """Return a stored response."""
     validate(dict(request.query_params), GetQuery)
-    kept = service_of(request).responses.find(key_digest(request), response_id)
-    return Response(kept.body, media_type="application/json")
+    stored = service_of(request).responses.find(key_digest(request), response_id)
+    return Response(stored.body, media_type="application/json")
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -95,8 +97,8 @@ def _translation(request: Request, service: Service, body: ResponsesRequest) -> 
     if body.previous_response_id is not None:
         code = "previous_response_not_found"
         previous = store.find(owner, body.previous_response_id, PREVIOUS, code).turn
-    said = [
+    input_items = [
         store.find_item(owner, item.id, f"input[{index}].id") if isinstance(item, ItemReference) else item
         for index, item in enumerate(body.input)
     ]
-    return Translation(body, previous, said)
+    return Translation(body, previous, input_items)

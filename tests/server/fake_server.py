@@ -1,4 +1,4 @@
-"""`python -m tests.server.fake_server SCRIPT SETTING=VALUE...`: the real process around a scripted engine."""
+"""`python -m tests.server.fake_server SCRIPT SETTING=VALUE...`: run the real server with a fake engine."""
 
 import sys
 
@@ -14,14 +14,14 @@ def main(script: str, *given: str) -> int:
     settings = Settings(**{"port": 0, **values})
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:
-        taken = bind_address(settings.host, settings.port)
+        bound = bind_address(settings.host, settings.port)
     except ListenError as fault:
         print(f"reprise: {fault}", file=sys.stderr)
         return 1
-    if refusal := exposure_error(settings, taken):
-        print(f"reprise: {refusal}", file=sys.stderr)
+    if error := exposure_error(settings, bound):
+        print(f"reprise: {error}", file=sys.stderr)
         return 1
-    return serve(FakeEngine(SCRIPTS[script]), settings, taken)
+    return serve(FakeEngine(SCRIPTS[script]), settings, bound)
 
 
 if __name__ == "__main__":

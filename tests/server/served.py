@@ -1,4 +1,4 @@
-"""A real uvicorn on a real port, in a thread, around any app."""
+"""Serve an app with a real uvicorn on a real port, in a thread."""
 
 import contextlib
 import threading
@@ -23,15 +23,15 @@ class _Announcing(uvicorn.Server):
 
 @contextlib.contextmanager
 def served(app: FastAPI, head_timeout_s: float = 60.0) -> Iterator[str]:
-    """Serve the app while inside; gives its address."""
-    taken = bind_address("127.0.0.1", 0)
+    """Serve the app while inside the block; yields its URL."""
+    bound = bind_address("127.0.0.1", 0)
     server = _Announcing(uvicorn_config(app, head_timeout_s, timeout_graceful_shutdown=2))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, daemon=True)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     assert server.is_listening.wait(10)
     try:
-        yield url_of(taken)
+        yield url_of(bound)
     finally:
         server.should_exit = True
         thread.join(10)
-        taken.close()
+        bound.close()

@@ -1,4 +1,4 @@
-"""What a person sees while the server starts, and what it then says of drafts."""
+"""The progress bar, and how the banner describes drafts."""
 
 import io
 
@@ -18,7 +18,7 @@ def _shown(steps, is_watched=True, show_after_s=0.0):
     return written.getvalue()
 
 
-def test_each_thing_that_takes_time_is_named():
+def test_each_task_is_named():
     steps = [("Loading demo_model", 0.5), ("Loading demo_model", 1.0), ("Measuring what steps cost", 0.1)]
     shown = _shown(steps)
     assert shown.index("Loading demo_model") < shown.index("Measuring what steps cost")
@@ -29,7 +29,7 @@ def test_a_model_s_name_is_shown_as_it_is():
 
 
 @pytest.mark.parametrize(("is_watched", "show_after_s"), [(False, 0.0), (True, 600.0)])
-def test_nothing_is_shown_to_nobody_nor_of_a_quick_start(is_watched, show_after_s):
+def test_no_bar_is_shown_without_a_terminal_or_for_a_quick_start(is_watched, show_after_s):
     assert _shown([("Loading demo_model", 0.5)], is_watched, show_after_s).strip() == ""
 
 
