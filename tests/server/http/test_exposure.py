@@ -1,4 +1,4 @@
-"""Other machines are let in only with a key, or where a person said so."""
+"""The server listens for other machines only with an API key or with --insecure."""
 
 import logging
 import socket
@@ -20,7 +20,7 @@ def _exposure_error(**given):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_another_address_needs_a_key(host):
+def test_other_addresses_need_a_key(host):
     if host == "::" and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
     error = _exposure_error(host=host)
@@ -29,7 +29,7 @@ def test_another_address_needs_a_key(host):
     assert _exposure_error(host=host, api_key=("key",)) is None
 
 
-def test_a_file_of_keys_is_as_good_and_an_empty_one_is_no_key(tmp_path):
+def test_a_key_file_is_enough_and_an_empty_one_is_an_error(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# none yet\n")
     with pytest.raises(SettingsError, match="has no keys"):
@@ -38,19 +38,19 @@ def test_a_file_of_keys_is_as_good_and_an_empty_one_is_no_key(tmp_path):
     assert _exposure_error(host="0.0.0.0", api_key_file=str(file)) is None
 
 
-def test_a_person_can_insist_and_is_warned(caplog):
+def test_insecure_allows_it_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "reprise"):
         assert _exposure_error(host="0.0.0.0", insecure=True) is None
     assert "without an API key" in caplog.text
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", None])
-def test_the_own_machine_needs_none(host):
+def test_loopback_needs_no_key(host):
     assert _exposure_error(**({"host": host} if host else {})) is None
 
 
-def test_it_is_one_line_and_status_1_before_anything_is_loaded(capsys, monkeypatch):
-    # It would stay as it is set for all tests to come.
+def test_the_error_is_one_line_and_status_1_before_anything_is_loaded(capsys, monkeypatch):
+    # The configuration would stay in force for later tests.
     monkeypatch.setattr("server.run.configure_logs", lambda *_, **__: None)
     assert run(Settings(host="0.0.0.0", port=0, model="/no/such/folder")) == 1
     (line,) = capsys.readouterr().err.splitlines()

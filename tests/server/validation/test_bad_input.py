@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets OpenAI's error object, and the engine hears nothing of it."""
+"""Every invalid request gets OpenAI's error object and never reaches the engine."""
 
 import json
 
@@ -339,20 +339,20 @@ async def test_a_wrong_field_is_a_400_that_names_it(client, engine, path, body, 
     ids=lambda value: repr(value)[:30],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_what_is_no_json_object_is_a_400(client, engine, path, raw, code):
+async def test_a_body_that_is_not_a_json_object_is_a_400(client, engine, path, raw, code):
     response = await client.post(path, content=raw, headers={"Content-Type": "application/json"})
     assert response.status_code == 400, response.text
     assert_error(response.json(), None, code)
     assert engine.requests == []
 
 
-async def test_a_number_beyond_all_floats_is_refused(client):
+async def test_a_number_too_large_for_a_float_is_refused(client):
     raw = b'{"prompt": "a", "temperature": 1e999}'
     response = await client.post(COMPLETIONS, content=raw, headers={"Content-Type": "application/json"})
     assert "must be a finite number" in assert_error(response.json(), "temperature", "invalid_value")
 
 
-async def test_a_very_long_unknown_name_does_not_come_back_whole(client):
+async def test_a_very_long_unknown_name_is_shortened_in_the_error(client):
     response = await client.post(COMPLETIONS, json={"prompt": "a", "x" * 10_000: 1})
     assert response.status_code == 400
     assert len(response.content) < 1000
@@ -390,7 +390,7 @@ async def test_only_json_is_read(client, content_type, status):
         ("PUT", "/health", 405, "method_not_allowed"),
     ],
 )
-async def test_an_unknown_address_is_an_error_object_too(client, method, path, status, code):
+async def test_an_unknown_endpoint_is_an_error_object_too(client, method, path, status, code):
     response = await client.request(method, path)
     assert response.status_code == status
     message = assert_error(response.json(), None, code)
@@ -421,7 +421,7 @@ async def test_text_that_cannot_fit_is_refused_without_encoding_it(client, engin
     assert engine.tokenizer.encoded_answers == []
 
 
-def test_a_map_of_biases_has_a_limit():
+def test_logit_bias_has_a_limit():
     biases = {str(token): 0 for token in range(16_385)}
     body = json.dumps({"prompt": "a", "logit_bias": biases}).encode()
     with pytest.raises(BadRequestError, match=r"'logit_bias' has 16385 entries; at most 16384 are allowed"):
