@@ -101,7 +101,7 @@ def _turn(said: object) -> Turn:
         tools=tuple(said.get("tools") or ()),
         temperature=body.temperature if said.get("temperature") is not None else 0.0,
         schema=_schema(said.get("response_format")),
-        max_tokens=body.wanted_tokens,
+        max_tokens=body.requested_max_tokens,
     )
 
 
