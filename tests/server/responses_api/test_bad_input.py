@@ -131,7 +131,7 @@ BAD = [
         {"chat_template_kwargs": {"tools": 1}},
         "chat_template_kwargs.tools",
         "invalid_value",
-        "server's to set",
+        "is reserved",
     ),
     ({"stream": "yes"}, "stream", "invalid_type", "valid boolean"),
     ({"stream_options": {}}, "stream_options", "invalid_value", "only with stream: true"),
