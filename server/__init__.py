@@ -1,4 +1,4 @@
-"""The HTTP side: requests in, typed requests to the engine, responses in the format of the client's API.
+"""The HTTP server: validate requests, submit them to the engine, answer in the format of the client's API.
 
-Nothing here imports MLX; the engine is known by engine_protocol.py and engine/request.py.
+Nothing here imports MLX: the server knows the engine by engine_protocol.py and engine/request.py alone.
 """

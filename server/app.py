@@ -1,4 +1,4 @@
-"""The app: routes, error handling and middleware around an engine."""
+"""Build the ASGI app: routes, error handlers and middleware around an engine."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,8 @@ from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
-from server.requests.tokens import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
+from server.requests.embeddings import EmbeddingsRequest
+from server.requests.tokens import DetokenizeRequest, TokenizeRequest
 from server.responses_api.schemas import ResponsesRequest
 from server.routes import (
     chat,
@@ -63,9 +64,9 @@ BODIES = (
 
 
 def create_app(engine: EngineProtocol, settings: Settings) -> FastAPI:
-    """Build the app. The engine is started and stopped by whoever serves the app.
+    """Build the app. The caller starts and stops the engine.
 
-    Raises SettingsError for a file of keys that cannot be used, or one to record in that cannot be written.
+    Raises SettingsError if the key file cannot be used or the record file cannot be written.
     """
     keys = load_keys(settings)
     counters = Metrics(engine)
@@ -83,7 +84,7 @@ def create_app(engine: EngineProtocol, settings: Settings) -> FastAPI:
             await asyncio.to_thread(recorder.close)
         app.state.service.prompts.close()
 
-    # No pages with API docs: they load their scripts from elsewhere.
+    # No HTML pages of API docs: they load scripts from other sites.
     app = FastAPI(
         title="Reprise",
         version=version("reprise"),
@@ -108,7 +109,7 @@ def create_app(engine: EngineProtocol, settings: Settings) -> FastAPI:
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=("x-request-id", "request-id", "retry-after", "x-should-retry"),
-            # A page of a named site may be on the web, and this server on its reader's own network.
+            # An allowed site may be public while this server is on the user's private network.
             allow_private_network=True,
         )
     app.add_middleware(RequestLog, metrics=counters)

@@ -1,4 +1,4 @@
-"""What a person sees while the server starts: progress, then what is served, where, and how to try it."""
+"""What a person sees while the server starts: a progress bar, then the banner."""
 
 import time
 from types import TracebackType
@@ -13,9 +13,9 @@ SHOW_PROGRESS_AFTER_S = 0.5
 
 
 class LoadingBar:
-    """A progress bar on standard error, if starting takes long enough and a person is watching.
+    """A progress bar on standard error, shown only on a terminal and only if starting takes a while.
 
-    console: what stands in for standard error. show_after_s: how long is long enough.
+    console: replaces standard error. show_after_s: seconds until the bar is shown.
     """
 
     def __init__(self, console: Console | None = None, show_after_s: float = SHOW_PROGRESS_AFTER_S) -> None:
@@ -23,7 +23,7 @@ class LoadingBar:
         self._is_watched = console.is_terminal
         self._show_after_s = show_after_s
         self._progress = Progress(
-            # The name of a model may look like markup.
+            # A model's name may contain what Rich takes for markup.
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
@@ -32,25 +32,25 @@ class LoadingBar:
             transient=True,
         )
         self._task: TaskID | None = None
-        self._what = ""
+        self._shown = ""
         self._began_s = time.perf_counter()
 
     def __enter__(self) -> "LoadingBar":
         return self
 
     def advance(self, what: str, share: float) -> None:
-        """Show what is being done, and the share of it that is done, in [0, 1].
+        """Show the current task and the share of it that is done, in [0, 1].
 
-        Called on the engine's thread. Another thing than before takes its bar and begins anew.
+        Called on the engine's thread. A new task replaces the bar of the previous one.
         """
         if not self._is_watched or time.perf_counter() - self._began_s < self._show_after_s:
             return
-        if self._task is None or what != self._what:
+        if self._task is None or what != self._shown:
             if self._task is None:
                 self._progress.start()
             else:
                 self._progress.remove_task(self._task)
-            self._what, self._task = what, self._progress.add_task(what, total=1.0)
+            self._shown, self._task = what, self._progress.add_task(what, total=1.0)
         self._progress.update(self._task, completed=share)
 
     def __exit__(
@@ -60,17 +60,17 @@ class LoadingBar:
 
 
 def describe_drafts(settings: Settings, can_draft: bool, strategy: str | None = None) -> str:
-    """Where drafts come from, and where it is known from what they cost.
+    """Describe the source of drafts and of the measured step costs.
 
-    can_draft: whether anything can be drafted for the model at all. strategy: see ModelInfo.draft_strategy.
+    can_draft: whether drafting works for the model at all. strategy: see ModelInfo.draft_strategy.
     """
     if not can_draft:
-        return "none, the model allows none"
+        return "off, this model does not support drafting"
     model = f" with {settings.draft_model}" if settings.draft_model else ""
     if strategy not in (None, "none"):
         model += f" (translated: {strategy})"
     file = settings.calibration_file
-    costs = f"costs from {file}" if file else "costs measured at this start, kept nowhere"
+    costs = f"step costs from {file}" if file else "step costs measured at startup, not saved"
     return f"{settings.draft_type}{model}, {costs}"
 
 
@@ -82,16 +82,16 @@ def banner(
     has_chat_template: bool,
     needs_key: bool,
 ) -> str:
-    """What is served, where, and a command that can be pasted to try it.
+    """Return the text that says what is served and where, with a curl command to try it.
 
-    drafts: see describe_drafts(). needs_key: clients must send a key, which is not shown.
+    drafts: see describe_drafts(). needs_key: whether the command needs an API key, which is not shown.
     """
     kind = f"{info.architecture}, {_parameters(info.num_parameters)}, {info.dtype}"
-    machine = f", {_bytes(info.memory_bytes)} in the machine" if info.memory_bytes else ""
+    machine = f", {_bytes(info.memory_bytes)} in this machine" if info.memory_bytes else ""
     rows = {
         "model": f"{', '.join(names)} ({kind})",
         "device": info.device,
-        "memory": f"{_bytes(info.weight_bytes)} of weights{machine}",
+        "memory": f"{_bytes(info.weight_bytes)} for weights{machine}",
         "context": f"{info.context_tokens} tokens",
         "drafts": drafts,
         "loaded": f"in {info.loaded_s:.1f} s",
@@ -105,7 +105,7 @@ def banner(
     )
     key = "    -H 'Authorization: Bearer YOUR-KEY' \\\n" if needs_key else ""
     return (
-        f"\nReprise is ready. Ctrl-C stops it.\n\n{table}\n\nTry it:\n\n"
+        f"\nReprise is ready. Press Ctrl-C to stop it.\n\n{table}\n\nTry it:\n\n"
         f"  curl {address}{path} \\\n"
         f"    -H 'Content-Type: application/json' \\\n{key}"
         f"    -d '{body}'\n"

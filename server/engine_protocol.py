@@ -1,6 +1,6 @@
-"""What the server needs of an engine and of its tokenizer. Any object of this shape will do.
+"""The interfaces through which the server uses the engine and its tokenizer.
 
-Naming the real classes would import MLX; so tests serve a fake one, and start in no time.
+The real classes are not imported, since they import MLX. Tests use a fake engine and start fast.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,41 +12,41 @@ from engine.request import EngineCounts, EngineStatus, GenerationRequest, Gramma
 
 
 class TokenizerProtocol(Protocol):
-    """Text to tokens; called on one thread."""
+    """Converts between text and tokens. Called on one thread, except where a method says otherwise."""
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether chat messages can be rendered at all."""
+        """Whether the model has a chat template."""
 
     @property
     def longest_token(self) -> int:
-        """Characters of the longest token: n characters make at least n / longest_token tokens."""
+        """The characters of the longest token: n characters are at least n / longest_token tokens."""
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
+        """The tokens that end an answer."""
 
     @property
     def markers(self) -> Markers:
-        """How the model marks thinking and calls."""
+        """The strings with which the model marks reasoning and tool calls."""
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt has begun the model's thinking."""
+        """Return whether a prompt ends inside reasoning, so that the answer begins with it."""
 
     def parse_calls(self, text: str, tools: list[dict[str, Any]]) -> list[WrittenCall]:
-        """The calls in what stands between the markers; none if it cannot be read. On any thread."""
+        """Parse the text between tool call markers; return no calls if it is malformed. On any thread."""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text."""
+        """Return the token ids of text, with the special tokens that a prompt begins or ends with."""
 
     def encode_answer(self, text: str) -> list[int]:
-        """Token ids of text as a model would say it: without what only a prompt begins or ends with."""
+        """Return the token ids of text as part of an answer, without a prompt's special tokens."""
 
     def piece(self, token: int) -> bytes:
-        """A token's own bytes, which may be part of a character."""
+        """Return the bytes of one token, which may be a part of a character."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
 
     def render_chat(
         self,
@@ -54,57 +54,60 @@ class TokenizerProtocol(Protocol):
         tools: list[dict[str, Any]] | None = None,
         template_arguments: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation up to the answer; raises a ValueError that says why not."""
+        """Return the token ids of a conversation up to the answer. Raises ValueError, which says why."""
 
 
 class EngineProtocol(Protocol):
-    """The engine, as any thread may call it."""
+    """The engine. All methods may be called on any thread.
+
+    on_death: called with the reason, on the engine's thread, when the engine dies.
+    """
 
     on_death: Callable[[str], None] | None
 
     @property
     def info(self) -> ModelInfo:
-        """The loaded model; only after start()."""
+        """The loaded model. Only after start()."""
 
     @property
     def tokenizer(self) -> TokenizerProtocol:
-        """Its tokenizer; only after start()."""
+        """The model's tokenizer. Only after start()."""
 
     def start(self, on_progress: Callable[[str, float], None] | None = None) -> None:
         """Load the model; return when it is ready.
 
-        on_progress: takes what is being done, in words, and the share of it that is done, in [0, 1].
+        on_progress: called with the current task, in words, and the share of it that is done, in [0, 1].
         """
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
-        """Generate a sequence; raises EngineError if it cannot be taken."""
+        """Queue a sequence, whose events go to the sink. Raises EngineError if it is refused."""
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Compile a grammar for its first use; raises GrammarError if it cannot be used. On any thread."""
+        """Compile a grammar ahead of its first use. Raises GrammarError if it cannot be used."""
 
     def cancel(self, request_id: str) -> None:
-        """End a sequence; unknown ids are ignored."""
+        """End a sequence. Unknown ids are ignored."""
 
     def status(self) -> EngineStatus:
-        """What it is doing."""
+        """Return the engine's state and the numbers of running and waiting sequences."""
 
     def counts(self) -> EngineCounts:
-        """What it has counted, and what memory it holds; never waits."""
+        """Return the engine's counters and the memory that MLX holds. Never blocks."""
 
     def prefix_status(self) -> dict[str, int]:
-        """Counts of the prefix cache, by the names of PrefixStatus; empty without one. Never waits."""
+        """Return the prefix cache's counts, named as in PrefixStatus; empty without one. Never blocks."""
 
     def table_status(self) -> dict[str, Any]:
-        """Counts of the n-gram table that requests share; never waits. Raises SharedTableError."""
+        """Return the counts of the shared n-gram table. Never blocks. Raises SharedTableError."""
 
     def table_reset(self) -> None:
-        """Forget it; waits for the engine's thread, as the next two. Raises SharedTableError."""
+        """Empty the n-gram table. Waits for the engine's thread. Raises SharedTableError."""
 
     def table_save(self) -> str:
-        """Write it to the file of the settings; returns what was done. Raises SharedTableError."""
+        """Write the table to --ngram-table-file and say so. Waits as above. Raises SharedTableError."""
 
     def table_load(self) -> str:
-        """Read it from there; returns what was done. Raises SharedTableError."""
+        """Read the table from --ngram-table-file and say so. Waits as above. Raises SharedTableError."""
 
     def stop(self, drain_s: float) -> None:
-        """Take nothing new, let running sequences finish for drain_s, then end."""
+        """Refuse new requests, let running sequences finish for up to drain_s seconds, then stop."""

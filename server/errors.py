@@ -1,20 +1,20 @@
-"""Everything that a client can be told went wrong, with what OpenAI's error object says of it.
+"""Every error that a client can get, with its status and OpenAI's error object.
 
 ApiError
-|- BadRequestError            400  the caller's fault; param and code say where and what
-|- UnauthorizedError          401  no API key, or none that lets in
-|- ForbiddenError             403  a web page of another site asks
-|- NotFoundError              404  no such address
+|- BadRequestError            400  the request is wrong; param and code say where and how
+|- UnauthorizedError          401  no API key, or an invalid one
+|- ForbiddenError             403  the Host or Origin header is not allowed
+|- NotFoundError              404  no such endpoint or stored object; 405 for a wrong method
 |- ModelNotFoundError         404  no such model
-|- BodyTimeoutError           408  the client sends too slowly
-|- BodyTooLargeError          413
-|- ContentTypeError           415
-|- HeadersTooLargeError       431
-|- TooBusyError               429  the queue is full; Retry-After
-|- RequestFailedError         500  this request failed, others go on
-|- NotImplementedHereError    501  what this server is not for
-`- UnavailableError           503  loading, draining, stalled or dead
-ClientGoneError                    nobody is left to be told anything
+|- BodyTimeoutError           408  the client sends its body too slowly
+|- BodyTooLargeError          413  the body is larger than --max-body-bytes
+|- ContentTypeError           415  the body is not declared as JSON
+|- HeadersTooLargeError       431  too many headers
+|- TooBusyError               429  the request queue is full; Retry-After says when to try again
+|- RequestFailedError         500  this request failed; others are not affected
+|- NotImplementedHereError    501  an endpoint of the API that this server does not implement
+`- UnavailableError           503  the engine is loading, draining, stalled or dead
+ClientGoneError                    the client has disconnected
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ from engine.request import RETRY_AFTER_S, EngineError, Failed
 
 
 class ApiError(Exception):
-    """What a client is told: a status and OpenAI's error object.
+    """An error response: a status and OpenAI's error object.
 
     param: path of the field at fault, such as messages[0].content.
-    code: a word that programs can compare.
+    code: a machine-readable error code.
     """
 
     status = 500
@@ -48,19 +48,19 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """OpenAI's error object, as a whole response or as one frame of a stream."""
+        """Return OpenAI's error object: the body of a response, or one event of a stream."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 class BadRequestError(ApiError):
-    """The request is wrong, and sending it again will not help."""
+    """The request is wrong. Sending it again unchanged will not help."""
 
     status = 400
     type = "invalid_request_error"
 
 
 class UnauthorizedError(ApiError):
-    """The request has no API key that lets it in."""
+    """The API key is missing or invalid."""
 
     status = 401
     type = "invalid_request_error"
@@ -70,48 +70,48 @@ class UnauthorizedError(ApiError):
 
 
 class ForbiddenError(ApiError):
-    """Whoever asks may not do this."""
+    """The request's Host or Origin header is not allowed."""
 
     status = 403
     type = "invalid_request_error"
 
 
 class NotFoundError(ApiError):
-    """There is nothing at this address, or not for this method."""
+    """The endpoint or the object does not exist, or the endpoint does not allow the method (405)."""
 
     status = 404
     type = "invalid_request_error"
 
 
 class ModelNotFoundError(NotFoundError):
-    """The model that was asked for is not the one served here."""
+    """The requested model is not the one that this server serves."""
 
-    def __init__(self, asked: str, served: tuple[str, ...]) -> None:
+    def __init__(self, requested: str, served: tuple[str, ...]) -> None:
         names = " or ".join(f"'{name}'" for name in served)
         super().__init__(
-            f"The model '{shortened(asked)}' does not exist here; this server serves {names}.",
+            f"The model '{shortened(requested)}' does not exist; this server serves {names}.",
             param="model",
             code="model_not_found",
         )
 
 
 class BodyTimeoutError(ApiError):
-    """The client takes too long to send its request."""
+    """The client took too long to send the request body."""
 
     status = 408
     type = "invalid_request_error"
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(
-            f"The request did not come within {limit_s:g} seconds. Send it faster, or start the server with "
-            "a longer --body-timeout-s.",
+            f"The request body did not arrive within {limit_s:g} seconds. Send it faster, or start "
+            "the server with a larger --body-timeout-s.",
             code="body_timeout",
             headers={"Connection": "close"},
         )
 
 
 class BodyTooLargeError(ApiError):
-    """The body is longer than this server reads."""
+    """The request body is larger than --max-body-bytes."""
 
     status = 413
     type = "invalid_request_error"
@@ -119,60 +119,68 @@ class BodyTooLargeError(ApiError):
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(
             f"The request body is larger than the limit of {limit_bytes} bytes. "
-            "Send less, or start the server with a larger --max-body-bytes.",
+            "Send a smaller body, or start the server with a larger --max-body-bytes.",
             code="body_too_large",
         )
 
 
 class ContentTypeError(ApiError):
-    """The body is not said to be JSON. Web pages can post anything else to a local server unasked."""
+    """The Content-Type is not JSON.
+
+    Required because web pages may send other types to a local server without a CORS preflight.
+    """
 
     status = 415
     type = "invalid_request_error"
 
     def __init__(self, given: str) -> None:
+        fault = (
+            f"The Content-Type '{shortened(given)}' is not supported" if given else "Content-Type is missing"
+        )
         super().__init__(
-            f"The content type is '{shortened(given)}'; send JSON with the header "
-            "Content-Type: application/json.",
+            f"{fault}. Send JSON with the header Content-Type: application/json.",
             code="unsupported_content_type",
         )
 
 
 class HeadersTooLargeError(ApiError):
-    """There are too many headers."""
+    """The request has too many headers."""
 
     status = 431
     type = "invalid_request_error"
 
     def __init__(self, num_headers: int, limit: int) -> None:
         super().__init__(
-            f"The request has {num_headers} headers; at most {limit} are allowed.", code="too_many_headers"
+            f"The request has {num_headers} headers; at most {limit} are allowed. Send fewer.",
+            code="too_many_headers",
         )
 
 
 class TooBusyError(ApiError):
-    """The queue is full."""
+    """The request queue is full."""
 
     status = 429
     type = "rate_limit_error"
 
 
 class RequestFailedError(ApiError):
-    """This request failed inside the server; others go on."""
+    """The request failed inside the server. Other requests are not affected."""
 
     @classmethod
-    def own(cls, request_id: str) -> "RequestFailedError":
-        """For a fault of the server's own, whose trace stands in the log."""
-        return cls(f"The server failed on this request; its log has the reason under {request_id}.")
+    def internal(cls, request_id: str) -> "RequestFailedError":
+        """Make the error for a bug in the server, whose traceback is in the log."""
+        return cls(
+            f"The server failed while serving this request. Its log has the reason under {request_id}."
+        )
 
 
 class NotImplementedHereError(ApiError):
-    """A thing that the API has and this server does not do."""
+    """The API has this endpoint, but this server does not implement it."""
 
     status = 501
 
     def __init__(self, message: str) -> None:
-        # Clients take a 501 for a passing trouble, as any from 500 on; this header tells the SDKs better.
+        # The SDKs retry every status from 500 on; this header stops them.
         super().__init__(message, code="not_implemented", headers={"x-should-retry": "false"})
 
 
@@ -183,42 +191,42 @@ class UnavailableError(ApiError):
 
 
 CLIENT_CLOSED_REQUEST = 499
-"""What the log says of a request whose client left; nobody receives it."""
+"""The status that is logged for a request whose client disconnected. It is never sent."""
 
 
 class ClientGoneError(Exception):
-    """The client left before its answer was complete."""
+    """The client disconnected before the response was complete."""
 
 
 def retry_after(seconds: float) -> dict[str, str]:
-    """The header that says when to try again; it takes whole seconds, and at least one."""
+    """Return the Retry-After header: whole seconds, at least one."""
     return {"Retry-After": str(max(1, ceil(seconds)))}
 
 
 def from_engine(fault: EngineError) -> ApiError:
-    """What the client is told when the engine takes no request."""
-    later = retry_after(fault.retry_after_s)
+    """Make the error for a request that the engine refuses."""
+    headers = retry_after(fault.retry_after_s)
     match fault.code:
         case "queue_full":
-            return TooBusyError(str(fault), code="queue_full", headers=later)
+            return TooBusyError(str(fault), code="queue_full", headers=headers)
         case "draining":
-            return UnavailableError(str(fault), code="draining", headers=later)
+            return UnavailableError(str(fault), code="draining", headers=headers)
         case "engine_dead":
             return UnavailableError(str(fault), code="engine_dead")
 
 
 def from_failure(event: Failed) -> ApiError:
-    """What the client is told when its sequence came to a bad end."""
+    """Make the error for a sequence that failed."""
     match event.kind:
         case "request":
             return RequestFailedError(event.message, code="request_failed")
         case "engine":
             return UnavailableError(event.message, code="engine_dead")
         case "draining" | "cancelled":
-            # The server itself cancels only for clients that left, so this is the end of a drain.
+            # The server cancels only when a client has left, so a client that sees this is being drained.
             return UnavailableError(event.message, code="draining", headers=retry_after(RETRY_AFTER_S))
 
 
 def shortened(text: str, limit: int = 64) -> str:
-    """Text from a request, cut so that an error message stays readable."""
+    """Cut text from a request to at most limit characters, so that an error message stays readable."""
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,4 +1,4 @@
-"""The log: one line for each request, as text or JSON; what was asked and answered only on request."""
+"""The log: one line per request, as text or JSON. Prompts and answers are logged only with --log-prompts."""
 
 import json
 import logging
@@ -18,22 +18,22 @@ _PROMPTS = logging.getLogger("reprise.prompts")
 _PROMPTS.disabled = True
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 CURRENT_ID: ContextVar[str | None] = ContextVar("reprise.request_id", default=None)
-"""The id of the request that is being served; lines of the log have it, whoever writes them."""
+"""The id of the request that is being served, which every log line about it carries."""
 _TEXT_LINE, _TEXT_TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
 _RECORD = "reprise.record"
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What the log says of one request. Filled in while the request is served.
+    """The log entry of one request, filled in while the request is served.
 
-    id: what the request is called: the client's X-Request-Id, or one made here.
-    unique: made here, so no other request has it, whatever clients send.
-    finish_reason: of its choices, in order; "cancelled" if the client left, "error" if it failed.
-    error: the code of what went wrong, before or after a stream began.
-    first_token_ms, tokens_per_s: None where no token was made.
-    num_forwards: those of decoding. drafts: (drafted, accepted) tokens by the drafter's name.
-    translation: how drafts of the draft model were translated, and how many were, by what became of them.
+    id: the client's X-Request-Id, or an id made here.
+    unique: made here, so no two requests share it, whatever ids clients send.
+    finish_reason: those of its choices, in order; "cancelled" if the client left, "error" if it failed.
+    error: the code of the error that was sent, as a response or in a stream.
+    first_token_ms, tokens_per_s: None if no token was generated.
+    num_forwards: forward passes of decoding. drafts: (drafted, accepted) tokens by the drafter's name.
+    translation: the draft model's translation strategy, and how many drafts had each outcome.
     """
 
     id: str
@@ -53,47 +53,47 @@ class RequestRecord:
     error: str | None = None
 
     @property
-    def order_id(self) -> str:
-        """What the engine calls the request: its id, and where a client chose that, what makes it unique."""
+    def engine_request_id(self) -> str:
+        """The request's id in the engine: its id, with the unique part added if the client chose it."""
         return self.id if self.id.endswith(self.unique) else f"{self.id}-{self.unique}"
 
     def note(self, error: str) -> None:
-        """Take down the code of what went wrong; the first is the cause of what follows."""
+        """Note an error's code. The first one is kept, since it causes those that follow."""
         self.error = self.error or error
 
     def as_text(self) -> str:
-        """The record as people read it."""
+        """Return the record as one line of text."""
         parts = [f"{self.id} {self.endpoint} {self.status}"]
         if self.error is not None:
             parts.append(self.error)
         if self.finish_reason is not None:
             parts.append(self.finish_reason)
-            parts.append(f"in {self.num_prompt_tokens} (cached {self.num_cached_tokens})")
-            parts.append(f"out {self.num_completion_tokens}")
+            parts.append(f"{self.num_prompt_tokens} prompt tokens ({self.num_cached_tokens} cached)")
+            parts.append(f"{self.num_completion_tokens} completion tokens")
         if self.first_token_ms is not None:
             parts.append(f"first token {self.first_token_ms:.0f} ms")
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:.1f} tokens/s")
         if self.drafts:
-            told = " + ".join(f"{name} {right}/{all_}" for name, (all_, right) in self.drafts.items())
-            parts.append(f"drafts {told} accepted")
+            counts = (f"{name} {accepted}/{drafted}" for name, (drafted, accepted) in self.drafts.items())
+            parts.append(f"drafts {' + '.join(counts)} accepted")
             if self.translation:
-                parts[-1] += f" ({_told(self.translation)})"
+                parts[-1] += f" ({_translation_text(self.translation)})"
             parts.append(f"{self.num_completion_tokens / max(1, self.num_forwards):.1f} tokens/forward")
-        return ", ".join([*parts, f"{self.total_ms:.0f} ms"])
+        return ", ".join([*parts, f"total {self.total_ms:.0f} ms"])
 
 
-def _told(translation: Mapping[str, str | int]) -> str:
-    """Its counts in words, those of nothing left out."""
+def _translation_text(translation: Mapping[str, str | int]) -> str:
+    """Return the strategy and its counts that are not zero."""
     counts = [f"{count} {name}" for name, count in translation.items() if name != "strategy" and count]
-    return f"{translation['strategy']}: {', '.join(counts) or 'none asked for'}"
+    return f"{translation['strategy']}: {', '.join(counts) or 'no drafts'}"
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object on each line; a request's fields stand beside time, level and message."""
+    """Formats each entry as one line of JSON. A request's fields replace the message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging.Formatter."""
+        """Return the entry as JSON."""
         entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -111,33 +111,33 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for people; what is said while a request is served begins with its id."""
+    """Formats entries as text. Those written while a request is served begin with its id."""
 
     def __init__(self) -> None:
         super().__init__(_TEXT_LINE, _TEXT_TIME)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
-        """See logging.Formatter."""
+        """Return the entry's line, without its traceback."""
         request_id = CURRENT_ID.get()
         if request_id is not None and not record.message.startswith(request_id):
             record.message = f"{request_id} {record.message}"
         return super().formatMessage(record)
 
 
-def begin_record(scope: Scope, record: RequestRecord) -> None:
-    """Give a request its record, and the log its id, for as long as the request is served."""
+def attach_record(scope: Scope, record: RequestRecord) -> None:
+    """Attach a record to a request's scope, and its id to the log lines written while it is served."""
     scope[_RECORD] = record
     CURRENT_ID.set(record.id)
 
 
 def record_in(scope: Scope) -> RequestRecord:
-    """The log record of the request that is being served."""
+    """Return the record attached to a request's scope."""
     record: RequestRecord = scope[_RECORD]
     return record
 
 
 def log_request(record: RequestRecord) -> None:
-    """Write a request's line; looks at /health and the like show only at level debug."""
+    """Log a request: at level info if it generated tokens or failed, else, as for /health, at debug."""
     level = logging.INFO if record.finish_reason is not None or record.status >= 400 else logging.DEBUG
     LOGGER.log(level, "%s", record.as_text(), extra={"fields": _fields(record)})
 
@@ -148,14 +148,14 @@ def _fields(record: RequestRecord) -> dict[str, object]:
     return fields
 
 
-def logs_prompts() -> bool:
-    """Whether the log takes what is asked and answered."""
+def is_logging_prompts() -> bool:
+    """Return whether prompts and answers are logged."""
     return _PROMPTS.isEnabledFor(logging.INFO)
 
 
 def log_prompt(what: str, text: str) -> None:
-    """Write down what was asked or answered, on one line, where the log takes that and there is something."""
-    if text and logs_prompts():
+    """Log a prompt or an answer on one line, if prompts are logged and the text is not empty."""
+    if text and is_logging_prompts():
         _PROMPTS.info("%s %s", what, _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text))
 
 
@@ -166,14 +166,14 @@ def configure_logs(
     *,
     log_prompts: bool = False,
 ) -> None:
-    """Send the log to a stream, standard error by default, in the chosen format.
+    """Write the log to a stream, standard error by default, in the given format.
 
-    log_prompts: what is asked and answered as well, at level info.
-    Libraries speak only from warnings on: at debug they would log what they send.
+    log_prompts: also log prompts and answers, at level info.
+    Libraries log only warnings and errors: at level debug they would log the texts that they send.
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
-    # transformers logs by a handler of its own, and warns of every long prompt.
+    # transformers has a log handler of its own and warns about every long prompt.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     root = logging.getLogger()
     root.handlers = [handler]

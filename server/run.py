@@ -1,4 +1,4 @@
-"""From settings to a process that serves, and to its exit status."""
+"""Run the server process: start the engine, serve until told to stop, return the exit status."""
 
 import asyncio
 import os
@@ -21,8 +21,8 @@ from server.banner import LoadingBar, banner, describe_drafts
 from server.engine_protocol import EngineProtocol
 from server.http.access import is_loopback
 from server.http.api_keys import load_keys
-from server.http.connection import http_config
-from server.http.listener import ListenError, address_of, take_address
+from server.http.connection import uvicorn_config
+from server.http.listener import ListenError, bind_address, url_of
 from server.logs import LOGGER, configure_logs
 
 if TYPE_CHECKING:
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from engine.setup import MakeSources
 
 KEEP_CONNECTION_S = 75
-"""How long an idle connection stays open: longer than clients keep one, so that none finds it shut."""
+"""How long an idle connection stays open: longer than clients keep one, so that they close it first."""
 LAST_WRITES_S = 5
-"""How long clients get to read what they were sent when the engine has stopped."""
+"""How long connections stay open after the engine has stopped, so that clients can read the last bytes."""
 STUCK_S = 30
-"""How much longer than the drain the engine may take: for its last step, and to write what it keeps."""
+"""How long the engine may take beyond the drain time, for its last step and for writing its files."""
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, but while it drains it still listens, to say 503; and it ends with the engine.
+    """A uvicorn server that keeps listening while it drains, to answer 503, and stops when the engine dies.
 
     on_ready: called when clients can connect.
-    fault: why the engine died, if it did.
+    fault: why the engine died; None if it did not.
     """
 
     def __init__(
@@ -59,20 +59,20 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler
-        """Drain at the first signal, end at once at the second."""
+        """Drain at the first signal; exit at once at the second."""
         if self.should_exit:
             os._exit(128 + sig)
         self.should_exit = True
-        stop_again = " Ctrl-C again ends them at once." if sig == signal.SIGINT else ""
-        LOGGER.info("stopping; running requests get %g s to finish.%s", self._drain_s, stop_again)
+        stop_again = " Press Ctrl-C again to stop at once." if sig == signal.SIGINT else ""
+        LOGGER.info("stopping: running requests have %g s to finish.%s", self._drain_s, stop_again)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
+        """Start to listen."""
         await super().startup(sockets)
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop the engine, so that every request comes to its end, then close the connections."""
+        """Stop the engine, which ends every request, then close the connections."""
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -81,75 +81,76 @@ class HttpServer(uvicorn.Server):
             loop.call_soon_threadsafe(stopped.set)
 
         threading.Thread(target=stop_engine, name="stop", daemon=True).start()
+        limit_s = self._drain_s + STUCK_S
         try:
-            await asyncio.wait_for(stopped.wait(), self._drain_s + STUCK_S)
+            await asyncio.wait_for(stopped.wait(), limit_s)
         except TimeoutError:
-            LOGGER.error("the engine does not stop; ending the process")
+            LOGGER.error("the engine did not stop within %g s; exiting without it", limit_s)
             os._exit(1)
         await super().shutdown(sockets)
 
 
 def run(settings: Settings, make_sources: "MakeSources | None" = None) -> int:
-    """Serve the model that the settings name until told to stop; return the exit status.
+    """Serve the model of the settings until a signal; return the exit status.
 
-    make_sources: makes the drafters for the model's vocabulary; without it nothing is drafted.
+    make_sources: makes the drafters for the model's vocabulary; None turns drafting off.
     """
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:
-        taken = take_address(settings.host, settings.port)
+        bound = bind_address(settings.host, settings.port)
     except ListenError as fault:
-        return _complain(str(fault))
-    with taken:
-        if refusal := refusal_to_listen(settings, taken):
-            return _complain(refusal)
-        # Only now: importing MLX takes seconds, and a port in use should be known before.
+        return _fail(str(fault))
+    with bound:
+        if error := exposure_error(settings, bound):
+            return _fail(error)
+        # Imported late: MLX takes seconds to import, and a port in use should be reported before that.
         from engine.engine import Engine
         from engine.model.loading import ModelError
 
         try:
-            return serve(Engine(settings, make_sources=make_sources), settings, taken)
+            return serve(Engine(settings, make_sources=make_sources), settings, bound)
         except ModelError as fault:
-            return _complain(str(fault))
+            return _fail(str(fault))
 
 
-def refusal_to_listen(settings: Settings, taken: socket.socket) -> str | None:
-    """Why other machines must not be let in by this socket, if they must not.
+def exposure_error(settings: Settings, bound: socket.socket) -> str | None:
+    """Return an error message if other machines could use the server without an API key, else None.
 
-    Raises SettingsError for a file of keys that cannot be used.
+    With --insecure it only logs a warning. Raises SettingsError if the key file cannot be used.
     """
-    if load_keys(settings) or is_loopback(taken.getsockname()[0]):
+    if load_keys(settings) or is_loopback(bound.getsockname()[0]):
         return None
     if settings.insecure:
-        LOGGER.warning("other machines can use this server without a key")
+        LOGGER.warning("other machines can use this server without an API key (--insecure)")
         return None
     return (
-        f"listening on {settings.host} lets other machines in, and there is no key; set one with "
-        "--api-key or --api-key-file, or say --insecure if that is meant"
+        f"listening on {settings.host} lets other machines use this server, but no API key is set; set one "
+        "with --api-key or --api-key-file, or allow it with --insecure"
     )
 
 
-def serve(engine: EngineProtocol, settings: Settings, taken: socket.socket) -> int:
-    """Start the engine, serve it on a socket until told to stop, and return the exit status.
+def serve(engine: EngineProtocol, settings: Settings, bound: socket.socket) -> int:
+    """Start the engine, serve it on a bound socket until a signal, and return the exit status.
 
     Raises what engine.start() raises.
     """
-    # Streams end because the engine ends their sequences; without this they would be cut off instead.
+    # The engine ends each stream properly when it drains; sse-starlette would cut streams off first.
     AppStatus.enable_automatic_graceful_drain = False
-    config = http_config(
+    config = uvicorn_config(
         create_app(engine, settings),
         settings.body_timeout_s,
         lifespan="on",
         timeout_keep_alive=KEEP_CONNECTION_S,
         timeout_graceful_shutdown=LAST_WRITES_S,
     )
-    announce = partial(_announce, engine, settings, address_of(taken))
+    announce = partial(_announce, engine, settings, url_of(bound))
     server = HttpServer(config, engine, settings.drain_s, announce)
     engine.on_death = server.note_death
     with LoadingBar() as bar:
         engine.start(bar.advance)
-    server.run(sockets=[taken])
+    server.run(sockets=[bound])
     if server.fault is not None:
-        return _complain(f"the engine has died: {server.fault}")
+        return _fail(f"the engine has died: {server.fault}")
     return 0
 
 
@@ -173,6 +174,7 @@ def _can_draft(engine: EngineProtocol) -> bool:
     return True
 
 
-def _complain(message: str) -> int:
+def _fail(message: str) -> int:
+    """Print an error and return exit status 1."""
     print(f"reprise: {message}", file=sys.stderr)  # noqa: T201 - for the person at the terminal
     return 1

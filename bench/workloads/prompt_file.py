@@ -9,7 +9,7 @@ from bench.workloads.chats import Chat, Turn
 from bench.workloads.making import WORKLOADS
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
-from server.validation.body import validated
+from server.validation.field_errors import validate
 
 READ = (
     "messages",
@@ -86,7 +86,7 @@ def _turn(said: object) -> Turn:
     if not isinstance(said["messages"], list):
         raise ValueError('an object with a list "messages" is wanted')
     try:
-        body = validated({name: said[name] for name in READ if name in said}, ChatRequest)
+        body = validate({name: said[name] for name in READ if name in said}, ChatRequest)
     except BadRequestError as fault:
         raise ValueError(fault.message) from None
     messages = tuple(said["messages"])
@@ -101,7 +101,7 @@ def _turn(said: object) -> Turn:
         tools=tuple(said.get("tools") or ()),
         temperature=body.temperature if said.get("temperature") is not None else 0.0,
         schema=_schema(said.get("response_format")),
-        max_tokens=body.wanted_tokens,
+        max_tokens=body.requested_max_tokens,
     )
 
 

@@ -7,7 +7,7 @@ from typing import get_args
 from config.settings import Settings
 from engine.request import DraftType, GenerationRequest, Grammar, ModelInfo, Sampling
 from server.errors import BadRequestError
-from server.requests.common import GenerationFields
+from server.requests.generation_fields import GenerationFields
 
 GREEDY_BELOW = 1e-5
 _UINT64 = 2**64
@@ -50,7 +50,7 @@ def make_engine_requests(
     requests: list[GenerationRequest] = []
     for prompt in prompts:
         room = _check_length(prompt, body.prompt_field, info)
-        wanted = body.wanted_tokens or settings.default_max_tokens or room
+        wanted = body.requested_max_tokens or settings.default_max_tokens or room
         for sampling in samplings:
             requests.append(
                 GenerationRequest(

@@ -7,7 +7,7 @@ from engine.request import Delta
 from server.errors import ApiError, RequestFailedError
 from server.generation.service import Service
 from server.generation.submission import Submission
-from server.logs import LOGGER, RequestRecord, log_prompt, logs_prompts
+from server.logs import LOGGER, RequestRecord, is_logging_prompts, log_prompt
 from server.output.openai_objects import Timings, UsageBlock
 from server.output.parts import Answer, MakeParser, Part
 from server.output.usage import count_usage, note_in_record, time_sequences
@@ -46,7 +46,7 @@ class Generation:
             events = await self.submission.receive()
             for index, event in events:
                 reader = self._readers[index]
-                if isinstance(event, Delta) and logs_prompts():
+                if isinstance(event, Delta) and is_logging_prompts():
                     self._said[index].append(event)
                 read = reader.read(event) if isinstance(event, Delta) else reader.end(event)
                 parts += [(index, part) for part in read]
@@ -85,7 +85,7 @@ class Generation:
     def note_own_fault(self) -> ApiError:
         """Log the fault of the server's own that is being handled; returns what the client is told of it."""
         LOGGER.exception("%s %s failed in its stream", self._record.id, self._record.endpoint)
-        told = RequestFailedError.own(self._record.id)
+        told = RequestFailedError.internal(self._record.id)
         self.note(told)
         return told
 

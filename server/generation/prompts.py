@@ -17,7 +17,7 @@ from server.generation.engine_requests import check_ids, context_error
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.structured_output import StructuredFields
-from server.validation.grammar_errors import explain
+from server.validation.grammar_errors import explain_grammar_error
 
 TokenIds = tuple[int, ...]
 ResultT = TypeVar("ResultT")
@@ -86,14 +86,14 @@ class PromptEncoder:
         try:
             await self._run(request, self._engine.check_grammar, grammar)
         except GrammarError as fault:
-            message = f"'{param}' {explain(str(fault))}."
+            message = f"'{param}' {explain_grammar_error(str(fault))}."
             raise BadRequestError(message, param=param, code="unsupported_grammar") from fault
 
     async def check_form(self, request: Request, body: StructuredFields) -> Grammar | None:
         """The grammar of the form that the answer must have, compiled. Raises as check_grammar()."""
-        if body.form is None:
+        if body.requested_grammar is None:
             return None
-        grammar, param = body.form
+        grammar, param = body.requested_grammar
         await self.check_grammar(request, grammar, param)
         return grammar
 

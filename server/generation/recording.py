@@ -17,7 +17,7 @@ from engine.request import Finished, GenerationRequest
 from server.generation.service import Service
 from server.generation.submission import Submission
 from server.requests.chat import ChatRequest
-from server.requests.common import GenerationFields
+from server.requests.generation_fields import GenerationFields
 
 KEPT = {
     "messages",

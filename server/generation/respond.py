@@ -19,7 +19,7 @@ from server.http.tenants import tenant_of
 from server.output.openai_format import ResponseHead
 from server.output.parts import MakeParser
 from server.output.presenter import Presenter
-from server.requests.common import GenerationFields
+from server.requests.generation_fields import GenerationFields
 
 
 async def respond(
@@ -36,7 +36,14 @@ async def respond(
     record = record_of(request)
     tenant = tenant_of(request, service.settings)
     engine_requests = make_engine_requests(
-        record.order_id, body, prompts, service.engine.info, service.settings, prediction, tenant, grammar
+        record.engine_request_id,
+        body,
+        prompts,
+        service.engine.info,
+        service.settings,
+        prediction,
+        tenant,
+        grammar,
     )
 
     def count(index: int, end: Finished | Failed) -> None:

@@ -29,7 +29,7 @@ class Service:
         self.prompts = PromptEncoder(engine, settings.max_rows + settings.max_queue)
         self.event_bridge = EventBridge(asyncio.get_running_loop())
         self.responses = ResponseStore(settings.response_store_bytes)
-        metrics.watch(self.responses)
+        metrics.set_response_store(self.responses)
         self.recorder = recorder
         self.created = int(time.time())
 

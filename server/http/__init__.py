@@ -1,4 +1,4 @@
 """The HTTP layer around the routes: access, limits, connections, error format, request ids, OpenAPI document.
 
-Nothing here knows what a request asks for or what its response looks like.
+Nothing here depends on an endpoint's request or response fields.
 """

@@ -1,4 +1,4 @@
-"""Who may use the server: those with a key, who call it by a name of its own."""
+"""Check each request's API key and Host header."""
 
 import ipaddress
 import re
@@ -9,29 +9,30 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from config.settings import Settings
 from server.errors import ApiError, ForbiddenError, UnauthorizedError, shortened
-from server.http.api_keys import Keys, given_keys
+from server.http.api_keys import ApiKeys, sent_keys
 from server.http.refusal import refuse
 from server.http.tenants import OWNER
 
 OPEN_PATHS = frozenset({"/health"})
-"""What those who watch may ask without a key."""
+"""Paths that need no API key, so that monitoring works without one."""
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:@/?#\[\]\s]+))(?::[0-9]*)?")
 
 
 class Access:
-    """ASGI middleware: lets in who has a key, if there are any, and no web page by way of a name of its own.
+    """ASGI middleware that checks API keys, if there are any, and the Host header of loopback requests.
 
-    A page can give its own name the address of this machine, and then read from a local server as if that
-    were its site. Its requests bear that name, so over loopback only names of this machine are taken.
+    The Host check stops DNS rebinding: a web page can make its own domain name resolve to 127.0.0.1 and
+    then read from a local server as if that were its own site. Such requests carry the page's domain in the
+    Host header, so over loopback only this machine's names are accepted.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, keys: ApiKeys) -> None:
         self.app = app
         self._keys = keys
         self._names = frozenset(name.lower() for name in ("localhost", settings.host, *settings.allowed_host))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Pass a request on if it is allowed; else send the error."""
         fault = self._fault(scope) if scope["type"] == "http" else None
         if fault is None:
             await self.app(scope, receive, send)
@@ -40,36 +41,40 @@ class Access:
 
     def _fault(self, scope: Scope) -> ApiError | None:
         host = Headers(scope=scope).get("host")
-        if host is not None and _came_over_loopback(scope) and not self._is_own(host):
+        if host is not None and _came_over_loopback(scope) and not self._is_own_name(host):
             return ForbiddenError(
-                f"This server is not '{shortened(host)}'. Call it localhost, or start it with --allowed-host "
-                "and this name.",
+                f"The Host header '{shortened(host)}' is not one of this server's names. Use localhost, or "
+                "start the server with --allowed-host and this name.",
                 code="host_not_allowed",
             )
         if self._keys and scope["path"] not in OPEN_PATHS:
-            given = given_keys(HTTPConnection(scope))
+            given = sent_keys(HTTPConnection(scope))
             if not given:
                 return UnauthorizedError(
-                    "There is no API key. Send one of this server's in the header Authorization: Bearer KEY.",
+                    "This server requires an API key. Send one in the header Authorization: Bearer KEY.",
                     code="missing_api_key",
                 )
             owner = self._keys.find(given)
             if owner is None:
-                return UnauthorizedError("The API key is none of this server's.", code="invalid_api_key")
+                return UnauthorizedError(
+                    "The API key is not valid. Send one of the keys that the server was started with "
+                    "(--api-key, --api-key-file).",
+                    code="invalid_api_key",
+                )
             scope[OWNER] = owner
         return None
 
-    def _is_own(self, host: str) -> bool:
+    def _is_own_name(self, host: str) -> bool:
         match = _HOST.fullmatch(host)
         if match is None:
             return False
-        # No name server has a say in what an address means.
         name = (match[1] or match[2]).lower().removesuffix(".")
+        # An IP address is safe: no DNS lookup decides what it means.
         return name in self._names or name.endswith(".localhost") or _address(name) is not None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, not a name, can be reached from its own machine alone."""
+    """Return whether text is a loopback IP address. Host names, localhost included, give False."""
     address = _address(host)
     mapped = getattr(address, "ipv4_mapped", None)
     return address is not None and (mapped or address).is_loopback

@@ -1,4 +1,4 @@
-"""The API keys that let clients in, compared by their digests."""
+"""Load API keys and compare them by their digests."""
 
 import hashlib
 import hmac
@@ -12,8 +12,8 @@ from config.setting import SettingsError
 from config.settings import Settings
 
 
-class Keys:
-    """Every key that is in force; none means that everybody is let in."""
+class ApiKeys:
+    """The valid API keys. Without any, clients need no key."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = tuple(dict.fromkeys(map(digest, keys)))
@@ -21,30 +21,30 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def find(self, given: Iterable[str]) -> str | None:
-        """The digest of the first given key that is in force. How long that takes says nothing of any key."""
-        for key in given:
-            asked = digest(key)
-            same = [known for known in self._digests if hmac.compare_digest(known, asked)]
-            if same:
-                return same[0]
+    def find(self, sent: Iterable[str]) -> str | None:
+        """Return the digest of the first valid key, or None. Takes constant time for each key sent."""
+        for key in sent:
+            sent_digest = digest(key)
+            matches = [known for known in self._digests if hmac.compare_digest(known, sent_digest)]
+            if matches:
+                return matches[0]
         return None
 
 
-def load_keys(settings: Settings) -> Keys:
-    """The keys of the settings and of their file. Raises SettingsError for a file that has none."""
-    return Keys((*settings.api_key, *_read(settings.api_key_file)))
+def load_keys(settings: Settings) -> ApiKeys:
+    """Load the keys of --api-key and --api-key-file. Raises SettingsError if the file has no usable keys."""
+    return ApiKeys((*settings.api_key, *_read(settings.api_key_file)))
 
 
-def given_keys(request: HTTPConnection) -> list[str]:
-    """The keys that a client sent, as OpenAI's clients do and then as Anthropic's; perhaps of no use."""
-    kind, _, key = request.headers.get("authorization", "").partition(" ")
-    bearer = key.strip() if kind.lower() == "bearer" else ""
+def sent_keys(request: HTTPConnection) -> list[str]:
+    """Return the keys that a client sent, valid or not: OpenAI's way (Bearer) first, then Anthropic's."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    bearer = key.strip() if scheme.lower() == "bearer" else ""
     return [key for key in (bearer, request.headers.get("x-api-key", "").strip()) if key]
 
 
 def digest(key: str) -> str:
-    """What stands for a key wherever it could end up in a log or a file."""
+    """Return the SHA-256 digest that replaces a key wherever it could end up in a log or a file."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -54,15 +54,16 @@ def _read(file: str | None) -> list[str]:
     try:
         text = Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as fault:
-        reason = fault.strerror if isinstance(fault, OSError) else "it is not text"
-        raise SettingsError(f"cannot read the keys in {file} (api_key_file): {reason}") from None
+        reason = fault.strerror if isinstance(fault, OSError) else "it is not UTF-8 text"
+        raise SettingsError(f"cannot read the API keys in {file} (api_key_file): {reason}") from None
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     keys = [(number, line) for number, line in lines if line and not line.startswith("#")]
     for number, key in keys:
         if not KEY.fullmatch(key):
             raise SettingsError(
-                f"line {number} of {file} (api_key_file) is no key: visible ASCII characters without spaces"
+                f"line {number} of {file} (api_key_file) is not a valid API key; a key is visible ASCII "
+                "characters without spaces"
             )
     if not keys:
-        raise SettingsError(f"{file} (api_key_file) has no keys: write one in each line")
+        raise SettingsError(f"{file} (api_key_file) has no keys; write one key per line")
     return [key for _, key in keys]

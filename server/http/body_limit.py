@@ -1,4 +1,4 @@
-"""Reads a body whole before the app sees the request, no further than the limit and no longer."""
+"""Read each request's body before the app sees it, within limits of size and time."""
 
 import asyncio
 
@@ -11,7 +11,10 @@ MAX_HEADERS = 100
 
 
 class BodyLimit:
-    """ASGI middleware: a larger body gets a 413, whether its length was declared or not; a slow one a 408."""
+    """ASGI middleware that refuses large bodies (413), slow bodies (408) and too many headers (431).
+
+    The size limit holds with and without a Content-Length header.
+    """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float) -> None:
         self.app = app
@@ -19,7 +22,7 @@ class BodyLimit:
         self.body_timeout_s = body_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Read the body and pass the request on, or send an error."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -50,13 +53,13 @@ class BodyLimit:
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:
-    """A receive that first gives the body that was read, then what comes after it: a disconnect."""
-    is_given = False
+    """Return a receive() that first replays the body, then waits for what follows it: a disconnect."""
+    is_sent = False
 
     async def replay() -> Message:
-        nonlocal is_given
-        if not is_given:
-            is_given = True
+        nonlocal is_sent
+        if not is_sent:
+            is_sent = True
             return {"type": "http.request", "body": body, "more_body": False}
         return await receive()
 

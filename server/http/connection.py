@@ -1,4 +1,4 @@
-"""One connection of a client, and how uvicorn is set up to serve it."""
+"""Client connections: the HTTP protocol class, and the uvicorn configuration that uses it."""
 
 import asyncio
 import json
@@ -13,61 +13,63 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from server.errors import BadRequestError
 
 MAX_HEAD_BYTES = 32 * 2**10
-"""Of a request's first line and headers, as far as they come in several pieces."""
+"""Limit for a request line and headers that do not arrive in one piece."""
 
 
 class Connection(H11Protocol):
-    """uvicorn's, but a client that never gets to the end of its headers is let go of.
+    """uvicorn's HTTP/1.1 protocol, with a timeout for the request line and headers.
 
-    head_timeout_s: how long it has, from when it connects, or from the first byte of a later request.
+    head_timeout_s: seconds from connecting, or from the first byte of a later request, to the end of the
+        headers. The connection is closed when they have passed.
     """
 
-    def __init__(self, *, head_timeout_s: float, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *, head_timeout_s: float, **options: Any) -> None:
+        super().__init__(**options)
         self._head_timeout_s = head_timeout_s
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See asyncio.Protocol."""
+        """Start the timeout of the first request."""
         super().connection_made(transport)
-        self._await_head()
+        self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+        """Stop the timeout once the headers are complete; start it at a later request's first byte."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
-            self._forget_head()
+            self._stop_head_timer()
         elif self._head_timer is None:
-            self._await_head()
+            self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
-        self._forget_head()
+        """Stop the timeout."""
+        self._stop_head_timer()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, in OpenAI's shape."""
+        """Answer invalid HTTP with an error in OpenAI's format, then close the connection."""
         fault = BadRequestError(
-            f"{msg} It must be HTTP/1.1, with at most {MAX_HEAD_BYTES} bytes of headers.", code="invalid_http"
+            f"{msg} Send plain HTTP/1.1, not HTTPS, with at most {MAX_HEAD_BYTES} bytes of headers.",
+            code="invalid_http",
         )
         body = json.dumps(fault.body()).encode()
         headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-        answer = h11.Response(status_code=400, headers=[*headers, ("Connection", "close")])
-        for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
+        response = h11.Response(status_code=400, headers=[*headers, ("Connection", "close")])
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
-    def _await_head(self) -> None:
+    def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self._head_timeout_s, self.transport.close)
 
-    def _forget_head(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
 
-def http_config(app: ASGIApp, head_timeout_s: float, **options: Any) -> uvicorn.Config:
-    """How uvicorn serves the app. options: see uvicorn.Config."""
+def uvicorn_config(app: ASGIApp, head_timeout_s: float, **options: Any) -> uvicorn.Config:
+    """Return the configuration with which uvicorn serves the app. options: see uvicorn.Config."""
     make_connection: Any = partial(Connection, head_timeout_s=head_timeout_s)
     return uvicorn.Config(
         app,

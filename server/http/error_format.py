@@ -1,6 +1,6 @@
-"""How errors look on the wire: in OpenAI's shape, but in Anthropic's where clients speak its API.
+"""Write errors in the API's own format: Anthropic's under /v1/messages, OpenAI's everywhere else.
 
-An ApiError knows its status and OpenAI's object; what it becomes for others is decided here, by the path.
+An ApiError has its status and OpenAI's error object; the request's path decides which format is sent.
 """
 
 from typing import Any
@@ -19,19 +19,19 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Anthropic's types by status; every other status is invalid_request_error below 500, api_error above."""
+"""Anthropic's error types by status. Others: invalid_request_error below 500, api_error from 500 on."""
 
 _CODES_FOR_SDKS = frozenset({"thread_unsupported_request"})
-"""Codes that Anthropic's SDKs act upon: of this one they send the whole conversation instead."""
+"""Codes that Anthropic's SDKs react to: after this one they send the whole conversation instead."""
 
 
 def speaks_anthropic(path: str) -> bool:
-    """Whether what is asked for at a path is Anthropic's API."""
+    """Return whether a path belongs to Anthropic's API."""
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
 
 
 def anthropic_error(fault: ApiError, request_id: str) -> dict[str, Any]:
-    """Anthropic's error object, which has no field for a param: the message names what is at fault."""
+    """Return Anthropic's error object. It has no param field, so the message must name the field at fault."""
     kind = _ANTHROPIC_TYPES.get(fault.status) or (
         "invalid_request_error" if fault.status < 500 else "api_error"
     )
@@ -42,9 +42,9 @@ def anthropic_error(fault: ApiError, request_id: str) -> dict[str, Any]:
 
 
 def error_response(fault: ApiError, scope: Scope) -> JSONResponse:
-    """The error as a response of its own, in the shape that the clients of this path expect.
+    """Make the HTTP response for an error, in the format of the request's path.
 
-    scope: of the request, whose record takes note of the error.
+    scope: the request's; the error's code is noted in its log record.
     """
     record = record_in(scope)
     record.note(fault.code or fault.type)

@@ -1,4 +1,4 @@
-"""What /openapi.json says that the framework does not know: routes read bodies and queries themselves."""
+"""Complete /openapi.json: routes read bodies and queries themselves, so the framework does not know them."""
 
 from collections.abc import Collection
 from typing import Any
@@ -10,20 +10,20 @@ from pydantic.json_schema import models_json_schema
 from server.http.request_log import ID_PATTERN, REQUEST_ID
 
 _REFERENCE = "#/components/schemas/{model}"
-_FRAMEWORKS_OWN = ("HTTPValidationError", "ValidationError")
+_FRAMEWORK_SCHEMAS = ("HTTPValidationError", "ValidationError")
 _ID_SCHEMA = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
 _ID_GIVEN = {
     "name": REQUEST_ID,
     "in": "header",
     "required": False,
-    "description": "A name for the request in the log; without it the server makes one.",
+    "description": "The request's id in the log and in the response. If absent, the server makes one.",
     "schema": _ID_SCHEMA,
 }
-_ID_TOLD = {"description": "The name of the request in the log.", "required": True, "schema": _ID_SCHEMA}
+_ID_RETURNED = {"description": "The request's id in the log.", "required": True, "schema": _ID_SCHEMA}
 
 
 class ErrorObject(BaseModel):
-    """What went wrong. param: the field at fault. code: a word that programs can compare."""
+    """What went wrong. param: the field at fault. code: a machine-readable error code."""
 
     message: str
     type: str
@@ -32,19 +32,19 @@ class ErrorObject(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """Every answer that is no success, but for /v1/messages, whose errors are Anthropic's."""
+    """The body of every error response, except under /v1/messages, where errors have Anthropic's format."""
 
     error: ErrorObject
 
 
-def takes(model: type[BaseModel]) -> dict[str, Any]:
-    """What a route's document says of its body."""
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the OpenAPI entry of a route whose body is this model."""
     schema = {"$ref": _REFERENCE.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def asks(model: type[BaseModel]) -> dict[str, Any]:
-    """What a route's document says of its query, of models without models in them."""
+def query_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the OpenAPI entry of a route whose query is this model, which must not nest other models."""
     parameters = [
         {"name": name, "in": "query", "required": False, "schema": schema}
         for name, schema in model.model_json_schema()["properties"].items()
@@ -55,24 +55,27 @@ def asks(model: type[BaseModel]) -> dict[str, Any]:
 def complete_document(
     app: FastAPI, *models: type[BaseModel], open_paths: Collection[str] | None = None
 ) -> None:
-    """Add the models that routes name with takes() to the app's document, the shape of errors, and headers.
+    """Add to the app's document: the models named with body_schema(), the error format, and headers.
 
-    open_paths: what may be asked without an API key; None where nothing needs one.
+    open_paths: paths that need no API key; None if no path needs one.
     """
-    document_of_routes = app.openapi
+    make_document = app.openapi
     described: tuple[type[BaseModel], ...] = (*models, ErrorResponse)
 
     def document() -> dict[str, Any]:
-        whole = document_of_routes()
+        whole = make_document()
         _, schemas = models_json_schema(
             [(model, "validation") for model in described], ref_template=_REFERENCE
         )
         components = whole.setdefault("components", {})
-        components["parameters"], components["headers"] = {"RequestId": _ID_GIVEN}, {"RequestId": _ID_TOLD}
+        components["parameters"], components["headers"] = (
+            {"RequestId": _ID_GIVEN},
+            {"RequestId": _ID_RETURNED},
+        )
         known = components.setdefault("schemas", {})
         known.update(schemas["$defs"])
-        # The framework checks nothing here, so nothing fails in its way.
-        for name in _FRAMEWORKS_OWN:
+        # The framework validates nothing here, so it never sends its own validation errors.
+        for name in _FRAMEWORK_SCHEMAS:
             known.pop(name, None)
         for operations in whole["paths"].values():
             for operation in operations.values():
@@ -82,7 +85,7 @@ def complete_document(
                 for response in responses.values():
                     response["headers"] = {REQUEST_ID: {"$ref": "#/components/headers/RequestId"}}
                 given = {"$ref": "#/components/parameters/RequestId"}
-                # The framework keeps its document: this is not the first time, perhaps.
+                # The framework caches its document, so a second call finds the parameter already there.
                 others = [one for one in operation.get("parameters", ()) if one != given]
                 operation["parameters"] = [*others, given]
         if open_paths is not None:

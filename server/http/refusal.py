@@ -1,4 +1,4 @@
-"""Answers to requests whose body nobody is going to read."""
+"""Send an error before a request's body has been read."""
 
 import asyncio
 import contextlib
@@ -10,16 +10,16 @@ from server.errors import ApiError
 from server.http.error_format import error_response
 
 LINGER_S = 5.0
-"""How long a client may go on sending what nobody reads."""
+"""Maximum time for which the rest of a refused body is read and dropped."""
 
 
 async def refuse(
     fault: ApiError, scope: Scope, receive: Receive, send: Send, *, lingers: bool = True
 ) -> None:
-    """Answer with an error before the body was read.
+    """Send an error for a request whose body has not been read.
 
-    lingers: take what the client is still sending, since it would lose the answer if the connection just
-        closed. Who asks before sending needs only the answer.
+    lingers: read and drop what the client is still sending, since closing the connection at once would
+        make it lose the response. A client that sent `Expect: 100-continue` has not begun to send a body.
     """
     response = error_response(fault, scope)
     await send(

@@ -1,29 +1,29 @@
-"""Whose request it is: what was said is drafted, and what was kept is found, for the same tenant alone."""
+"""Find a request's tenant and API key: tenants share drafts, keys own stored responses."""
 
 from starlette.requests import HTTPConnection
 
 from config.settings import Settings
-from server.http.api_keys import digest, given_keys
+from server.http.api_keys import digest, sent_keys
 
 OWNER = "reprise.owner"
-"""Where a request's scope has the digest of the key that let it in."""
+"""The key in a request's scope that holds the digest of its checked API key."""
 
 
 def tenant_of(request: HTTPConnection, settings: Settings) -> str:
-    """Whose words may be drafted for the request: those of its key's holder, or everybody's.
+    """Return the tenant whose texts may be drafted for the request.
 
-    With --ngram-scope process everybody is the same tenant, "".
+    With --ngram-scope process all requests have the tenant ""; with api-key, see key_digest().
     """
     return "" if settings.ngram_scope == "process" else key_digest(request)
 
 
 def key_digest(request: HTTPConnection) -> str:
-    """A digest of the API key that let the request in; where none is needed, of the one that it names.
+    """Return the digest of the request's checked API key, or of the key it sent if the server has no keys.
 
-    Empty without one. Never the key itself: what stands in an order may end up in a log or a file.
+    Empty if it sent none. Never the key itself: engine requests may end up in a log or a file.
     """
     owner: str | None = request.scope.get(OWNER)
     if owner is not None:
         return owner
-    claimed = given_keys(request)
-    return digest(claimed[0]) if claimed else ""
+    unchecked = sent_keys(request)
+    return digest(unchecked[0]) if unchecked else ""

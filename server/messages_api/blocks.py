@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from server.validation.fields import RequestModel, not_yet, wrong
-from server.validation.unions import one_of
+from server.validation.field_errors import field_error
+from server.validation.fields import RequestModel, unsupported
+from server.validation.unions import tagged_union
 
 MAX_BLOCKS = 8192
 """Blocks of a whole conversation: each takes time before anything else can be found wrong."""
@@ -42,7 +43,7 @@ class TextBlock(Block):
 
     type: Literal["text"]
     text: str = Field(description="The text; blocks of the user stand on lines of their own.")
-    citations: not_yet([], **_CITATIONS) = None  # type: ignore[valid-type]
+    citations: unsupported([], **_CITATIONS) = None  # type: ignore[valid-type]
 
 
 class ThinkingBlock(RequestModel):
@@ -67,7 +68,7 @@ class ToolUseBlock(Block):
     name: str = Field(min_length=1, description="The tool that was called.")
     input: dict[str, Any] = Field(description="What it was called with.")
     caller: DirectCaller | None = Field(None, description="Only the model itself.")
-    toolset_name: not_yet(**_TOOLSETS) = None  # type: ignore[valid-type]
+    toolset_name: unsupported(**_TOOLSETS) = None  # type: ignore[valid-type]
 
 
 def as_blocks(given: object) -> object:
@@ -79,11 +80,12 @@ def as_blocks(given: object) -> object:
 
 def too_many(num: int, most: int, what: str = "entries") -> PydanticCustomError:
     """The error of an array that is too long, which is not looked at any further."""
-    return wrong("invalid_value", f"has {num} {what}; at most {most} are allowed")
+    return field_error("invalid_value", f"has {num} {what}; at most {most} are allowed")
 
 
 _TextOnly = Annotated[
-    TextBlock, PlainValidator(one_of({"text": TextBlock}, refused=_REFUSED), json_schema_input_type=TextBlock)
+    TextBlock,
+    PlainValidator(tagged_union({"text": TextBlock}, refused=_REFUSED), json_schema_input_type=TextBlock),
 ]
 Texts = Annotated[list[_TextOnly], BeforeValidator(as_blocks, json_schema_input_type=str | list[TextBlock])]
 """Text, as a string or in blocks."""
@@ -96,7 +98,7 @@ class ToolResultBlock(Block):
     tool_use_id: str = Field(description="The id of a call in an earlier message.")
     content: Texts = Field([], description="Text; images and documents are refused.")
     is_error: bool = Field(False, description="The model reads 'Error: ' before the text then.")
-    toolset_name: not_yet(**_TOOLSETS) = None  # type: ignore[valid-type]
+    toolset_name: unsupported(**_TOOLSETS) = None  # type: ignore[valid-type]
 
     @property
     def text(self) -> str:
@@ -114,7 +116,7 @@ _KINDS = {
     "tool_result": ToolResultBlock,
 }
 _AnyBlock = Annotated[
-    ContentBlock, PlainValidator(one_of(_KINDS, refused=_REFUSED), json_schema_input_type=ContentBlock)
+    ContentBlock, PlainValidator(tagged_union(_KINDS, refused=_REFUSED), json_schema_input_type=ContentBlock)
 ]
 Content = Annotated[
     list[_AnyBlock], BeforeValidator(as_blocks, json_schema_input_type=str | list[ContentBlock])

@@ -23,7 +23,8 @@ from server.messages_api.thinking import Thinking, ThinkingOn
 from server.messages_api.tools import NamedChoice, ToolChoice, Tools
 from server.requests.chat_template import MAX_MESSAGES
 from server.requests.drafts import DraftFields
-from server.validation.fields import INT32_MAX, MAX_STOP_CHARACTERS, Count, RequestModel, not_yet, wrong
+from server.validation.field_errors import field_error
+from server.validation.fields import INT32_MAX, MAX_STOP_CHARACTERS, Count, RequestModel, unsupported
 
 MAX_STOP_SEQUENCES = 64
 _BLOCKS_OF_ROLES = {
@@ -48,9 +49,9 @@ class InputMessage(RequestModel):
         for index, block in enumerate(self.content):
             if block.type not in taken:
                 phrase = f"is '{block.type}', which a message of the {self.role} does not have"
-                raise wrong("invalid_value", phrase, f".content[{index}].type")
+                raise field_error("invalid_value", phrase, f".content[{index}].type")
         if not self.content and self.role != "assistant":
-            raise wrong("invalid_value", "is empty; send at least one block", ".content")
+            raise field_error("invalid_value", "is empty; send at least one block", ".content")
         return self
 
 
@@ -62,13 +63,13 @@ def _conversation(given: list[InputMessage]) -> list[InputMessage]:
             if isinstance(block, ToolUseBlock):
                 called.add(block.id)
             elif isinstance(block, ToolResultBlock) and block.tool_use_id not in called:
-                raise wrong(
+                raise field_error(
                     "invalid_value",
                     "names no tool_use block of an earlier message",
                     f"[{index}].content[{block_index}].tool_use_id",
                 )
     if given[-1].role == "assistant":
-        raise wrong(
+        raise field_error(
             "unsupported_value",
             "is 'assistant', but prefilled answers are not supported; end with a message of the user",
             f"[{len(given) - 1}].role",
@@ -118,7 +119,7 @@ class OutputConfig(RequestModel):
         None, description="How long to think, for chat templates that know of it."
     )
     format: JsonOutput | None = Field(None, description="What the answer must be; enforced.")
-    task_budget: not_yet() = None  # type: ignore[valid-type]
+    task_budget: unsupported() = None  # type: ignore[valid-type]
 
 
 class Metadata(RequestModel):
@@ -138,11 +139,11 @@ def _context_management(given: object) -> None:
     keep_all = {"type": "clear_thinking_20251015", "keep": "all"}
     edits = given.get("edits", []) if isinstance(given, dict) and given.keys() <= {"edits"} else None
     if not isinstance(edits, list) or any(edit != keep_all for edit in edits):
-        raise wrong("unsupported_parameter", "is not supported, but for clear_thinking that keeps all")
+        raise field_error("unsupported_parameter", "is not supported, but for clear_thinking that keeps all")
 
 
 def _thread(_: object) -> None:
-    raise wrong(
+    raise field_error(
         "thread_unsupported_request",
         "is not supported: conversations are not kept here; send the whole conversation without it",
     )
@@ -179,25 +180,27 @@ class ConversationFields(RequestModel):
     context_management: Annotated[Any, AfterValidator(_context_management)] = Field(
         None, description="Only no edits, or clear_thinking_20251015 that keeps all."
     )
-    mcp_servers: not_yet([], **_RUN_THERE) = None  # type: ignore[valid-type]
-    compaction: not_yet() = None  # type: ignore[valid-type]
+    mcp_servers: unsupported([], **_RUN_THERE) = None  # type: ignore[valid-type]
+    compaction: unsupported() = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
     def tools_for_the_choice(self) -> "ConversationFields":
         """Refuse a choice that the tools do not leave."""
         names = [tool.name for tool in self.tools]
         if self.tool_choice is not None and self.tool_choice.type in ("any", "tool") and not names:
-            raise wrong("invalid_value", "is allowed only with tools; send some", "tool_choice")
+            raise field_error("invalid_value", "is allowed only with tools; send some", "tool_choice")
         if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.name not in names:
             phrase = f"is '{shortened(self.tool_choice.name)}', which is not among the tools"
-            raise wrong("invalid_value", phrase, "tool_choice.name")
+            raise field_error("invalid_value", phrase, "tool_choice.name")
         return self
 
     @model_validator(mode="after")
     def one_format(self) -> "ConversationFields":
         """Refuse two formats: nobody could tell which one was meant."""
         if self.output_format is not None and self.output_config is not None and self.output_config.format:
-            raise wrong("invalid_value", "and output_config.format are both there; send one", "output_format")
+            raise field_error(
+                "invalid_value", "and output_config.format are both there; send one", "output_format"
+            )
         return self
 
     @property
@@ -210,7 +213,7 @@ def _stop_sequences(given: list[str]) -> list[str]:
     for index, stop in enumerate(given):
         if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
             phrase = f"has {len(stop)} characters; a stop sequence has between 1 and {MAX_STOP_CHARACTERS}"
-            raise wrong("invalid_value", phrase, f"[{index}]")
+            raise field_error("invalid_value", phrase, f"[{index}]")
     return given
 
 
@@ -234,11 +237,11 @@ class MessagesRequest(ConversationFields):
     diagnostics: Diagnostics | None = Field(
         None, description="Answered with 'unavailable': why a prompt was not cached is not kept."
     )
-    container: not_yet(**_RUN_THERE) = None  # type: ignore[valid-type]
+    container: unsupported(**_RUN_THERE) = None  # type: ignore[valid-type]
     thread: Annotated[Any, AfterValidator(_thread)] = Field(
         None, description="Refused, in the way that makes the SDK send whole conversations instead."
     )
-    fallbacks: not_yet([]) = None  # type: ignore[valid-type]
+    fallbacks: unsupported([]) = None  # type: ignore[valid-type]
     fallback_credit_token: Any = Field(None, description="Accepted; nothing is billed here.")
 
     @model_validator(mode="after")
@@ -247,7 +250,7 @@ class MessagesRequest(ConversationFields):
         budget = self.thinking.budget_tokens if isinstance(self.thinking, ThinkingOn) else None
         if budget is not None and budget >= self.max_tokens:
             phrase = f"is {budget}, but must be below max_tokens, {self.max_tokens}"
-            raise wrong("invalid_value", phrase, "thinking.budget_tokens")
+            raise field_error("invalid_value", phrase, "thinking.budget_tokens")
         return self
 
 

@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
-from server.validation.fields import INT32_MAX, RequestModel, wrong
-from server.validation.unions import one_of
+from server.validation.field_errors import field_error
+from server.validation.fields import INT32_MAX, RequestModel
+from server.validation.unions import tagged_union
 
 MIN_BUDGET_TOKENS = 1024
 
@@ -28,9 +29,9 @@ class ThinkingOn(RequestModel):
     def budget_where_it_belongs(self) -> "ThinkingOn":
         """As Anthropic has it: enabled needs a budget, adaptive has none."""
         if self.type == "enabled" and self.budget_tokens is None:
-            raise wrong("missing_required_parameter", "is missing", ".budget_tokens")
+            raise field_error("missing_required_parameter", "is missing", ".budget_tokens")
         if self.type == "adaptive" and self.budget_tokens is not None:
-            raise wrong("invalid_value", "belongs to thinking of the type 'enabled'", ".budget_tokens")
+            raise field_error("invalid_value", "belongs to thinking of the type 'enabled'", ".budget_tokens")
         return self
 
 
@@ -45,6 +46,6 @@ _NO_SUCH_THINKING = {"between_tools": "which this server does not have; use enab
 Thinking = Annotated[
     ThinkingOn | ThinkingOff,
     PlainValidator(
-        one_of(_THINKING, refused=_NO_SUCH_THINKING), json_schema_input_type=ThinkingOn | ThinkingOff
+        tagged_union(_THINKING, refused=_NO_SUCH_THINKING), json_schema_input_type=ThinkingOn | ThinkingOff
     ),
 ]

@@ -19,7 +19,7 @@ from server.messages_api.blocks import (
 from server.messages_api.schemas import ConversationFields, InputMessage, MessagesRequest
 from server.messages_api.thinking import ThinkingOff
 from server.requests.chat import ChatRequest
-from server.validation.body import validated
+from server.validation.field_errors import validate
 
 _OUR_NAMES = (
     (re.compile(r"\btools\[(\d+)\]\.function\.parameters"), r"tools[\1].input_schema"),
@@ -62,7 +62,7 @@ def in_their_words(fault: BadRequestError) -> BadRequestError:
 
 def _chat(given: dict[str, Any]) -> ChatRequest:
     try:
-        return validated(given, ChatRequest)
+        return validate(given, ChatRequest)
     except BadRequestError as fault:
         raise in_their_words(fault) from fault
 

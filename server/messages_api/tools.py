@@ -7,8 +7,9 @@ from pydantic_core import to_json
 
 from server.messages_api.blocks import CacheControl, too_many
 from server.requests.tools import MAX_TOOLS, ToolName
-from server.validation.fields import RequestModel, not_yet, wrong
-from server.validation.unions import one_of
+from server.validation.field_errors import field_error
+from server.validation.fields import RequestModel, unsupported
+from server.validation.unions import tagged_union
 
 _SERVERS = "which Anthropic runs, and nothing is run here; send tools with a name and an input_schema"
 _ANTHROPICS = "whose schema is Anthropic's own; describe it with a name and an input_schema, without type"
@@ -31,13 +32,15 @@ _DEFERRED = {
 
 def _input_schema(given: dict[str, Any]) -> dict[str, Any]:
     if given.get("type") != "object":
-        raise wrong("invalid_value", "must be 'object': the input of a tool is an object", ".type")
+        raise field_error("invalid_value", "must be 'object': the input of a tool is an object", ".type")
     return given
 
 
 def _callers(given: list[str]) -> list[str]:
     if given != ["direct"]:
-        raise wrong("unsupported_value", "must be ['direct']: no code is run here that could call tools")
+        raise field_error(
+            "unsupported_value", "must be ['direct']: no code is run here that could call tools"
+        )
     return given
 
 
@@ -61,7 +64,7 @@ class CustomTool(RequestModel):
     allowed_callers: Annotated[list[str], AfterValidator(_callers)] = Field(
         ["direct"], description="Only ['direct']."
     )
-    defer_loading: not_yet(False, **_DEFERRED) = None  # type: ignore[valid-type]
+    defer_loading: unsupported(False, **_DEFERRED) = None  # type: ignore[valid-type]
 
     def as_function(self) -> dict[str, Any]:
         """The tool in OpenAI's shape."""
@@ -82,7 +85,8 @@ class CustomTool(RequestModel):
 Tool = Annotated[
     CustomTool,
     PlainValidator(
-        one_of({"custom": CustomTool}, refused=_REFUSED, default="custom"), json_schema_input_type=CustomTool
+        tagged_union({"custom": CustomTool}, refused=_REFUSED, default="custom"),
+        json_schema_input_type=CustomTool,
     ),
 ]
 
@@ -97,7 +101,9 @@ def _unique(given: list[CustomTool]) -> list[CustomTool]:
     names = [tool.name for tool in given]
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise wrong("invalid_value", "stands twice; each tool has a name of its own", f"[{index}].name")
+            raise field_error(
+                "invalid_value", "stands twice; each tool has a name of its own", f"[{index}].name"
+            )
     return given
 
 
@@ -157,4 +163,4 @@ class NoChoice(RequestModel):
 
 _Choices = AutoChoice | AnyChoice | NamedChoice | NoChoice
 _KINDS = {"auto": AutoChoice, "any": AnyChoice, "tool": NamedChoice, "none": NoChoice}
-ToolChoice = Annotated[_Choices, PlainValidator(one_of(_KINDS), json_schema_input_type=_Choices)]
+ToolChoice = Annotated[_Choices, PlainValidator(tagged_union(_KINDS), json_schema_input_type=_Choices)]

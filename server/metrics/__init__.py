@@ -1,4 +1,4 @@
-"""What GET /metrics reports: the list of metrics, their counters, and what is read at each scrape.
+"""The metrics of GET /metrics: their definitions, the counters, and the values read at each scrape.
 
-Nothing here is written from the engine's thread.
+The engine's thread never writes here.
 """

@@ -1,4 +1,4 @@
-"""What is read from its source at each scrape: the engine, its caches and tables, memory, the process."""
+"""Read values at each scrape: from the engine, its caches and tables, and the process."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,10 @@ _GAPS = "reprise_inter_token_seconds"
 
 
 class ScrapeCollector(Collector):
-    """Asks everything there is to be asked. store: of the responses, once the app has one."""
+    """Reads current values at each scrape.
+
+    store: the store of responses; None until the app has one.
+    """
 
     def __init__(self, engine: EngineProtocol) -> None:
         self.store: ResponseStore | None = None
@@ -26,7 +29,7 @@ class ScrapeCollector(Collector):
         self._process = psutil.Process(os.getpid())
 
     def collect(self) -> Iterator[Metric]:
-        """See Collector. What has no value now is left out."""
+        """Yield each metric that has a value now."""
         counts = self._engine.counts()
         values = {
             **self._engine_values(counts),
@@ -36,12 +39,12 @@ class ScrapeCollector(Collector):
             **self._process_values(),
         }
         for group in GROUPS:
-            for metric in group.metrics if group.is_read else ():
+            for metric in group.metrics if group.is_scraped else ():
                 if metric.name == _GAPS:
-                    yield _gaps(metric.text, counts)
+                    yield _gaps(metric.help, counts)
                 elif metric.name in values:
                     make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                    yield make(metric.name, metric.text, values[metric.name])
+                    yield make(metric.name, metric.help, values[metric.name])
 
     def _engine_values(self, counts: EngineCounts) -> _Values:
         status = self._engine.status()
@@ -59,10 +62,10 @@ class ScrapeCollector(Collector):
 
     def _ngram_status(self) -> _Values:
         try:
-            told = self._engine.table_status()
+            counts = self._engine.table_status()
         except SharedTableError:
             return {}
-        return {_NGRAM_KEYS.get(key, key): value for key, value in told.items()}
+        return {_NGRAM_KEYS.get(key, key): value for key, value in counts.items()}
 
     def _store_status(self) -> _Values:
         if self.store is None:
@@ -86,7 +89,7 @@ class ScrapeCollector(Collector):
 
 
 def _named(group: MetricGroup, prefix: str, values: Mapping[str, float]) -> _Values:
-    """Values by the names of the group's metrics. What the group does not name is nobody's metric."""
+    """Map values to the names of the group's metrics. Values without a metric are dropped."""
     short = {m.name.removeprefix(prefix).removesuffix("_total"): m.name for m in group.metrics}
     named = {key.removeprefix("num_"): value for key, value in values.items()}
     return {short[key]: value for key, value in named.items() if key in short}

@@ -1,4 +1,4 @@
-"""Every metric there is: GET /metrics has what is listed here, and docs/metrics.md is made from it."""
+"""All metrics. GET /metrics serves what is listed here; docs/metrics.md is generated from it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,27 +16,27 @@ _TOKENS_PER_FORWARD = (1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 class MetricEntry:
     """A metric.
 
-    text: what it says, in a sentence. labels: by what it is told apart.
-    buckets: upper bounds, of a histogram that the server itself keeps.
+    help: its help text, one sentence. labels: the names of its labels.
+    buckets: a histogram's upper bounds.
     """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
-    text: str
+    help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class MetricGroup:
-    """Metrics about one thing.
+    """Metrics about one subject.
 
-    is_read: whether they are read from their source at each scrape, and not counted as things happen.
-    note: what to know of all of them, in Markdown.
+    is_scraped: whether the values are read at each scrape; otherwise events are counted as they happen.
+    note: an explanation of the group's metrics and labels, in Markdown.
     """
 
     title: str
-    is_read: bool
+    is_scraped: bool
     metrics: tuple[MetricEntry, ...]
     note: str = ""
 
@@ -48,27 +48,25 @@ REQUESTS = MetricGroup(
         MetricEntry(
             "reprise_requests_total",
             "counter",
-            "HTTP requests by address and status; a client that left is a 499.",
+            "Total number of HTTP requests, by endpoint and status.",
             ("endpoint", "status"),
         ),
-        MetricEntry(
-            "reprise_requests_in_progress", "gauge", "HTTP requests that have come and are not answered yet."
-        ),
+        MetricEntry("reprise_requests_in_progress", "gauge", "Number of HTTP requests in progress."),
         MetricEntry(
             "reprise_errors_total",
             "counter",
-            "Errors that clients were told, in a response or in a stream, by code.",
+            "Total number of errors sent to clients, as a response or in a stream, by code.",
             ("code",),
         ),
         MetricEntry(
             "reprise_request_duration_seconds",
             "histogram",
-            "From a request for tokens to the end of its answer.",
+            "Duration of HTTP requests that generate tokens, from arrival to the end of the response.",
             buckets=_REQUEST_S,
         ),
     ),
-    "`endpoint` is one of the addresses that `GET /` lists, or `other`. `code` is that of the error object, "
-    "or its `type` where it has none.",
+    "`endpoint` is the path of an endpoint that `GET /` lists, or `other`. `status` is 499 if the client "
+    "disconnected. `code` is the error object's `code`, or its `type` if it has no code.",
 )
 
 SEQUENCES = MetricGroup(
@@ -76,35 +74,44 @@ SEQUENCES = MetricGroup(
     False,
     (
         MetricEntry(
-            "reprise_sequences_total", "counter", "Sequences that came to their end, by how.", ("end",)
+            "reprise_sequences_total",
+            "counter",
+            "Total number of sequences that have ended, by how they ended.",
+            ("end",),
         ),
         MetricEntry(
             "reprise_cancelled_sequences_total",
             "counter",
-            "Sequences that ended because their client left, by how far they had got.",
+            "Total number of sequences cancelled because the client left, by the stage that they were in.",
             ("stage",),
         ),
-        MetricEntry("reprise_prompt_tokens_total", "counter", "Prompt tokens, those of n choices once."),
         MetricEntry(
-            "reprise_cached_prompt_tokens_total", "counter", "Prompt tokens that were not computed again."
+            "reprise_prompt_tokens_total",
+            "counter",
+            "Total number of prompt tokens; a prompt with several choices counts once.",
         ),
-        MetricEntry("reprise_completion_tokens_total", "counter", "Generated tokens."),
+        MetricEntry(
+            "reprise_cached_prompt_tokens_total",
+            "counter",
+            "Total number of prompt tokens taken from the prefix cache.",
+        ),
+        MetricEntry("reprise_completion_tokens_total", "counter", "Total number of generated tokens."),
         MetricEntry(
             "reprise_queue_seconds",
             "histogram",
-            "From submission to admission, of sequences that were admitted.",
+            "Time that admitted sequences spent in the request queue.",
             buckets=_QUEUE_S,
         ),
         MetricEntry(
             "reprise_time_to_first_token_seconds",
             "histogram",
-            "From submission to the first token.",
+            "Time from submission to the first token.",
             buckets=_FIRST_TOKEN_S,
         ),
     ),
-    "A sequence is one choice of one prompt, and is counted when it ends. `end` is `stop`, `length`, "
-    "`cancelled` (its client left), `request` (it failed, others went on), `engine` (the engine died) or "
-    "`draining` (the server stopped). `stage` is `waiting`, `prefill` or `decode`.",
+    "A sequence is one choice of one prompt. It is counted when it ends. `end` is `stop`, `length`, "
+    "`cancelled` (the client left), `request` (this request failed), `engine` (the engine died) or "
+    "`draining` (the server was stopping). `stage` is `waiting`, `prefill` or `decode`.",
 )
 
 DRAFTS = MetricGroup(
@@ -112,83 +119,93 @@ DRAFTS = MetricGroup(
     False,
     (
         MetricEntry(
-            "reprise_drafted_tokens_total", "counter", "Drafted tokens that were verified.", ("source",)
+            "reprise_drafted_tokens_total",
+            "counter",
+            "Total number of drafted tokens that were verified.",
+            ("source",),
         ),
         MetricEntry(
-            "reprise_accepted_tokens_total", "counter", "Drafted tokens that were right.", ("source",)
+            "reprise_accepted_tokens_total",
+            "counter",
+            "Total number of drafted tokens that were accepted.",
+            ("source",),
         ),
         MetricEntry(
             "reprise_draft_translations_total",
             "counter",
-            "Drafts of the draft model, by what translation into the model's vocabulary made of them.",
+            "Total number of the draft model's drafts that needed translation, by outcome.",
             ("strategy", "outcome"),
         ),
         MetricEntry(
             "reprise_draft_resynchronisations_total",
             "counter",
-            "Those for which an edge that both vocabularies share had to be looked for.",
+            "Total number of translations that had to search for a token boundary shared by both sides.",
             ("strategy",),
         ),
         MetricEntry(
             "reprise_draft_model_tokens_total",
             "counter",
-            "Tokens that came of those drafts and were verified.",
+            "Total number of the draft model's tokens that were verified, by translation strategy.",
             ("strategy",),
         ),
         MetricEntry(
             "reprise_draft_model_accepted_tokens_total",
             "counter",
-            "Those of them that were right.",
+            "Total number of the draft model's tokens that were accepted, by translation strategy.",
             ("strategy",),
         ),
         MetricEntry(
-            "reprise_forwards_total", "counter", "Forwards that decoding took, counted for each sequence."
+            "reprise_forwards_total",
+            "counter",
+            "Total number of forward passes of decoding, summed over sequences.",
         ),
         MetricEntry(
             "reprise_gate_decisions_total",
             "counter",
-            "Sequences by what the gate made of them.",
+            "Total number of sequences, by the gate's decision.",
             ("decision",),
         ),
         MetricEntry(
             "reprise_acceptance_ratio",
             "histogram",
-            "Share of a sequence's drafted tokens that were right.",
+            "Acceptance rate of each sequence: accepted tokens divided by drafted tokens.",
             buckets=_SHARES,
         ),
         MetricEntry(
             "reprise_tokens_per_forward",
             "histogram",
-            "A sequence's tokens for each of its forwards.",
+            "Generated tokens per forward pass of each sequence.",
             buckets=_TOKENS_PER_FORWARD,
         ),
     ),
-    "`source` is the drafter; `decision` is `lookup`, `draft-model` or `plain`; `strategy` is that of "
-    "`--draft-translation`; `outcome` is `translated`, `absorbed` (nothing new was left of it) or `skipped` "
-    "(it could not be said exactly).",
+    "`source` is the drafter. `decision` is `lookup`, `draft-model` or `plain`. `strategy` is the one of "
+    "`--draft-translation` in use. `outcome` is `translated`, `absorbed` (the draft had nothing new to "
+    "offer) or `skipped` (it has no exact form in the target's vocabulary).",
 )
 
 ENGINE = MetricGroup(
     "The engine",
     True,
     (
-        MetricEntry("reprise_ready", "gauge", "1 while requests are taken, else 0, as GET /health has it."),
-        MetricEntry("reprise_rows", "gauge", "Sequences that decode or prefill."),
-        MetricEntry("reprise_waiting", "gauge", "Sequences that wait for a row."),
+        MetricEntry("reprise_ready", "gauge", "1 if the server accepts requests, else 0, as in GET /health."),
+        MetricEntry("reprise_rows", "gauge", "Number of sequences in prefill or decode."),
+        MetricEntry("reprise_waiting", "gauge", "Number of sequences in the request queue."),
         MetricEntry(
             "reprise_inter_token_seconds",
             "histogram",
-            "Time between two tokens of a sequence; those of one step come together, with 0 between them.",
+            "Time between consecutive tokens of a sequence; 0 between tokens of the same step.",
             buckets=GAP_BOUNDS_S,
         ),
-        MetricEntry("reprise_failed_steps_total", "counter", "Steps that raised an error."),
+        MetricEntry("reprise_failed_steps_total", "counter", "Total number of steps that raised an error."),
         MetricEntry(
             "reprise_preemptions_total",
             "counter",
-            "Sequences that went back into the queue, for want of memory.",
+            "Total number of sequences put back into the queue because memory ran short.",
         ),
         MetricEntry(
-            "reprise_stalls_total", "counter", "Times that nothing went on though there was work to do."
+            "reprise_stalls_total",
+            "counter",
+            "Total number of stalls: work was waiting, but no step finished in time.",
         ),
     ),
 )
@@ -197,48 +214,72 @@ PREFIXES = MetricGroup(
     "The prefix cache",
     True,
     (
-        MetricEntry("reprise_prefix_cache_bytes", "gauge", "Memory that kept prefixes take."),
-        MetricEntry("reprise_prefix_cache_budget_bytes", "gauge", "The most that they may take."),
-        MetricEntry("reprise_prefix_cache_entries", "gauge", "Prefixes that are kept."),
-        MetricEntry("reprise_prefix_cache_tokens", "gauge", "Tokens in them, shared beginnings once."),
-        MetricEntry("reprise_prefix_cache_hits_total", "counter", "Prompts whose beginning was found."),
-        MetricEntry("reprise_prefix_cache_misses_total", "counter", "Prompts of which nothing was found."),
+        MetricEntry("reprise_prefix_cache_bytes", "gauge", "Memory used by cached prefixes."),
+        MetricEntry("reprise_prefix_cache_budget_bytes", "gauge", "Maximum memory for cached prefixes."),
+        MetricEntry("reprise_prefix_cache_entries", "gauge", "Number of cached prefixes."),
         MetricEntry(
-            "reprise_prefix_cache_evictions_total", "counter", "Prefixes that were dropped to make room."
+            "reprise_prefix_cache_tokens",
+            "gauge",
+            "Number of cached tokens; a prefix shared by several entries counts once.",
         ),
-        MetricEntry("reprise_prefix_cache_files", "gauge", "Files of its second tier (--prefix-cache-dir)."),
-        MetricEntry("reprise_prefix_cache_file_bytes", "gauge", "What they take on disk."),
+        MetricEntry(
+            "reprise_prefix_cache_hits_total", "counter", "Total number of prompts with a cached prefix."
+        ),
+        MetricEntry(
+            "reprise_prefix_cache_misses_total", "counter", "Total number of prompts without a cached prefix."
+        ),
+        MetricEntry(
+            "reprise_prefix_cache_evictions_total",
+            "counter",
+            "Total number of prefixes evicted to free memory.",
+        ),
+        MetricEntry("reprise_prefix_cache_files", "gauge", "Number of files in --prefix-cache-dir."),
+        MetricEntry(
+            "reprise_prefix_cache_file_bytes", "gauge", "Disk space used by the files in --prefix-cache-dir."
+        ),
     ),
-    "Absent where there is no prefix cache (`--prefix-cache-bytes 0`).",
+    "Absent if the prefix cache is off (`--prefix-cache-bytes 0`).",
 )
 
 NGRAMS = MetricGroup(
     "The n-gram table",
     True,
     (
-        MetricEntry("reprise_ngram_table_entries", "gauge", "Entries that the table has room for."),
-        MetricEntry("reprise_ngram_table_occupied_entries", "gauge", "Entries that hold something."),
+        MetricEntry("reprise_ngram_table_entries", "gauge", "Capacity of the table in entries."),
+        MetricEntry("reprise_ngram_table_occupied_entries", "gauge", "Number of occupied entries."),
         MetricEntry(
-            "reprise_ngram_table_occupancy_ratio", "gauge", "Share of the entries that hold something."
+            "reprise_ngram_table_occupancy_ratio", "gauge", "Occupied entries divided by the capacity."
         ),
-        MetricEntry("reprise_ngram_table_bytes", "gauge", "Memory that the table takes."),
-        MetricEntry("reprise_ngram_table_inserts_total", "counter", "Tokens written into it."),
-        MetricEntry("reprise_ngram_table_overwrites_total", "counter", "Writes that replaced another token."),
-        MetricEntry("reprise_ngram_table_hits_total", "counter", "Tokens that it drafted."),
-        MetricEntry("reprise_ngram_table_misses_total", "counter", "Lookups that found nothing."),
+        MetricEntry("reprise_ngram_table_bytes", "gauge", "Memory used by the table."),
+        MetricEntry(
+            "reprise_ngram_table_inserts_total", "counter", "Total number of tokens written to the table."
+        ),
+        MetricEntry(
+            "reprise_ngram_table_overwrites_total",
+            "counter",
+            "Total number of writes that replaced a different token.",
+        ),
+        MetricEntry(
+            "reprise_ngram_table_hits_total", "counter", "Total number of tokens that the table drafted."
+        ),
+        MetricEntry(
+            "reprise_ngram_table_misses_total", "counter", "Total number of lookups that found nothing."
+        ),
     ),
-    "Absent where nothing can be drafted for the model.",
+    "Absent if the model does not support drafting.",
 )
 
 RESPONSES = MetricGroup(
-    "Kept responses",
+    "Stored responses",
     True,
     (
-        MetricEntry("reprise_response_store_bytes", "gauge", "Memory that kept responses count for."),
+        MetricEntry("reprise_response_store_bytes", "gauge", "Memory used by stored responses."),
         MetricEntry(
-            "reprise_response_store_budget_bytes", "gauge", "The most that they may (--response-store-bytes)."
+            "reprise_response_store_budget_bytes",
+            "gauge",
+            "Maximum memory for stored responses (--response-store-bytes).",
         ),
-        MetricEntry("reprise_response_store_responses", "gauge", "Responses that are kept."),
+        MetricEntry("reprise_response_store_responses", "gauge", "Number of stored responses."),
     ),
 )
 
@@ -246,16 +287,20 @@ MEMORY = MetricGroup(
     "Memory and the process",
     True,
     (
-        MetricEntry("reprise_mlx_active_bytes", "gauge", "Memory of MLX's arrays."),
-        MetricEntry("reprise_mlx_peak_bytes", "gauge", "The most that they ever took."),
-        MetricEntry("reprise_mlx_cache_bytes", "gauge", "Memory that MLX keeps to use again."),
+        MetricEntry("reprise_mlx_active_bytes", "gauge", "Memory used by MLX arrays."),
+        MetricEntry("reprise_mlx_peak_bytes", "gauge", "Maximum memory used by MLX arrays since the start."),
+        MetricEntry("reprise_mlx_cache_bytes", "gauge", "Memory in MLX's cache of freed buffers."),
+        MetricEntry("process_resident_memory_bytes", "gauge", "Resident memory size in bytes."),
         MetricEntry(
-            "process_resident_memory_bytes", "gauge", "Memory of the process that is not swapped out."
+            "process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds."
         ),
-        MetricEntry("process_cpu_seconds_total", "counter", "Processor time that the process has used."),
-        MetricEntry("process_start_time_seconds", "gauge", "When the process began, in seconds since 1970."),
-        MetricEntry("process_open_fds", "gauge", "Files and connections that the process has open."),
-        MetricEntry("process_threads", "gauge", "Threads of the process."),
+        MetricEntry(
+            "process_start_time_seconds",
+            "gauge",
+            "Start time of the process, in seconds since the Unix epoch.",
+        ),
+        MetricEntry("process_open_fds", "gauge", "Number of open file descriptors."),
+        MetricEntry("process_threads", "gauge", "Number of OS threads in the process."),
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Every address there is, for people who are new and for the labels of metrics."""
+"""All endpoints: the list that GET / returns, and the endpoint labels of metrics."""
 
 ENDPOINTS = (
     "POST /v1/chat/completions",
@@ -24,11 +24,11 @@ ENDPOINTS = (
 )
 _PATHS = tuple(dict.fromkeys(endpoint.split()[1] for endpoint in ENDPOINTS))
 _OPEN_ENDED = tuple(path for path in reversed(_PATHS) if "{" in path)
-"""The longer of two that begin alike stands first."""
+"""Paths with a parameter. Of two with the same prefix, the longer one comes first."""
 
 
 def endpoint_of(path: str) -> str:
-    """The address that a path means, or "other": clients may ask for any path, and labels must stay few."""
+    """Return a path's endpoint, or "other": clients may request any path, but labels must stay few."""
     if path in _PATHS:
         return path
     return next((known for known in _OPEN_ENDED if _fits(path, known)), "other")

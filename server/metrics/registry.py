@@ -1,4 +1,4 @@
-"""What Prometheus can scrape from GET /metrics; all of it is named in metric_list.py."""
+"""Count what happens, and write all metrics of definitions.py for Prometheus."""
 
 from collections.abc import Iterator, Sequence
 
@@ -25,31 +25,31 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class Metrics:
-    """The counters of one app, in a registry of its own. May be used on any thread."""
+    """The metrics of one app, in their own registry. May be used on any thread."""
 
     def __init__(self, engine: EngineProtocol) -> None:
-        made = {m.name: _make(m) for group in GROUPS if not group.is_read for m in group.metrics}
+        made = {m.name: _make(m) for group in GROUPS if not group.is_scraped for m in group.metrics}
         self._counters = {name: metric for name, metric in made.items() if isinstance(metric, Counter)}
         self._histograms = {name: metric for name, metric in made.items() if isinstance(metric, Histogram)}
         self._gauges = {name: metric for name, metric in made.items() if isinstance(metric, Gauge)}
         self._collector = ScrapeCollector(engine)
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_WithoutDates(list(made.values())))
+        self._registry.register(_WithoutCreated(list(made.values())))
         self._registry.register(self._collector)
 
-    def watch(self, store: ResponseStore) -> None:
-        """Tell from now on what this store holds."""
+    def set_response_store(self, store: ResponseStore) -> None:
+        """Report this store's size from now on."""
         self._collector.store = store
 
     def begin_request(self) -> None:
-        """An HTTP request has come; end_request() follows."""
+        """Count an HTTP request as in progress until end_request()."""
         self._gauges["reprise_requests_in_progress"].inc()
 
     def end_request(self, path: str, status: int, error: str | None, generated_for_s: float | None) -> None:
-        """An HTTP request was answered, or its client left.
+        """Count an HTTP request that was answered or whose client left.
 
-        error: the code of what its client was told, if that was an error.
-        generated_for_s: how long it took, if the engine was asked for tokens; None for all else.
+        error: the code of the error that was sent, if any.
+        generated_for_s: the request's duration if it generated tokens, else None.
         """
         self._gauges["reprise_requests_in_progress"].dec()
         self._count("requests", 1, endpoint_of(path), str(status))
@@ -59,9 +59,9 @@ class Metrics:
             self._observe("request_duration_seconds", generated_for_s)
 
     def count_sequence(self, event: Finished | Failed, is_first: bool) -> None:
-        """A sequence has ended, well or badly.
+        """Count a sequence that has ended.
 
-        is_first: whether it is the first choice of its prompt, whose tokens count once.
+        is_first: whether it is its prompt's first choice; a prompt's tokens count once for all choices.
         """
         usage = event.usage
         self._count("sequences", 1, event.reason if isinstance(event, Finished) else event.kind)
@@ -78,7 +78,7 @@ class Metrics:
         self._count_drafts(usage)
 
     def as_text(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def _count_drafts(self, usage: Usage) -> None:
@@ -109,8 +109,8 @@ class Metrics:
         self._histograms[f"reprise_{name}"].observe(value)
 
 
-class _WithoutDates(Collector):
-    """Metrics without the date of each one's making, which would double their number."""
+class _WithoutCreated(Collector):
+    """Metrics without their `_created` samples, which would double the number of series."""
 
     def __init__(self, metrics: Sequence[Counter | Gauge | Histogram]) -> None:
         self._metrics = metrics
@@ -123,7 +123,7 @@ class _WithoutDates(Collector):
 
 
 def _stage(usage: Usage) -> str:
-    """How far a sequence had got: what it had not reached is counted up to its end."""
+    """Return the stage in which a sequence ended. The time of a stage that it did not reach is total_s."""
     if usage.queue_s >= usage.total_s:
         return "waiting"
     return "prefill" if usage.prefill_s >= usage.total_s else "decode"
@@ -132,8 +132,8 @@ def _stage(usage: Usage) -> str:
 def _make(entry: MetricEntry) -> Counter | Gauge | Histogram:
     match entry.kind:
         case "counter":
-            return Counter(entry.name, entry.text, entry.labels, registry=None)
+            return Counter(entry.name, entry.help, entry.labels, registry=None)
         case "gauge":
-            return Gauge(entry.name, entry.text, entry.labels, registry=None)
+            return Gauge(entry.name, entry.help, entry.labels, registry=None)
         case "histogram":
-            return Histogram(entry.name, entry.text, entry.labels, buckets=entry.buckets, registry=None)
+            return Histogram(entry.name, entry.help, entry.labels, buckets=entry.buckets, registry=None)

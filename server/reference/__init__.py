@@ -1,4 +1,4 @@
-"""docs/api.md and docs/metrics.md, written from the code: `python -m server.reference`.
+"""Generate docs/api.md and docs/metrics.md from the code: `python -m server.reference`.
 
-Nothing here runs while the server serves.
+Nothing here runs in the server.
 """

@@ -1,16 +1,16 @@
-"""`python -m server.reference`: write docs/api.md and docs/metrics.md anew, or both into a given folder."""
+"""`python -m server.reference [FOLDER]`: generate api.md and metrics.md in docs/ or in the given folder."""
 
 import sys
 from pathlib import Path
 
-from server.reference.metrics_page import write_metrics
-from server.reference.pages import write_reference
+from server.reference.api_page import write_api_page
+from server.reference.metrics_page import write_metrics_page
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = DOCS / "api.md"
+API_PAGE = DOCS / "api.md"
 METRICS_PAGE = DOCS / "metrics.md"
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if sys.argv[1:] else DOCS
-    for page, write in ((PAGE, write_reference), (METRICS_PAGE, write_metrics)):
+    for page, write in ((API_PAGE, write_api_page), (METRICS_PAGE, write_metrics_page)):
         (folder / page.name).write_text(write(), encoding="utf-8")

@@ -1,32 +1,32 @@
-"""All metrics as one Markdown text."""
+"""Generate docs/metrics.md."""
 
 from importlib.metadata import version
 
 from server.metrics.definitions import GROUPS, MetricEntry, MetricGroup
-from server.reference.pages import table
+from server.reference.markdown import table
 
-_BEFORE = """\
-# The metrics, one by one
+_HEADER = """\
+# Metrics
 
-Made from the code by `python -m server.reference`, for version {version}; do not edit.
+Generated from the code by `python -m server.reference`, for version {version}. Do not edit.
 
-`GET /metrics` has them in Prometheus' text format. Counters count since the start. A histogram `x` is there
-as `x_bucket`, `x_sum` and `x_count`; its buckets are given by their upper bounds. On a server with API keys a
-scrape needs one too.
+`GET /metrics` returns these metrics in Prometheus' text format. Counters start at 0 when the server starts.
+A histogram `x` has the series `x_bucket`, `x_sum` and `x_count`; the table lists the upper bounds of its
+buckets. If the server has API keys, Prometheus must send one too.
 """
 
 
-def write_metrics() -> str:
-    """All metrics, group by group."""
-    return "\n".join([_BEFORE.format(version=version("reprise")), *map(_section, GROUPS)])
+def write_metrics_page() -> str:
+    """Return the page: a section for each group of metrics."""
+    return "\n".join([_HEADER.format(version=version("reprise")), *map(_section, GROUPS)])
 
 
 def _section(group: MetricGroup) -> str:
     rows = [
-        (f"`{m.name}`", _kind(m), ", ".join(f"`{label}`" for label in m.labels), m.text)
+        (f"`{m.name}`", _kind(m), ", ".join(f"`{label}`" for label in m.labels), m.help)
         for m in group.metrics
     ]
-    lines = [f"## {group.title}\n", table(("Metric", "Kind", "Labels", "What it says"), rows)]
+    lines = [f"## {group.title}\n", table(("Metric", "Type", "Labels", "Help"), rows)]
     if group.note:
         lines.insert(1, f"{group.note}\n")
     return "\n".join(lines)

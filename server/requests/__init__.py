@@ -1,4 +1,4 @@
-"""The bodies of the OpenAI endpoints: every field, its type and its limits.
+"""The request bodies of the OpenAI endpoints and of /tokenize: every field with its type and limits.
 
 Nothing here talks to the engine or builds a response.
 """

@@ -1,15 +1,16 @@
-"""The body of /v1/chat/completions: every field, its type and its limits."""
+"""The body of /v1/chat/completions."""
 
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from server.requests.chat_template import Messages, TemplateArguments
-from server.requests.common import GenerationFields
 from server.requests.drafts import Prediction
+from server.requests.generation_fields import GenerationFields
 from server.requests.prompt_cache import PromptCacheOptions
 from server.requests.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_choice, check_enforced
-from server.validation.fields import Count, not_yet, replaced, wrong
+from server.validation.field_errors import field_error
+from server.validation.fields import Count, superseded, unsupported
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
@@ -20,84 +21,99 @@ class ChatRequest(GenerationFields):
 
     prompt_field = "messages"
 
-    messages: Messages = Field(description="The conversation to answer.")
-    max_completion_tokens: Count | None = Field(None, description="Newer name of max_tokens.")
+    messages: Messages = Field(description="The conversation so far; the answer is its next message.")
+    max_completion_tokens: Count | None = Field(
+        None,
+        description="Maximum number of tokens to generate, reasoning included. OpenAI's newer name for "
+        "max_tokens; if both are sent, they must be equal.",
+    )
     prediction: Prediction | None = Field(
-        None, description="The answer that is expected; what comes as predicted comes faster."
+        None,
+        description="Text that the answer is expected to contain. It is used as a draft: what matches is "
+        "generated faster, and the answer stays the same.",
     )
     tools: Tools = Field((), description="Functions that the model may ask the client to call.")
     tool_choice: ToolChoiceField = Field(
         ToolChoice(),
-        description="none: tools are not shown to the model; auto: it may call them; required: it must call "
-        "at least one; an object with a function's name: it must call that one; allowed_tools: as auto or "
-        "required, with some of the tools.",
+        description="auto (the default): the model may call tools. none: the model is not shown the tools. "
+        "required: it must call at least one. An object with a function's name: it must call that function. "
+        "allowed_tools: like auto or required, but only with the listed tools.",
     )
     parallel_tool_calls: bool = Field(
-        True, description="false: the answer ends with the first call; matters only with tools."
+        True,
+        description="Whether an answer may contain several tool calls. If false, the answer ends after the "
+        "first call.",
     )
     reasoning_effort: ReasoningEffort | None = Field(
         None,
-        description="Handed to the chat template, none also as enable_thinking: false; what a template does "
-        "not know has no effect.",
+        description="Passed to the chat template as reasoning_effort; none also sets enable_thinking to "
+        "false. It has no effect if the model's template does not use these arguments.",
     )
-    logprobs: bool = Field(False, description="Whether to tell how likely each token of the content was.")
+    logprobs: bool = Field(
+        False, description="Whether to return the log probability of each token of the content."
+    )
     top_logprobs: int = Field(
-        0, ge=0, le=20, description="How many of the likeliest tokens to tell at each place, with logprobs."
+        0,
+        ge=0,
+        le=20,
+        description="Number of most likely tokens to return at each position. Requires logprobs: true.",
     )
     chat_template_kwargs: TemplateArguments | None = Field(
-        None, description="Handed to the chat template; goes before reasoning_effort."
+        None,
+        description="Extra arguments for the chat template. They override those set by reasoning_effort. "
+        "Not in OpenAI's API.",
     )
 
-    store: bool | None = Field(None, description="Accepted; nothing is stored here.")
-    service_tier: ServiceTier | None = Field(None, description="Accepted; there is one tier, default.")
-    safety_identifier: str | None = Field(None, description="Accepted; does nothing here.")
-    prompt_cache_key: str | None = Field(None, description="Accepted; prompts are cached by what they hold.")
-    prompt_cache_retention: str | None = Field(None, description="Accepted; does nothing here.")
+    store: bool | None = Field(None, description="Accepted; chat completions are never stored.")
+    service_tier: ServiceTier | None = Field(None, description="Accepted; there is only one tier, default.")
+    safety_identifier: str | None = Field(None, description="Accepted; has no effect.")
+    prompt_cache_key: str | None = Field(None, description="Accepted; prompts are cached by their content.")
+    prompt_cache_retention: str | None = Field(None, description="Accepted; has no effect.")
     prompt_cache_options: PromptCacheOptions | None = Field(
-        None, description="Accepted; prompts are cached by what they hold."
+        None, description="Accepted; prompts are cached by their content."
     )
 
-    functions: replaced("is not supported; send tools instead", []) = None  # type: ignore[valid-type]
-    function_call: replaced(  # type: ignore[valid-type]
+    functions: superseded("is not supported; send tools instead", []) = None  # type: ignore[valid-type]
+    function_call: superseded(  # type: ignore[valid-type]
         "is not supported; send tool_choice instead, with tools", "none", "auto"
     ) = None
-    modalities: not_yet(["text"]) = None  # type: ignore[valid-type]
-    audio: not_yet() = None  # type: ignore[valid-type]
-    verbosity: not_yet("medium") = None  # type: ignore[valid-type]
-    web_search_options: not_yet() = None  # type: ignore[valid-type]
-    moderation: not_yet() = None  # type: ignore[valid-type]
+    modalities: unsupported(["text"]) = None  # type: ignore[valid-type]
+    audio: unsupported() = None  # type: ignore[valid-type]
+    verbosity: unsupported("medium") = None  # type: ignore[valid-type]
+    web_search_options: unsupported() = None  # type: ignore[valid-type]
+    moderation: unsupported() = None  # type: ignore[valid-type]
 
     @property
-    def wanted_tokens(self) -> int | None:
-        """See GenerationFields."""
+    def requested_max_tokens(self) -> int | None:
+        """The requested limit on the answer's tokens, under either name; None if there is none."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def shown_tools(self) -> list[Tool]:
-        """The tools that the model sees and may call: all of them, or those that are allowed, or none."""
+        """The tools that the model is shown: all of them, the allowed ones, or none."""
         choice = self.tool_choice
         if choice.mode == "none":
             return []
-        # The grammar picks the one that must be called; the prompt, and what is cached of it, stays the same.
+        # A named tool is enforced by the grammar: the prompt, and with it the cached prefix, stays the same.
         if choice.names is None or choice.is_named:
             return list(self.tools)
         return [tool for tool in self.tools if tool.function.name in choice.names]
 
     @property
     def callable_tools(self) -> list[Tool]:
-        """The tools that it may call."""
+        """The tools that the model may call."""
         names = self.tool_choice.names
         return [tool for tool in self.shown_tools if names is None or tool.function.name in names]
 
     @property
     def enforced_tools(self) -> list[Tool]:
-        """Those whose arguments must follow their schemas: strict ones, and all where a call is required."""
+        """The tools whose schemas are enforced: strict ones, or all callable ones if a call is required."""
         must_call = self.tool_choice.mode == "required"
         return [tool for tool in self.callable_tools if must_call or tool.function.strict]
 
     @property
     def template_arguments(self) -> dict[str, Any]:
-        """What the chat template is told besides messages and tools."""
+        """The arguments of the chat template besides messages and tools."""
         effort: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             effort["reasoning_effort"] = self.reasoning_effort
@@ -106,28 +122,30 @@ class ChatRequest(GenerationFields):
         return effort | (self.chat_template_kwargs or {})
 
     @model_validator(mode="after")
-    def choice_fits_tools(self) -> "ChatRequest":
-        """Refuse a choice among tools that are not there, and schemas that cannot be enforced."""
+    def check_tool_choice(self) -> "ChatRequest":
+        """Refuse a tool_choice that names unknown tools, and schemas that cannot be enforced."""
         check_choice(self.tools, self.tool_choice)
         check_enforced(self.tools, {tool.function.name for tool in self.enforced_tools})
         return self
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """See GenerationFields."""
+        """The number of alternatives to return at each position; None without logprobs."""
         return self.top_logprobs if self.logprobs else None
 
     @model_validator(mode="after")
-    def top_logprobs_need_logprobs(self) -> "ChatRequest":
-        """Refuse alternatives to tokens that are not told, as OpenAI does."""
+    def check_top_logprobs(self) -> "ChatRequest":
+        """Refuse top_logprobs without logprobs, as OpenAI does."""
         if self.top_logprobs and not self.logprobs:
-            raise wrong("invalid_value", "is allowed only with logprobs: true", "top_logprobs")
+            raise field_error("invalid_value", "is allowed only with logprobs: true", "top_logprobs")
         return self
 
     @model_validator(mode="after")
-    def one_limit(self) -> "ChatRequest":
-        """Refuse two limits that disagree: nobody could tell which one was meant."""
+    def check_token_limits(self) -> "ChatRequest":
+        """Refuse max_tokens and max_completion_tokens that differ."""
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
-            raise wrong("invalid_value", "and max_completion_tokens disagree; send one of them", "max_tokens")
+            raise field_error(
+                "invalid_value", "and max_completion_tokens differ; send one of them", "max_tokens"
+            )
         return self

@@ -1,11 +1,11 @@
-"""What a chat template is given: the conversation, and arguments of the client's choice."""
+"""The inputs of a chat template: the conversation, and the client's extra arguments."""
 
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 from server.requests.messages import Message, check_conversation
-from server.validation.fields import wrong
+from server.validation.field_errors import field_error
 
 MAX_MESSAGES = 4096
 RESERVED_TEMPLATE_KEYS = frozenset(
@@ -28,12 +28,12 @@ RESERVED_TEMPLATE_KEYS = frozenset(
         "truncation",
     }
 )
-"""What the server decides when it renders a template."""
+"""Template arguments that the server sets itself."""
 
 
 def _template_keys(given: dict[str, Any]) -> dict[str, Any]:
     for key in sorted(given.keys() & RESERVED_TEMPLATE_KEYS):
-        raise wrong("invalid_value", "is the server's to set", f".{key}")
+        raise field_error("invalid_value", "is reserved: the server sets it. Leave it out", f".{key}")
     return given
 
 

@@ -1,4 +1,4 @@
-"""What a request says about drafting: how, and what its client expects the answer to be."""
+"""The fields that control drafting: the source of drafts, and the client's prediction."""
 
 from typing import Literal
 
@@ -12,26 +12,25 @@ MAX_DRAFT_TOKENS = 255
 
 
 class DraftFields(RequestModel):
-    """How to draft for this request. Never changes the answer, only how fast it comes."""
+    """How to draft for this request. Drafting changes only the speed, never the answer."""
 
-    type: DraftType | None = Field(
-        default=None, description="Where drafts come from; --draft-type if absent."
-    )
+    type: DraftType | None = Field(default=None, description="Source of drafts. null: --draft-type.")
     max_tokens: int | None = Field(
         default=None,
         ge=0,
         le=MAX_DRAFT_TOKENS,
-        description="Most tokens of one draft, at most --num-draft-tokens; 0 drafts nothing.",
+        description="Maximum number of tokens in one draft, at most --num-draft-tokens. 0: no drafts. null: "
+        "--num-draft-tokens.",
     )
 
     @property
     def choice(self) -> DraftChoice:
-        """The same for the engine."""
+        """The same choice in the engine's type."""
         return DraftChoice(self.type, self.max_tokens)
 
 
 class Prediction(RequestModel):
-    """The answer that the client expects, whole or in part; it is drafted while the answer keeps to it."""
+    """The answer that the client expects, or a part of it. It is drafted for as long as it matches."""
 
     type: Literal["content"]
-    content: Content = Field(description="Its text.")
+    content: Content = Field(description="The expected text.")

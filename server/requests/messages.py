@@ -1,4 +1,4 @@
-"""Chat messages as clients send them, and as the chat template takes them."""
+"""Chat messages as clients send them, and in the form that chat templates expect."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -7,55 +7,60 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
 from server.errors import shortened
-from server.validation.fields import RequestModel, not_yet, wrong
+from server.validation.field_errors import field_error
+from server.validation.fields import RequestModel, unsupported
 
 
 class TextPart(RequestModel):
-    """A piece of a message's text."""
+    """A part of a message's text."""
 
     type: Literal["text"]
-    text: str = Field(description="What it says.")
+    text: str = Field(description="The text.")
     prompt_cache_breakpoint: dict[str, Any] | None = Field(
-        None, description="Accepted; prompts are cached by what they hold."
+        None, description="Accepted; prompts are cached by their content."
     )
 
 
 class FunctionCall(RequestModel):
-    """What the assistant called; arguments are the JSON text of an object."""
+    """The function that the assistant called, and its arguments."""
 
-    name: str = Field(description="The function that was called.")
-    arguments: str = Field(description="The JSON text of an object; empty text means no arguments.")
+    name: str = Field(description="Name of the function.")
+    arguments: str = Field(
+        description="The arguments: a JSON object as a string. An empty string means no arguments."
+    )
 
 
 class ToolCall(RequestModel):
-    """A call that the assistant made earlier in the conversation."""
+    """A tool call that the assistant made earlier in the conversation."""
 
-    id: str = Field(description="What the answer of the tool calls it by.")
+    id: str = Field(description="Id of the call; the tool's message refers to it in tool_call_id.")
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 def _text(given: object) -> str:
-    """The text of a message's content, of which the parts stand one after another."""
+    """Return the text of a message's content, with its parts joined."""
     if isinstance(given, str):
         return given
     if not isinstance(given, list):
-        raise wrong("invalid_type", "must be a string or an array of text parts")
+        raise field_error("invalid_type", "must be a string or an array of text parts")
     for index, part in enumerate(given):
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise wrong("invalid_type", "must be an object with a type", f"[{index}]")
+            raise field_error(
+                "invalid_type", "must be an object with a type, which is a string", f"[{index}]"
+            )
         if part["type"] != "text":
-            raise wrong(
+            raise field_error(
                 "unsupported_content_part",
-                f"is of type '{shortened(part['type'])}', which this server does not take; send text parts",
+                f"is of type '{shortened(part['type'])}', which is not supported; send text parts",
                 f"[{index}]",
             )
         if not isinstance(part.get("text"), str):
-            raise wrong("invalid_type", "must be a string", f"[{index}].text")
+            raise field_error("invalid_type", "must be a string", f"[{index}].text")
         if not isinstance(part.get("prompt_cache_breakpoint", {}), dict | None):
-            raise wrong("invalid_type", "must be an object", f"[{index}].prompt_cache_breakpoint")
+            raise field_error("invalid_type", "must be an object", f"[{index}].prompt_cache_breakpoint")
         if unknown := part.keys() - TextPart.model_fields:
-            raise wrong("unknown_parameter", "is unknown", f"[{index}].{min(unknown)}")
+            raise field_error("unknown_parameter", "is unknown", f"[{index}].{min(unknown)}")
     return "".join(part["text"] for part in given)
 
 
@@ -73,56 +78,66 @@ _ASSISTANT_ONLY = (
 
 
 class Message(RequestModel):
-    """One message of a conversation. What an answer's own message holds may be sent back as it came."""
+    """One message of a conversation. The message of an earlier answer may be sent back unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
-        description="Who says it; developer is another name of system."
+        description="Author of the message. developer is treated as system."
     )
     content: Content | None = Field(
-        None, description="Text; images, audio and files are refused. Only the assistant's may be absent."
+        None,
+        description="The text, as a string or as text parts; images, audio and files are refused. May be "
+        "null only for the assistant, with tool_calls or refusal.",
     )
-    name: str | None = Field(None, description="Handed to the chat template.")
+    name: str | None = Field(None, description="Name of the author; passed to the chat template.")
     refusal: str | None = Field(
-        None, description="Stands in for the assistant's content where there is none."
+        None, description="The assistant's refusal; used as its content if that is null."
     )
     reasoning_content: str | None = Field(
-        None, description="What the assistant thought, for chat templates that show earlier thinking."
+        None, description="The assistant's reasoning; used by chat templates that show earlier reasoning."
     )
-    reasoning: str | None = Field(None, description="Another name of reasoning_content.")
+    reasoning: str | None = Field(None, description="Another name for reasoning_content.")
     tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = Field(
-        None, description="What the assistant called."
+        None, description="The tool calls that the assistant made."
     )
-    tool_call_id: str | None = Field(None, description="Of a tool's message: which call it answers.")
-    function_call: not_yet() = None  # type: ignore[valid-type]
-    audio: not_yet() = None  # type: ignore[valid-type]
-    annotations: not_yet([]) = None  # type: ignore[valid-type]
+    tool_call_id: str | None = Field(
+        None, description="Id of the tool call that a tool's message answers; required there."
+    )
+    function_call: unsupported() = None  # type: ignore[valid-type]
+    audio: unsupported() = None  # type: ignore[valid-type]
+    annotations: unsupported([]) = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
-    def fits_its_role(self) -> "Message":
-        """Refuse fields that the role does not have, and a lack of those that it needs."""
+    def check_role(self) -> "Message":
+        """Refuse fields that the role does not have, and missing fields that it needs."""
         if self.role != "assistant":
             for name in _ASSISTANT_ONLY:
                 if getattr(self, name) is not None:
-                    raise wrong("invalid_value", "belongs in messages of the assistant only", f".{name}")
+                    raise field_error(
+                        "invalid_value", "is allowed only in messages of the assistant", f".{name}"
+                    )
         if self.role == "tool" and self.tool_call_id is None:
-            raise wrong(
-                "missing_required_parameter", "is missing: it says which call this answers", ".tool_call_id"
+            raise field_error(
+                "missing_required_parameter",
+                "is missing; a tool's message needs the id of the call that it answers",
+                ".tool_call_id",
             )
         if self.role != "tool" and self.tool_call_id is not None:
-            raise wrong("invalid_value", "belongs in messages of a tool only", ".tool_call_id")
+            raise field_error(
+                "invalid_value", "is allowed only in messages with the role tool", ".tool_call_id"
+            )
         if self.content is None and self.refusal is None and not self.tool_calls:
-            raise wrong("missing_required_parameter", "is missing", ".content")
+            raise field_error("missing_required_parameter", "is missing", ".content")
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it: a developer is the system, arguments are an object."""
+        """Return the message as chat templates expect it: developer becomes system, arguments an object."""
         content = self.refusal if self.content is None else self.content
         rendered: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": content,
         }
-        thinking = self.reasoning if self.reasoning_content is None else self.reasoning_content
-        given = {"name": self.name, "reasoning_content": thinking, "tool_call_id": self.tool_call_id}
+        reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        given = {"name": self.name, "reasoning_content": reasoning, "tool_call_id": self.tool_call_id}
         rendered |= {name: value for name, value in given.items() if value is not None}
         if self.tool_calls:
             rendered["tool_calls"] = [
@@ -140,22 +155,22 @@ class Message(RequestModel):
 
 
 def check_conversation(messages: Sequence[Message]) -> None:
-    """Refuse what no single message shows: arguments that are no JSON, an answer to a call never made."""
+    """Refuse arguments that are not JSON objects, and tool messages that answer no earlier call."""
     called: set[str] = set()
     for index, message in enumerate(messages):
         for call_index, call in enumerate(message.tool_calls or ()):
             called.add(call.id)
             if not isinstance(_arguments(call.function.arguments), dict):
                 at = f"[{index}].tool_calls[{call_index}].function.arguments"
-                raise wrong("invalid_value", "must be the JSON text of an object", at)
+                raise field_error("invalid_value", "must be a JSON object as a string", at)
         if message.role == "tool" and message.tool_call_id not in called:
-            raise wrong(
-                "invalid_value", "names no call of an earlier assistant message", f"[{index}].tool_call_id"
+            raise field_error(
+                "invalid_value", "matches no tool call of an earlier message", f"[{index}].tool_call_id"
             )
 
 
 def _arguments(text: str) -> object:
-    """The object that arguments spell, or None if they spell no JSON. No text at all means no arguments."""
+    """Parse the JSON of a call's arguments; return None if it is invalid, and {} for an empty string."""
     try:
         return from_json(text, allow_inf_nan=False) if text.strip() else {}
     except ValueError:

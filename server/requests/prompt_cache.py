@@ -1,4 +1,4 @@
-"""What OpenAI's requests say of its prompt cache. Here every prompt is cached by what it holds."""
+"""OpenAI's options for prompt caching. They have no effect: every prompt is cached by its content."""
 
 from typing import Literal
 
@@ -8,11 +8,11 @@ from server.validation.fields import RequestModel
 
 
 class PromptCacheOptions(RequestModel):
-    """How prompts are cached."""
+    """OpenAI's options for prompt caching."""
 
     mode: Literal["implicit", "explicit"] | None = Field(
-        None, description="Accepted; prompts are cached by what they hold."
+        None, description="Accepted; prompts are cached by their content."
     )
     ttl: Literal["30m", "12h"] | None = Field(
-        None, description="Accepted; what is used least recently goes first."
+        None, description="Accepted; the least recently used prefixes are evicted first."
     )

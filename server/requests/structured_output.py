@@ -1,4 +1,4 @@
-"""What a request says of the answer's form: response_format, as OpenAI has it, and guided_*, as vLLM has."""
+"""The fields that constrain the answer: response_format, as in OpenAI's API, and guided_*, as in vLLM's."""
 
 import re
 from json import JSONDecoder
@@ -8,10 +8,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import from_json, to_json
 
 from engine.request import Grammar
-from server.validation.fields import RequestModel, wrong
+from server.validation.field_errors import field_error
+from server.validation.fields import RequestModel
 from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema
 from server.validation.regex import check_regex
-from server.validation.unions import one_of
+from server.validation.unions import tagged_union
 
 MAX_CHOICES = 1000
 MAX_CHOICES_CHARACTERS = 32_768
@@ -28,7 +29,7 @@ _LARK_OPTION = re.compile(r"^\s*[?!\w-]+\[[^\]\n]*\b(temperature|max_tokens|stop
 
 def _schema(given: object) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise wrong("invalid_type", "must be an object, a JSON schema")
+        raise field_error("invalid_type", "must be a JSON schema, which is an object")
     check_schema(given)
     return given
 
@@ -36,32 +37,34 @@ def _schema(given: object) -> dict[str, Any]:
 def _guided_json(given: object) -> dict[str, Any]:
     if isinstance(given, str):
         if len(given) > MAX_SCHEMA_BYTES:
-            phrase = f"has {len(given)} characters; a schema may have {MAX_SCHEMA_BYTES} bytes"
-            raise wrong("schema_too_large", phrase)
+            phrase = f"has {len(given)} characters; a schema may have at most {MAX_SCHEMA_BYTES} bytes"
+            raise field_error("schema_too_large", phrase)
         try:
             given = from_json(given, allow_inf_nan=False)
         except ValueError as fault:
-            raise wrong("invalid_json", f"is not valid JSON: {fault}") from None
+            raise field_error("invalid_json", f"is not valid JSON: {fault}") from None
     return _schema(given)
 
 
 def _regex(given: object) -> str:
     if not isinstance(given, str) or not given:
-        raise wrong("invalid_type", "must be a regular expression, a string that is not empty")
+        raise field_error("invalid_type", "must be a regular expression, as a string that is not empty")
     check_regex(given)
     return given
 
 
 def _choices(given: object) -> tuple[str, ...]:
     if not isinstance(given, list):
-        raise wrong("invalid_type", "must be an array of strings")
+        raise field_error("invalid_type", "must be an array of strings")
     if not 0 < len(given) <= MAX_CHOICES:
-        raise wrong("invalid_value", f"has {len(given)} entries; between 1 and {MAX_CHOICES} are allowed")
+        raise field_error(
+            "invalid_value", f"has {len(given)} entries; between 1 and {MAX_CHOICES} are allowed"
+        )
     for index, choice in enumerate(given):
         if not isinstance(choice, str) or not choice:
-            raise wrong("invalid_type", "must be a string that is not empty", f"[{index}]")
+            raise field_error("invalid_type", "must be a string that is not empty", f"[{index}]")
     if (num := sum(map(len, given))) > MAX_CHOICES_CHARACTERS:
-        raise wrong(
+        raise field_error(
             "invalid_value", f"has {num} characters in all; at most {MAX_CHOICES_CHARACTERS} are allowed"
         )
     return tuple(given)
@@ -69,23 +72,25 @@ def _choices(given: object) -> tuple[str, ...]:
 
 def _lark(given: object) -> str:
     if not isinstance(given, str) or not given.strip():
-        raise wrong("invalid_type", "must be a grammar, a string that is not empty")
+        raise field_error("invalid_type", "must be a Lark grammar, as a string that is not empty")
     if len(given) > MAX_LARK_CHARACTERS or given.count("\n") >= MAX_LARK_LINES:
         phrase = (
             f"is too long; at most {MAX_LARK_CHARACTERS} characters and {MAX_LARK_LINES} lines are allowed"
         )
-        raise wrong("invalid_value", phrase)
+        raise field_error("invalid_value", phrase)
     if option := _LARK_OPTION.search(given):
-        raise wrong("unsupported_value", f"sets {option[1]} for a rule, which is not supported; leave it out")
+        raise field_error(
+            "unsupported_value", f"sets {option[1]} for a rule, which is not supported; leave it out"
+        )
     for match in _LARK_REPEAT.finditer(given):
         if any(int(number[:9]) > MAX_LARK_REPEATS for number in match.groups() if number):
-            phrase = f"repeats something more than {MAX_LARK_REPEATS} times, which is the limit"
-            raise wrong("invalid_value", phrase)
+            phrase = f"repeats something too often; at most {MAX_LARK_REPEATS} times are allowed"
+            raise field_error("invalid_value", phrase)
     for match in _EMBEDDED.finditer(given):
         try:
             schema, _ = JSONDecoder().raw_decode(given, match.end())
         except (ValueError, RecursionError):
-            raise wrong("invalid_value", "has %json without a JSON schema after it") from None
+            raise field_error("invalid_value", "has a %json that is not followed by a JSON schema") from None
         if isinstance(schema, dict):
             check_schema(schema)
     return given
@@ -101,29 +106,31 @@ class TextFormat(RequestModel):
 
 
 class JsonObjectFormat(RequestModel):
-    """A JSON object, whatever is in it."""
+    """Any JSON object."""
 
     type: Literal["json_object"]
 
 
 class JsonSchema(RequestModel):
-    """A schema with a name."""
+    """A named JSON schema."""
 
     name: str = Field(
         min_length=1,
         max_length=64,
         pattern=r"^[a-zA-Z0-9_-]+$",
-        description="1 to 64 letters, digits, underscores and dashes; not shown to the model.",
+        description="Name of the schema: letters, digits, underscores and dashes. Not shown to the model.",
     )
     description: str | None = Field(None, description="Accepted; not shown to the model.")
     schema_: Schema = Field(
-        alias="schema", description="A JSON schema; llguidance enforces it, see README.md for its limits."
+        alias="schema",
+        description="The JSON schema that the answer must satisfy, enforced by llguidance. README.md lists "
+        "the limits.",
     )
-    strict: bool | None = Field(None, description="Accepted; every schema is enforced.")
+    strict: bool | None = Field(None, description="Accepted; schemas are always enforced.")
 
 
 class JsonSchemaFormat(RequestModel):
-    """JSON that keeps to a schema."""
+    """JSON that satisfies a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -133,44 +140,55 @@ AnyFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 ResponseFormat = Annotated[
     AnyFormat,
     BeforeValidator(
-        one_of({"text": TextFormat, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat}),
+        tagged_union({"text": TextFormat, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat}),
         json_schema_input_type=AnyFormat,
     ),
 ]
 
 
 class StructuredFields(RequestModel):
-    """What the answer must be; at most one of these."""
+    """Fields that constrain the answer. At most one of them may be used in a request."""
 
     response_format: ResponseFormat | None = Field(
-        None, description="text; json_object: any JSON object; json_schema: JSON that keeps to the schema."
+        None,
+        description="Format of the answer. text: any text; json_object: any JSON object; json_schema: JSON "
+        "that satisfies the schema.",
     )
     guided_json: (
         Annotated[dict[str, Any], BeforeValidator(_guided_json, json_schema_input_type=dict[str, Any] | str)]
         | None
-    ) = Field(None, description="A JSON schema, or its text, that the answer keeps to; not OpenAI's.")
+    ) = Field(
+        None,
+        description="The JSON schema that the answer must satisfy, as an object or a string. Not in OpenAI's "
+        "API.",
+    )
     guided_regex: Annotated[str, BeforeValidator(_regex, json_schema_input_type=str)] | None = Field(
-        None, description="A regular expression that the whole answer matches; not OpenAI's."
+        None,
+        description="A regular expression that the whole answer must match. Not in OpenAI's API.",
     )
     guided_choice: (
         Annotated[tuple[str, ...], BeforeValidator(_choices, json_schema_input_type=list[str])] | None
-    ) = Field(None, description="Strings of which the answer is one; not OpenAI's.")
+    ) = Field(None, description="The answer must be one of these strings. Not in OpenAI's API.")
     guided_grammar: Annotated[str, BeforeValidator(_lark, json_schema_input_type=str)] | None = Field(
-        None, description="A grammar in Lark's syntax, as llguidance reads it; not OpenAI's."
+        None,
+        description="A grammar that the answer must follow, in llguidance's variant of Lark. Not in OpenAI's "
+        "API.",
     )
 
     @model_validator(mode="after")
-    def one_form(self) -> "StructuredFields":
-        """Refuse two forms: nobody could tell which one was meant."""
-        given = [name for name in _FORMS if getattr(self, name) is not None]
+    def check_one_constraint(self) -> "StructuredFields":
+        """Refuse a request with two constraints."""
+        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
         given = [name for name in given if not isinstance(getattr(self, name), TextFormat)]
         if len(given) > 1:
-            raise wrong("invalid_value", f"and {given[1]} exclude each other; send one of them", given[0])
+            raise field_error(
+                "invalid_value", f"and {given[1]} cannot be combined; send one of them", given[0]
+            )
         return self
 
     @property
-    def form(self) -> tuple[Grammar, str] | None:
-        """The grammar of the answer and the field that it was made of; None where any text will do."""
+    def requested_grammar(self) -> tuple[Grammar, str] | None:
+        """The grammar of the answer and the field that it comes from; None if any text is allowed."""
         match self.response_format:
             case JsonObjectFormat():
                 return ANY_OBJECT, "response_format"
@@ -181,19 +199,19 @@ class StructuredFields(RequestModel):
         if self.guided_regex is not None:
             return Grammar("regex", self.guided_regex), "guided_regex"
         if self.guided_choice is not None:
-            return Grammar("regex", "|".join(map(_literally, self.guided_choice))), "guided_choice"
+            return Grammar("regex", "|".join(map(_escape, self.guided_choice))), "guided_choice"
         if self.guided_grammar is not None:
             return Grammar("lark", self.guided_grammar), "guided_grammar"
         return None
 
 
-_FORMS = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_CONSTRAINTS = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
 def _json(schema: dict[str, Any]) -> Grammar:
     return Grammar("json_schema", to_json(schema).decode())
 
 
-def _literally(text: str) -> str:
-    """A regular expression for one string."""
+def _escape(text: str) -> str:
+    """Return a regular expression that matches only this text."""
     return _MARKS.sub(lambda mark: "\\" + mark[0], text)

@@ -1,77 +1,91 @@
-"""The bodies of /tokenize and /detokenize, which llama-server and vLLM both have, and of /v1/embeddings.
+"""The bodies of /tokenize and /detokenize, which llama-server and vLLM both have.
 
-The two servers name some fields differently and choose other defaults. Here both names are taken, and the
-default is that of the server whose name for the text was used: `content` is llama-server's, `prompt` vLLM's.
+The two servers name some fields differently and have different defaults. Both names are accepted, and the
+defaults follow the name used for the text: `content` is llama-server's, `prompt` is vLLM's.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from server.requests.chat_template import Messages, TemplateArguments
 from server.requests.tools import Tools
-from server.validation.fields import INT32_MAX, RequestModel, not_yet, wrong
+from server.validation.field_errors import field_error
+from server.validation.fields import INT32_MAX, RequestModel, unsupported
 
-MAX_INPUTS = 2048
-_ONE_TEXT = ("content", "prompt", "messages")
-_ALWAYS = {"phrase": "is not supported; leave it out", "description": "Only the default."}
+_TEXT_FIELDS = ("content", "prompt", "messages")
+_FIXED = {"phrase": "is not supported; leave it out", "description": "Only the default."}
 
 
 class TokenizeRequest(RequestModel):
-    """The body of POST /tokenize: a text, under either name, or a conversation."""
+    """The body of POST /tokenize: exactly one of content, prompt and messages."""
 
-    model: str | None = Field(None, description="The model or one of its aliases; the served one if absent.")
-    content: str | None = Field(None, description="The text; llama-server's name for it.")
-    prompt: str | None = Field(None, description="The text; vLLM's name for it.")
-    messages: Messages | None = Field(None, description="A conversation, up to where the answer begins.")
-    tools: Tools = Field((), description="Shown to the model with the messages.")
-    chat_template_kwargs: TemplateArguments | None = Field(None, description="Handed to the chat template.")
+    model: str | None = Field(
+        None, description="The model's name or one of its aliases. null: the served model."
+    )
+    content: str | None = Field(None, description="The text, under llama-server's name.")
+    prompt: str | None = Field(None, description="The text, under vLLM's name.")
+    messages: Messages | None = Field(None, description="A conversation; returns the tokens of its prompt.")
+    tools: Tools = Field((), description="Tools to render with the messages.")
+    chat_template_kwargs: TemplateArguments | None = Field(
+        None, description="Arguments for the chat template."
+    )
     add_special: bool | None = Field(
         None,
-        description="Whether the text gets what a prompt begins or ends with; true for prompt, false for "
-        "content if absent. Of messages the chat template decides.",
+        description="Whether to add the special tokens that a prompt begins or ends with. null: true for "
+        "prompt, false for content. With messages, the chat template decides.",
     )
     add_special_tokens: bool | None = Field(None, description="vLLM's name for add_special.")
-    with_pieces: bool = Field(False, description="Each token as an object with its id and its piece of text.")
-    return_token_strs: bool = Field(False, description="The text of each token, in token_strs.")
-    parse_special: not_yet(True, **_ALWAYS) = None  # type: ignore[valid-type]
-    add_generation_prompt: not_yet(True, **_ALWAYS) = None  # type: ignore[valid-type]
-    continue_final_message: not_yet(False, **_ALWAYS) = None  # type: ignore[valid-type]
+    with_pieces: bool = Field(
+        False, description="Whether to return each token as an object with id and piece."
+    )
+    return_token_strs: bool = Field(False, description="Whether to return each token's text in token_strs.")
+    parse_special: unsupported(True, **_FIXED) = None  # type: ignore[valid-type]
+    add_generation_prompt: unsupported(True, **_FIXED) = None  # type: ignore[valid-type]
+    continue_final_message: unsupported(False, **_FIXED) = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
-    def one_text(self) -> "TokenizeRequest":
-        """Refuse none and several texts, and what does not go with the one there is."""
-        given = [name for name in _ONE_TEXT if getattr(self, name) is not None]
+    def check_text_fields(self) -> "TokenizeRequest":
+        """Refuse a request without a text or with several, and fields that do not apply to it."""
+        given = [name for name in _TEXT_FIELDS if getattr(self, name) is not None]
         if not given:
-            raise wrong("missing_required_parameter", "is missing, and so are prompt and messages", "content")
+            raise field_error(
+                "missing_required_parameter",
+                "is missing, and so are prompt and messages; send one of them",
+                "content",
+            )
         if len(given) > 1:
-            raise wrong("invalid_value", f"and {given[0]} are both there; send one of them", given[1])
+            raise field_error(
+                "invalid_value", f"and {given[0]} cannot be combined; send one of them", given[1]
+            )
         if self.messages is None and self.tools:
-            raise wrong("invalid_value", "go with messages only", "tools")
+            raise field_error("invalid_value", "are allowed only with messages", "tools")
         if self.messages is None and self.chat_template_kwargs is not None:
-            raise wrong("invalid_value", "goes with messages only", "chat_template_kwargs")
+            raise field_error("invalid_value", "is allowed only with messages", "chat_template_kwargs")
         if None not in (self.add_special, self.add_special_tokens) and (
             self.add_special != self.add_special_tokens
         ):
-            raise wrong("invalid_value", "and add_special_tokens disagree; send one of them", "add_special")
-        if self.messages is not None and self._asked_for_special:
+            raise field_error(
+                "invalid_value", "and add_special_tokens differ; send one of them", "add_special"
+            )
+        if self.messages is not None and self._special_requested:
             name = "add_special" if self.add_special else "add_special_tokens"
-            raise wrong("unsupported_value", "is decided by the chat template; leave it out", name)
+            raise field_error("unsupported_value", "is decided by the chat template; leave it out", name)
         return self
 
     @property
     def text_field(self) -> Literal["content", "prompt"]:
-        """Under which name the text came."""
+        """The field that holds the text."""
         return "prompt" if self.content is None else "content"
 
     @property
     def wants_special(self) -> bool:
-        """Whether the text gets what a prompt begins or ends with."""
-        asked = self._asked_for_special
-        return self.content is None if asked is None else asked
+        """Whether to add the special tokens that a prompt begins or ends with."""
+        requested = self._special_requested
+        return self.content is None if requested is None else requested
 
     @property
-    def _asked_for_special(self) -> bool | None:
+    def _special_requested(self) -> bool | None:
         return self.add_special_tokens if self.add_special is None else self.add_special
 
 
@@ -81,31 +95,7 @@ Token = Annotated[int, Field(ge=0, le=INT32_MAX)]
 class DetokenizeRequest(RequestModel):
     """The body of POST /detokenize."""
 
-    model: str | None = Field(None, description="The model or one of its aliases; the served one if absent.")
-    tokens: list[Token] = Field(description="Token ids, at most as many as the context has room for.")
-
-
-def _input(given: object) -> object:
-    """Text, token ids, or several of either, as OpenAI has it."""
-    several = given if isinstance(given, list) else [given]
-    if not several:
-        raise wrong("invalid_value", "is empty")
-    if len(several) > MAX_INPUTS:
-        raise wrong("invalid_value", f"has {len(several)} entries; at most {MAX_INPUTS} are allowed")
-    for item in several:
-        is_ids = isinstance(item, list) and item and all(type(token) is int for token in item)
-        if not (isinstance(item, str) or is_ids or (type(item) is int and isinstance(given, list))):
-            raise wrong("invalid_type", "must be a string, token ids, or an array of either")
-    return given
-
-
-class EmbeddingsRequest(RequestModel):
-    """The body of POST /v1/embeddings. All of it is checked, and then answered with 501."""
-
-    input: Annotated[
-        Any, BeforeValidator(_input, json_schema_input_type=str | list[str] | list[int] | list[list[int]])
-    ] = Field(description="Checked; there are no embeddings here.")
-    model: str | None = Field(None, description="Checked; no model here has any.")
-    dimensions: int | None = Field(None, ge=1, le=INT32_MAX, description="Checked; see input.")
-    encoding_format: Literal["float", "base64"] = Field("float", description="Checked; see input.")
-    user: str | None = Field(None, description="Checked; see input.")
+    model: str | None = Field(
+        None, description="The model's name or one of its aliases. null: the served model."
+    )
+    tokens: list[Token] = Field(description="Token ids; at most as many as the context holds.")

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter, model_validator
 
-from server.validation.fields import RequestModel, not_yet, wrong
-from server.validation.unions import one_of
+from server.validation.field_errors import field_error
+from server.validation.fields import RequestModel, unsupported
+from server.validation.unions import tagged_union
 
 CARRIED = "reprise:"
 """Begins what stands in encrypted_content: the reasoning itself, in base64."""
@@ -73,7 +74,7 @@ def _content(given: object) -> object:
     if isinstance(given, str):
         return [{"type": "input_text", "text": given}]
     if not isinstance(given, list):
-        raise wrong("invalid_type", "must be a string or an array of parts")
+        raise field_error("invalid_type", "must be a string or an array of parts")
     return given
 
 
@@ -81,7 +82,7 @@ Content = Annotated[
     list[
         Annotated[
             ContentPart,
-            PlainValidator(one_of(_PARTS, refused=_TEXT_ONLY), json_schema_input_type=ContentPart),
+            PlainValidator(tagged_union(_PARTS, refused=_TEXT_ONLY), json_schema_input_type=ContentPart),
         ]
     ],
     BeforeValidator(_content, json_schema_input_type=str | list[ContentPart]),
@@ -134,9 +135,9 @@ class FunctionCall(RequestModel):
     arguments: str = Field(description="The JSON text of an object.")
     id: ItemId = None
     status: ItemStatus = "completed"
-    caller: not_yet(_DIRECT) = None  # type: ignore[valid-type]
-    namespace: not_yet() = None  # type: ignore[valid-type]
-    is_async: not_yet(False) = Field(None, alias="async")  # type: ignore[valid-type]
+    caller: unsupported(_DIRECT) = None  # type: ignore[valid-type]
+    namespace: unsupported() = None  # type: ignore[valid-type]
+    is_async: unsupported(False) = Field(None, alias="async")  # type: ignore[valid-type]
 
     def kept(self, item_id: str) -> dict[str, Any]:
         """The item as it is listed."""
@@ -152,8 +153,8 @@ class FunctionCallOutput(RequestModel):
     output: Content = Field(description="What it returned: text, or parts of it.")
     id: ItemId = None
     status: ItemStatus = "completed"
-    caller: not_yet(_DIRECT) = None  # type: ignore[valid-type]
-    namespace: not_yet() = None  # type: ignore[valid-type]
+    caller: unsupported(_DIRECT) = None  # type: ignore[valid-type]
+    namespace: unsupported() = None  # type: ignore[valid-type]
 
     @property
     def text(self) -> str:
@@ -182,7 +183,7 @@ class ReasoningItem(RequestModel):
     def can_be_read(self) -> "ReasoningItem":
         """Refuse what another server has encrypted."""
         if self.encrypted_content is not None and carried(self.encrypted_content) is None:
-            raise wrong(
+            raise field_error(
                 "invalid_value",
                 "did not come from this server and cannot be read here; leave it out",
                 ".encrypted_content",
@@ -218,7 +219,7 @@ _KINDS: dict[str, type[RequestModel]] = {
     "reasoning": ReasoningItem,
     "item_reference": ItemReference,
 }
-_choose = one_of(_KINDS, default="message")
+_choose = tagged_union(_KINDS, default="message")
 
 
 def _item(given: object) -> Any:

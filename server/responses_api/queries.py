@@ -4,11 +4,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from server.validation.fields import RequestModel, not_yet, wrong
+from server.validation.field_errors import field_error
+from server.validation.fields import RequestModel, unsupported
 
 MAX_LISTED = 100
 
-_INCLUDE = not_yet(
+_INCLUDE = unsupported(
     phrase="is not supported here: what the request itself included is there",
     description="Not supported: what the request itself included is there.",
 )
@@ -19,13 +20,13 @@ class GetQuery(RequestModel):
 
     include: _INCLUDE = None  # type: ignore[valid-type]
     include_obfuscation: Literal["true", "false"] | None = Field(None, description="Accepted.")
-    stream: not_yet("false", phrase="must be false: the response has been said") = None  # type: ignore[valid-type]
-    starting_after: not_yet(phrase="goes with stream, which is not supported here") = None  # type: ignore[valid-type]
+    stream: unsupported("false", phrase="must be false: the response has been said") = None  # type: ignore[valid-type]
+    starting_after: unsupported(phrase="goes with stream, which is not supported here") = None  # type: ignore[valid-type]
 
 
 def _limit(given: object) -> object:
     if not isinstance(given, str) or not given.isascii() or not given.isdigit() or len(given) > 3:
-        raise wrong("invalid_type", f"must be a number from 1 to {MAX_LISTED}")
+        raise field_error("invalid_type", f"must be a number from 1 to {MAX_LISTED}")
     return int(given)
 
 

@@ -9,8 +9,9 @@ from server.requests.chat import ChatRequest
 from server.requests.prompt_cache import PromptCacheOptions
 from server.responses_api.items import AnyItem, InputItem
 from server.responses_api.tools import ToolChoice, Tools
-from server.validation.fields import Count, Metadata, RequestModel, not_yet, wrong
-from server.validation.unions import one_of
+from server.validation.field_errors import field_error
+from server.validation.fields import Count, Metadata, RequestModel, unsupported
+from server.validation.unions import tagged_union
 
 MAX_TOP_LOGPROBS = 20
 MAX_ITEMS = 8192
@@ -60,7 +61,7 @@ class JsonSchemaFormat(RequestModel):
 
 _FORMATS = {"text": PlainFormat, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat}
 AnyFormat = PlainFormat | JsonObjectFormat | JsonSchemaFormat
-TextFormat = Annotated[AnyFormat, PlainValidator(one_of(_FORMATS), json_schema_input_type=AnyFormat)]
+TextFormat = Annotated[AnyFormat, PlainValidator(tagged_union(_FORMATS), json_schema_input_type=AnyFormat)]
 
 
 class TextConfig(RequestModel):
@@ -70,10 +71,10 @@ class TextConfig(RequestModel):
         PlainFormat(type="text"),
         description="text; json_object: any JSON object; json_schema: what keeps to it.",
     )
-    verbosity: not_yet("medium") = None  # type: ignore[valid-type]
+    verbosity: unsupported("medium") = None  # type: ignore[valid-type]
 
 
-_NO_SUMMARIES = not_yet(
+_NO_SUMMARIES = unsupported(
     "auto",
     phrase="must be 'auto' or absent: nothing is summarised here, all reasoning is told as it is",
     description="Accepted if it is auto; reasoning is told whole, never summarised.",
@@ -86,8 +87,8 @@ class Reasoning(RequestModel):
     effort: _of_chat("reasoning_effort") = None  # type: ignore[valid-type]
     summary: _NO_SUMMARIES = None  # type: ignore[valid-type]
     generate_summary: _NO_SUMMARIES = None  # type: ignore[valid-type]
-    context: not_yet("auto") = None  # type: ignore[valid-type]
-    mode: not_yet("standard") = None  # type: ignore[valid-type]
+    context: unsupported("auto") = None  # type: ignore[valid-type]
+    mode: unsupported("standard") = None  # type: ignore[valid-type]
 
 
 class StreamOptions(RequestModel):
@@ -101,19 +102,19 @@ class StreamOptions(RequestModel):
 class CacheOptions(PromptCacheOptions):
     """How prompts are cached."""
 
-    comparison_response_id: not_yet() = None  # type: ignore[valid-type]
-    prewarm: not_yet(False) = None  # type: ignore[valid-type]
+    comparison_response_id: unsupported() = None  # type: ignore[valid-type]
+    prewarm: unsupported(False) = None  # type: ignore[valid-type]
 
 
 def _input(given: object) -> object:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
-        raise wrong("invalid_type", "must be a string or an array of items")
+        raise field_error("invalid_type", "must be a string or an array of items")
     num_parts = sum(_count_parts(item) for item in given) if len(given) <= MAX_ITEMS else 0
     for num, what in ((len(given), "items"), (num_parts, "parts in its items")):
         if num > MAX_ITEMS:
-            raise wrong("invalid_value", f"has {num} {what}; at most {MAX_ITEMS} are allowed")
+            raise field_error("invalid_value", f"has {num} {what}; at most {MAX_ITEMS} are allowed")
     return given
 
 
@@ -125,7 +126,7 @@ def _count_parts(item: object) -> int:
 def _include(given: list[str]) -> list[str]:
     for index, name in enumerate(given):
         if name not in (LOGPROBS, CARRIED_REASONING):
-            raise wrong(
+            raise field_error(
                 "unsupported_value",
                 f"is '{shortened(name)}', which this server does not have; "
                 f"it has {LOGPROBS} and {CARRIED_REASONING}",
@@ -211,37 +212,37 @@ class ResponsesRequest(RequestModel):
     guided_grammar: _extra("guided_grammar") = None  # type: ignore[valid-type]
     chat_template_kwargs: _extra("chat_template_kwargs") = None  # type: ignore[valid-type]
 
-    truncation: not_yet(  # type: ignore[valid-type]
+    truncation: unsupported(  # type: ignore[valid-type]
         "disabled",
         phrase="must be 'disabled': nothing is dropped from a conversation unasked; send a shorter input",
         description="Only disabled: an input that is too long is a 400.",
     ) = None
-    background: not_yet(  # type: ignore[valid-type]
+    background: unsupported(  # type: ignore[valid-type]
         False,
         phrase="is not supported; wait for the response, or stream it",
         description="Not supported: a response is generated while the client waits.",
     ) = None
-    conversation: not_yet(  # type: ignore[valid-type]
+    conversation: unsupported(  # type: ignore[valid-type]
         phrase="is not supported; send previous_response_id, or the whole conversation as input",
         description="Not supported: see previous_response_id.",
     ) = None
-    prompt: not_yet(  # type: ignore[valid-type]
+    prompt: unsupported(  # type: ignore[valid-type]
         phrase="is not supported: no templates are kept here; send instructions and input",
         description="Not supported: no templates are kept here.",
     ) = None
-    context_management: not_yet([]) = None  # type: ignore[valid-type]
-    moderation: not_yet() = None  # type: ignore[valid-type]
-    access_programs: not_yet() = None  # type: ignore[valid-type]
-    image: not_yet() = None  # type: ignore[valid-type]
-    personality: not_yet() = None  # type: ignore[valid-type]
+    context_management: unsupported([]) = None  # type: ignore[valid-type]
+    moderation: unsupported() = None  # type: ignore[valid-type]
+    access_programs: unsupported() = None  # type: ignore[valid-type]
+    image: unsupported() = None  # type: ignore[valid-type]
+    personality: unsupported() = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
     def fits_together(self) -> "ResponsesRequest":
         """Refuse options for a stream that was not asked for, and a request about nothing."""
         if self.stream_options is not None and not self.stream:
-            raise wrong("invalid_value", "is allowed only with stream: true", "stream_options")
+            raise field_error("invalid_value", "is allowed only with stream: true", "stream_options")
         if self.previous_response_id is None and not self.input:
-            raise wrong("missing_required_parameter", "is missing or empty; say something", "input")
+            raise field_error("missing_required_parameter", "is missing or empty; say something", "input")
         return self
 
     @property

@@ -10,7 +10,7 @@ from server.responses_api.items import FunctionCall, FunctionCallOutput, InputMe
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 from server.responses_api.store import Turn
 from server.responses_api.tools import AllowedTools, NamedFunction
-from server.validation.body import validated
+from server.validation.field_errors import validate
 
 AS_IN_CHAT = (
     "seed",
@@ -162,7 +162,7 @@ class Translation:
             self._conversation.add(item, f"input[{index}]")
         given = {"messages": self._conversation.end(), **_fields(self.body)}
         try:
-            return validated(given, ChatRequest)
+            return validate(given, ChatRequest)
         except BadRequestError as fault:
             raise self.reworded(fault) from fault
 

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator
 
 from server.requests.tools import MAX_TOOLS, FunctionDefinition
-from server.validation.fields import RequestModel, not_yet, wrong
-from server.validation.unions import one_of
+from server.validation.field_errors import field_error
+from server.validation.fields import RequestModel, unsupported
+from server.validation.unions import tagged_union
 
 _FUNCTIONS_ONLY = {"": "but this server runs no tools of its own; send functions and run them yourself"}
 
@@ -14,7 +15,7 @@ _FUNCTIONS_ONLY = {"": "but this server runs no tools of its own; send functions
 def _few(given: object) -> object:
     """Look at no more tools than there may be."""
     if isinstance(given, list) and len(given) > MAX_TOOLS:
-        raise wrong("invalid_value", f"has {len(given)} entries; at most {MAX_TOOLS} are allowed")
+        raise field_error("invalid_value", f"has {len(given)} entries; at most {MAX_TOOLS} are allowed")
     return given
 
 
@@ -40,19 +41,23 @@ class FunctionTool(FunctionDefinition):
 
     type: Literal["function"]
     output_schema: dict[str, Any] | None = Field(None, description="Accepted; the model is not told.")
-    defer_loading: not_yet(False) = None  # type: ignore[valid-type]
-    allowed_callers: not_yet(["direct"]) = None  # type: ignore[valid-type]
-    is_async: not_yet(False) = Field(None, alias="async")  # type: ignore[valid-type]
+    defer_loading: unsupported(False) = None  # type: ignore[valid-type]
+    allowed_callers: unsupported(["direct"]) = None  # type: ignore[valid-type]
+    is_async: unsupported(False) = Field(None, alias="async")  # type: ignore[valid-type]
 
 
-_one_choice = one_of({"function": NamedFunction, "allowed_tools": AllowedTools}, refused=_FUNCTIONS_ONLY)
+_one_choice = tagged_union(
+    {"function": NamedFunction, "allowed_tools": AllowedTools}, refused=_FUNCTIONS_ONLY
+)
 
 
 def _tool_choice(given: object) -> Any:
     if not isinstance(given, str):
         return _one_choice(given)
     if given not in ("none", "auto", "required"):
-        raise wrong("invalid_value", "must be 'none', 'auto', 'required' or an object that names a function")
+        raise field_error(
+            "invalid_value", "must be 'none', 'auto', 'required' or an object that names a function"
+        )
     return given
 
 
@@ -63,7 +68,7 @@ Tools = Annotated[
         Annotated[
             FunctionTool,
             PlainValidator(
-                one_of({"function": FunctionTool}, refused=_FUNCTIONS_ONLY),
+                tagged_union({"function": FunctionTool}, refused=_FUNCTIONS_ONLY),
                 json_schema_input_type=FunctionTool,
             ),
         ],

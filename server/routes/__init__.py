@@ -1,4 +1,4 @@
-"""One module for each group of endpoints: parse the body, call generation, choose the presenter.
+"""The routes, one module for each group of endpoints: parse the body, generate, choose a presenter.
 
-Nothing here holds logic that two endpoints share.
+Logic that several endpoints share is elsewhere.
 """

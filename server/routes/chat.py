@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request, Response
 from server.generation.chat import answer_chat
 from server.generation.respond import head
 from server.generation.service import service_of
-from server.http.openapi import takes
+from server.http.openapi import body_schema
 from server.output.openai_chunks import ChunkPresenter
 from server.output.openai_format import ChatFormat
 from server.requests.chat import ChatRequest
@@ -14,16 +14,16 @@ from server.validation.body import read_body
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
+@router.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
 async def create_chat_completion(request: Request) -> Response:
-    """Answer a conversation."""
+    """Generate the next message of a conversation."""
     service = service_of(request)
     body = await read_body(request, ChatRequest)
     service.check_ready()
     service.check_model(body.model)
-    # Whatever tier was asked for: there is one.
+    # There is only one tier, whichever was requested.
     heading = head(request, service, body.model, "default" if body.service_tier else None)
-    # OpenAI's streams open with null where calls may come, and with no text elsewhere.
+    # OpenAI's streams begin with null content if there are tools, else with an empty string.
     dialect = ChatFormat(None if body.shown_tools else "", body.logprobs)
     presenter = ChunkPresenter(heading, dialect, body.n, body.wants_usage_chunk)
     return await answer_chat(request, service, body, presenter)

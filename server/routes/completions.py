@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.generation.respond import head, respond
 from server.generation.service import service_of
-from server.http.openapi import takes
+from server.http.openapi import body_schema
 from server.output.echo import echo_parsers
 from server.output.openai_chunks import ChunkPresenter
 from server.output.openai_format import CompletionFormat
@@ -15,9 +15,9 @@ from server.validation.body import read_body
 router = APIRouter()
 
 
-@router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
+@router.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
 async def create_completion(request: Request) -> Response:
-    """Continue one prompt or several."""
+    """Continue one or several prompts."""
     service = service_of(request)
     body = await read_body(request, CompletionRequest)
     service.check_ready()

@@ -1,20 +1,20 @@
-"""POST /v1/embeddings, which is not for this server."""
+"""POST /v1/embeddings, which is not implemented."""
 
 from fastapi import APIRouter, Request, Response
 
 from server.errors import NotImplementedHereError
-from server.http.openapi import takes
-from server.requests.tokens import EmbeddingsRequest
+from server.http.openapi import body_schema
+from server.requests.embeddings import EmbeddingsRequest
 from server.validation.body import read_body
 
 router = APIRouter()
 
 
-@router.post("/v1/embeddings", openapi_extra=takes(EmbeddingsRequest))
+@router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingsRequest))
 async def create_embeddings(request: Request) -> Response:
-    """Say that there are none: what mlx-lm loads here predicts tokens, and has no layer that pools them."""
+    """Answer 501: the models that mlx-lm loads generate text and have no pooling layer."""
     await read_body(request, EmbeddingsRequest)
     raise NotImplementedHereError(
-        "This server generates text. The models that it serves predict the next token and have no embeddings "
-        "of whole texts to give. Send embeddings to a server with a model that was trained for them."
+        "This server generates text and has no embedding model. Send embedding requests to a server that has "
+        "one."
     )

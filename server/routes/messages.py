@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic has them."""
+"""POST /v1/messages and /v1/messages/count_tokens, as in Anthropic's API."""
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -7,7 +7,7 @@ from server.errors import BadRequestError
 from server.generation.chat import answer_chat, check_tools
 from server.generation.respond import head
 from server.generation.service import service_of
-from server.http.openapi import takes
+from server.http.openapi import body_schema
 from server.http.request_log import record_of
 from server.messages_api.presenter import MessagePresenter
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
@@ -17,9 +17,9 @@ from server.validation.body import read_body
 router = APIRouter()
 
 
-@router.post("/v1/messages", openapi_extra=takes(MessagesRequest))
+@router.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
 async def create_message(request: Request) -> Response:
-    """Answer a conversation."""
+    """Generate the next message of a conversation, in Anthropic's format."""
     service = service_of(request)
     body = await read_body(request, MessagesRequest)
     service.check_ready()
@@ -31,9 +31,9 @@ async def create_message(request: Request) -> Response:
         raise in_their_words(fault) from fault
 
 
-@router.post("/v1/messages/count_tokens", openapi_extra=takes(CountTokensRequest))
+@router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountTokensRequest))
 async def count_tokens(request: Request) -> JSONResponse:
-    """How many tokens a conversation's prompt has."""
+    """Count the tokens of a conversation's prompt."""
     service = service_of(request)
     body = await read_body(request, CountTokensRequest)
     service.check_ready()

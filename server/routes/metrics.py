@@ -1,4 +1,4 @@
-"""GET /metrics, for Prometheus."""
+"""GET /metrics."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -10,5 +10,5 @@ router = APIRouter()
 
 @router.get("/metrics")
 async def scrape(request: Request) -> Response:
-    """All counters since the start."""
+    """Return all metrics in Prometheus' text format. Counters start at 0 with the server."""
     return Response(service_of(request).metrics.as_text(), media_type=CONTENT_TYPE)

@@ -10,16 +10,16 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
-    """The served model, under each of its names."""
+    """List the served model under its name and its aliases."""
     service = service_of(request)
     service.check_ready()
     return ModelList(data=[ModelCard(id=name, created=service.created) for name in service.model_names])
 
 
-# A path, since names of models may have slashes in them.
+# A path parameter, since model names may contain slashes.
 @router.get("/v1/models/{name:path}")
 async def retrieve_model(request: Request, name: str) -> ModelCard:
-    """The served model, under one of its names."""
+    """Return the served model, by its name or one of its aliases."""
     service = service_of(request)
     service.check_ready()
     return ModelCard(id=service.check_model(name), created=service.created)

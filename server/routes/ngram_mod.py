@@ -1,6 +1,6 @@
-"""/v1/ngram-mod: look at the n-gram table that requests share, empty it, save it, load it.
+"""/v1/ngram-mod: inspect, empty, save and load the n-gram table that requests share.
 
-The file is the one that the settings name; no path is ever taken from a request.
+The file is --ngram-table-file; a path is never taken from a request.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ router = APIRouter()
 
 @router.get("/v1/ngram-mod")
 async def show(request: Request) -> JSONResponse:
-    """How full the table is, and how often it was written and read."""
+    """Return the n-gram table's size, occupancy and counters."""
     service = service_of(request)
     service.check_ready()
     return JSONResponse(_status(service))
@@ -29,39 +29,39 @@ async def show(request: Request) -> JSONResponse:
 
 @router.post("/v1/ngram-mod/reset")
 async def reset(request: Request) -> JSONResponse:
-    """Forget what finished requests taught."""
+    """Empty the n-gram table, which forgets the texts of finished requests."""
 
     def forget() -> str:
         service_of(request).engine.table_reset()
-        return "what finished requests taught is forgotten"
+        return "the n-gram table was emptied"
 
     return await _change(request, forget)
 
 
 @router.post("/v1/ngram-mod/save")
 async def save(request: Request) -> JSONResponse:
-    """Write the table to its file."""
+    """Write the n-gram table to --ngram-table-file."""
     return await _change(request, service_of(request).engine.table_save)
 
 
 @router.post("/v1/ngram-mod/load")
 async def load(request: Request) -> JSONResponse:
-    """Read the table from its file, in place of what it holds."""
+    """Replace the n-gram table's contents with those of --ngram-table-file."""
     return await _change(request, service_of(request).engine.table_load)
 
 
 async def _change(request: Request, action: Callable[[], str]) -> JSONResponse:
-    """Do it, and answer with what was done and how the table is now."""
-    _refuse_other_sites(request)
+    """Run the action; return what it did and the table's status."""
+    _check_origin(request)
     service = service_of(request)
     service.check_ready()
     _status(service)
     try:
-        # The engine's thread does it between two steps; the event loop must not wait for that.
+        # The engine's thread runs it between two steps; the event loop must not block on that.
         done = await asyncio.to_thread(action)
     except SharedTableError as fault:
         service.check_ready()
-        raise _refused(fault) from fault
+        raise _bad_request(fault) from fault
     LOGGER.info("ngram-mod: %s", done)
     return JSONResponse({"status": done, "table": _status(service)})
 
@@ -70,17 +70,24 @@ def _status(service: Service) -> dict[str, Any]:
     try:
         return service.engine.table_status()
     except SharedTableError as fault:
-        raise _refused(fault) from fault
+        raise _bad_request(fault) from fault
 
 
-def _refused(fault: SharedTableError) -> BadRequestError:
+def _bad_request(fault: SharedTableError) -> BadRequestError:
     return BadRequestError(f"{fault}.", code="shared_memory_error")
 
 
-def _refuse_other_sites(request: Request) -> None:
-    """A web page can post to a local server unasked, but not without saying where it comes from."""
+def _check_origin(request: Request) -> None:
+    """Raise ForbiddenError for web pages of sites not in --cors-origin.
+
+    A page can post to a local server without permission, but the browser adds the page's Origin.
+    """
     origin = request.headers.get("origin")
     if origin is None or {origin, "*"} & set(service_of(request).settings.cors_origin):
         return
     if urlsplit(origin).netloc != request.headers.get("host"):
-        raise ForbiddenError("Web pages of other sites may not do this.", code="foreign_origin")
+        raise ForbiddenError(
+            "Web pages of this origin may not do this. Start the server with --cors-origin and the page's "
+            "origin to allow it.",
+            code="foreign_origin",
+        )

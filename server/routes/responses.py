@@ -1,4 +1,4 @@
-"""POST /v1/responses, and what is kept of it."""
+"""POST /v1/responses, and the endpoints for stored responses."""
 
 from typing import Any
 
@@ -9,47 +9,50 @@ from server.errors import BadRequestError
 from server.generation.chat import answer_chat, check_tools
 from server.generation.respond import head
 from server.generation.service import Service, service_of
-from server.http.openapi import asks, takes
+from server.http.openapi import body_schema, query_schema
 from server.http.tenants import key_digest
 from server.responses_api.items import ItemReference
 from server.responses_api.presenter import ResponsePresenter, item_id
 from server.responses_api.queries import GetQuery, ListQuery, page
 from server.responses_api.schemas import ResponsesRequest
 from server.responses_api.to_chat import PREVIOUS, Translation
-from server.validation.body import read_body, validated
+from server.validation.body import read_body
+from server.validation.field_errors import validate
 
 router = APIRouter()
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
-@router.post("/v1/responses", openapi_extra=takes(ResponsesRequest))
+@router.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
 async def create_response(request: Request) -> Response:
-    """Answer a conversation, which may go on where an earlier response ended."""
+    """Generate a response, which may continue an earlier one."""
     service = service_of(request)
     body = await read_body(request, ResponsesRequest)
     service.check_ready()
     heading = head(request, service, body.model)
     translation = _translation(request, service, body)
-    chat, said = translation.chat(), translation.said
+    chat, input_items = translation.chat(), translation.said
 
-    def keep(response: dict[str, Any]) -> None:
+    def store(response: dict[str, Any]) -> None:
         if body.store:
-            given = [item.kept(item_id(heading, _PREFIXES[item.type], i)) for i, item in enumerate(said)]
-            said_by_all = given + response["output"]
+            stored_input = [
+                item.kept(item_id(heading, _PREFIXES[item.type], i)) for i, item in enumerate(input_items)
+            ]
+            all_items = stored_input + response["output"]
             service.responses.add(
-                key_digest(request), response, translation.previous, said_by_all, len(given)
+                key_digest(request), response, translation.previous, all_items, len(stored_input)
             )
 
-    presenter = ResponsePresenter(heading, body, len(said), keep)
+    presenter = ResponsePresenter(heading, body, len(input_items), store)
     try:
         return await answer_chat(request, service, chat, presenter)
     except BadRequestError as fault:
         raise translation.reworded(fault) from fault
 
 
-@router.post("/v1/responses/input_tokens", openapi_extra=takes(ResponsesRequest))
+@router.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest))
 async def count_input_tokens(request: Request) -> JSONResponse:
-    """How many tokens the prompt of such a request has."""
+    """Count the tokens of the prompt that such a request would have."""
     service = service_of(request)
     body = await read_body(request, ResponsesRequest)
     service.check_ready()
@@ -64,38 +67,38 @@ async def count_input_tokens(request: Request) -> JSONResponse:
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
 
 
-@router.get("/v1/responses/{response_id}", openapi_extra=asks(GetQuery))
+@router.get("/v1/responses/{response_id}", openapi_extra=query_schema(GetQuery))
 async def get_response(request: Request, response_id: str) -> Response:
-    """A response that is kept, as it was given."""
-    validated(dict(request.query_params), GetQuery)
-    kept = service_of(request).responses.find(key_digest(request), response_id)
-    return Response(kept.body, media_type="application/json")
+    """Return a stored response."""
+    validate(dict(request.query_params), GetQuery)
+    stored = service_of(request).responses.find(key_digest(request), response_id)
+    return Response(stored.body, media_type="application/json")
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(request: Request, response_id: str) -> JSONResponse:
-    """Forget a response. Those that continue it can still be continued."""
+    """Delete a stored response. Responses that continue it stay usable."""
     service_of(request).responses.remove(key_digest(request), response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{response_id}/input_items", openapi_extra=asks(ListQuery))
+@router.get("/v1/responses/{response_id}/input_items", openapi_extra=query_schema(ListQuery))
 async def list_input_items(request: Request, response_id: str) -> JSONResponse:
-    """The items of a kept response's own input, without what it continues."""
-    query = validated(dict(request.query_params), ListQuery)
+    """List the input items of a stored response, without those of the responses that it continues."""
+    query = validate(dict(request.query_params), ListQuery)
     turn = service_of(request).responses.find(key_digest(request), response_id).turn
     return JSONResponse(page(turn.items()[: turn.num_input], query))
 
 
 def _translation(request: Request, service: Service, body: ResponsesRequest) -> Translation:
-    """The request with all that is kept and that it names. Raises NotFoundError."""
+    """Resolve the stored responses and items that the request names. Raises NotFoundError."""
     owner, store = key_digest(request), service.responses
     previous = None
     if body.previous_response_id is not None:
         code = "previous_response_not_found"
         previous = store.find(owner, body.previous_response_id, PREVIOUS, code).turn
-    said = [
+    input_items = [
         store.find_item(owner, item.id, f"input[{index}].id") if isinstance(item, ItemReference) else item
         for index, item in enumerate(body.input)
     ]
-    return Translation(body, previous, said)
+    return Translation(body, previous, input_items)

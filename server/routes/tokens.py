@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, for clients of llama-server and of vLLM alike."""
+"""POST /tokenize and /detokenize, compatible with llama-server and vLLM."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,17 +9,18 @@ from fastapi.responses import JSONResponse
 from server.generation.chat import check_tools
 from server.generation.prompts import TokenIds
 from server.generation.service import Service, service_of
-from server.http.openapi import takes
+from server.http.openapi import body_schema
 from server.requests.chat import ChatRequest
 from server.requests.tokens import DetokenizeRequest, TokenizeRequest
-from server.validation.body import read_body, validated
+from server.validation.body import read_body
+from server.validation.field_errors import validate
 
 router = APIRouter()
 
 
-@router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
+@router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
 async def tokenize(request: Request) -> JSONResponse:
-    """The tokens of a text or of a conversation."""
+    """Tokenize a text or a conversation."""
     service = service_of(request)
     body = await read_body(request, TokenizeRequest)
     service.check_ready()
@@ -40,9 +41,9 @@ async def tokenize(request: Request) -> JSONResponse:
     return JSONResponse(answer)
 
 
-@router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
+@router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
 async def detokenize(request: Request) -> JSONResponse:
-    """The text of tokens, under the names of both servers."""
+    """Return the text of token ids, under llama-server's name (content) and vLLM's (prompt)."""
     service = service_of(request)
     body = await read_body(request, DetokenizeRequest)
     service.check_ready()
@@ -60,13 +61,13 @@ async def _tokens(request: Request, service: Service, body: TokenizeRequest) -> 
         "tools": list(body.tools),
         "chat_template_kwargs": body.chat_template_kwargs,
     }
-    chat = validated(given, ChatRequest)
+    chat = validate(given, ChatRequest)
     check_tools(service, chat)
     return (await service.prompts.encode_chat(request, chat)).tokens
 
 
 def _with_pieces(tokens: TokenIds, pieces: Sequence[bytes]) -> list[dict[str, Any]]:
-    """As llama-server has it: a piece that is part of a character is an array of bytes."""
+    """Return tokens as llama-server does: a piece that is not whole characters is an array of bytes."""
     shown: list[dict[str, Any]] = []
     for token, piece in zip(tokens, pieces, strict=True):
         try:

@@ -1,4 +1,4 @@
 """Validate request bodies: field types, JSON schemas, regular expressions and grammars, with their limits.
 
-Nothing here belongs to a single endpoint: bodies are declared in requests/ and in the two API packages.
+Nothing here is specific to an endpoint: bodies are declared in requests/, responses_api/ and messages_api/.
 """

@@ -1,4 +1,4 @@
-"""What the request models are made of: their base, and field types with limits of their own."""
+"""The base of all request models, and field types with limits that several of them share."""
 
 import re
 from typing import Annotated, Any
@@ -12,9 +12,9 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from server.errors import shortened
+from server.validation.field_errors import field_error
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1000
@@ -23,61 +23,54 @@ MAX_PAIRS, MAX_KEY_CHARACTERS, MAX_VALUE_CHARACTERS = 16, 64, 512
 INT32_MAX = 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 REFUSED = "x-refused"
-"""In the JSON schema of a field that is there only to be refused: what clients are told."""
+"""The key in a refused field's JSON schema that holds the phrase of its error message."""
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
 
-def wrong(code: str, phrase: str, at: str = "") -> PydanticCustomError:
-    """A validation error whose message reads on from the field's name: 'stop' <phrase>.
-
-    at: path from the field that is being validated to the part at fault, such as [1].type.
-    """
-    return PydanticCustomError(code, "{phrase}", {"phrase": phrase, "at": at})
-
-
 class RequestModel(BaseModel):
-    """An object in a request: no unknown fields, no conversions between types, and null means default."""
+    """Base of all objects in requests: no unknown fields, no type conversions, and null means the default."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def null_means_default(cls, given: Any) -> Any:
-        """Leave out known fields that are null; an unknown one stays an error."""
+        """Drop known fields that are null; unknown ones stay, so that they are refused."""
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if value is not None or not cls._has(name)}
 
     @classmethod
     def _has(cls, name: str) -> bool:
-        return any(name == (field.alias or own) for own, field in cls.model_fields.items())
+        return any(name == (field.alias or attribute) for attribute, field in cls.model_fields.items())
 
 
-def not_yet(
+def unsupported(
     *no_ops: object,
     phrase: str = "is not supported yet; leave it out",
     description: str = "Not supported yet.",
 ) -> Any:
-    """The type of a field of an API's that is not there: only values that ask for nothing pass.
+    """Make the type of a field that the API has and this server does not support.
 
-    phrase: what the client is told of any other value. description: what the documents say of the field.
+    no_ops: values that are accepted, since they request nothing. phrase: the error message for any other
+    value, after the field's name. description: the field's description in the docs.
     """
 
     return _refused(phrase, no_ops, description)
 
 
-def replaced(phrase: str, *no_ops: object) -> Any:
-    """The type of a field that OpenAI has replaced by another: only values that ask for nothing pass.
+def superseded(phrase: str, *no_ops: object) -> Any:
+    """Make the type of a field that OpenAI has replaced by another one. Only the no_ops are accepted.
 
-    phrase: what to send instead, reading on from the field's name.
+    phrase: the error message after the field's name; it says what to send instead.
     """
-    return _refused(phrase, no_ops, "Old.")
+    return _refused(phrase, no_ops, "Deprecated.")
 
 
 def _refused(phrase: str, no_ops: tuple[object, ...], description: str) -> Any:
     def refuse(given: object) -> None:
         if not any(given == no_op and type(given) is type(no_op) for no_op in no_ops):
-            raise wrong("unsupported_parameter", phrase)
+            raise field_error("unsupported_parameter", phrase)
 
     return Annotated[
         Any,
@@ -89,18 +82,18 @@ def _refused(phrase: str, no_ops: tuple[object, ...], description: str) -> Any:
 
 def _stops(given: object) -> tuple[str, ...]:
     if not isinstance(given, str | list):
-        raise wrong("invalid_type", "must be a string or an array of strings")
+        raise field_error("invalid_type", "must be a string or an array of strings")
     stops = [given] if isinstance(given, str) else given
     if len(stops) > MAX_STOPS:
-        raise wrong("invalid_value", f"has {len(stops)} entries; at most {MAX_STOPS} are allowed")
+        raise field_error("invalid_value", f"has {len(stops)} entries; at most {MAX_STOPS} are allowed")
     for index, stop in enumerate(stops):
         at = "" if isinstance(given, str) else f"[{index}]"
         if not isinstance(stop, str):
-            raise wrong("invalid_type", "must be a string", at)
+            raise field_error("invalid_type", "must be a string", at)
         if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
-            raise wrong(
+            raise field_error(
                 "invalid_value",
-                f"has {len(stop)} characters; a stop string has between 1 and {MAX_STOP_CHARACTERS}",
+                f"has {len(stop)} characters; a stop string must have between 1 and {MAX_STOP_CHARACTERS}",
                 at,
             )
     return tuple(stops)
@@ -108,22 +101,22 @@ def _stops(given: object) -> tuple[str, ...]:
 
 def _logit_bias(given: object) -> tuple[tuple[int, float], ...]:
     if not isinstance(given, dict):
-        raise wrong("invalid_type", "must be an object of token ids and numbers")
+        raise field_error("invalid_type", "must be an object that maps token ids to numbers")
     if len(given) > MAX_BIASES:
-        raise wrong("invalid_value", f"has {len(given)} entries; at most {MAX_BIASES} are allowed")
+        raise field_error("invalid_value", f"has {len(given)} entries; at most {MAX_BIASES} are allowed")
     for key, bias in given.items():
         if not _TOKEN_ID.fullmatch(key):
-            raise wrong("invalid_value", "must be a token id, written in decimal digits", f".{key}")
+            raise field_error("invalid_value", "must be a token id in decimal digits", f".{key}")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
-            raise wrong("invalid_type", "must be a number", f".{key}")
+            raise field_error("invalid_type", "must be a number", f".{key}")
         if not -100 <= bias <= 100:
-            raise wrong("invalid_value", "must be between -100 and 100", f".{key}")
+            raise field_error("invalid_value", "must be between -100 and 100", f".{key}")
     return tuple((int(key), float(bias)) for key, bias in given.items())
 
 
 def _few_pairs(given: object) -> object:
     if isinstance(given, dict) and len(given) > MAX_PAIRS:
-        raise wrong("invalid_value", f"has {len(given)} pairs; at most {MAX_PAIRS} are allowed")
+        raise field_error("invalid_value", f"has {len(given)} pairs; at most {MAX_PAIRS} are allowed")
     return given
 
 
@@ -131,9 +124,10 @@ def _short_pairs(given: dict[str, str]) -> dict[str, str]:
     for key, value in given.items():
         if len(key) > MAX_KEY_CHARACTERS or len(value) > MAX_VALUE_CHARACTERS:
             phrase = (
-                f"may have {MAX_KEY_CHARACTERS} characters in a key and {MAX_VALUE_CHARACTERS} in a value"
+                f"is too long; a key may have at most {MAX_KEY_CHARACTERS} characters and a value "
+                f"at most {MAX_VALUE_CHARACTERS}"
             )
-            raise wrong("invalid_value", phrase, f".{shortened(key)}")
+            raise field_error("invalid_value", phrase, f".{shortened(key)}")
     return given
 
 
@@ -156,6 +150,6 @@ Metadata = Annotated[
     AfterValidator(_short_pairs),
     Field(json_schema_extra={"maxProperties": MAX_PAIRS}),
 ]
-"""As OpenAI limits it."""
+"""Metadata with OpenAI's limits."""
 Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]

@@ -1,4 +1,4 @@
-"""What people are told of a grammar that the library cannot use."""
+"""Explain why the grammar library rejected a grammar."""
 
 import json
 import re
@@ -10,19 +10,19 @@ MAX_CHARACTERS = 500
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*?\])", re.DOTALL)
 _STATE = re.compile(r"\s*<state>.*", re.DOTALL)
 _KNOWN = {
-    "oneOf constraints are not supported": "uses 'oneOf' with alternatives of which more than one may hold; "
-    "use 'anyOf', or tell them apart by a 'const' in each",
-    "retrieving it failed": "refers to a schema elsewhere, and nothing is fetched; put it under '$defs'",
+    "oneOf constraints are not supported": "uses 'oneOf' with alternatives that may overlap; use 'anyOf', "
+    "or give each alternative a distinguishing 'const'",
+    "retrieving it failed": "refers to an external schema, and nothing is fetched; put it under '$defs'",
 }
 
 
-def explain(message: str) -> str:
-    """A phrase that reads on from the field's name, made of the library's own message."""
+def explain_grammar_error(message: str) -> str:
+    """Turn the library's message into a phrase that follows the field's name."""
     if match := _UNIMPLEMENTED.search(message):
         keys = ", ".join(f"'{key}'" for key in json.loads(match[1]))
         return f"uses {keys}, which cannot be enforced; leave it out"
     for known, phrase in _KNOWN.items():
         if known in message:
             return phrase
-    own = shortened(_STATE.sub("", message).strip(), MAX_CHARACTERS).rstrip(".")
-    return f"cannot be enforced: {own}"
+    detail = shortened(_STATE.sub("", message).strip(), MAX_CHARACTERS).rstrip(".")
+    return f"cannot be enforced: {detail}"

@@ -1,7 +1,7 @@
-"""What a JSON schema may be before the grammar library sees it: small, with an end, and of known keywords.
+"""Check JSON schemas before the grammar library compiles them.
 
-The library answers most schemas within milliseconds. This refuses those for which it would compute for
-seconds, those whose answers could never end, and keywords that it would pass over.
+The library compiles most schemas within milliseconds. Refused here are schemas that would take it seconds,
+recursive schemas that no finite value satisfies, and keywords that it would silently ignore.
 """
 
 from collections.abc import Iterator
@@ -12,9 +12,10 @@ from typing import Any
 from pydantic_core import to_json
 
 from server.errors import shortened
-from server.validation.fields import wrong
-from server.validation.json_schema_alternatives import Alternatives, says_more
-from server.validation.json_schema_recursion import Node, children, find_endless
+from server.validation.field_errors import field_error
+from server.validation.json_schema_alternatives import Alternatives, constrains_besides
+from server.validation.json_schema_nodes import Node, children
+from server.validation.json_schema_recursion import find_endless
 from server.validation.regex import check_regex
 
 MAX_SCHEMA_BYTES = 65_536
@@ -28,7 +29,7 @@ MAX_REFERENCES = 500
 MAX_ONE_OF = 200
 
 _COMBINING = ("allOf", "anyOf", "oneOf", "$ref")
-_PASSED_OVER = {
+_IGNORED_BY_LIBRARY = {
     "nullable": "add 'null' to type instead",
     "additionalItems": "use prefixItems and items",
     "divisibleBy": "use multipleOf",
@@ -40,7 +41,7 @@ _PASSED_OVER = {
 
 @dataclass
 class _Counts:
-    """What adds up over a whole schema."""
+    """Counts over a whole schema."""
 
     properties: int = 0
     patterns: int = 0
@@ -50,31 +51,35 @@ class _Counts:
 
 
 def check_schema(schema: dict[str, Any], at: str = "") -> bytes:
-    """Refuse a schema that could take long or has no end; return its JSON text.
+    """Refuse a schema that is too large, too complex or endless; return its JSON text.
 
-    at: path from the field that is being validated to the schema, see wrong().
+    at: path from the validated field to the schema, see field_error().
     Raises PydanticCustomError.
     """
-    # Writing megabytes out takes longer than to see that they are too many.
+    # Serializing megabytes takes longer than noticing that they exceed the limit.
     text = to_json(schema) if _is_within(schema, MAX_SCHEMA_BYTES) else b""
     if not 0 < len(text) <= MAX_SCHEMA_BYTES:
-        phrase = f"is too large; as JSON a schema may have {MAX_SCHEMA_BYTES} bytes"
-        raise wrong("schema_too_large", phrase, at)
+        phrase = f"is too large; a schema may have at most {MAX_SCHEMA_BYTES} bytes as JSON"
+        raise field_error("schema_too_large", phrase, at)
     counts = _Counts()
     for node, path, depth in _nodes(schema, at):
         if depth > MAX_SCHEMA_DEPTH:
-            raise wrong("schema_too_deep", f"is nested more than {MAX_SCHEMA_DEPTH} deep", at)
+            raise field_error(
+                "schema_too_deep",
+                f"is nested too deeply; at most {MAX_SCHEMA_DEPTH} levels are allowed",
+                at,
+            )
         _check_node(node, path, counts)
     _check_counts(counts, at)
     if counts.is_combining:
         Alternatives(schema).check(at)
     if counts.references and (endless := find_endless(schema)) is not None:
-        raise wrong("invalid_schema", f"has no end: '{shortened(endless)}' always holds itself again", at)
+        raise field_error("invalid_schema", f"has no end: '{shortened(endless)}' always contains itself", at)
     return text
 
 
 def _is_within(value: object, num_bytes: int) -> bool:
-    """Whether a value could be written within so many bytes, by a look that ends once it could not."""
+    """Return whether a value's JSON could fit into num_bytes. Stops looking as soon as it cannot."""
     unseen = [value]
     while unseen and num_bytes >= 0:
         value = unseen.pop()
@@ -91,7 +96,7 @@ def _is_within(value: object, num_bytes: int) -> bool:
 
 
 def _nodes(schema: Node, path: str) -> Iterator[tuple[Node, str, int]]:
-    """The schema and all schemas in it, each with its path and depth."""
+    """Yield the schema and all schemas in it, each with its path and depth."""
     unseen = [(schema, path, 0)]
     while unseen:
         node, path, depth = unseen.pop()
@@ -100,17 +105,17 @@ def _nodes(schema: Node, path: str) -> Iterator[tuple[Node, str, int]]:
 
 
 def _check_node(node: Node, path: str, counts: _Counts) -> None:
-    for key, instead in _PASSED_OVER.items():
+    for key, instead in _IGNORED_BY_LIBRARY.items():
         if key in node and node[key] is not False:
-            raise wrong("unsupported_schema", f"is not supported; {instead}", f"{path}.{key}")
+            raise field_error("unsupported_schema", f"is not supported; {instead}", f"{path}.{key}")
     if isinstance(node.get("items"), list):
-        raise wrong("unsupported_schema", "is an array; use prefixItems instead", f"{path}.items")
+        raise field_error("unsupported_schema", "is an array; use prefixItems instead", f"{path}.items")
     patterned = node.get("patternProperties")
     patterns = list(patterned) if isinstance(patterned, dict) else []
     for regex in patterns:
         check_regex(regex, f"{path}.patternProperties")
     if len(patterns) > 1:
-        # They must not overlap, which takes the library one comparison for each two.
+        # The library checks that they do not overlap, which takes one comparison per pair.
         counts.is_combining = True
     if isinstance(node.get("pattern"), str):
         check_regex(node["pattern"], f"{path}.pattern")
@@ -123,21 +128,21 @@ def _check_node(node: Node, path: str, counts: _Counts) -> None:
     if isinstance(step, int | float) and not isinstance(step, bool):
         counts.multiples.append((_digits(step), f"{path}.multipleOf"))
     if isinstance(choices := node.get("oneOf"), list) and len(choices) > MAX_ONE_OF:
-        # They must exclude each other, which takes the library one comparison for each two.
+        # The library checks that they exclude each other, which takes one comparison per pair.
         phrase = f"has {len(choices)} alternatives; at most {MAX_ONE_OF} are allowed. Use anyOf"
-        raise wrong("schema_too_large", phrase, f"{path}.oneOf")
+        raise field_error("schema_too_large", phrase, f"{path}.oneOf")
     for key in ("const", "enum"):
         _check_texts(node.get(key), f"{path}.{key}")
 
 
 def _is_combining(node: Node) -> bool:
-    """Whether more than one schema must hold here."""
+    """Return whether several schemas apply to the same value here."""
     has_several = isinstance(node.get("allOf"), list) and len(node["allOf"]) > 1
-    return has_several or any(key in node and says_more(node, key) for key in _COMBINING)
+    return has_several or any(key in node and constrains_besides(node, key) for key in _COMBINING)
 
 
 def _digits(step: float) -> int:
-    """The number itself, or its digits without the point where it has one."""
+    """Return a multipleOf value as an integer: without the decimal point if it has one (0.01 gives 1)."""
     exact = Decimal(str(step)).normalize()
     return (
         abs(int(exact))
@@ -151,23 +156,25 @@ def _check_texts(value: Any, path: str) -> None:
     for text in texts:
         if isinstance(text, str) and len(text) > MAX_TEXT_CHARACTERS:
             phrase = f"holds a string of {len(text)} characters; at most {MAX_TEXT_CHARACTERS} are allowed"
-            raise wrong("invalid_value", phrase, path)
+            raise field_error("invalid_value", phrase, path)
 
 
 def _check_counts(counts: _Counts, at: str) -> None:
     max_patterns = MAX_PATTERNS_TO_COMBINE if counts.is_combining else MAX_PATTERNS
-    combined = ", since some of them must hold together" if counts.is_combining else ""
-    for num, most, what in (
+    combined = ", since several schemas apply to the same value" if counts.is_combining else ""
+    for num, limit, what in (
         (counts.properties, MAX_PROPERTIES, "properties"),
         (counts.references, MAX_REFERENCES, "references"),
         (counts.patterns, max_patterns, "patterns and formats"),
     ):
-        if num > most:
+        if num > limit:
             reason = combined if what.startswith("patterns") else ""
-            raise wrong("schema_too_large", f"has {num} {what}; a schema may have {most}{reason}", at)
-    taken = 1
+            raise field_error(
+                "schema_too_large", f"has {num} {what}; a schema may have at most {limit}{reason}", at
+            )
+    steps = 1
     for multiple, path in counts.multiples:
-        taken = taken * max(1, multiple) if counts.is_combining else taken + multiple
-        if taken > MAX_MULTIPLE:
-            phrase = f"is too large a step, alone or with others; {MAX_MULTIPLE} is the limit"
-            raise wrong("unsupported_schema", phrase, path)
+        steps = steps * max(1, multiple) if counts.is_combining else steps + multiple
+        if steps > MAX_MULTIPLE:
+            phrase = f"is too large, alone or together with the others; {MAX_MULTIPLE} is the limit"
+            raise field_error("unsupported_schema", phrase, path)

@@ -1,37 +1,13 @@
-"""Which schemas a JSON schema is made of, and whether all of them have an end."""
+"""Find recursive JSON schemas that no finite value satisfies."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from typing import Any
 
-from server.errors import shortened
-
-_SINGLE = ("items", "additionalProperties", "not", "contains", "if", "then", "else", "propertyNames")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-
-Node = dict[str, Any]
-"""A schema that is an object; true and false have an end anyway."""
-
-
-def children(node: Node) -> Iterator[tuple[str, Node]]:
-    """The schemas right in a schema, each with the step that leads there, such as .properties.name."""
-    for key in _SINGLE:
-        if isinstance(child := node.get(key), dict):
-            yield f".{key}", child
-    for key in _LISTS:
-        for index, child in enumerate(_list(node.get(key))):
-            if isinstance(child, dict):
-                yield f".{key}[{index}]", child
-    for key in _MAPS:
-        if isinstance(members := node.get(key), dict):
-            for name, child in members.items():
-                if isinstance(child, dict):
-                    yield f".{key}.{shortened(name)}", child
+from server.validation.json_schema_nodes import Node, children, list_of, target_of
 
 
 def find_endless(schema: Node) -> str | None:
-    """The path of a schema whose every value would hold another such value, if there is one."""
+    """Return the path of a schema whose every value would contain another such value; None without one."""
     paths: dict[int, str] = {}
     nodes: dict[int, Node] = {}
     holders: defaultdict[int, list[int]] = defaultdict(list)
@@ -48,7 +24,7 @@ def find_endless(schema: Node) -> str | None:
             holders[id(child)].append(id(node))
             unseen.append((step if step.startswith("#") else path + step, child))
     ended: set[int] = set()
-    # What was found last lies deepest and is mostly what the others wait for.
+    # Schemas found last lie deepest, and the others mostly depend on them.
     waiting = list(nodes)
     while waiting:
         key = waiting.pop()
@@ -59,23 +35,23 @@ def find_endless(schema: Node) -> str | None:
 
 
 def _has_end(schema: Node, node: Node, ended: set[int]) -> bool:
-    """Whether a value of this schema can be complete, as far as is known yet."""
+    """Return whether a finite value of this schema exists, given the schemas known to have one."""
 
     def ends(child: object) -> bool:
         return not isinstance(child, dict) or id(child) in ended
 
     if (target := target_of(schema, node)) is not None and not ends(target):
         return False
-    if not all(map(ends, _list(node.get("allOf")))):
+    if not all(map(ends, list_of(node.get("allOf")))):
         return False
     for key in ("anyOf", "oneOf"):
-        if (choices := _list(node.get(key))) and not any(map(ends, choices)):
+        if (choices := list_of(node.get(key))) and not any(map(ends, choices)):
             return False
     return _is_other(node, "object") or _is_other(node, "array") or _holds_end(node, ends)
 
 
 def _is_other(node: Node, kind: str) -> bool:
-    """Whether there are values that are no object, or no array, so that what holds for those need not end."""
+    """Return whether a value may be something other than an object (or array), which needs no members."""
     kinds = node.get("type")
     if "const" in node or "enum" in node:
         return True
@@ -87,35 +63,14 @@ def _is_other(node: Node, kind: str) -> bool:
 
 
 def _holds_end(node: Node, ends: Any) -> bool:
-    """Whether an object or array that this schema demands can be complete."""
+    """Return whether a finite object or array satisfies the members that this schema requires."""
     kinds = node["type"] if isinstance(node["type"], list) else [node["type"]]
     members = node.get("properties")
     members = members if isinstance(members, dict) else {}
-    names = [name for name in _list(node.get("required")) if isinstance(name, str)]
+    names = [name for name in list_of(node.get("required")) if isinstance(name, str)]
     object_ends = all(ends(members.get(name, node.get("additionalProperties"))) for name in names)
-    first = _list(node.get("prefixItems"))
+    first = list_of(node.get("prefixItems"))
     num_items = node.get("minItems", 0)
     num_items = num_items if isinstance(num_items, int) else 0
     array_ends = all(map(ends, first[:num_items])) and (num_items <= len(first) or ends(node.get("items")))
     return ("object" in kinds and object_ends) or ("array" in kinds and array_ends)
-
-
-def target_of(schema: Node, node: Node) -> Node | None:
-    """What a reference within the schema means; None for no reference, or one that is left to the library."""
-    pointer = node.get("$ref")
-    if not isinstance(pointer, str) or not pointer.startswith("#"):
-        return None
-    found: Any = schema
-    for step in pointer[1:].split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict) and name in found:
-            found = found[name]
-        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            return None
-    return found if isinstance(found, dict) else None
-
-
-def _list(value: object) -> Sequence[Any]:
-    return value if isinstance(value, list) else ()

@@ -1,27 +1,27 @@
-"""What a regular expression may be before the grammar library sees it: short, with few repeats of repeats."""
+"""Check regular expressions before the grammar library compiles them: length and nested repetition."""
 
 import re
 
-from server.validation.fields import wrong
+from server.validation.field_errors import field_error
 
 MAX_REGEX_CHARACTERS = 4096
 MAX_REPEATS = 10_000
 MAX_NESTED_REPEATS = 1000
-"""Of something that repeats itself, counted together: (a{0,10}b){100} has 1000."""
+"""Limit for nested repetition, counts multiplied: (a{0,10}b){100} has 1000."""
 
 _COUNT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 
 
 def check_regex(regex: str, at: str = "") -> None:
-    """Refuse an expression that could take long to follow. at: see wrong().
+    """Refuse an expression that could take long to match. at: see field_error().
 
-    The library bounds what it computes; this keeps far away from there, where an answer could fail midway.
+    The library has limits of its own, but reaching them would make an answer fail midway.
     """
     if len(regex) > MAX_REGEX_CHARACTERS:
-        raise wrong(
+        raise field_error(
             "invalid_value", f"has {len(regex)} characters; at most {MAX_REGEX_CHARACTERS} are allowed", at
         )
-    # (how often the last atom repeats counted through, whether anything in it repeats), for each open group.
+    # For each open group: (the product of its nested repeat counts, whether anything in it repeats).
     groups: list[tuple[int, bool]] = [(1, False)]
     last = (1, False)
     index = 0
@@ -48,7 +48,7 @@ def _wider(one: tuple[int, bool], other: tuple[int, bool]) -> tuple[int, bool]:
 
 
 def _repeated(regex: str, index: int, last: tuple[int, bool], at: str) -> tuple[tuple[int, bool], int]:
-    """What the atom before this quantifier has become, and where the quantifier ends."""
+    """Apply a quantifier to the last atom; return the repeated atom and the quantifier's end."""
     count = 1
     end = index + 1
     if match := _COUNT.match(regex, index):
@@ -57,14 +57,14 @@ def _repeated(regex: str, index: int, last: tuple[int, bool], at: str) -> tuple[
     inner, has_inner = last
     if count > MAX_REPEATS or (has_inner and inner * count > MAX_NESTED_REPEATS):
         limit = MAX_NESTED_REPEATS if has_inner else MAX_REPEATS
-        what = "something that repeats itself" if has_inner else "something"
+        what = "a part that itself repeats" if has_inner else "a part"
         phrase = f"repeats {what} up to {inner * count} times; at most {limit} are allowed"
-        raise wrong("invalid_value", phrase, at)
+        raise field_error("invalid_value", phrase, at)
     return (inner * count, True), end
 
 
 def _end_of_atom(regex: str, index: int) -> int:
-    """Where an escape, a class of characters or a single character ends."""
+    """Return the end of an escape, a character class or a single character."""
     if regex[index] == "\\":
         named = re.compile(r"\\[pPxuU]\{[^}]*\}").match(regex, index)
         return named.end() if named else index + 2
@@ -76,7 +76,7 @@ def _end_of_atom(regex: str, index: int) -> int:
             index += 1
         elif regex[index] == "[":
             depth += 1
-            # A bracket that closes right after the opening is one of the characters.
+            # A closing bracket right after the opening one is a member of the class.
             index += 1 if regex.startswith("]", index + 1) else 2 if regex.startswith("^]", index + 1) else 0
         elif regex[index] == "]":
             depth -= 1

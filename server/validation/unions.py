@@ -1,4 +1,4 @@
-"""Objects of several kinds, told apart by their type field."""
+"""Validate unions of objects that their type field distinguishes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,41 +6,41 @@ from typing import Any
 from pydantic import BaseModel
 
 from server.errors import shortened
-from server.validation.fields import wrong
+from server.validation.field_errors import field_error
 
 
-def one_of(
+def tagged_union(
     kinds: Mapping[str, type[BaseModel]],
     *,
     refused: Mapping[str, str] | None = None,
     default: str | None = None,
 ) -> Callable[[object], Any]:
-    """A validator of objects that are one of these models each.
+    """Return a validator for objects whose type selects one of the models.
 
-    Not pydantic's unions: their errors name every member, and paths that no client wrote.
+    Not pydantic's unions: their errors list every member and contain paths that are not in the request.
 
-    refused: why not, for known types that are not taken, by the beginning of their name.
-    default: the type of an object that has none.
+    kinds: the models by their type. refused: error phrases for known but unsupported types, by a prefix of
+    the type's name. default: the type of an object that has none.
     """
 
     def choose(given: object) -> Any:
         if isinstance(given, tuple(kinds.values())):
             return given
         if not isinstance(given, dict):
-            raise wrong("invalid_type", "must be an object")
+            raise field_error("invalid_type", "must be an object")
         kind = given.get("type")
         if kind is None:
             kind = default
         if kind is None:
-            raise wrong("missing_required_parameter", "is missing", ".type")
+            raise field_error("missing_required_parameter", "is missing", ".type")
         if not isinstance(kind, str):
-            raise wrong("invalid_type", "must be a string", ".type")
+            raise field_error("invalid_type", "must be a string", ".type")
         if kind in kinds:
             return kinds[kind].model_validate(given)
         for start, reason in (refused or {}).items():
             if kind.startswith(start):
-                raise wrong("unsupported_value", f"is '{shortened(kind)}', {reason}", ".type")
+                raise field_error("unsupported_value", f"is '{shortened(kind)}', {reason}", ".type")
         known = ", ".join(f"'{name}'" for name in kinds)
-        raise wrong("invalid_value", f"is '{shortened(kind)}'; this server takes {known}", ".type")
+        raise field_error("invalid_value", f"is '{shortened(kind)}'; this server supports {known}", ".type")
 
     return choose

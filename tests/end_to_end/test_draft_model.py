@@ -59,4 +59,4 @@ def test_it_changes_no_answer_and_its_drafts_are_counted(started, client, sampli
 def test_the_terminal_says_how_drafts_are_translated(started):
     told = "".join(started[1])
     assert "drafts are translated (context): " in told
-    assert "draft_polish (translated: context), costs from" in told
+    assert "draft_polish (translated: context), step costs from" in told

@@ -16,7 +16,7 @@ def settings():
 def engine():
     fake = FakeEngine()
     yield fake
-    fake.let_go_on()
+    fake.release()
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def app(engine, settings):
 
 @pytest.fixture
 async def client(app):
-    """Speaks to the app without a network; for all that is neither about streams nor about leaving."""
+    """A client that calls the app without a network. For tests that need neither streams nor disconnects."""
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
@@ -37,6 +37,6 @@ async def client(app):
 
 @pytest.fixture
 def url(app):
-    """The address of a real server."""
+    """The URL of a real server."""
     with served(app) as address:
         yield address

@@ -1,6 +1,6 @@
-"""An engine without a model: it does what its script says, on threads of its own, as the real one does.
+"""An engine without a model: a script makes each sequence's events, on its own thread.
 
-Token ids are the bytes of UTF-8 text; the chat template joins lines of "role: content".
+Token ids are the bytes of UTF-8 text. The chat template joins lines of "role: content".
 """
 
 import json
@@ -41,7 +41,7 @@ def marker(text: str) -> Marker:
     return Marker(text, tuple(text.encode()))
 
 
-# The ends of calls are single tokens, as most models have them.
+# Tool call markers are single tokens, as in most models.
 CALLING = Markers(
     call_start=Marker("<tool_call>", (1,)), call_end=Marker("</tool_call>", (2,)), call_format="json_tools"
 )
@@ -49,7 +49,10 @@ THINKING = replace(CALLING, think_start=marker("<think>"), think_end=marker("</t
 
 
 class FakeTokenizer:
-    """Bytes as tokens. markers may be changed between requests. opening: what ends every chat's prompt."""
+    """A tokenizer whose tokens are bytes. markers may be changed between requests.
+
+    opening: text at the end of every chat prompt.
+    """
 
     has_chat_template = True
     markers = CALLING
@@ -98,7 +101,7 @@ class FakeTokenizer:
 
 @dataclass
 class Job:
-    """A sequence that was taken."""
+    """A submitted sequence."""
 
     request: GenerationRequest
     sink: Sink
@@ -123,35 +126,35 @@ def _usage(job: Job, num_completion: int, num_cached: int = 0) -> Usage:
     )
 
 
-def logprobs_of(job: Job, said: bytes) -> tuple[TokenLogprob, ...]:
-    """What the engine would tell of these tokens: the greater one is, the less likely; "a" is likeliest."""
+def logprobs_of(job: Job, text: bytes) -> tuple[TokenLogprob, ...]:
+    """Return log probabilities: the greater a byte, the less likely; the top tokens are a, b, c, ..."""
     if job.request.top_logprobs is None:
         return ()
     top = tuple((97 + i, bytes([97 + i]), -0.25 * (i + 1)) for i in range(job.request.top_logprobs))
-    return tuple(TokenLogprob(byte, bytes([byte]), -byte / 4, top) for byte in said)
+    return tuple(TokenLogprob(byte, bytes([byte]), -byte / 4, top) for byte in text)
 
 
-def _tell_prompt(job: Job) -> None:
+def _send_prompt_logprobs(job: Job) -> None:
     if job.request.prompt_logprobs:
         first, *others = logprobs_of(job, bytes(job.request.prompt))
         job.sink(Delta("", (replace(first, logprob=None, top=()), *others)))
 
 
 def echo(_: "FakeEngine", job: Job) -> Event:
-    """Say the prompt back, a character at a time, up to max_tokens bytes."""
-    _tell_prompt(job)
-    said = bytes(job.request.prompt[: job.request.max_tokens])
-    for character in said.decode(errors="ignore"):
+    """Answer with the prompt, one character per delta, up to max_tokens bytes."""
+    _send_prompt_logprobs(job)
+    answer = bytes(job.request.prompt[: job.request.max_tokens])
+    for character in answer.decode(errors="ignore"):
         job.sink(Delta(character, logprobs_of(job, character.encode())))
     is_cut = job.request.max_tokens < len(job.request.prompt)
-    return Finished("length" if is_cut else "stop", _usage(job, len(said), num_cached=3))
+    return Finished("length" if is_cut else "stop", _usage(job, len(answer), num_cached=3))
 
 
 def says(*pieces: str, reason: FinishReason = "stop") -> "Script":
-    """A script that says the same to all, piece by piece."""
+    """Return a script that answers every request with these pieces, one per delta."""
 
     def say(_: "FakeEngine", job: Job) -> Event:
-        _tell_prompt(job)
+        _send_prompt_logprobs(job)
         for piece in pieces:
             job.sink(Delta(piece, logprobs_of(job, piece.encode())))
         tokens = tuple("".join(pieces).encode())
@@ -161,8 +164,8 @@ def says(*pieces: str, reason: FinishReason = "stop") -> "Script":
 
 
 def wait_first(engine: "FakeEngine", job: Job) -> Event:
-    """Say nothing until let go (or cancelled), then echo."""
-    engine.wait_to_go_on(job)
+    """Wait until released (or cancelled), then echo."""
+    engine.wait_for_release(job)
     return (
         Failed("cancelled", "the client left", _usage(job, 0))
         if job.cancelled.is_set()
@@ -171,9 +174,9 @@ def wait_first(engine: "FakeEngine", job: Job) -> Event:
 
 
 def wait_midway(engine: "FakeEngine", job: Job) -> Event:
-    """Say one word, wait until let go (or cancelled), then echo."""
+    """Send one word, wait until released (or cancelled), then echo."""
     job.sink(Delta("well "))
-    engine.wait_to_go_on(job)
+    engine.wait_for_release(job)
     return (
         Failed("cancelled", "the client left", _usage(job, 1))
         if job.cancelled.is_set()
@@ -193,7 +196,7 @@ def fail_midway(_: "FakeEngine", job: Job) -> Event:
 
 
 def die(engine: "FakeEngine", _: Job) -> Event:
-    """Take the whole engine down."""
+    """Make the whole engine die."""
     engine.fault = "RuntimeError: out of luck"
     if engine.on_death is not None:
         engine.on_death(engine.fault)
@@ -206,11 +209,11 @@ SCRIPTS: dict[str, Script] = {
 
 
 class FakeEngine:
-    """Has the engine's public face. What has no underscore may be changed between requests.
+    """An implementation of EngineProtocol. Public attributes may be changed between requests.
 
-    drafting: what every sequence says of its drafts. counted, prefixes: the engine's and the prefix cache's
-    counts. memory: the shared table's counts, None for no table.
-    memory_fault: why its file can be neither written nor read.
+    drafting: the report of every sequence. counted, prefixes: the engine's and the prefix cache's counts.
+    memory: the shared table's counts; None for no table.
+    memory_fault: why the table's file cannot be written or read; None if it can.
     """
 
     on_death: Callable[[str], None] | None = None
@@ -247,7 +250,7 @@ class FakeEngine:
         self.cancelled_ids: list[str] = []
         self._live: dict[str, Job] = {}
         self._changed = threading.Condition()
-        self._may_go_on = threading.Event()
+        self._released = threading.Event()
 
     def start(self, on_progress: Callable[[str, float], None] | None = None) -> None:
         if on_progress is not None:
@@ -274,7 +277,7 @@ class FakeEngine:
             if request_id in self._live:
                 self._live[request_id].cancelled.set()
             self._changed.notify_all()
-        self._may_go_on_for_cancelled()
+        self._wake_waiting()
 
     def status(self) -> EngineStatus:
         state = "dead" if self.fault is not None and self.state != "stalled" else self.state
@@ -302,7 +305,7 @@ class FakeEngine:
         return self._call_memory("load")
 
     def _call_memory(self, name: str) -> str:
-        # As the real one, which waits for the engine's thread.
+        # Like the real engine's, this call blocks, so it must not be made on the event loop.
         assert threading.current_thread() is not threading.main_thread()
         if self.memory_fault is not None and name != "reset":
             raise SharedTableError(self.memory_fault)
@@ -314,23 +317,23 @@ class FakeEngine:
         if not self.wait_until(lambda: not self._live, drain_s):
             for job in list(self._live.values()):
                 job.cancelled.set()
-            self._may_go_on_for_cancelled()
+            self._wake_waiting()
             assert self.wait_until(lambda: not self._live, 5)
 
-    # What tests look at and turn.
+    # Controls and observations for tests.
 
-    def let_go_on(self) -> None:
-        """End all waiting, now and later."""
-        self._may_go_on.set()
-        self._may_go_on_for_cancelled()
+    def release(self) -> None:
+        """Let all scripts that wait continue, now and later."""
+        self._released.set()
+        self._wake_waiting()
 
-    def wait_until(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait for a claim about requests or cancellations to hold; False if it does not in time."""
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until a condition on requests or cancellations holds; return False if it does not in time."""
         with self._changed:
-            return self._changed.wait_for(is_so, timeout_s)
+            return self._changed.wait_for(condition, timeout_s)
 
     def cancellation_delay_s(self, num_cancelled: int, timeout_s: float = 5) -> float:
-        """How long it takes from now until so many sequences have been cancelled."""
+        """Return the time from now until num_cancelled sequences have been cancelled."""
         start_s = time.perf_counter()
         assert self.wait_until(lambda: len(self.cancelled_ids) >= num_cancelled, timeout_s), "not cancelled"
         return time.perf_counter() - start_s
@@ -339,11 +342,11 @@ class FakeEngine:
     def num_live(self) -> int:
         return len(self._live)
 
-    def wait_to_go_on(self, job: Job) -> None:
+    def wait_for_release(self, job: Job) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._may_go_on.is_set() or job.cancelled.is_set())
+            self._changed.wait_for(lambda: self._released.is_set() or job.cancelled.is_set())
 
-    def _may_go_on_for_cancelled(self) -> None:
+    def _wake_waiting(self) -> None:
         with self._changed:
             self._changed.notify_all()
 

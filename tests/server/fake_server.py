@@ -1,11 +1,11 @@
-"""`python -m tests.server.fake_server SCRIPT SETTING=VALUE...`: the real process around a scripted engine."""
+"""`python -m tests.server.fake_server SCRIPT SETTING=VALUE...`: run the real server with a fake engine."""
 
 import sys
 
 from config.settings import SETTINGS, Settings
-from server.http.listener import ListenError, take_address
+from server.http.listener import ListenError, bind_address
 from server.logs import configure_logs
-from server.run import refusal_to_listen, serve
+from server.run import exposure_error, serve
 from tests.server.fake_engine import SCRIPTS, FakeEngine
 
 
@@ -14,14 +14,14 @@ def main(script: str, *given: str) -> int:
     settings = Settings(**{"port": 0, **values})
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:
-        taken = take_address(settings.host, settings.port)
+        bound = bind_address(settings.host, settings.port)
     except ListenError as fault:
         print(f"reprise: {fault}", file=sys.stderr)
         return 1
-    if refusal := refusal_to_listen(settings, taken):
-        print(f"reprise: {refusal}", file=sys.stderr)
+    if error := exposure_error(settings, bound):
+        print(f"reprise: {error}", file=sys.stderr)
         return 1
-    return serve(FakeEngine(SCRIPTS[script]), settings, taken)
+    return serve(FakeEngine(SCRIPTS[script]), settings, bound)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Validates responses against the openai package's own models, with unknown fields forbidden but for two.
+"""Validate responses against the openai package's models. Only two fields may be unknown to them.
 
-Those are timings, whose shape is held here too, and the reasoning_content of messages and deltas.
+These are timings, whose shape is defined here, and the reasoning_content of messages and deltas.
 """
 
 import json
@@ -15,7 +15,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class Timings(BaseModel):
-    """The documented shape, every field of it needed."""
+    """The documented shape of timings. Every field is required."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -42,7 +42,7 @@ def valid_timings(given: dict[str, Any]) -> Timings:
 
 
 def valid(model: type[ModelT], given: dict[str, Any]) -> ModelT:
-    """Return the typed model; fail for a wrong type, a lacking field or an unknown one."""
+    """Return the typed model. Fail for a wrong type, a missing field or an unknown field."""
     if "timings" in given:
         valid_timings(given["timings"])
     parsed = model.model_validate({k: v for k, v in given.items() if k != "timings"}, strict=True)
@@ -68,14 +68,14 @@ def valid_model(given: dict[str, Any]) -> Model:
 
 
 def stream_data(body: str) -> list[str]:
-    """The data of each event; every other line must be a comment."""
+    """Return the data of each event. All other lines must be comments."""
     lines = [line for line in body.split("\n") if line]
     assert all(line.startswith(("data: ", ": ")) for line in lines), lines
     return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
 
 
 def valid_chat_chunks(body: str) -> list[ChatCompletionChunk]:
-    """The chunks of a whole stream, which must end with [DONE]."""
+    """Return the chunks of a whole stream, which must end with [DONE]."""
     *chunks, done = stream_data(body)
     assert done == "[DONE]"
     parsed = [json.loads(chunk) for chunk in chunks]
@@ -84,10 +84,10 @@ def valid_chat_chunks(body: str) -> list[ChatCompletionChunk]:
 
 
 def valid_completion_chunks(body: str) -> list[Completion]:
-    """As valid_chat_chunks.
+    """Like valid_chat_chunks, for completions.
 
-    OpenAI sends a null finish_reason in all chunks but the last; its model, made for whole
-    responses, lacks that, so null is checked for here and not shown to it.
+    OpenAI sends a null finish_reason in all chunks but the last. The SDK's model is for whole responses and
+    does not allow null, so it is replaced before validation.
     """
     *chunks, done = stream_data(body)
     assert done == "[DONE]"

@@ -1,4 +1,4 @@
-"""A real uvicorn on a real port, in a thread, around any app."""
+"""Serve an app with a real uvicorn on a real port, in a thread."""
 
 import contextlib
 import threading
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from server.http.connection import http_config
-from server.http.listener import address_of, take_address
+from server.http.connection import uvicorn_config
+from server.http.listener import bind_address, url_of
 
 
 class _Announcing(uvicorn.Server):
@@ -23,15 +23,15 @@ class _Announcing(uvicorn.Server):
 
 @contextlib.contextmanager
 def served(app: FastAPI, head_timeout_s: float = 60.0) -> Iterator[str]:
-    """Serve the app while inside; gives its address."""
-    taken = take_address("127.0.0.1", 0)
-    server = _Announcing(http_config(app, head_timeout_s, timeout_graceful_shutdown=2))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, daemon=True)
+    """Serve the app while inside the block; yields its URL."""
+    bound = bind_address("127.0.0.1", 0)
+    server = _Announcing(uvicorn_config(app, head_timeout_s, timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     assert server.is_listening.wait(10)
     try:
-        yield address_of(taken)
+        yield url_of(bound)
     finally:
         server.should_exit = True
         thread.join(10)
-        taken.close()
+        bound.close()

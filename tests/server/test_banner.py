@@ -1,4 +1,4 @@
-"""What a person sees while the server starts, and what it then says of drafts."""
+"""The progress bar, and how the banner describes drafts."""
 
 import io
 
@@ -18,7 +18,7 @@ def _shown(steps, is_watched=True, show_after_s=0.0):
     return written.getvalue()
 
 
-def test_each_thing_that_takes_time_is_named():
+def test_each_task_is_named():
     steps = [("Loading demo_model", 0.5), ("Loading demo_model", 1.0), ("Measuring what steps cost", 0.1)]
     shown = _shown(steps)
     assert shown.index("Loading demo_model") < shown.index("Measuring what steps cost")
@@ -29,25 +29,25 @@ def test_a_model_s_name_is_shown_as_it_is():
 
 
 @pytest.mark.parametrize(("is_watched", "show_after_s"), [(False, 0.0), (True, 600.0)])
-def test_nothing_is_shown_to_nobody_nor_of_a_quick_start(is_watched, show_after_s):
+def test_no_bar_is_shown_without_a_terminal_or_for_a_quick_start(is_watched, show_after_s):
     assert _shown([("Loading demo_model", 0.5)], is_watched, show_after_s).strip() == ""
 
 
 @pytest.mark.parametrize(
     ("settings", "can_draft", "said"),
     [
-        ({"calibration_file": "~/costs.json"}, True, "auto, costs from ~/costs.json"),
+        ({"calibration_file": "~/costs.json"}, True, "auto, step costs from ~/costs.json"),
         (
             {"draft_model": "org/small", "draft_type": "draft-model", "calibration_file": "~/costs.json"},
             True,
-            "draft-model with org/small, costs from ~/costs.json",
+            "draft-model with org/small, step costs from ~/costs.json",
         ),
         (
             {"draft_type": "suffix", "calibration_file": None},
             True,
-            "suffix, costs measured at this start, kept nowhere",
+            "suffix, step costs measured at startup, not saved",
         ),
-        ({"draft_type": "suffix"}, False, "none, the model allows none"),
+        ({"draft_type": "suffix"}, False, "off, this model does not support drafting"),
     ],
 )
 def test_the_banner_says_where_drafts_and_their_costs_come_from(settings, can_draft, said):
@@ -56,6 +56,6 @@ def test_the_banner_says_where_drafts_and_their_costs_come_from(settings, can_dr
 
 def test_the_banner_says_how_drafts_are_translated():
     settings = Settings(draft_model="org/small", calibration_file="~/costs.json")
-    said = "auto with org/small (translated: context), costs from ~/costs.json"
+    said = "auto with org/small (translated: context), step costs from ~/costs.json"
     assert describe_drafts(settings, True, "context") == said
     assert "translated" not in describe_drafts(settings, True, "none")

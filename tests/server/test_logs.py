@@ -18,7 +18,7 @@ BODY = {"messages": [{"role": "user", "content": SECRET}]}
 
 @pytest.fixture
 def log():
-    """Makes the log write where a test can read it, and puts everything back."""
+    """Redirects the log to a string; restores the loggers afterwards."""
     loggers = [logging.getLogger(), logging.getLogger("reprise")]
     before = [(logger.handlers[:], logger.level) for logger in loggers]
 
@@ -70,9 +70,8 @@ async def test_a_request_is_one_line_of_text(client, log):
     written = log("text")
     response = await client.post(CHAT, json=BODY)
     line = _only_line(written)
-    assert (
-        f"INFO    {response.headers['x-request-id']} POST {CHAT} 200, stop, in 16 (cached 3), out 16" in line
-    )
+    assert f"INFO    {response.headers['x-request-id']} POST {CHAT} 200, stop, " in line
+    assert "stop, 16 prompt tokens (3 cached), 16 completion tokens, " in line
     assert "first token 250 ms, 10.0 tokens/s" in line
     assert "drafts" not in line
 
@@ -91,17 +90,17 @@ async def test_a_line_says_what_drafts_did(client, engine, log):
     assert line["num_forwards"] == 5
 
 
-async def test_a_line_says_how_drafts_of_another_vocabulary_fared(client, engine, log):
+async def test_a_line_says_how_drafts_were_translated(client, engine, log):
     counts = {"translated": 9, "absorbed": 0, "resynchronised": 1, "skipped": 3}
     engine.drafting = DraftingReport(
         num_forwards=5, by_source=(("draft-model", 14, 11),), strategy="context", translation=counts
     )
     written = log("text")
     await client.post(CHAT, json=BODY)
-    told = (
+    expected = (
         "draft-model 11/14 accepted (context: 9 translated, 1 resynchronised, 3 skipped), 3.2 tokens/forward"
     )
-    assert told in _only_line(written)
+    assert expected in _only_line(written)
     written = log("json")
     await client.post(CHAT, json=BODY)
     assert json.loads(_only_line(written))["translation"] == {"strategy": "context"} | counts
@@ -121,7 +120,7 @@ async def test_neither_prompt_nor_answer_is_logged_even_at_debug(client, engine,
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 @pytest.mark.parametrize("streams", [True, False], ids=["streaming", "not streaming"])
-async def test_both_are_logged_where_a_person_wants_that(client, log, log_format, streams):
+async def test_prompts_and_answers_are_logged_with_log_prompts(client, log, log_format, streams):
     written = log(log_format, log_prompts=True)
     response = await client.post(CHAT, json=BODY | {"stream": streams, "n": 2})
     asked, first, second, request = written.getvalue().splitlines()
@@ -134,7 +133,7 @@ async def test_both_are_logged_where_a_person_wants_that(client, log, log_format
         assert response.headers["x-request-id"] in line
 
 
-async def test_what_is_asked_cannot_forge_a_line_either(client, log):
+async def test_a_logged_prompt_cannot_forge_a_line(client, log):
     written = log("text", log_prompts=True)
     body = b'{\n"messages": [{"role": "user", "content": "\xc2\x9b2J\xe2\x80\xa8\\u001b[2J\\n"}]\r\n}'
     await client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
@@ -176,7 +175,7 @@ async def test_a_refused_request_has_its_line(client, log):
     assert json.loads(_only_line(written))["status"] == 400
 
 
-async def test_looks_at_health_show_only_at_debug(client, log):
+async def test_health_checks_are_logged_only_at_debug(client, log):
     written = log("json")
     await client.get("/health")
     assert written.getvalue() == ""

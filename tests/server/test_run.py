@@ -1,4 +1,4 @@
-"""The process: what it prints, how it ends."""
+"""The server process: its output, its signals and its exit status."""
 
 import json
 import re
@@ -16,7 +16,7 @@ BODY = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
 
 
 class Process:
-    """A server process whose standard error is read line by line."""
+    """A server process whose standard error is collected line by line."""
 
     def __init__(self, *arguments):
         command = [sys.executable, "-m", "tests.server.fake_server", *arguments]
@@ -37,7 +37,7 @@ class Process:
         return "".join(self.lines)
 
     def wait_for(self, pattern):
-        """Wait until what was printed matches, and return the match."""
+        """Wait until the output matches the pattern; return the match."""
         with self._changed:
             assert self._changed.wait_for(lambda: re.search(pattern, self.text), 30), self.text
         return re.search(pattern, self.text)
@@ -53,7 +53,7 @@ class Process:
 
 @pytest.fixture
 def start():
-    """Starts servers, and leaves none behind."""
+    """Starts server processes; kills them at the end of the test."""
     started = []
 
     def start_one(*arguments):
@@ -73,9 +73,9 @@ def test_the_banner_says_what_is_served_and_where_and_its_curl_works(start):
     banner = process.text
     assert "org/fake-model, alias (fake, 8.1M parameters, bfloat16)" in banner
     assert re.search(r"device +cpu", banner)
-    assert re.search(r"memory +15.4 MiB of weights, 8.0 GiB in the machine", banner)
+    assert re.search(r"memory +15.4 MiB for weights, 8.0 GiB in this machine", banner)
     assert re.search(r"context +1000 tokens", banner)
-    assert re.search(r"drafts +auto, costs from kept/costs.json\n", banner)
+    assert re.search(r"drafts +auto, step costs from kept/costs.json\n", banner)
     assert address in curl
     answer = subprocess.run(
         ["bash", "-c", curl + " --silent"], capture_output=True, text=True, check=True
@@ -98,7 +98,7 @@ def test_a_port_in_use_is_one_line_and_status_1(start):
 
 
 @pytest.mark.parametrize("host", ["256.1.1.1", "no.such.host.invalid"])
-def test_an_address_that_is_none_is_one_line_and_status_1(start, host):
+def test_an_invalid_address_is_one_line_and_status_1(start, host):
     process = start("echo", f"host={host}")
     assert process.exit_status() == 1
     (line,) = process.lines
@@ -109,7 +109,7 @@ def test_an_address_that_is_none_is_one_line_and_status_1(start, host):
 def test_a_signal_ends_an_idle_server_with_0_within_seconds(start, number):
     process = start("echo")
     with httpx.Client() as http:
-        # A connection that is kept alive must not hold the server up.
+        # An idle keep-alive connection must not delay the exit.
         assert http.get(process.address() + "/health").status_code == 200
         start_s = time.perf_counter()
         process.popen.send_signal(number)
@@ -117,7 +117,7 @@ def test_a_signal_ends_an_idle_server_with_0_within_seconds(start, number):
         assert time.perf_counter() - start_s < 5
 
 
-def test_while_draining_new_requests_get_503_and_running_ones_their_end(start):
+def test_while_draining_new_requests_get_503_and_running_ones_finish(start):
     process = start("wait_midway", "drain_s=1.5")
     address = process.address()
     with httpx.stream("POST", address + "/v1/chat/completions", json=BODY) as response:
@@ -125,7 +125,7 @@ def test_while_draining_new_requests_get_503_and_running_ones_their_end(start):
         assert next(lines).startswith("data: ")
         process.popen.send_signal(signal.SIGTERM)
         process.wait_for("stopping")
-        # The engine says so a moment after the signal.
+        # The engine starts to drain a moment after the signal.
         while (health := httpx.get(address + "/health")).status_code == 200:
             pass
         assert (health.status_code, health.json()["status"]) == (503, "draining")

@@ -53,7 +53,7 @@ def test_who_stays_is_not_disturbed(url, engine):
         assert next(lines).startswith("data: ")
         _leave(url, engine, 2)
         assert engine.cancellation_delay_s(1) < NOTICED_S
-        engine.let_go_on()
+        engine.release()
         assert [line for line in lines if line][-1] == "data: [DONE]"
     assert engine.cancelled_ids == [engine.requests[1].id]
 

@@ -127,7 +127,7 @@ async def test_a_connection_that_cannot_be_written_to_frees_the_engine(app, engi
         if stream and at == 3:
             # What was said is out; the rest comes when the engine goes on.
             await asyncio.sleep(0.2)
-            engine.let_go_on()
+            engine.release()
         async with asyncio.timeout(30):
             await asyncio.gather(serving, return_exceptions=True)
         await settle(engine)

@@ -102,7 +102,7 @@ def test_silence_is_filled_with_comments_that_the_sdk_does_not_see(engine):
             assert response.status_code == 200
             comments = itertools.islice((line for line in lines if line.startswith(":")), 3)
             assert list(comments) == [": keep-alive"] * 3
-            engine.let_go_on()
+            engine.release()
             rest = [line for line in lines if line.startswith("data: ")]
         assert rest[-1] == "data: [DONE]"
     engine.script = fake_engine.echo

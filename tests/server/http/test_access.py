@@ -1,4 +1,4 @@
-"""Who is let in: those with a key, by names that are this server's, from sites that were named."""
+"""Access: API keys, the Host header, and the origins of web pages."""
 
 import httpx
 import openai
@@ -27,7 +27,7 @@ def with_keys(tmp_path):
 
 @pytest.fixture
 def connect(engine):
-    """Makes a client of an app with the given settings; its requests come over no address at all."""
+    """Makes a client of an app with the given settings, without a network."""
 
     def to(settings, base_url="http://reprise"):
         transport = httpx.ASGITransport(app := create_app(engine, settings))
@@ -65,7 +65,7 @@ async def test_everything_but_health_needs_a_key(connect, with_keys, engine, end
 
 @pytest.mark.parametrize("key", [ONE, TWO], ids=["of a flag", "of a file"])
 @pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
-async def test_each_key_lets_in_by_either_header(connect, with_keys, key, header):
+async def test_each_key_works_in_either_header(connect, with_keys, key, header):
     value = f"Bearer {key}" if header == "Authorization" else key
     response = await _answer(connect(with_keys), "POST", CHAT, json=BODY, headers={header: value})
     assert response.status_code == 200
@@ -88,18 +88,18 @@ async def test_each_key_lets_in_by_either_header(connect, with_keys, key, header
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
-async def test_anything_else_does_not_and_is_not_repeated(connect, with_keys, headers, path):
+async def test_any_other_key_is_refused_and_not_repeated_in_the_error(connect, with_keys, headers, path):
     response = await _answer(connect(with_keys), "POST", path, json=BODY, headers=headers)
     assert response.status_code == 401
     assert not [part for part in (ONE, "wrong", "second") if part in response.text.lower()]
 
 
-async def test_a_key_that_lets_in_counts_beside_one_that_does_not(connect, with_keys):
+async def test_a_valid_key_works_beside_an_invalid_one(connect, with_keys):
     headers = {"Authorization": "Bearer none", "x-api-key": ONE}
     assert (await _answer(connect(with_keys), "POST", CHAT, json=BODY, headers=headers)).status_code == 200
 
 
-async def test_without_keys_any_will_do(connect):
+async def test_a_server_without_keys_accepts_any_key(connect):
     for headers in ({}, {"Authorization": "Bearer none"}):
         response = await _answer(connect(Settings()), "POST", CHAT, json=BODY, headers=headers)
         assert response.status_code == 200
@@ -124,7 +124,7 @@ def test_a_body_in_flight_does_not_hide_that_the_key_is_wrong(engine, with_keys)
 
 
 @pytest.mark.parametrize("text", [None, "", "# nothing\n\n", "a key\n", "\x00\n", b"\xff\xff"])
-def test_a_file_without_keys_opens_nothing(tmp_path, text):
+def test_a_file_without_valid_keys_is_an_error(tmp_path, text):
     file = tmp_path / "keys"
     if text is not None:
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -132,19 +132,19 @@ def test_a_file_without_keys_opens_nothing(tmp_path, text):
         create_app(FakeEngine(), Settings(api_key_file=str(file)))
 
 
-async def test_what_is_kept_belongs_to_the_key_that_was_checked(connect, with_keys):
+async def test_stored_responses_belong_to_the_checked_key(connect, with_keys):
     lifespan, client = connect(with_keys)
     mine, other = ({"Authorization": f"Bearer {key}"} for key in (ONE, TWO))
     async with lifespan, client:
         made = (await client.post("/v1/responses", json={"input": "hello"}, headers=mine)).json()
         path = f"/v1/responses/{made['id']}"
-        # A key that is no key of the server's, beside one that is, makes nobody somebody else.
+        # An invalid key beside a valid one does not change whose request it is.
         disguised = {"Authorization": "Bearer claimed", "x-api-key": ONE}
         statuses = [(await client.get(path, headers=h)).status_code for h in (mine, other, disguised)]
     assert statuses == [200, 404, 200]
 
 
-async def test_drafts_learn_from_the_holder_of_the_checked_key(connect, engine):
+async def test_the_tenant_is_that_of_the_checked_key(connect, engine):
     settings = Settings(api_key=(ONE, TWO), ngram_scope="api-key")
     lifespan, client = connect(settings)
     async with lifespan, client:
@@ -203,7 +203,7 @@ async def test_over_other_addresses_any_name_is_taken(connect):
     assert (await _answer(connection, "GET", "/v1/models", headers={"Host": "a.b"})).status_code == 200
 
 
-def test_a_real_server_does_not_answer_to_a_name_of_a_page_s_own(url):
+def test_a_real_server_refuses_a_rebound_host_name(url):
     assert httpx.get(f"{url}/v1/models").status_code == 200
     refused = httpx.post(url + CHAT, json=BODY, headers={"Host": "rebound.evil.example"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "host_not_allowed")
@@ -215,7 +215,7 @@ PREFLIGHT = {
 }
 
 
-async def test_web_pages_get_no_leave_unless_their_site_is_named(connect):
+async def test_web_pages_get_no_cors_headers_unless_their_origin_is_allowed(connect):
     for origin in (SITE, "null", "http://localhost:3000"):
         asked = await _answer(connect(Settings()), "OPTIONS", CHAT, headers={"Origin": origin, **PREFLIGHT})
         assert asked.status_code == 405
@@ -224,7 +224,7 @@ async def test_web_pages_get_no_leave_unless_their_site_is_named(connect):
             assert not [name for name in response.headers if name.startswith("access-control")]
 
 
-async def test_a_named_site_may_ask_and_read_with_a_key(connect):
+async def test_an_allowed_origin_may_send_requests_with_a_key_and_read_the_responses(connect):
     settings = Settings(cors_origin=(SITE,), api_key=(ONE,))
     asked = await _answer(connect(settings), "OPTIONS", CHAT, headers={"Origin": SITE, **PREFLIGHT})
     assert asked.status_code == 200
@@ -241,7 +241,7 @@ async def test_a_named_site_may_ask_and_read_with_a_key(connect):
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "https://chat.example.com.evil.example", "null"])
-async def test_other_sites_get_none_beside_it(connect, origin):
+async def test_other_origins_get_no_cors_headers(connect, origin):
     settings = Settings(cors_origin=(SITE,))
     asked = await _answer(connect(settings), "OPTIONS", CHAT, headers={"Origin": origin, **PREFLIGHT})
     assert asked.status_code == 400
@@ -250,7 +250,7 @@ async def test_other_sites_get_none_beside_it(connect, origin):
         assert "access-control-allow-origin" not in response.headers
 
 
-async def test_a_named_site_may_empty_the_table_and_others_may_not(connect, engine):
+async def test_an_allowed_origin_may_empty_the_table_and_others_may_not(connect, engine):
     settings = Settings(cors_origin=(SITE,))
     for origin, status in ((SITE, 200), ("https://evil.example", 403)):
         response = await _answer(connect(settings), "POST", "/v1/ngram-mod/reset", headers={"Origin": origin})

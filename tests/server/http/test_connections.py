@@ -1,4 +1,4 @@
-"""A client that does not get on with its request holds a connection for a while, and nothing else."""
+"""A client that sends its request slowly holds only its connection, and only for a while."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ def hasty_url(engine):
 
 @pytest.fixture
 def connect():
-    """Opens connections, and leaves none."""
+    """Opens connections; closes them at the end of the test."""
     with contextlib.ExitStack() as opened:
 
         def to(url):
@@ -38,7 +38,7 @@ def connect():
 
 
 def _read(connection):
-    """All that comes until the server closes the connection."""
+    """Return everything received until the server closes the connection."""
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
@@ -47,13 +47,13 @@ def _error(answer):
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET", HEAD, HEAD + b"X-A: b\r\n"])
-def test_a_head_that_does_not_end_is_let_go_of(hasty_url, connect, sent):
+def test_a_connection_with_unfinished_headers_is_closed(hasty_url, connect, sent):
     connection = connect(hasty_url)
     connection.sendall(sent)
     assert _read(connection) == b""
 
 
-def test_so_is_one_on_a_connection_that_was_of_use(hasty_url, connect):
+def test_unfinished_headers_of_a_later_request_close_the_connection_too(hasty_url, connect):
     connection = connect(hasty_url)
     connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert connection.recv(65536).startswith(b"HTTP/1.1 200")
@@ -62,7 +62,7 @@ def test_so_is_one_on_a_connection_that_was_of_use(hasty_url, connect):
 
 
 @pytest.mark.parametrize("sent", [HEAD + LENGTH, HEAD + LENGTH + BODY[:5]])
-def test_a_body_that_does_not_end_is_a_408(hasty_url, connect, engine, sent):
+def test_an_unfinished_body_is_a_408(hasty_url, connect, engine, sent):
     connection = connect(hasty_url)
     connection.sendall(sent)
     answer = _read(connection)
@@ -71,7 +71,7 @@ def test_a_body_that_does_not_end_is_a_408(hasty_url, connect, engine, sent):
     assert engine.requests == []
 
 
-def test_others_are_served_meanwhile_and_a_whole_request_afterwards(url, connect):
+def test_slow_clients_do_not_block_others_and_are_served_when_complete(url, connect):
     slow = [connect(url) for _ in range(50)]
     for connection in slow:
         connection.sendall(HEAD + LENGTH + BODY[:5])
@@ -92,7 +92,7 @@ def test_others_are_served_meanwhile_and_a_whole_request_afterwards(url, connect
     ],
     ids=["TLS", "no host", "two hosts", "negative", "two lengths", "a long header"],
 )
-def test_what_is_no_http_is_a_400(url, connect, sent):
+def test_invalid_http_is_a_400(url, connect, sent):
     connection = connect(url)
     with contextlib.suppress(ConnectionError):
         connection.sendall(sent)

@@ -1,4 +1,4 @@
-"""Other machines are let in only with a key, or where a person said so."""
+"""The server listens for other machines only with an API key or with --insecure."""
 
 import logging
 import socket
@@ -8,53 +8,53 @@ import pytest
 from config.setting import SettingsError
 from config.settings import Settings
 from server.banner import banner
-from server.http.listener import take_address
-from server.run import refusal_to_listen, run
+from server.http.listener import bind_address
+from server.run import exposure_error, run
 from tests.server.fake_engine import FakeEngine
 
 
-def _refusal(**given):
+def _exposure_error(**given):
     settings = Settings(port=0, **given)
-    with take_address(settings.host, settings.port) as taken:
-        return refusal_to_listen(settings, taken)
+    with bind_address(settings.host, settings.port) as taken:
+        return exposure_error(settings, taken)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_another_address_needs_a_key(host):
+def test_other_addresses_need_a_key(host):
     if host == "::" and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
-    refusal = _refusal(host=host)
+    error = _exposure_error(host=host)
     for word in (host, "--api-key", "--api-key-file", "--insecure"):
-        assert word in refusal
-    assert _refusal(host=host, api_key=("key",)) is None
+        assert word in error
+    assert _exposure_error(host=host, api_key=("key",)) is None
 
 
-def test_a_file_of_keys_is_as_good_and_an_empty_one_is_no_key(tmp_path):
+def test_a_key_file_is_enough_and_an_empty_one_is_an_error(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# none yet\n")
     with pytest.raises(SettingsError, match="has no keys"):
-        _refusal(host="0.0.0.0", api_key_file=str(file))
+        _exposure_error(host="0.0.0.0", api_key_file=str(file))
     file.write_text("key\n")
-    assert _refusal(host="0.0.0.0", api_key_file=str(file)) is None
+    assert _exposure_error(host="0.0.0.0", api_key_file=str(file)) is None
 
 
-def test_a_person_can_insist_and_is_warned(caplog):
+def test_insecure_allows_it_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "reprise"):
-        assert _refusal(host="0.0.0.0", insecure=True) is None
-    assert "without a key" in caplog.text
+        assert _exposure_error(host="0.0.0.0", insecure=True) is None
+    assert "without an API key" in caplog.text
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", None])
-def test_the_own_machine_needs_none(host):
-    assert _refusal(**({"host": host} if host else {})) is None
+def test_loopback_needs_no_key(host):
+    assert _exposure_error(**({"host": host} if host else {})) is None
 
 
-def test_it_is_one_line_and_status_1_before_anything_is_loaded(capsys, monkeypatch):
-    # It would stay as it is set for all tests to come.
+def test_the_error_is_one_line_and_status_1_before_anything_is_loaded(capsys, monkeypatch):
+    # The configuration would stay in force for later tests.
     monkeypatch.setattr("server.run.configure_logs", lambda *_, **__: None)
     assert run(Settings(host="0.0.0.0", port=0, model="/no/such/folder")) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("reprise: listening on 0.0.0.0 lets other machines in")
+    assert line.startswith("reprise: listening on 0.0.0.0 lets other machines use this server")
 
 
 def test_the_command_to_try_has_a_place_for_the_key():

@@ -1,4 +1,4 @@
-"""A connection is kept whatever was answered on it: a client that sends its next request finds it open."""
+"""A connection stays open after every kind of response, so that the client can reuse it."""
 
 import asyncio
 import random
@@ -58,13 +58,13 @@ async def test_no_client_is_dropped_and_each_keeps_its_connection(busy_url):
     assert counts == [1] * NUM_CLIENTS
 
 
-async def test_a_client_whose_body_was_too_large_can_go_on(busy_url):
+async def test_a_client_can_send_requests_after_one_that_was_too_large(busy_url):
     too_large = ("POST", COMPLETIONS, {"content": b"x" * 200_000}, 413)
     plans = [[KEPT[0], too_large, *KEPT[:4]] * 2 for _ in range(NUM_CLIENTS)]
     await asyncio.gather(*(_count_connections(busy_url, plan) for plan in plans))
 
 
-async def test_who_leaves_costs_nobody_else_a_connection(busy_url, engine):
+async def test_a_client_that_leaves_costs_no_other_client_its_connection(busy_url, engine):
     async def leave():
         async with httpx.AsyncClient(base_url=busy_url, timeout=60) as http:
             for _ in range(NUM_ROUNDS):

@@ -1,4 +1,4 @@
-"""A large body is read beside the event loop, and one of too many values not at all."""
+"""Large bodies are parsed off the event loop; bodies with too many values are not parsed at all."""
 
 import json
 import threading
@@ -23,7 +23,7 @@ def settings():
 
 
 class Witness(RequestModel):
-    """Notes on which thread it was validated."""
+    """Records the thread on which it was validated."""
 
     text: Annotated[str, AfterValidator(lambda _: threading.current_thread().name)]
 
@@ -40,7 +40,7 @@ async def _reader_of(num_bytes):
     return (await read_body(Request(scope, receive), Witness)).text
 
 
-async def test_a_large_body_is_read_on_a_thread_of_its_own_and_a_small_one_is_not():
+async def test_a_large_body_is_parsed_on_a_thread_and_a_small_one_is_not():
     here = threading.current_thread().name
     assert await _reader_of(SMALL_BYTES) == here
     assert await _reader_of(SMALL_BYTES + 1) != here
@@ -59,7 +59,7 @@ async def test_a_large_body_is_read_on_a_thread_of_its_own_and_a_small_one_is_no
     ],
     ids=["numbers", "arrays", "objects", "texts", "backslashes", "quotes", "pairs"],
 )
-async def test_too_many_values_are_refused_unread(client, engine, body):
+async def test_too_many_values_are_refused_before_parsing(client, engine, body):
     response = await client.post("/v1/completions", content=body, headers=JSON)
     assert response.status_code == 400
     assert str(MAX_VALUES) in assert_error(response.json(), None, "json_too_large")
@@ -69,11 +69,11 @@ async def test_too_many_values_are_refused_unread(client, engine, body):
 @pytest.mark.parametrize(
     "text", ["1," * 2_000_000, '{"a": [],' * 300_000, '\\",' * 700_000, "\\\\" * 2_000_000]
 )
-def test_text_may_hold_what_looks_like_values(text):
+def test_brackets_and_commas_inside_strings_do_not_count(text):
     check_values(json.dumps({"prompt": text}).encode())
 
 
-def test_a_string_that_does_not_end_is_not_counted_on():
+def test_an_unterminated_string_is_counted_as_a_string():
     check_values(b'{"prompt": "' + b"1," * (2 * MAX_VALUES))
     with pytest.raises(BadRequestError):
         check_values(b'"' + b'",1,"' * MAX_VALUES)

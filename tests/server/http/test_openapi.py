@@ -28,13 +28,13 @@ async def test_the_document_has_every_query_and_the_shape_of_errors(client):
     assert {asked["name"] for asked in listed if asked.get("in") == "query"} == set(ListQuery.model_fields)
     for operations in document["paths"].values():
         for operation in operations.values():
-            # Nothing is checked by the framework, whose own errors would be a 422.
+            # The framework validates nothing: its own errors would be a 422.
             assert operation["responses"].keys() == {"200", "default"}
             content = operation["responses"]["default"]["content"]["application/json"]
             assert content["schema"] == {"$ref": "#/components/schemas/ErrorResponse"}
 
 
-async def test_every_route_takes_a_request_id_and_tells_it(client):
+async def test_every_route_accepts_and_returns_a_request_id(client):
     await client.get("/openapi.json")
     document = (await client.get("/openapi.json")).json()
     (given,), (told,) = (document["components"][kind].values() for kind in ("parameters", "headers"))
@@ -50,7 +50,7 @@ async def test_every_route_takes_a_request_id_and_tells_it(client):
         assert re.fullmatch(given["schema"]["pattern"], told)
 
 
-async def test_what_is_refused_may_be_told_from_the_document(client):
+async def test_the_document_shows_which_fields_are_refused(client):
     schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
     modalities = schemas["ChatRequest"]["properties"]["modalities"]
     assert modalities["enum"] == [None, ["text"]]

@@ -1,4 +1,4 @@
-"""The id that a client gives its request comes back, and stands in every line that the log has of it."""
+"""A request's id comes back in the response and is in every log line about the request."""
 
 import asyncio
 import io
@@ -17,7 +17,7 @@ GIVEN = {"X-Request-Id": "order-66/a.b:c"}
 
 @pytest.fixture
 def log():
-    """Makes the log write where a test can read it, and puts everything back."""
+    """Redirects the log to a string; restores the loggers afterwards."""
     loggers = [logging.getLogger(), LOGGER]
     before = [(logger.handlers[:], logger.level) for logger in loggers]
 
@@ -41,13 +41,13 @@ def log():
         ("GET", "/nowhere", 404),
     ],
 )
-async def test_the_id_that_was_given_comes_back(client, method, path, status):
+async def test_the_client_s_id_comes_back(client, method, path, status):
     response = await client.request(method, path, headers=GIVEN, json=BODY)
     assert response.status_code == status
     assert response.headers["x-request-id"] == GIVEN["X-Request-Id"]
 
 
-async def test_without_one_each_request_gets_its_own(client):
+async def test_without_one_each_request_gets_a_new_id(client):
     ids = {(await client.get("/health")).headers["x-request-id"] for _ in range(3)}
     assert len(ids) == 3
 
@@ -62,7 +62,7 @@ async def test_a_stream_and_anthropic_s_clients_get_it_too(client):
 
 @pytest.mark.parametrize("given", ["", "two words", "x" * 129, "tab\there", "caf\xe9".encode()])
 @pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("POST", CHAT)])
-async def test_an_id_that_would_spoil_the_log_is_refused(client, method, path, given):
+async def test_an_invalid_id_is_refused(client, method, path, given):
     response = await client.request(method, path, headers={"X-Request-Id": given}, json=BODY)
     assert response.status_code == 400
     error = response.json()["error"]
@@ -70,7 +70,7 @@ async def test_an_id_that_would_spoil_the_log_is_refused(client, method, path, g
     assert response.headers["x-request-id"].startswith("req-")
 
 
-async def test_two_requests_of_one_id_are_two_requests(client, engine):
+async def test_two_requests_with_the_same_id_do_not_mix(client, engine):
     engine.script = fake_engine.wait_first
     asked = [asyncio.create_task(client.post(CHAT, json=BODY, headers=GIVEN)) for _ in range(2)]
     assert await asyncio.to_thread(engine.wait_until, lambda: len(engine.requests) == 2, 5)
@@ -78,7 +78,7 @@ async def test_two_requests_of_one_id_are_two_requests(client, engine):
     assert first != second
     assert all(name.startswith(GIVEN["X-Request-Id"]) for name in (first, second))
     engine.cancel(first)
-    engine.let_go_on()
+    engine.release()
     responses = await asyncio.gather(*asked)
     assert sorted(response.status_code for response in responses) == [200, 503]
     (told,) = [response.json()["id"] for response in responses if response.status_code == 200]

@@ -1,4 +1,4 @@
-"""The SDKs try again where the server says so, after as long as it says, and nowhere else."""
+"""The SDKs retry exactly when the server says so, and after the time that it says."""
 
 import time
 
@@ -18,7 +18,7 @@ BUSY = [("draining", 503, openai.InternalServerError), ("queue_full", 429, opena
 
 @pytest.fixture
 def statuses(engine):
-    """The status of each response so far. After the first bad one the engine takes requests again."""
+    """The status of each response so far. After the first response the engine accepts requests."""
     seen = []
 
     def note(response):
@@ -52,7 +52,7 @@ def test_a_refused_request_is_sent_again_after_the_wait(
 
 
 @pytest.mark.parametrize(("refusal", "status", "_error"), BUSY, ids=["503", "429"])
-async def test_so_it_is_by_the_async_client(url, engine, statuses, refusal, status, _error):
+async def test_the_async_client_sends_it_again_too(url, engine, statuses, refusal, status, _error):
     seen, hooks = statuses
 
     async def note(response):
@@ -77,7 +77,7 @@ def test_anthropics_client_sends_again_too(url, engine, statuses):
 
 
 @pytest.mark.parametrize(("refusal", "status", "error"), BUSY, ids=["503", "429"])
-def test_who_does_not_try_again_gets_the_error_with_what_was_said(url, engine, refusal, status, error):
+def test_without_retries_the_client_gets_the_error_with_its_message(url, engine, refusal, status, error):
     engine.script, engine.refusal = wait_first, refusal
     with _sdk(url, {}, max_retries=0) as client, pytest.raises(error) as caught:
         client.chat.completions.create(**CHAT)
@@ -112,7 +112,7 @@ def test_an_error_in_mid_stream_is_raised_while_it_is_read(url, engine):
     ],
     ids=["400", "404", "501"],
 )
-def test_what_will_not_get_better_is_sent_once(url, statuses, ask, status):
+def test_permanent_errors_are_not_retried(url, statuses, ask, status):
     seen, hooks = statuses
     with _sdk(url, hooks) as client, pytest.raises(openai.APIStatusError):
         ask(client)

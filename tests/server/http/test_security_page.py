@@ -1,4 +1,4 @@
-"""docs/security.md says what is so."""
+"""docs/security.md agrees with the code."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ def test_every_setting_that_the_page_names_exists():
     assert flags <= set(Settings.__dataclass_fields__)
 
 
-def test_the_limits_are_those_of_the_code():
+def test_the_page_s_limits_are_those_of_the_code():
     text = " ".join(PAGE.split())
     assert f"more than {MAX_HEADERS} headers" in text
     assert (MAX_VALUES, f"{MAX_CONTAINERS:,} arrays and objects" in text) == (1_000_000, True)

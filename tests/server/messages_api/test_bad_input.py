@@ -57,7 +57,7 @@ BAD = [
     (_turn({"type": "document", "source": {}}), "is 'document', but this model reads text alone"),
     (
         _turn({"type": "server_tool_use"}),
-        "is 'server_tool_use'; this server takes 'text', 'thinking', 'tool_use', 'tool_result'",
+        "is 'server_tool_use'; this server supports 'text', 'thinking', 'tool_use', 'tool_result'",
     ),
     (_turn(CALLED), "'messages[0].content[0].type' is 'tool_use', which a message of the user does not have"),
     (_turn(RESULT), "'messages[0].content[0].tool_use_id' names no tool_use block"),
@@ -85,7 +85,7 @@ BAD = [
     ({"system": [{"type": "image"}]}, "'system[0].type' is 'image'"),
     (
         {"model": "claude-opus"},
-        "The model 'claude-opus' does not exist here; this server serves 'org/fake-model' or 'alias'",
+        "The model 'claude-opus' does not exist; this server serves 'org/fake-model' or 'alias'",
     ),
     ({"temperature": 1.5}, "'temperature' must be less than or equal to 1"),
     ({"top_p": 2}, "'top_p' must be less than or equal to 1"),
@@ -134,7 +134,7 @@ BAD = [
     ),
     (
         {"output_config": {"format": {"type": "json_schema", "schema": {"enum": ["x" * 70_000]}}}},
-        "'output_config.format.schema' is too large; as JSON a schema may have 65536 bytes",
+        "'output_config.format.schema' is too large; a schema may have at most 65536 bytes as JSON",
     ),
     (
         {"tools": [LOOK | {"strict": True, "input_schema": {"type": "object", "extends": {}}}]},

@@ -359,7 +359,7 @@ async def test_a_full_queue_is_a_rate_limit(url, engine):
         assert response.status_code == 429
         assert "retry-after" in response.headers
         assert_anthropic_error(response.json(), "rate_limit_error")
-        engine.let_go_on()
+        engine.release()
 
 
 async def test_a_request_that_fails_is_an_api_error(client, engine):

@@ -13,7 +13,7 @@ from server.app import create_app
 from server.generation.submission import SETTLE_S
 from server.metrics.definitions import GROUPS
 from server.reference.__main__ import METRICS_PAGE
-from server.reference.metrics_page import write_metrics
+from server.reference.metrics_page import write_metrics_page
 from tests.server import fake_engine
 from tests.server.fake_engine import FakeEngine
 
@@ -41,7 +41,7 @@ TRANSLATED = dataclasses.replace(
 
 
 async def _scrape(client):
-    """Every sample: name and labels as Prometheus would show them, and its value."""
+    """Return the value of every sample by its name and labels."""
     response = await client.get("/metrics")
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/plain; version=")
@@ -84,7 +84,7 @@ async def test_times_and_shares_are_observed_for_each_sequence(client, engine):
         assert samples[f"reprise_{name}_sum"] == pytest.approx(total)
 
 
-async def test_the_duration_is_that_of_requests_that_asked_for_tokens(client):
+async def test_the_duration_is_that_of_requests_that_generate_tokens(client):
     await client.post(COMPLETIONS, json={"prompt": "hello", "n": 2})
     await client.post(COMPLETIONS, json={"prompt": "hello", "stream": True})
     await client.post(COMPLETIONS, json={})
@@ -94,7 +94,7 @@ async def test_the_duration_is_that_of_requests_that_asked_for_tokens(client):
     assert samples["reprise_request_duration_seconds_sum"] > 0
 
 
-async def test_what_did_not_happen_is_not_observed(client, engine):
+async def test_histograms_get_no_value_for_what_did_not_happen(client, engine):
     engine.script = fake_engine.fail_first
     await client.post(COMPLETIONS, json={"prompt": "hello"})
     samples = await _scrape(client)
@@ -115,14 +115,14 @@ async def test_what_did_not_happen_is_not_observed(client, engine):
         ("GET", "/metrics/7", "other", 404),
     ],
 )
-async def test_a_label_is_a_known_address_whatever_is_asked(client, method, path, label, status):
+async def test_the_endpoint_label_is_a_known_endpoint_for_every_path(client, method, path, label, status):
     await client.request(method, path)
     samples = await _scrape(client)
     counted = {name for name in samples if name.startswith("reprise_requests_total")}
     assert counted == {f"reprise_requests_total{{endpoint={label},status={status}}}"}
 
 
-async def test_the_engine_s_state_is_asked_at_each_scrape(client, engine):
+async def test_the_engine_s_state_is_read_at_each_scrape(client, engine):
     before = await _scrape(client)
     assert (before["reprise_rows"], before["reprise_waiting"]) == (0, 0)
     assert before["reprise_ngram_table_entries"] == 1024
@@ -140,13 +140,13 @@ async def test_a_scrape_works_when_the_engine_is_dead(client, engine):
     assert "reprise_rows" in await _scrape(client)
 
 
-async def test_apps_count_for_themselves(client, settings):
+async def test_apps_have_separate_counters(client, settings):
     create_app(FakeEngine(), settings)
     await client.get("/health")
     assert (await _scrape(client))["reprise_requests_total{endpoint=/health,status=200}"] == 1
 
 
-async def test_the_page_has_every_metric_and_every_metric_is_there(client, engine):
+async def test_the_page_and_a_scrape_have_every_metric(client, engine):
     engine.drafting = TRANSLATED
     engine.prefixes = dict.fromkeys(PREFIX_COUNTS, 1)
     engine.memory = dict.fromkeys(
@@ -161,14 +161,16 @@ async def test_the_page_has_every_metric_and_every_metric_is_there(client, engin
         names = {name.removesuffix(ending) for name in names}
     listed = {metric.name: metric for group in GROUPS for metric in group.metrics}
     assert names == set(listed)
-    assert METRICS_PAGE.read_text(encoding="utf-8") == write_metrics(), (
+    assert METRICS_PAGE.read_text(encoding="utf-8") == write_metrics_page(), (
         "run .venv/bin/python -m server.reference"
     )
     for name, metric in listed.items():
-        assert re.search(rf"^\| `{name}` \| {metric.kind}.* \| .+\. \|$", write_metrics(), re.MULTILINE), name
+        assert re.search(
+            rf"^\| `{name}` \| {metric.kind}.* \| .+\. \|$", write_metrics_page(), re.MULTILINE
+        ), name
 
 
-async def test_drafts_of_another_vocabulary_are_counted_by_strategy(client, engine):
+async def test_translated_drafts_are_counted_by_strategy(client, engine):
     engine.drafting = TRANSLATED
     await client.post(COMPLETIONS, json={"prompt": "hello!!!", "n": 2})
     samples = await _scrape(client)
@@ -198,9 +200,7 @@ async def test_every_sequence_is_counted_by_how_it_ended(client, engine):
 @pytest.mark.parametrize(
     ("queue_s", "prefill_s", "stage"), [(1.0, 1.0, "waiting"), (0.5, 1.0, "prefill"), (0.5, 0.8, "decode")]
 )
-async def test_a_cancelled_sequence_is_counted_by_how_far_it_had_got(
-    client, engine, queue_s, prefill_s, stage
-):
+async def test_a_cancelled_sequence_is_counted_by_stage(client, engine, queue_s, prefill_s, stage):
     usage = Usage(num_prompt_tokens=4, queue_s=queue_s, prefill_s=prefill_s, first_token_s=1.0, total_s=1.0)
     engine.script = lambda *_: Failed("cancelled", "the client left", usage)
     await client.post(COMPLETIONS, json={"prompt": "hello"})
@@ -211,7 +211,7 @@ async def test_a_cancelled_sequence_is_counted_by_how_far_it_had_got(
 
 
 def test_a_sequence_is_counted_however_late_it_ends(engine, url):
-    """The engine may be long at a prompt; whoever asked has left, and is not waited for."""
+    """The engine may end a sequence long after its client has left and the response is over."""
 
     def linger(engine, job):
         job.cancelled.wait(10)
@@ -244,18 +244,18 @@ async def test_errors_are_counted_by_code_also_those_in_a_stream(client, engine)
     }
 
 
-async def test_requests_in_progress_are_those_that_are_not_answered(client, engine):
+async def test_requests_in_progress_are_counted(client, engine):
     engine.script = fake_engine.wait_first
     asked = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "hello"}))
     assert await asyncio.to_thread(engine.wait_until, lambda: engine.num_live == 1, 5)
-    # The scrape is one itself.
+    # The scrape itself is a request too.
     assert (await _scrape(client))["reprise_requests_in_progress"] == 2
-    engine.let_go_on()
+    engine.release()
     await asked
     assert (await _scrape(client))["reprise_requests_in_progress"] == 1
 
 
-async def test_the_engine_s_counts_and_the_memory_are_told(client, engine):
+async def test_the_engine_s_counts_and_the_memory_are_reported(client, engine):
     gaps = (0, 1, 2, *[3] * (len(GAP_BOUNDS_S) - 2))
     engine.counted = EngineCounts(1, 2, 3, gaps, 0.5, 4, 5, 6)
     engine.prefixes = {"num_bytes": 7, "budget_bytes": 8, "num_entries": 9, "hits": 10}
@@ -283,7 +283,7 @@ async def test_the_engine_s_counts_and_the_memory_are_told(client, engine):
     assert (await _scrape(client))["reprise_ready"] == 0
 
 
-async def test_kept_responses_are_told(client):
+async def test_stored_responses_are_reported(client):
     before = await _scrape(client)
     assert (before["reprise_response_store_bytes"], before["reprise_response_store_responses"]) == (0, 0)
     await client.post("/v1/responses", json={"model": "alias", "input": "hello"})

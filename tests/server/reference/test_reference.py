@@ -1,4 +1,4 @@
-"""docs/api.md is what the code says, and says something of every field there is."""
+"""docs/api.md agrees with the code and describes every field."""
 
 import re
 from collections.abc import Iterable
@@ -17,27 +17,29 @@ from config.settings import Settings
 from server.app import BODIES, ROUTES
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.metrics.endpoints import ENDPOINTS
-from server.reference.__main__ import PAGE
-from server.reference.pages import write_reference
-from server.reference.rows import SINCE, UndocumentedError, read_rows
+from server.reference.__main__ import API_PAGE
+from server.reference.api_page import write_api_page
+from server.reference.field_rows import SINCE, UndocumentedError, read_rows
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
-from server.requests.tokens import EmbeddingsRequest
+from server.requests.embeddings import EmbeddingsRequest
 from server.responses_api.schemas import ResponsesRequest
-from server.validation.fields import RequestModel, not_yet
+from server.validation.fields import RequestModel, unsupported
 
 
 def test_the_page_is_what_the_code_says():
-    assert PAGE.read_text(encoding="utf-8") == write_reference(), "run .venv/bin/python -m server.reference"
+    assert API_PAGE.read_text(encoding="utf-8") == write_api_page(), (
+        "run .venv/bin/python -m server.reference"
+    )
 
 
 def test_every_setting_that_the_page_names_exists():
-    flags = re.findall(r"--([a-z][a-z-]+)", write_reference())
+    flags = re.findall(r"--([a-z][a-z-]+)", write_api_page())
     assert flags
     assert {flag.replace("-", "_") for flag in flags} <= set(Settings.__dataclass_fields__)
 
 
-def test_the_page_has_every_address_and_every_address_is_told():
+def test_the_page_has_every_endpoint_and_endpoints_are_listed():
     routes = {
         f"{method} {re.sub('{.*?}', '{}', route.path)}"
         for module in ROUTES
@@ -45,19 +47,19 @@ def test_the_page_has_every_address_and_every_address_is_told():
         for method in route.methods
     }
     assert routes - {"GET /"} == {re.sub("{.*?}", "{}", endpoint) for endpoint in ENDPOINTS}
-    titles = re.findall(r"^## ([A-Z]+ /.*)$", write_reference(), re.MULTILINE)
+    titles = re.findall(r"^## ([A-Z]+ /.*)$", write_api_page(), re.MULTILINE)
     assert {re.sub("{.*?}", "{}", title) for title in titles} == routes
 
 
 @pytest.mark.parametrize("model", BODIES, ids=lambda model: model.__name__)
-def test_every_field_of_every_body_says_what_it_does(model):
+def test_every_field_of_every_body_has_a_description(model):
     rows = read_rows(model.model_json_schema())
     assert {row.path for row in rows if "." not in row.path} == set(model.model_fields)
-    assert all(row.does and re.fullmatch(r"\d+\.\d+\.\d+", row.since) for row in rows)
+    assert all(row.description and re.fullmatch(r"\d+\.\d+\.\d+", row.since) for row in rows)
 
 
-class Silent(BaseModel):
-    """What is inside."""
+class Undocumented(BaseModel):
+    """A nested object."""
 
     level: int
 
@@ -65,38 +67,38 @@ class Silent(BaseModel):
 class Outer(BaseModel):
     """A body."""
 
-    inner: list[Silent] = Field(description="Objects.")
+    inner: list[Undocumented] = Field(description="Objects.")
 
 
-class Told(RequestModel):
+class Documented(RequestModel):
     """A body."""
 
     needed: list[str] = Field(description="Texts.")
     level: int = Field(3, ge=1, le=9, description="A number.", json_schema_extra={SINCE: "0.9.0"})
     idle: bool = Field(False, description="Accepted; nothing to do.")
-    absent: not_yet("plain", phrase="is not here") = None
+    absent: unsupported("plain", phrase="is not here") = None
 
 
 def test_a_field_without_a_description_is_a_fault():
-    with pytest.raises(UndocumentedError, match=r"Silent.level \(inner\[\].level\) has no description"):
+    with pytest.raises(UndocumentedError, match=r"Undocumented.level \(inner\[\].level\) has no description"):
         read_rows(Outer.model_json_schema())
 
 
-def test_a_row_tells_type_default_effect_and_version():
-    rows = {row.path: row for row in read_rows(Told.model_json_schema())}
+def test_a_row_has_type_default_description_and_version():
+    rows = {row.path: row for row in read_rows(Documented.model_json_schema())}
     needed, level, idle, absent = (rows[name] for name in ("needed", "level", "idle", "absent"))
-    assert (needed.kind, needed.default, needed.does) == ("array of strings", "required", "Texts.")
+    assert (needed.type, needed.default, needed.description) == ("array of strings", "required", "Texts.")
     assert (needed.since, needed.has_no_effect) == ("0.1.0", False)
-    assert (level.kind, level.default, level.since) == ("whole number (1 to 9)", "`3`", "0.9.0")
-    assert (idle.kind, idle.default, idle.has_no_effect) == ("boolean", "`false`", True)
-    assert (absent.kind, absent.refused) == ('`"plain"`', "is not here")
+    assert (level.type, level.default, level.since) == ("integer (1 to 9)", "`3`", "0.9.0")
+    assert (idle.type, idle.default, idle.has_no_effect) == ("boolean", "`false`", True)
+    assert (absent.type, absent.refused) == ('`"plain"`', "is not here")
 
 
 SENT_AS_HEADERS = {"user_profile_id", "workspace_id"}
 
 
 def _published(*params: type) -> set[str]:
-    """Every field of a request, as the SDK's own types have it."""
+    """Return the fields of a request in the SDK's own types."""
     return {name for param in params for name in get_type_hints(param)} - SENT_AS_HEADERS
 
 
@@ -123,15 +125,15 @@ CONVERSATIONS = PUBLISHED[0], PUBLISHED[2], PUBLISHED[5]
 
 
 @pytest.mark.parametrize(("model", "params"), CONVERSATIONS, ids=lambda value: getattr(value, "__name__", ""))
-def test_so_does_every_field_of_what_is_inside(model, params):
+def test_every_published_nested_field_works_or_is_refused_by_name(model, params):
     known = {row.path: row for row in read_rows(model.model_json_schema())}
-    told = {path for one in get_args(params) for path in _paths(one, known)}
-    assert any(path.count(".") > 1 for path in told)
-    assert told - set(known) - SENT_AS_HEADERS == set()
+    published = {path for one in get_args(params) for path in _paths(one, known)}
+    assert any(path.count(".") > 1 for path in published)
+    assert published - set(known) - SENT_AS_HEADERS == set()
 
 
 def _paths(published, known, prefix="", above=()):
-    """Every field of a TypedDict, and of those within it that are of a kind that is taken here."""
+    """Yield the paths of a TypedDict's fields, nested ones too where this server supports their type."""
     for name, hint in get_type_hints(published, include_extras=True).items():
         path = f"{prefix}{name}"
         yield path
@@ -140,12 +142,12 @@ def _paths(published, known, prefix="", above=()):
         for inner, suffix in _typed_dicts(hint):
             within = f"{path}{suffix}."
             has_fields = any(other.startswith(within) for other in known)
-            if has_fields and inner not in above and _is_taken(inner, known.get(f"{within}type")):
+            if has_fields and inner not in above and _is_supported(inner, known.get(f"{within}type")):
                 yield from _paths(inner, known, within, (*above, inner))
 
 
 def _typed_dicts(hint, suffix=""):
-    """The TypedDicts of a type; those in its arrays with a suffix."""
+    """Yield the TypedDicts in a type hint; those in arrays with the suffix []."""
     if is_typeddict(hint):
         yield hint, suffix
     elif get_origin(hint) in (Union, UnionType, Annotated, Required, NotRequired):
@@ -155,7 +157,7 @@ def _typed_dicts(hint, suffix=""):
         yield from _typed_dicts(get_args(hint)[0], f"{suffix}[]")
 
 
-def _is_taken(published, row):
-    """Whether its type is one of those that the row of the type has."""
+def _is_supported(published, row):
+    """Return whether this server supports the TypedDict's type, according to the row of the type field."""
     constants = re.findall(r"'([\w.]+)'", str(get_type_hints(published).get("type", "")))
-    return row is None or not constants or any(f'"{constant}"' in row.kind for constant in constants)
+    return row is None or not constants or any(f'"{constant}"' in row.type for constant in constants)

@@ -7,7 +7,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 PATH = "/v1/chat/completions"
 
 
-async def test_an_answer_is_what_the_sdk_expects(client):
+async def test_a_response_is_what_the_sdk_expects(client):
     response = await client.post(PATH, json={"messages": HELLO})
     assert response.status_code == 200
     answer = valid_chat(response.json())
@@ -36,7 +36,7 @@ async def test_the_answer_names_the_model_as_the_request_did(client):
     assert valid_chat(response.json()).model == "alias"
 
 
-async def test_a_service_tier_is_answered_only_when_asked_for(client):
+async def test_a_service_tier_is_returned_only_if_requested(client):
     response = await client.post(PATH, json={"messages": HELLO, "service_tier": "flex"})
     assert valid_chat(response.json()).service_tier == "default"
 
@@ -67,12 +67,12 @@ async def test_null_means_default_for_every_field(client, engine):
     ],
     ids=str,
 )
-async def test_a_field_that_asks_for_nothing_changes_nothing(client, field):
+async def test_accepted_fields_without_effect_change_nothing(client, field):
     response = await client.post(PATH, json={"messages": HELLO, **field})
     assert response.status_code == 200, response.text
 
 
-async def test_text_parts_stand_one_after_another(client, engine):
+async def test_text_parts_are_joined(client, engine):
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     await client.post(PATH, json={"messages": [{"role": "user", "content": parts}]})
     assert engine.tokenizer.rendered == [([{"role": "user", "content": "one two"}], None)]
@@ -154,7 +154,7 @@ async def test_every_sampling_field_reaches_the_engine(client, engine):
 
 
 @pytest.mark.parametrize("top_k", [0, -1, 256, 10**9])
-async def test_a_top_k_of_nothing_or_of_everything_is_no_limit(client, engine, top_k):
+async def test_a_top_k_without_effect_is_no_limit(client, engine, top_k):
     await client.post(PATH, json={"messages": HELLO, "top_k": top_k})
     assert engine.requests[0].sampling.top_k == 0
 

@@ -1,4 +1,4 @@
-"""What a request says about drafting reaches the engine, and what drafting did reaches the client."""
+"""Draft options reach the engine, and draft counts reach the client."""
 
 import httpx
 import openai
@@ -37,8 +37,8 @@ async def test_the_choice_of_drafts_reaches_the_engine(client, engine, path, giv
 
 def test_a_draft_model_may_be_asked_for_where_there_is_one(engine):
     body = CompletionRequest(prompt="a", draft={"type": "draft-model"})
-    (order,) = make_engine_requests("r", body, [(1,)], engine.info, Settings(draft_model="small"))
-    assert order.draft == DraftChoice("draft-model")
+    (engine_request,) = make_engine_requests("r", body, [(1,)], engine.info, Settings(draft_model="small"))
+    assert engine_request.draft == DraftChoice("draft-model")
 
 
 def test_the_sdk_sends_the_choice_in_its_extra_body(url, engine):
@@ -63,13 +63,13 @@ async def test_a_prediction_reaches_the_engine_as_tokens_of_an_answer(client, en
 
 
 @pytest.mark.parametrize("prediction", [None, {"type": "content", "content": ""}], ids=str)
-async def test_no_prediction_is_no_tokens(client, engine, prediction):
+async def test_without_a_prediction_there_are_no_tokens(client, engine, prediction):
     response = await client.post(CHAT, json=BODIES[CHAT] | {"prediction": prediction})
     assert response.status_code == 200, response.text
     assert engine.requests[0].prediction == ()
 
 
-def test_usage_counts_what_became_of_the_prediction_over_all_choices(url, engine):
+def test_usage_counts_accepted_and_rejected_prediction_tokens_over_all_choices(url, engine):
     engine.drafting = DraftingReport(accepted_prediction=5, rejected_prediction=2)
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     answer = client.chat.completions.create(
@@ -97,12 +97,12 @@ async def _tenants(app_engine, settings):
     return [request.tenant for request in app_engine.requests]
 
 
-async def test_requests_with_one_key_are_of_one_tenant_and_no_key_stands_in_an_order(engine):
+async def test_requests_with_the_same_key_have_the_same_tenant_which_is_not_the_key(engine):
     one, again, two, basic, empty, missing = await _tenants(engine, Settings(ngram_scope="api-key"))
     assert one == again != two
     assert basic == empty == missing == ""
     assert "one" not in one
 
 
-async def test_where_all_share_there_is_one_tenant(engine):
+async def test_with_scope_process_there_is_one_tenant(engine):
     assert set(await _tenants(engine, Settings(ngram_scope="process"))) == {""}

@@ -1,4 +1,4 @@
-"""What a request may say of the answer's form, and what it becomes for the engine."""
+"""Constraints on the answer, and the grammars that they become."""
 
 import contextlib
 import json
@@ -51,7 +51,7 @@ GOOD = [
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(("fields", "grammar"), GOOD, ids=repr)
-async def test_a_form_becomes_a_grammar_that_is_compiled_before_the_answer(
+async def test_a_constraint_becomes_a_grammar_that_is_compiled_before_the_answer(
     client, engine, path, fields, grammar
 ):
     response = await client.post(path, json={**BODIES[path], **fields})
@@ -86,7 +86,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "told"), FAULTS)
-async def test_what_the_library_cannot_use_is_a_400_that_names_the_construct(client, engine, fault, told):
+async def test_an_unsupported_grammar_is_a_400_that_names_the_construct(client, engine, fault, told):
     engine.grammar_fault = fault
     for fields, param in ((json_schema(PERSON), SCHEMA), ({"guided_json": PERSON}, "guided_json")):
         response = await client.post(CHAT, json={**BODIES[CHAT], **fields})
@@ -105,12 +105,12 @@ def nested(levels):
 
 
 def alternatives(num):
-    """So many schemas with two alternatives each."""
+    """Return num schemas with two alternatives each."""
     return [{"anyOf": [{"required": [f"{name}{i}"]} for name in "ab"]} for i in range(num)]
 
 
 def doubling(levels, keyword):
-    """Each level refers to the one below twice."""
+    """Return a schema in which each level refers twice to the level below."""
     names = {f"a{i}": {keyword: [{"$ref": f"#/$defs/a{i - 1}"}] * 2} for i in range(1, levels)}
     return {"$ref": f"#/$defs/a{levels - 1}", "$defs": {"a0": {"type": "string"}, **names}}
 
@@ -179,7 +179,7 @@ WITH_AN_END = {
 
 
 @pytest.mark.parametrize("schema", ENDLESS.values(), ids=ENDLESS)
-def test_a_schema_that_always_holds_itself_again_is_found(schema):
+def test_a_schema_that_always_contains_itself_is_found(schema):
     assert find_endless(schema) is not None
 
 
@@ -191,13 +191,13 @@ def test_recursion_that_can_end_is_fine(schema):
 
 BAD_SCHEMAS = [
     (ENDLESS["itself"], "", "invalid_schema", "has no end"),
-    (ENDLESS["deep within"], "", "invalid_schema", "'.$defs.a' always holds itself again"),
-    ({"enum": ["x" * 100] * 90_000}, "", "schema_too_large", "a schema may have 65536"),
-    (nested(51), "", "schema_too_deep", "more than 50"),
+    (ENDLESS["deep within"], "", "invalid_schema", "'.$defs.a' always contains itself"),
+    ({"enum": ["x" * 100] * 90_000}, "", "schema_too_large", "a schema may have at most 65536"),
+    (nested(51), "", "schema_too_deep", "at most 50 levels"),
     ({"properties": {str(i): {} for i in range(501)}}, "", "schema_too_large", "has 501 properties"),
     ({"prefixItems": [{"$ref": "#/$defs/a"}] * 501}, "", "schema_too_large", "has 501 references"),
     ({"prefixItems": [{"format": "date"}] * 101}, "", "schema_too_large", "101 patterns and formats"),
-    ({"allOf": [{"pattern": "a"}] * 9}, "", "schema_too_large", "may have 8, since some of them must hold"),
+    ({"allOf": [{"pattern": "a"}] * 9}, "", "schema_too_large", "at most 8, since several schemas apply"),
     ({"allOf": alternatives(7)}, "", "schema_too_large", "too many alternatives"),
     ({"allOf": [{"properties": {"a": one}} for one in alternatives(7)]}, "", "schema_too_large", "too many"),
     ({"properties": {"a": {"allOf": alternatives(7)}}}, ".properties.a", "schema_too_large", "too many"),
@@ -222,18 +222,18 @@ BAD_SCHEMAS = [
 
 @pytest.mark.parametrize(("schema", "at", "code", "told"), BAD_SCHEMAS, ids=lambda value: repr(value)[:60])
 def test_schemas_beyond_the_limits_are_refused_at_once(schema, at, code, told):
-    # Not through an app: the body of one is larger than its limit.
+    # Not through an app: one of the bodies is larger than the app's limit.
     body = json.dumps({**BODIES[CHAT], **json_schema(schema)}).encode()
     start_s = time.perf_counter()
     with pytest.raises(BadRequestError) as refused:
         parse_body(body, ChatRequest)
     spent_s = time.perf_counter() - start_s
     assert told in assert_error(refused.value.body(), SCHEMA + at, code)
-    # 100 ms are promised; the machine that tests run on may be busy.
+    # 100 ms is the goal; the machine that runs the tests may be busy.
     assert spent_s < 2
 
 
-async def test_keywords_stand_for_themselves_only_where_a_schema_is(client):
+async def test_keywords_count_only_where_a_schema_is_expected(client):
     schema = {"type": "object", "properties": {"nullable": {"const": True}, "items": {"enum": [["a"]]}}}
     assert (await client.post(CHAT, json={**BODIES[CHAT], **json_schema(schema)})).status_code == 200
 
@@ -301,13 +301,13 @@ VALUES = st.recursive(
 
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(KEYWORDS), VALUES, max_size=5))
-def test_whatever_is_sent_as_a_schema_passes_or_is_refused(schema):
+def test_every_schema_passes_or_is_refused(schema):
     with contextlib.suppress(PydanticCustomError):
         check_schema(schema)
 
 
 @given(st.text(alphabet="ab()[]{}^\\*+?,0159|pPL") | st.text())
-def test_whatever_is_sent_as_an_expression_passes_or_is_refused(regex):
+def test_every_expression_passes_or_is_refused(regex):
     with contextlib.suppress(PydanticCustomError):
         check_regex(regex)
 
@@ -352,8 +352,8 @@ BAD_FIELDS = [
     ({"guided_choice": ["x" * 20_000] * 2}, "guided_choice", "invalid_value", "32768"),
     ({"guided_grammar": " "}, "guided_grammar", "invalid_type", "not empty"),
     ({"guided_grammar": "start: a\n" * 1001}, "guided_grammar", "invalid_value", "too long"),
-    ({"guided_grammar": 'start: "a"{1001}'}, "guided_grammar", "invalid_value", "more than 1000 times"),
-    ({"guided_grammar": 'start: "a" ~ 1..99999'}, "guided_grammar", "invalid_value", "more than 1000 times"),
+    ({"guided_grammar": 'start: "a"{1001}'}, "guided_grammar", "invalid_value", "at most 1000 times"),
+    ({"guided_grammar": 'start: "a" ~ 1..99999'}, "guided_grammar", "invalid_value", "at most 1000 times"),
     ({"guided_grammar": "start: %json {"}, "guided_grammar", "invalid_value", "%json"),
     (
         {"guided_grammar": 'start: %json {"multipleOf": 99999}'},
@@ -367,12 +367,17 @@ BAD_FIELDS = [
         "unsupported_value",
         "temperature",
     ),
-    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex", "invalid_value", "guided_choice exclude"),
+    (
+        {"guided_regex": "a", "guided_choice": ["a"]},
+        "guided_regex",
+        "invalid_value",
+        "guided_choice cannot be combined",
+    ),
     (
         {"response_format": {"type": "json_object"}, "guided_json": {}},
         "response_format",
         "invalid_value",
-        "guided_json exclude",
+        "guided_json cannot be combined",
     ),
 ]
 
@@ -387,7 +392,7 @@ async def test_wrong_fields_are_400s_that_name_them(client, engine, path, fields
 
 
 @pytest.mark.parametrize("text", ["a.b", "(1/2)", "x|y", "[z]^$", "\\n", "{3}", "a-b&c~d#e", "✓\n\t"])
-async def test_choices_are_taken_letter_by_letter(client, engine, text):
+async def test_choices_are_matched_literally(client, engine, text):
     await client.post(CHAT, json={**BODIES[CHAT], "guided_choice": ["other", text]})
     assert re.fullmatch(engine.requests[-1].grammar.text, text)
     assert not re.fullmatch(engine.requests[-1].grammar.text, text + "x")

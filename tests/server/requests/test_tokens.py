@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, as llama-server's clients and as vLLM's call them."""
+"""/tokenize and /detokenize, as clients of llama-server and of vLLM call them."""
 
 import pytest
 
@@ -19,7 +19,7 @@ async def test_text_becomes_tokens_under_either_name(client, engine, name):
         "max_model_len": CONTEXT_TOKENS,
         "token_strs": None,
     }
-    # What only a prompt begins with is there by default for vLLM's name, and not for llama-server's.
+    # Special tokens are added by default under vLLM's name, and not under llama-server's.
     assert engine.tokenizer.encoded_answers == (["żó"] if name == "content" else [])
 
 
@@ -33,7 +33,7 @@ async def test_text_becomes_tokens_under_either_name(client, engine, name):
     ],
     ids=str,
 )
-async def test_special_tokens_are_added_where_asked(client, engine, fields, is_prompt):
+async def test_special_tokens_are_added_on_request(client, engine, fields, is_prompt):
     assert (await client.post("/tokenize", json=fields)).status_code == 200
     assert (not engine.tokenizer.encoded_answers) is is_prompt
 
@@ -49,7 +49,7 @@ async def test_pieces_that_are_part_of_a_character_are_bytes(client):
     assert answer["count"] == 3
 
 
-async def test_the_text_of_each_token_is_told_when_asked_for(client):
+async def test_the_text_of_each_token_is_returned_on_request(client):
     answer = (await client.post("/tokenize", json={"prompt": "ab", "return_token_strs": True})).json()
     assert (answer["tokens"], answer["token_strs"]) == ([97, 98], ["a", "b"])
 
@@ -72,7 +72,7 @@ async def test_tokens_become_the_text_that_they_came_from(client):
     assert (await client.post("/detokenize", json={"tokens": []})).json()["content"] == ""
 
 
-async def test_nothing_has_no_tokens(client):
+async def test_an_empty_text_has_no_tokens(client):
     assert (await client.post("/tokenize", json={"content": ""})).json()["tokens"] == []
 
 
@@ -80,24 +80,24 @@ async def test_nothing_has_no_tokens(client):
     ("path", "body", "param", "code", "told"),
     [
         ("/tokenize", {}, "content", "missing_required_parameter", "and so are prompt and messages"),
-        ("/tokenize", {"content": "a", "prompt": "a"}, "prompt", "invalid_value", "both there"),
+        ("/tokenize", {"content": "a", "prompt": "a"}, "prompt", "invalid_value", "cannot be combined"),
         ("/tokenize", {"content": 5}, "content", "invalid_type", "must be a valid string"),
         ("/tokenize", {"content": "x" * 5000}, "content", "context_length_exceeded", "takes 1000"),
         ("/tokenize", {"prompt": "x" * 5000}, "prompt", "context_length_exceeded", "takes 1000"),
-        ("/tokenize", {"content": "a", "tools": [LOOK]}, "tools", "invalid_value", "messages only"),
+        ("/tokenize", {"content": "a", "tools": [LOOK]}, "tools", "invalid_value", "only with messages"),
         (
             "/tokenize",
             {"content": "a", "chat_template_kwargs": {}},
             "chat_template_kwargs",
             "invalid_value",
-            "messages only",
+            "only with messages",
         ),
         (
             "/tokenize",
             {"content": "a", "add_special": True, "add_special_tokens": False},
             "add_special",
             "invalid_value",
-            "disagree",
+            "differ",
         ),
         (
             "/tokenize",
@@ -130,7 +130,7 @@ async def test_nothing_has_no_tokens(client):
         ("/detokenize", {"tokens": [1] * 1001}, "tokens", "context_length_exceeded", "takes 1000"),
     ],
 )
-async def test_bad_input_is_told(client, path, body, param, code, told):
+async def test_bad_input_is_a_400_that_names_the_field(client, path, body, param, code, told):
     response = await client.post(path, json=body)
     assert response.status_code == 400, response.text
     assert told in assert_error(response.json(), param, code)

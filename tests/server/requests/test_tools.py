@@ -1,4 +1,4 @@
-"""Tools over HTTP: what may be asked for, what the model is shown, and what its calls become."""
+"""Tools over HTTP: valid and invalid requests, the tools shown to the model, and its calls."""
 
 import itertools
 import json
@@ -67,7 +67,7 @@ BAD = [
     (tool(parameters={"type": "string"}), "tools[0].function.parameters.type", "invalid_value", "'object'"),
     (tool(strict="yes"), "tools[0].function.strict", "invalid_type", "valid boolean"),
     (tool(returns={}), "tools[0].function.returns", "unknown_parameter", "Unknown"),
-    ({"tools": [TIME, WEATHER, TIME]}, "tools[2].function.name", "invalid_value", "may stand once"),
+    ({"tools": [TIME, WEATHER, TIME]}, "tools[2].function.name", "invalid_value", "must be unique"),
     ({"tools": [named(f"f{i}") for i in range(129)]}, "tools", "invalid_value", "at most 128"),
     (tool(description="x" * 9_000), "tools", "context_length_exceeded", "takes 1000"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value", "only with tools"),
@@ -120,12 +120,12 @@ async def test_a_schema_that_cannot_be_enforced_is_refused(client, engine, schem
     assert engine.requests == []
 
 
-async def test_a_schema_that_is_only_shown_may_be_any(client):
+async def test_a_schema_that_is_not_enforced_is_not_checked(client):
     fields = {"messages": HELLO, **tool(parameters=LOOP)}
     assert (await client.post(PATH, json=fields)).status_code == 200
 
 
-def test_all_schemas_to_enforce_together_are_bounded():
+def test_the_enforced_schemas_have_a_common_limit():
     large = {"type": "object", "properties": {"a": {"description": "x" * 60_000}}}
     tools = [tool(name=f"f{i}", parameters=large, strict=True)["tools"][0] for i in range(3)]
     with pytest.raises(BadRequestError, match="at most 131072 are allowed") as told:
@@ -151,7 +151,7 @@ async def test_a_wrong_tool_is_a_400_that_names_it(client, engine, fields, param
         {"functions": [], "function_call": "auto"},
     ],
 )
-async def test_what_asks_for_no_tools_is_fine_without(client, engine, fields):
+async def test_fields_that_request_no_tools_are_fine_without_tools(client, engine, fields):
     response = await client.post(PATH, json={"messages": HELLO, **fields})
     assert valid_chat(response.json()).choices[0].message.content == "user: hello\n"
     assert engine.tokenizer.rendered_tools == [None]
@@ -182,7 +182,7 @@ async def test_the_model_is_shown_what_it_may_call(client, engine, choice, shown
     assert [tool["function"]["name"] for tool in tools] == shown
 
 
-async def test_with_none_the_model_is_shown_nothing_and_nothing_is_a_call(client, engine):
+async def test_with_none_the_model_is_shown_no_tools_and_nothing_is_parsed_as_a_call(client, engine):
     engine.script = says(ROME)
     response = await client.post(PATH, json={**ASK, "tool_choice": "none"})
     (choice,) = valid_chat(response.json()).choices
@@ -271,7 +271,7 @@ def test_while_a_long_call_is_written_the_connection_is_kept_alive(engine):
         ('<tool_call>{"name": "weather", "arguments": []}</tool_call>', "stop"),
     ],
 )
-async def test_what_is_no_whole_call_is_content(client, engine, said, reason, is_streamed):
+async def test_an_incomplete_or_malformed_call_is_content(client, engine, said, reason, is_streamed):
     engine.script = says(*said, reason=reason)
     response = await client.post(PATH, json={**ASK, "stream": is_streamed})
     if is_streamed:
@@ -283,7 +283,7 @@ async def test_what_is_no_whole_call_is_content(client, engine, said, reason, is
     assert (text, end) == (said, reason)
 
 
-async def test_one_call_is_enough_where_they_may_not_be_parallel(client, engine):
+async def test_without_parallel_calls_the_answer_ends_after_the_first(client, engine):
     engine.script = says(ROME, "and", NOW)
     response = await client.post(PATH, json={**ASK, "parallel_tool_calls": False})
     (choice,) = valid_chat(response.json()).choices
@@ -291,7 +291,7 @@ async def test_one_call_is_enough_where_they_may_not_be_parallel(client, engine)
     assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
 
 
-async def test_a_model_that_cannot_call_takes_no_tools(client, engine):
+async def test_a_model_without_tool_calls_refuses_tools(client, engine):
     engine.tokenizer.markers = Markers()
     response = await client.post(PATH, json=ASK)
     assert "known here" in assert_error(response.json(), "tools", "tools_not_supported")
@@ -309,7 +309,7 @@ async def test_results_go_back_to_the_model(client, engine):
     assert rendered[2]["content"] == "sunny"
 
 
-async def test_free_calls_need_no_grammar(client, engine):
+async def test_optional_calls_need_no_grammar(client, engine):
     await client.post(PATH, json=ASK)
     assert engine.requests[0].grammar is None
 
@@ -323,7 +323,7 @@ ENFORCED = [
 
 
 @pytest.mark.parametrize(("fields", "names"), ENFORCED)
-async def test_what_must_be_called_is_a_grammar(client, engine, fields, names):
+async def test_a_required_call_is_enforced_by_a_grammar(client, engine, fields, names):
     assert (await client.post(PATH, json={**ASK, **fields})).status_code == 200
     grammar = engine.requests[0].grammar
     assert grammar.kind == "lark"
@@ -339,7 +339,7 @@ async def test_what_must_be_called_is_a_grammar(client, engine, fields, names):
         ({"tools": [STRICT]}, "tools"),
     ],
 )
-async def test_what_cannot_be_enforced_is_refused(client, engine, fields, param):
+async def test_a_call_format_that_cannot_be_enforced_is_refused(client, engine, fields, param):
     engine.tokenizer.markers = Markers(
         CALLING.call_start, call_start=CALLING.call_start, call_format="pythonic"
     )
@@ -348,7 +348,7 @@ async def test_what_cannot_be_enforced_is_refused(client, engine, fields, param)
     assert (await client.post(PATH, json=ASK)).status_code == 200
 
 
-async def test_a_schema_that_no_grammar_can_say_is_a_400(client, engine):
+async def test_a_schema_that_no_grammar_can_express_is_a_400(client, engine):
     engine.grammar_fault = 'Unimplemented keys: ["not"]'
     response = await client.post(PATH, json={**ASK, "tool_choice": "required"})
     assert "'not'" in assert_error(response.json(), "tools", "unsupported_grammar")

@@ -308,5 +308,5 @@ def test_silence_is_bridged_by_comments(engine):
         for piece in response.iter_text():
             body += piece
             if ": keep-alive" in body:
-                engine.let_go_on()
+                engine.release()
     valid_events(body)

@@ -1,4 +1,4 @@
-"""/v1/embeddings says that there are none, and what to do instead."""
+"""/v1/embeddings answers 501 and says what to do instead."""
 
 import openai
 import pytest
@@ -9,7 +9,7 @@ PATH = "/v1/embeddings"
 
 
 @pytest.mark.parametrize("given", ["a", ["a", "b"], [1, 2], [[1, 2], [3]]], ids=str)
-async def test_every_valid_body_is_told_that_there_are_none(client, engine, given):
+async def test_every_valid_body_is_a_501(client, engine, given):
     response = await client.post(PATH, json={"input": given, "model": "any", "encoding_format": "base64"})
     assert response.status_code == 501
     assert "This server generates text" in assert_error(response.json(), code="not_implemented")
@@ -29,7 +29,7 @@ async def test_every_valid_body_is_told_that_there_are_none(client, engine, give
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_bad_input_is_told_first(client, body, param, code):
+async def test_bad_input_is_a_400_first(client, body, param, code):
     response = await client.post(PATH, json=body)
     assert response.status_code == 400
     assert_error(response.json(), param, code)

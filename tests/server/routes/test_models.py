@@ -41,7 +41,7 @@ async def test_an_unknown_model_is_a_404_that_says_what_is_served(client):
         ("ready", "RuntimeError: x", 503),
     ],
 )
-async def test_health_says_whether_requests_are_taken(client, engine, state, fault, status):
+async def test_health_says_whether_requests_are_accepted(client, engine, state, fault, status):
     engine.state, engine.fault = state, fault
     response = await client.get("/health")
     assert response.status_code == status

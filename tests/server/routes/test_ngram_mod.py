@@ -1,4 +1,4 @@
-"""People can look at the n-gram table, empty it, save it and load it."""
+"""/v1/ngram-mod: inspect, empty, save and load the n-gram table."""
 
 import pytest
 
@@ -7,14 +7,14 @@ from tests.server.openai_shapes import assert_error
 PATH = "/v1/ngram-mod"
 
 
-async def test_a_look_shows_the_table_s_counts(client, engine):
+async def test_a_get_returns_the_table_s_counts(client, engine):
     response = await client.get(PATH)
     assert response.status_code == 200
     assert response.json() == engine.memory
 
 
 @pytest.mark.parametrize("action", ["reset", "save", "load"])
-async def test_an_action_is_done_by_the_engine_and_says_so(client, engine, action):
+async def test_an_action_runs_on_the_engine_and_returns_its_result(client, engine, action):
     response = await client.post(f"{PATH}/{action}")
     assert response.status_code == 200, response.text
     assert engine.memory_calls == [action]
@@ -30,7 +30,7 @@ async def test_a_reset_shows_an_empty_table(client):
     ("method", "path"),
     [("GET", PATH), *(("POST", f"{PATH}/{action}") for action in ("reset", "save", "load"))],
 )
-async def test_without_a_table_one_is_told_so(client, engine, method, path):
+async def test_without_a_table_every_action_is_a_400(client, engine, method, path):
     engine.memory = None
     response = await client.request(method, path)
     assert response.status_code == 400
@@ -39,7 +39,7 @@ async def test_without_a_table_one_is_told_so(client, engine, method, path):
 
 
 @pytest.mark.parametrize("action", ["save", "load"])
-async def test_a_file_that_is_missing_or_wrong_is_told(client, engine, action):
+async def test_a_missing_or_invalid_file_is_a_400(client, engine, action):
     engine.memory_fault = "no file is set; start with --ngram-table-file PATH"
     response = await client.post(f"{PATH}/{action}")
     assert response.status_code == 400
@@ -55,7 +55,7 @@ async def test_no_path_is_taken_from_a_request(client, engine, action):
 
 
 @pytest.mark.parametrize("action", ["reset", "save", "load"])
-async def test_a_web_page_of_another_site_may_not(client, engine, action):
+async def test_web_pages_of_other_origins_are_refused(client, engine, action):
     for origin in ("http://evil.example", "null", "http://reprise.evil.example"):
         response = await client.post(f"{PATH}/{action}", headers={"Origin": origin})
         assert response.status_code == 403
@@ -66,7 +66,7 @@ async def test_a_web_page_of_another_site_may_not(client, engine, action):
 
 
 @pytest.mark.parametrize(("state", "fault"), [("draining", None), ("ready", "RuntimeError: x")])
-async def test_an_engine_that_takes_no_requests_is_a_503(client, engine, state, fault):
+async def test_an_engine_that_accepts_no_requests_is_a_503(client, engine, state, fault):
     engine.state, engine.fault = state, fault
     for method, path in (("GET", PATH), ("POST", f"{PATH}/reset")):
         assert (await client.request(method, path)).status_code == 503

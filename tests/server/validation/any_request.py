@@ -1,4 +1,4 @@
-"""Requests made from our own OpenAPI document: such as fit it, and such as do not."""
+"""Requests generated from the OpenAPI document: valid ones and invalid ones."""
 
 import contextlib
 import random
@@ -12,7 +12,7 @@ from server.app import create_app
 from tests.server.fake_engine import FakeEngine
 
 NOT_FOR_THIS_SERVER = "POST /v1/embeddings"
-"""It says so with a 501, whatever it is asked."""
+"""Always answers 501."""
 HELLO = {"model": "reprise-demo", "messages": [{"role": "user", "content": "hello"}]}
 GOOD = {
     "POST /v1/chat/completions": (HELLO, "max_tokens"),
@@ -20,16 +20,16 @@ GOOD = {
     "POST /v1/messages": (HELLO, "max_tokens"),
     "POST /v1/responses": ({"model": "reprise-demo", "input": "hello"}, "max_output_tokens"),
 }
-"""For each address that generates: a request that is served, and what limits its answer."""
+"""For each generating endpoint: a valid body, and the field that limits the answer's length."""
 
-# Fields at their limits one by one are what test_bad_input.py has; here they are drawn, several at a time.
+# test_bad_input.py tests single fields at their limits; here several fields are drawn at random.
 _CONFIG = schemathesis.config.SchemathesisConfig.from_dict({"phases": {"coverage": {"enabled": False}}})
 DOCUMENT = create_app(FakeEngine(), Settings()).openapi()
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT, config=_CONFIG)
 
 
 def drawn(num_examples: int) -> hypothesis.settings:
-    """So many requests to each address, the same in every run."""
+    """Draw this many requests for each endpoint, the same ones in every run."""
     return hypothesis.settings(
         max_examples=num_examples,
         deadline=None,
@@ -41,13 +41,13 @@ def drawn(num_examples: int) -> hypothesis.settings:
 
 
 OPERATIONS = [pytest.param(found.ok(), id=found.ok().label) for found in SCHEMA.get_all_operations()]
-"""Every address and method there is."""
+"""Every endpoint."""
 
 
 def send_many(
     operation: schemathesis.schemas.APIOperation, url: str, num_examples: int, max_tokens: int
 ) -> None:
-    """Send requests, half of them such as the document forbids: no answer is a fault of ours."""
+    """Send requests, half of them invalid. No response may be a server error."""
     for mode in schemathesis.GenerationMode:
 
         @drawn(num_examples // 2)
@@ -56,13 +56,13 @@ def send_many(
             simplify(case, max_tokens)
             assert_no_fault(case, url)
 
-        # Where nothing can be wrong, as without parameters, nothing can be drawn.
+        # An endpoint without parameters has no invalid requests to draw.
         with contextlib.suppress(hypothesis.errors.Unsatisfiable):
             send()
 
 
 def simplify(case: schemathesis.Case, max_tokens: int) -> None:
-    """Make most bodies good ones but for a few fields: of those drawn as a whole nearly all are refused."""
+    """Turn most bodies into valid ones with a few drawn fields: fully drawn ones are nearly all refused."""
     chance = random.Random(repr(case.body))
     if case.operation.label not in GOOD or not isinstance(case.body, dict) or chance.random() < 0.25:
         return
@@ -73,7 +73,7 @@ def simplify(case: schemathesis.Case, max_tokens: int) -> None:
 
 
 def assert_no_fault(case: schemathesis.Case, url: str) -> None:
-    """Send it: whatever is answered, no fault of the server's."""
+    """Send the request. The response must not be a server error."""
     response = case.call(base_url=url, timeout=60)
     assert response.status_code < 500 or case.operation.label == NOT_FOR_THIS_SERVER, response.text
     assert response.status_code != 429

@@ -1,4 +1,4 @@
-"""Whatever fits our own OpenAPI document, and whatever does not, is answered, and with no fault of ours."""
+"""No request, whether it fits the OpenAPI document or not, causes a server error."""
 
 import pytest
 
@@ -16,17 +16,17 @@ def any_engine():
 
 @pytest.fixture(scope="module")
 def any_url(any_engine):
-    """A real server around an engine that says every prompt back, for all the requests there are."""
+    """A real server with an engine that echoes prompts, shared by all tests of this module."""
     with served(create_app(any_engine, Settings(served_model_name=("reprise-demo",)))) as address:
         yield address
     assert any_engine.num_live == 0
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_no_request_brings_out_a_fault(operation, any_url):
+def test_no_request_causes_a_server_error(operation, any_url):
     send_many(operation, any_url, 16, max_tokens=4)
 
 
-def test_many_of_those_requests_come_to_the_engine(any_engine):
-    """Else nothing would have been tried but how requests are refused."""
+def test_many_of_those_requests_reach_the_engine(any_engine):
+    """Otherwise only the refusal of requests would have been tested."""
     assert len(any_engine.requests) >= 2 * len(GOOD)

@@ -1,4 +1,4 @@
-"""No path and no URL of a request is ever opened, wherever a request may have one."""
+"""No file path and no URL in a request is ever opened."""
 
 import contextlib
 import sys
@@ -22,13 +22,13 @@ def _watch(event: str, arguments: tuple[object, ...]) -> None:
         _seen.append(f"{event} {arguments}")
 
 
-# There is no way to take one off again.
+# Audit hooks cannot be removed.
 sys.addaudithook(_watch)
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[str]]:
-    """What is opened while inside."""
+    """Yield the list of what is opened inside the block."""
     global _is_watching
     _seen.clear()
     _is_watching = True
@@ -87,7 +87,7 @@ def _bodies(target):
 
 @pytest.mark.parametrize("target", TARGETS)
 async def test_nothing_that_a_request_names_is_opened(client, target):
-    # What is imported at first use, once.
+    # The first request imports modules, which opens files.
     await client.post(CHAT, json=_user("hello"))
     for path, body in _bodies(target):
         with watched() as seen:
@@ -97,7 +97,7 @@ async def test_nothing_that_a_request_names_is_opened(client, target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-async def test_nothing_that_an_address_names_is_opened(client, target):
+async def test_nothing_that_a_path_names_is_opened(client, target):
     for path in ("/v1/models/", "/v1/responses/", "/", "/health?file=", "/v1/ngram-mod?file="):
         with watched() as seen:
             response = await client.get(f"{path}{target}")
@@ -105,7 +105,7 @@ async def test_nothing_that_an_address_names_is_opened(client, target):
         assert not [event for event in seen if "of-nobody" in event or "socket" in event], path
 
 
-async def test_the_watch_sees_what_is_opened(tmp_path):
+async def test_the_audit_hook_sees_what_is_opened(tmp_path):
     (tmp_path / "of-nobody").write_text("")
     with watched() as seen:
         (tmp_path / "of-nobody").read_text()

@@ -1,65 +1,70 @@
-"""The fields of a model, one row each, those of nested objects after the object."""
+"""Turn a model's JSON schema into table rows: one per field, nested fields after their object."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.reference.words import Schema, alternatives, code, in_words, resolved
+from server.reference.schema_text import Schema, alternatives, code, describe_type, resolved
 from server.validation.fields import REFUSED
 
 FIRST_VERSION = "0.1.0"
-"""Since when there is what does not say otherwise."""
+"""The version of everything without a version of its own."""
 SINCE = "x-since"
-"""In the JSON schema of a field, and in what a route says of itself: the version that brought it."""
+"""The key in a field's JSON schema, and in a route's OpenAPI entry, for the version that added it."""
 
 
 class UndocumentedError(Exception):
-    """A field says neither what it does nor what it holds."""
+    """A field has no description."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A field. path: a.b within a, a[].b within the entries of a. kind, default: Markdown; empty for none.
+    """A row of a table of fields.
 
-    refused: what clients are told that send anything but what passes; None for a field that works.
+    path: a.b for a field of the object a, a[].b for one of the objects in the array a.
+    type, default: Markdown; empty if there is none.
+    refused: for an unsupported field, the error message for other values; None for a supported field.
     """
 
     path: str
-    kind: str
+    type: str
     default: str
-    does: str
+    description: str
     since: str
     refused: str | None = None
 
     @property
     def has_no_effect(self) -> bool:
-        """Whether it is taken only so that clients need no change."""
-        return self.does.rpartition("`: ")[2].startswith("Accepted")
+        """Whether the field is accepted and ignored, so that clients need no change."""
+        return self.description.rpartition("`: ")[2].startswith("Accepted")
 
 
 def read_rows(schema: Schema) -> list[Row]:
-    """All fields of an object, from its JSON schema. Raises UndocumentedError."""
+    """Return the rows of all fields of an object. Raises UndocumentedError."""
     return list(_rows("", [schema], schema.get("$defs", {})))
 
 
 def _rows(prefix: str, variants: Sequence[Schema], definitions: Schema) -> Iterator[Row]:
-    """The fields of an object of one of these kinds, required ones first; what several have alike once."""
+    """Yield the fields of an object that fits one of the variants, required ones first.
+
+    Fields that are the same in several variants get one row.
+    """
     names = dict.fromkeys(name for variant in variants for name in variant["properties"])
     required = {name for variant in variants for name in variant.get("required", ())}
     for name in sorted(names, key=lambda name: name not in required):
         holders = [variant for variant in variants if name in variant["properties"]]
         path = f"{prefix}{name}"
         if all(_constants(holder, name) for holder in holders) and len(holders) > 1:
-            yield _kinds(path, holders, name)
+            yield _type_row(path, holders, name)
             continue
         rows: dict[Row, list[Schema]] = {}
         for holder in holders:
             rows.setdefault(_row(path, holder, name, definitions), []).append(holder)
-        for row, having in rows.items():
-            where = "" if len(having) == len(variants) else f"{', '.join(map(_label, having))}: "
-            yield Row(row.path, row.kind, row.default, where + row.does, row.since, row.refused)
+        for row, owners in rows.items():
+            where = "" if len(owners) == len(variants) else f"{', '.join(map(_label, owners))}: "
+            yield Row(row.path, row.type, row.default, where + row.description, row.since, row.refused)
             if row.refused is None:
-                for suffix, inner in _inner(having[0]["properties"][name], definitions):
+                for suffix, inner in _inner(owners[0]["properties"][name], definitions):
                     yield from _rows(f"{path}{suffix}.", inner, definitions)
 
 
@@ -70,16 +75,16 @@ def _row(path: str, holder: Schema, name: str, definitions: Schema) -> Row:
         default = code(schema["default"])
     return Row(
         path,
-        in_words(schema, definitions),
+        describe_type(schema, definitions),
         default,
-        _does(path, holder, name, definitions),
+        _description(path, holder, name, definitions),
         schema.get(SINCE, FIRST_VERSION),
         schema.get(REFUSED),
     )
 
 
-def _does(path: str, holder: Schema, name: str, definitions: Schema) -> str:
-    """Its own description; else, of a constant, what it stands for, and of an object, what that is."""
+def _description(path: str, holder: Schema, name: str, definitions: Schema) -> str:
+    """Return the field's description, else that of the object it holds or, for a type, of its own object."""
     schema = holder["properties"][name]
     objects = [held for suffix, group in _inner(schema, definitions) if not suffix for held in group]
     if "description" in schema:
@@ -91,20 +96,20 @@ def _does(path: str, holder: Schema, name: str, definitions: Schema) -> str:
     raise UndocumentedError(f"{holder['title']}.{name} ({path}) has no description")
 
 
-def _kinds(path: str, holders: Sequence[Schema], name: str) -> Row:
-    """The field that tells kinds of objects apart."""
-    told = [(", ".join(map(code, _constants(holder, name))), holder["description"]) for holder in holders]
+def _type_row(path: str, holders: Sequence[Schema], name: str) -> Row:
+    """Return the row of the type field that distinguishes the variants of an object."""
+    variants = [(", ".join(map(code, _constants(holder, name))), holder["description"]) for holder in holders]
     return Row(
         path,
-        ", ".join(constants for constants, _ in told),
+        ", ".join(constants for constants, _ in variants),
         "",
-        " ".join(f"{constants}: {description}" for constants, description in told),
+        " ".join(f"{constants}: {description}" for constants, description in variants),
         FIRST_VERSION,
     )
 
 
 def _constants(holder: Schema, name: str) -> list[Any]:
-    """The few values that a field called type has, if it is one."""
+    """Return the values of a field named type; empty for other fields."""
     schema = holder["properties"].get(name, {})
     values = [schema["const"]] if "const" in schema else schema.get("enum", [])
     return values if name == "type" else []
@@ -115,7 +120,7 @@ def _label(holder: Schema) -> str:
 
 
 def _inner(schema: Schema, definitions: Schema) -> Iterator[tuple[str, list[Schema]]]:
-    """The kinds of objects that a field holds ("") and those in its array ("[]")."""
+    """Yield the object schemas that a field may hold (""), and those of the entries of its array ("[]")."""
     held = list(alternatives(schema, definitions))
     entries = [
         entry

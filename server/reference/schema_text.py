@@ -1,4 +1,4 @@
-"""JSON schemas in words: what a field may be, within which limits."""
+"""Describe JSON schemas in words: a field's type and its limits."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -6,18 +6,18 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 
-_TYPES = {"string": "string", "integer": "whole number", "number": "number", "boolean": "boolean"}
+_TYPES = {"string": "string", "integer": "integer", "number": "number", "boolean": "boolean"}
 
 
 def resolved(schema: Schema, definitions: Schema) -> Schema:
-    """The schema itself, or the one that it refers to."""
+    """Follow $ref; return a schema without one unchanged."""
     while "$ref" in schema:
         schema = definitions[schema["$ref"].rpartition("/")[2]]
     return schema
 
 
 def alternatives(schema: Schema, definitions: Schema) -> Iterator[Schema]:
-    """The schemas of which a value fits one; null, which always means the default, is left out."""
+    """Yield the alternatives of anyOf, except null, which always means the default."""
     schema = resolved(schema, definitions)
     for one in schema.get("anyOf") or [schema]:
         if one is not schema:
@@ -26,14 +26,14 @@ def alternatives(schema: Schema, definitions: Schema) -> Iterator[Schema]:
             yield schema
 
 
-def in_words(schema: Schema, definitions: Schema) -> str:
-    """The type of a field and its limits, such as `whole number (0 to 20)`."""
+def describe_type(schema: Schema, definitions: Schema) -> str:
+    """Return the type of a field and its limits, such as `integer (0 to 20)`."""
     words = [_one(schema, definitions) for schema in alternatives(schema, definitions)]
     return " or ".join(dict.fromkeys(words))
 
 
 def code(value: object) -> str:
-    """A JSON value as code in Markdown."""
+    """Return a JSON value as Markdown code."""
     return f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
@@ -46,8 +46,9 @@ def _one(schema: Schema, definitions: Schema) -> str:
         case None:
             return "anything"
         case "array":
-            entries = _plural(in_words(schema.get("items", {}), definitions))
-            return f"array of {entries}" + _limits(schema, "minItems", "maxItems", " entries")
+            entries = _plural(describe_type(schema.get("items", {}), definitions))
+            text = f"array of {entries}" + _limits(schema, "minItems", "maxItems", " entries")
+            return text.replace(") (", "; ")
         case "object":
             values = schema.get("additionalProperties")
             held = f" of {_plural(_one(values, definitions))}" if isinstance(values, dict) else ""
@@ -65,8 +66,8 @@ def _plural(words: str) -> str:
     return words if head == "anything" or head.startswith("`") else f"{head}s{bracket}{limits}"
 
 
-def _limits(schema: Schema, least: str, most: str, unit: str = "") -> str:
-    match schema.get(least), schema.get(most):
+def _limits(schema: Schema, lower: str, upper: str, unit: str = "") -> str:
+    match schema.get(lower), schema.get(upper):
         case None, None:
             return ""
         case None, limit:

@@ -1,0 +1,138 @@
+"""The fields that /v1/chat/completions and /v1/completions share.
+
+A field of OpenAI's API that has no meaning for a self-hosted server is accepted and has no effect. A field
+that would change the answer but is not supported is refused by name.
+"""
+
+from typing import ClassVar
+
+from pydantic import Field, model_validator
+
+from server.requests.drafts import DraftFields
+from server.requests.structured_output import StructuredFields
+from server.validation.field_errors import field_error
+from server.validation.fields import (
+    INT32_MAX,
+    INT64_MAX,
+    INT64_MIN,
+    Count,
+    LogitBias,
+    Metadata,
+    Penalty,
+    RequestModel,
+    Stops,
+)
+
+
+class StreamOptions(RequestModel):
+    """Options of a stream. Allowed only with stream: true."""
+
+    include_usage: bool = Field(
+        False, description="Whether the stream ends with a chunk that has the token counts."
+    )
+    include_obfuscation: bool = Field(False, description="Accepted; chunks are never padded.")
+
+
+class GenerationFields(StructuredFields):
+    """The fields that chat and plain completions share.
+
+    prompt_field: the name of the field with the prompt, for error messages.
+    """
+
+    prompt_field: ClassVar[str]
+
+    model: str | None = Field(
+        None, description="The model's name or one of its aliases. null: the served model."
+    )
+    max_tokens: Count | None = Field(
+        None,
+        description="Maximum number of tokens to generate; at most what is left of the context. null: "
+        "--default-max-tokens if that is set, else all that is left of the context.",
+    )
+    temperature: float = Field(
+        1.0,
+        ge=0,
+        le=2,
+        description="Sampling temperature. 0: always the most likely token. Higher is more random.",
+    )
+    top_p: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Sample only from the most likely tokens whose probabilities add up to this. 1: no "
+        "limit.",
+    )
+    top_k: int = Field(
+        0,
+        ge=-1,
+        le=INT32_MAX,
+        description="Sample only from this many of the most likely tokens. 0, -1, or the vocabulary's size "
+        "or more: no limit. Not in OpenAI's API.",
+    )
+    min_p: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Sample only from tokens that are at least this fraction as likely as the most likely "
+        "one. 0: no limit. Not in OpenAI's API.",
+    )
+    seed: int | None = Field(
+        None,
+        ge=INT64_MIN,
+        le=INT64_MAX,
+        description="The same seed and request give the same answer. null: a random seed.",
+    )
+    stop: Stops = Field((), description="Strings that end the answer. The answer does not include them.")
+    stream: bool = Field(False, description="Whether to send the answer in chunks, as server-sent events.")
+    stream_options: StreamOptions | None = None
+    n: int = Field(
+        1, ge=1, le=INT32_MAX, description="Number of choices to generate for each prompt; at most --max-n."
+    )
+    presence_penalty: Penalty = Field(
+        0.0, description="Subtracted from the logit of each token that the answer already contains."
+    )
+    frequency_penalty: Penalty = Field(
+        0.0, description="Subtracted from a token's logit for each time that the answer contains it."
+    )
+    repetition_penalty: float = Field(
+        1.0,
+        ge=0.01,
+        le=100,
+        description="Above 1 makes tokens of the prompt and the answer less likely, below 1 more likely. 1: "
+        "no effect. Not in OpenAI's API.",
+    )
+    logit_bias: LogitBias = Field(
+        (), description="Maps token ids, as decimal strings, to values that are added to their logits."
+    )
+    draft: DraftFields = Field(
+        DraftFields(), description="How to draft for this request. Not in OpenAI's API."
+    )
+    user: str | None = Field(None, description="Accepted; has no effect.")
+    metadata: Metadata | None = Field(None, description="Accepted; has no effect.")
+
+    @model_validator(mode="after")
+    def check_stream_options(self) -> "GenerationFields":
+        """Refuse stream_options without stream: true, as OpenAI does."""
+        if self.stream_options is not None and not self.stream:
+            raise field_error("invalid_value", "is allowed only with stream: true", "stream_options")
+        return self
+
+    @property
+    def requested_max_tokens(self) -> int | None:
+        """The requested limit on the answer's tokens; None if there is none."""
+        return self.max_tokens
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """The number of most likely tokens to return at each position; None without log probabilities."""
+        return None
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether to return the log probabilities of the prompt's tokens too."""
+        return False
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        """Whether the stream ends with a chunk of token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage

@@ -1,0 +1,71 @@
+"""Validate parsed JSON, and turn the first validation error into OpenAI's error object."""
+
+import re
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from server.errors import BadRequestError, shortened
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_SHOULD = re.compile(r"^[A-Z]\w+ should (be|have|match)")
+"""The beginning of pydantic's messages, which "must be ..." replaces."""
+_JSON_TYPES = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array"}
+_JSON_TYPES[type(None)] = "null"
+
+
+def field_error(code: str, phrase: str, at: str = "") -> PydanticCustomError:
+    """Make a validation error whose message is the field's name followed by the phrase: 'stop' <phrase>.
+
+    at: path from the validated field to the part at fault, such as [1].type.
+    """
+    return PydanticCustomError(code, "{phrase}", {"phrase": phrase, "at": at})
+
+
+def validate(given: dict[str, Any], model: type[ModelT]) -> ModelT:
+    """Validate parsed JSON as the model. Raises BadRequestError for the first fault."""
+    try:
+        return model.model_validate(given)
+    except ValidationError as fault:
+        raise _bad_request(_first_error(fault)) from None
+
+
+def _first_error(fault: ValidationError) -> ErrorDetails:
+    """Return the first error; for a nested model built by a validator, see tagged_union(), that model's."""
+    error = fault.errors(include_url=False)[0]
+    inner = error.get("ctx", {}).get("error")
+    if not isinstance(inner, ValidationError):
+        return error
+    deeper = _first_error(inner)
+    return {**deeper, "loc": (*error["loc"], *deeper["loc"])}
+
+
+def _bad_request(error: ErrorDetails) -> BadRequestError:
+    """Turn pydantic's error into OpenAI's."""
+    context = error.get("ctx", {})
+    param = shortened(_path(error["loc"], context.get("at", "")), 200)
+    kind = error["type"]
+    if "phrase" in context:
+        return BadRequestError(f"'{param}' {context['phrase']}.", param=param, code=kind)
+    if kind == "extra_forbidden":
+        return BadRequestError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+    if kind == "missing":
+        message = f"Missing required parameter: '{param}'."
+        return BadRequestError(message, param=param, code="missing_required_parameter")
+    requirement = _SHOULD.sub(r"must \1", error["msg"]).replace(" after validation", "")
+    if kind.endswith("_type"):
+        message = f"'{param}' {requirement}, not {_json_type(error['input'])}."
+        return BadRequestError(message, param=param, code="invalid_type")
+    return BadRequestError(f"'{param}' {requirement}.", param=param, code="invalid_value")
+
+
+def _path(location: tuple[int | str, ...], at: str) -> str:
+    """Return the path to a field as OpenAI writes it: messages[0].content."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return (path + at).removeprefix(".")
+
+
+def _json_type(value: Any) -> str:
+    return _JSON_TYPES.get(type(value), "an object")

@@ -1,0 +1,54 @@
+"""Walk the schemas that a JSON schema is made of, and follow its references."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from server.errors import shortened
+
+_SINGLE = ("items", "additionalProperties", "not", "contains", "if", "then", "else", "propertyNames")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+
+Node = dict[str, Any]
+"""A schema that is an object. The schemas true and false need no checks."""
+
+
+def children(node: Node) -> Iterator[tuple[str, Node]]:
+    """Yield the direct subschemas of a schema, each with the path to it, such as .properties.name."""
+    for key in _SINGLE:
+        if isinstance(child := node.get(key), dict):
+            yield f".{key}", child
+    for key in _LISTS:
+        for index, child in enumerate(list_of(node.get(key))):
+            if isinstance(child, dict):
+                yield f".{key}[{index}]", child
+    for key in _MAPS:
+        if isinstance(members := node.get(key), dict):
+            for name, child in members.items():
+                if isinstance(child, dict):
+                    yield f".{key}.{shortened(name)}", child
+
+
+def target_of(schema: Node, node: Node) -> Node | None:
+    """Return the schema that a node's local $ref names; None without one, and for references to elsewhere.
+
+    Unresolvable references give None too: the library reports them.
+    """
+    pointer = node.get("$ref")
+    if not isinstance(pointer, str) or not pointer.startswith("#"):
+        return None
+    found: Any = schema
+    for step in pointer[1:].split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict) and name in found:
+            found = found[name]
+        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            return None
+    return found if isinstance(found, dict) else None
+
+
+def list_of(value: object) -> Sequence[Any]:
+    """Return the value if it is a list, else an empty sequence."""
+    return value if isinstance(value, list) else ()
