@@ -21,9 +21,9 @@ from engine.kv_cache.probes import prefix_fault
 from engine.kv_cache.rows import Caches, Rows, make_caches
 from engine.kv_cache.slices import KVSlice, State, cut_slice, has_state, rebuild, take_state
 from engine.model.loading import ModelError
-from engine.model.weights_digest import weights_fingerprint
 from engine.prefix_cache.disk import PrefixStore
 from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
+from engine.prefix_cache.weights_digest import weights_fingerprint
 from engine.sequence import Sequence
 
 log = logging.getLogger("reprise.engine")

@@ -15,9 +15,9 @@ import pytest
 
 from config.whole_file import unfinished_path
 from engine.kv_cache.slices import KVSlice, State
-from engine.model.weights_digest import weights_fingerprint
 from engine.prefix_cache import disk, disk_file
 from engine.prefix_cache.disk import PrefixStore
+from engine.prefix_cache.weights_digest import weights_fingerprint
 from tests.engine.conftest import StartEngine
 from tests.engine.prefix_cache.test_trie import slice_of, state_of
 from tests.engine.support import CONFIGS, ask, make_loaded, make_model, oracle, prompt_of, request
