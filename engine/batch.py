@@ -80,7 +80,7 @@ class Batch:
         """Add the row to the draft model too, with empty caches if that has not read the prompt."""
         reader, drafts = sequence.prefill.draft_reader, sequence.drafts
         if drafts:
-            drafts.length.begin()
+            drafts.forecast.begin()
             if reader is None:
                 drafts.uses_model = False
             else:

@@ -69,7 +69,7 @@ class VerificationStep:
             drafts.counts.drafter_s += taken_s / len(asked)
         for row, sequence in enumerate(members):
             if sequence.drafts:
-                sequence.drafts.length.record_work(work, row)
+                sequence.drafts.forecast.record_work(work, row)
         return work, taken_s
 
     def _verify(self, inputs: SequenceOf[RowInput]) -> list[Outcome]:

@@ -49,5 +49,5 @@ class DraftPrompts:
         has_stopped = sequence.drafts is not None and not sequence.drafts.uses_model
         if has_stopped or not proposers.may_ask_model(sequence.request):
             return False
-        pays = self._planner.model_pays(proposers.new_length(), proposers.limit)
+        pays = self._planner.model_pays(proposers.new_forecast(), proposers.limit)
         return proposers.prompt_gate.should_read(pays)

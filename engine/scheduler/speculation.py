@@ -7,11 +7,11 @@ from dataclasses import replace
 from engine.sequence import Sequence
 from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width
 from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
-from engine.speculative.draft_model.draft_length import (
+from engine.speculative.draft_model.forecast import (
     MODEL,
     PROBE_RATE,
     PROBE_TOKENS,
-    DraftLength,
+    DraftForecast,
     PlannedDraft,
 )
 from engine.speculative.step_costs import StepCosts
@@ -106,9 +106,9 @@ class Planner:
                 return []
         return [_row_input(s, estimate, width) for s, estimate in zip(members, estimates, strict=True)]
 
-    def model_pays(self, length: DraftLength, limit: int) -> bool:
+    def model_pays(self, forecast: DraftForecast, limit: int) -> bool:
         """Whether drafts of up to limit tokens by the draft model would pay for a single row."""
-        return self._estimate_model_draft(length, 1, limit, length.rate).num_tokens > 0
+        return self._estimate_model_draft(forecast, 1, limit, forecast.rate).num_tokens > 0
 
     def _best_draft(self, s: Sequence, num_pending: int, num_rows: int) -> DraftEstimate:
         """Return a row's best draft: a drafter's if one pays, else the draft model's if that pays."""
@@ -122,20 +122,22 @@ class Planner:
 
         estimate = s.drafts.propose(room, MIN_GAIN * self._min_ratio(num_rows), is_worth)
         if not estimate.is_worth and s.drafts.uses_model and self.model_costs is not None:
-            length = s.drafts.length
-            modelled = self._estimate_model_draft(length, num_rows, min(room, s.drafts.limit), length.rate)
+            forecast = s.drafts.forecast
+            modelled = self._estimate_model_draft(
+                forecast, num_rows, min(room, s.drafts.limit), forecast.rate
+            )
             estimate = modelled if modelled.num_tokens else estimate
         return replace(estimate, num_pending=num_pending)
 
     def _estimate_model_draft(
-        self, length: DraftLength, num_rows: int, limit: int, rate: float
+        self, forecast: DraftForecast, num_rows: int, limit: int, rate: float
     ) -> DraftEstimate:
         """Estimate a draft by the draft model, of the length that pays best if all rows are like this one.
 
         Returns an estimate without tokens if no length pays.
         rate: the chance that one of its tokens is accepted. limit: maximum tokens.
         """
-        estimate = length.estimate(
+        estimate = forecast.estimate(
             min(limit, self.model_costs.max_tokens(rate)) if self.model_costs else limit, rate
         )
         # This cheap test rejects most drafts.
@@ -143,7 +145,7 @@ class Planner:
             return DraftEstimate()
 
         def step_s(width: int) -> float:
-            work = PlannedDraft.combine([(length, estimate, width - 1)])
+            work = PlannedDraft.combine([(forecast, estimate, width - 1)])
             return self._spread_s(num_rows, work) + self.step_s([width] * num_rows)
 
         width = choose_width([estimate], self._widths([estimate], num_rows), step_s, lambda _: True)
@@ -158,13 +160,13 @@ class Planner:
         does not allow it.
         """
         able = [s for s in members if s.drafts and s.drafts.uses_model and _room(s) > 0]
-        due = [s.drafts.length for s in able if s.drafts and s.drafts.length.is_probe_due]
+        due = [s.drafts.forecast for s in able if s.drafts and s.drafts.forecast.is_probe_due]
         if self.model_costs is None or not due:
             return estimates, 1
         num_rows = len(members)
         most = max(min(_room(s), s.drafts.limit) for s in able if s.drafts)
         if self.model_costs.is_new or any(
-            self._estimate_model_draft(length, num_rows, most, PROBE_RATE).num_tokens for length in due
+            self._estimate_model_draft(forecast, num_rows, most, PROBE_RATE).num_tokens for forecast in due
         ):
             # All rows take part in the step, so all of them probe.
             tried = [
@@ -176,8 +178,8 @@ class Planner:
                 return tried, widths[-1]
         else:
             self.model_costs.decay_to_prior()
-        for length in due:
-            length.postpone_probe()
+        for forecast in due:
+            forecast.postpone_probe()
         return estimates, 1
 
     def _min_ratio(self, num_rows: int) -> float:
@@ -274,12 +276,12 @@ def _room(s: Sequence) -> int:
 
 def _probe_of(s: Sequence) -> DraftEstimate:
     assert s.drafts
-    return s.drafts.length.estimate(min(_room(s), s.drafts.limit, PROBE_TOKENS), s.drafts.length.rate)
+    return s.drafts.forecast.estimate(min(_room(s), s.drafts.limit, PROBE_TOKENS), s.drafts.forecast.rate)
 
 
 def _planned(members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate], width: int) -> PlannedDraft:
     return PlannedDraft.combine(
-        (s.drafts.length, estimate, _num_drafted(estimate, width))
+        (s.drafts.forecast, estimate, _num_drafted(estimate, width))
         for s, estimate in zip(members, estimates, strict=True)
         if s.drafts and estimate.draft.source == MODEL
     )
@@ -296,7 +298,7 @@ def _row_input(s: Sequence, estimate: DraftEstimate, width: int) -> RowInput:
     if num_drafted == 0:
         return RowInput(pending, position)
     if estimate.draft.source == MODEL:
-        num_to_draft = s.drafts.length.num_to_draft(num_drafted) if s.drafts else num_drafted
+        num_to_draft = s.drafts.forecast.num_to_draft(num_drafted) if s.drafts else num_drafted
         return RowInput(
             pending, position, source=estimate.draft, num_wanted=num_drafted, num_to_draft=num_to_draft
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from config.settings import Settings
 from engine.request import GenerationRequest
-from engine.speculative.draft_model.draft_length import MODEL
+from engine.speculative.draft_model.forecast import MODEL
 
 LOOKUPS = {
     "auto": ("suffix", "ngram-mod"),

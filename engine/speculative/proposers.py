@@ -13,7 +13,7 @@ from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from engine.request import DraftingReport, GenerationRequest
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts, count_accepted
 from engine.speculative.draft_length import DraftEstimate, expected_tokens
-from engine.speculative.draft_model.draft_length import MODEL, DraftLength, PromptGate, TokenYield
+from engine.speculative.draft_model.forecast import MODEL, DraftForecast, PromptGate, TokenYield
 from engine.speculative.draft_stats import DraftCounts
 from engine.speculative.gate import SWITCHED_OFF, GateDecision, decide
 from engine.speculative.slowdown_budget import SlowdownBudget
@@ -72,7 +72,7 @@ class Proposers:
             limit,
             gate,
             acceptance,
-            DraftLength(acceptance, TokenYield(self.token_yield)),
+            DraftForecast(acceptance, TokenYield(self.token_yield)),
             SlowdownBudget(self.settings.draft_overhead),
             [self.sources.drafters[name] for name in gate.drafters if name in self.sources.drafters],
         )
@@ -92,9 +92,9 @@ class Proposers:
         """Maximum tokens of one draft; a request may ask for fewer."""
         return self.settings.num_draft_tokens
 
-    def new_length(self) -> DraftLength:
+    def new_forecast(self) -> DraftForecast:
         """Return what a new request may expect of the draft model."""
-        return DraftLength(Acceptance(self.global_counts), TokenYield(self.token_yield))
+        return DraftForecast(Acceptance(self.global_counts), TokenYield(self.token_yield))
 
 
 @dataclass
@@ -102,7 +102,7 @@ class SequenceDrafts:
     """One sequence's drafters, slowdown budget and counts.
 
     seq: its number with the drafters. limit: maximum tokens of one draft.
-    length: what to expect of the draft model.
+    forecast: what to expect of the draft model.
     uses_model: whether the draft model may draft when no drafter has a draft worth its cost.
     matcher: the state of the answer's grammar, if it has one. Drafts obey it, and tokens that it forces are
         a draft of their own.
@@ -112,7 +112,7 @@ class SequenceDrafts:
     limit: int
     gate: GateDecision
     acceptance: Acceptance
-    length: DraftLength
+    forecast: DraftForecast
     slowdown_budget: SlowdownBudget
     drafters: list[Drafter]
     uses_model: bool = False
@@ -187,7 +187,7 @@ class SequenceDrafts:
         if num_judged:
             self.acceptance.learn(verified, num_judged, num_accepted)
         self.acceptance.count_lines(tokens)
-        self.length.observe(len(tokens), num_judged, num_accepted)
+        self.forecast.observe(len(tokens), num_judged, num_accepted)
         self.counts.num_forwards += 1
         self.counts.add_tokens(verified.source, num_accepted, len(tokens))
         if num_verified:

@@ -16,7 +16,7 @@ from drafters.repetition import repetition_score
 from engine.engine import Engine
 from engine.request import DraftChoice, DraftType, GenerationRequest
 from engine.speculative.acceptance import Acceptance
-from engine.speculative.draft_model.draft_length import DraftLength
+from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.proposers import DraftSources
 from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
 from engine.speculative.step_costs import StepClock, StepCosts
@@ -183,7 +183,7 @@ def test_a_draft_model_with_windows_goes_back_over_many_forwards(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A random model is never right, so it would soon be asked no more.
-    monkeypatch.setattr(DraftLength, "rate", 0.9)
+    monkeypatch.setattr(DraftForecast, "rate", 0.9)
     monkeypatch.setattr(StepClock, "lap", lambda *_: None)
     asked = [request(prompt_of(35, 35), 330)]
     engine = start_engine(

@@ -15,7 +15,7 @@ from engine.model.loading import LoadedModel, ModelError, describe
 from engine.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from engine.sampling.sampler import Penalties, Sampler
 from engine.scheduler.memory_budget import MemoryBudget
-from engine.speculative.draft_model.draft_length import DraftLength
+from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.draft_model.sampling import make_draft_sampling
 from engine.speculative.proposers import DraftSources
 from engine.speculative.step_costs import StepClock
@@ -41,7 +41,7 @@ def make_foreign(name: str, kind: str = "sentencepiece-first", context: int | No
 @pytest.fixture
 def start(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
     """Start engines that keep asking the draft model, although drafts of a random one are never accepted."""
-    monkeypatch.setattr(DraftLength, "rate", 0.9)
+    monkeypatch.setattr(DraftForecast, "rate", 0.9)
     monkeypatch.setattr(StepClock, "lap", lambda *_: None)
 
     def start(name: str, make_draft: Callable[[], LoadedModel], **settings: Any) -> Engine:

@@ -14,10 +14,10 @@ from engine.request import DraftChoice, GenerationRequest, Sampling
 from engine.scheduler.speculation import Planner
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
 from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
-from engine.speculative.draft_model.draft_length import (
+from engine.speculative.draft_model.forecast import (
     MODEL,
     READ_ONE_PROMPT_IN,
-    DraftLength,
+    DraftForecast,
     PromptGate,
     TokenYield,
 )
@@ -110,7 +110,7 @@ class World:
     def begin(self) -> Row:
         asked = GenerationRequest("r", PROMPT, 1, Sampling(seed=1), draft=DraftChoice(MODEL))
         drafts = self.drafting.begin(asked)
-        drafts.length.begin()
+        drafts.forecast.begin()
         return Row(self.chance, drafts, self.num_tokens)
 
     def run(self) -> "World":
@@ -146,7 +146,7 @@ class World:
         self.at.append(self.rows[0].num_answered)
         results = []
         for at, (row, row_input, came) in enumerate(zip(self.rows, inputs, translated, strict=True)):
-            row.drafts.length.record_work(work, at)
+            row.drafts.forecast.record_work(work, at)
             num_verified = min(row_input.num_wanted, came[1]) if came else 0
             chance = row.chance(row.num_answered)
             results.append((num_verified, self.accepted(num_verified, chance)))
@@ -350,31 +350,31 @@ def test_drafts_that_become_no_target_tokens_are_worth_less() -> None:
     sure, rare = (World(lambda _: 0.8, gap=gap).run() for gap in (0, 2))
     assert rare.speed < sure.speed
     assert rare.speed > 1.0
-    length = rare.rows[0].drafts.length
-    assert length.token_yield.nonempty_rate == pytest.approx(0.5, abs=0.15)
-    assert length.estimate(4, 0.8).expected[4] < sure.rows[0].drafts.length.estimate(4, 0.8).expected[4]
+    forecast = rare.rows[0].drafts.forecast
+    assert forecast.token_yield.nonempty_rate == pytest.approx(0.5, abs=0.15)
+    assert forecast.estimate(4, 0.8).expected[4] < sure.rows[0].drafts.forecast.estimate(4, 0.8).expected[4]
 
 
 def test_a_step_is_charged_its_share_of_catching_up() -> None:
-    length = DraftLength(Acceptance(AcceptanceCounts(GLOBAL_DECAY)))
-    assert length.catch_up_share(3.0) == 1.0
-    length.observe(400, 0, 0)
-    assert length.num_fed == 401
-    assert length.catch_up_share(4.01) == pytest.approx(0.01)
+    forecast = DraftForecast(Acceptance(AcceptanceCounts(GLOBAL_DECAY)))
+    assert forecast.catch_up_share(3.0) == 1.0
+    forecast.observe(400, 0, 0)
+    assert forecast.num_fed == 401
+    assert forecast.catch_up_share(4.01) == pytest.approx(0.01)
 
 
 def test_what_pays_at_once_may_not_pay_after_catching_up() -> None:
     """The draft model does not catch up for a row that copied from its prompt all the time."""
     world = World(lambda _: 0.7, per_token(0.3), r=0.3, costs=TARGET)
-    length, row = world.rows[0].drafts.length, world.rows[0]
+    forecast, row = world.rows[0].drafts.forecast, world.rows[0]
     assert world.planner.plan([row], [row.num_held])  # type: ignore[list-item]
     # With these costs a token that is fed costs as much as one that is drafted.
     world.planner.model_costs = DraftModelCosts(world.costs.alone, StepCosts(FULL))
-    length.observe(400, 0, 0)
-    length._tokens_since_draft = 0
+    forecast.observe(400, 0, 0)
+    forecast._tokens_since_draft = 0
     row.tokens += [9] * 400
     row.num_held = len(row.tokens) - 1
-    assert not world.planner.model_pays(length, 15)
+    assert not world.planner.model_pays(forecast, 15)
 
 
 def test_prompts_are_read_while_drafting_pays_and_rarely_otherwise() -> None:
@@ -385,12 +385,12 @@ def test_prompts_are_read_while_drafting_pays_and_rarely_otherwise() -> None:
     assert sum(read) == 4
     assert not any(read[: READ_ONE_PROMPT_IN - 1])
     good, bad = (World(lambda _, chance=chance: chance, num_tokens=100).run() for chance in (0.9, 0.0))
-    assert good.planner.model_pays(good.drafting.new_length(), 15)
+    assert good.planner.model_pays(good.drafting.new_forecast(), 15)
     for _ in range(15):
         bad.rows = [bad.begin()]
         bad.lacking = [1]
         bad.run()
-    assert not bad.planner.model_pays(bad.drafting.new_length(), 15)
+    assert not bad.planner.model_pays(bad.drafting.new_forecast(), 15)
 
 
 def test_drafts_are_cut_to_the_widest_exact_width() -> None:

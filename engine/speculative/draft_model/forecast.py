@@ -74,7 +74,7 @@ class TokenYield:
 
 
 @dataclass
-class DraftLength:
+class DraftForecast:
     """One row's expectations of the draft model, from which the length of its drafts follows.
 
     num_lacking: tokens of the draft model that the row must be fed before the first drafted one.
@@ -168,24 +168,24 @@ class DraftLength:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDraft:
-    """The draft model's expected work for a step. See DraftWork; share: see DraftLength.catch_up_share()."""
+    """The draft model's expected work for a step. See DraftWork and, for share, catch_up_share()."""
 
     num_fed: int = 0
     num_drafted: int = 0
     share: float = 0.0
 
     @classmethod
-    def combine(cls, wanted: Iterable[tuple[DraftLength, DraftEstimate, int]]) -> "PlannedDraft":
+    def combine(cls, wanted: Iterable[tuple[DraftForecast, DraftEstimate, int]]) -> "PlannedDraft":
         """Combine the rows of a step.
 
-        wanted: for each row its length, its estimate, and the target tokens it wants to be drafted.
+        wanted: for each row its forecast, its estimate, and the target tokens it wants to be drafted.
         """
-        found = [(length, estimate, num) for length, estimate, num in wanted if num]
+        found = [(forecast, estimate, num) for forecast, estimate, num in wanted if num]
         return cls(
-            max((length.num_fed for length, _, _ in found), default=0),
-            max((length.num_to_draft(num) for length, _, num in found), default=0),
+            max((forecast.num_fed for forecast, _, _ in found), default=0),
+            max((forecast.num_to_draft(num) for forecast, _, num in found), default=0),
             max(
-                (length.catch_up_share(estimate.expected[num]) for length, estimate, num in found),
+                (forecast.catch_up_share(estimate.expected[num]) for forecast, estimate, num in found),
                 default=0.0,
             ),
         )
