@@ -7,7 +7,7 @@ from engine.request import Delta
 from server.errors import ApiError, RequestFailedError
 from server.generation.service import Service
 from server.generation.submission import Submission
-from server.logs import LOGGER, RequestRecord, is_logging_prompts, log_prompt
+from server.logs import LOGGER, RequestRecord, log_prompt
 from server.output.openai_objects import Timings, UsageBlock
 from server.output.parts import Answer, MakeParser, Part
 from server.output.usage import count_usage, note_in_record, time_sequences
@@ -27,7 +27,6 @@ class Generation:
         self._record = record
         self._n = n
         self._readers = [make_parser() for _ in submission.engine_requests]
-        self._said: list[list[Delta]] = [[] for _ in submission.engine_requests]
 
     @property
     def is_complete(self) -> bool:
@@ -46,8 +45,6 @@ class Generation:
             events = await self.submission.receive()
             for index, event in events:
                 reader = self._readers[index]
-                if isinstance(event, Delta) and is_logging_prompts():
-                    self._said[index].append(event)
                 read = reader.read(event) if isinstance(event, Delta) else reader.end(event)
                 parts += [(index, part) for part in read]
             if not events or time.monotonic() > give_up_at:
@@ -56,11 +53,11 @@ class Generation:
 
     async def answers(self) -> Sequence[Answer]:
         """Wait for all ends. Raises as receive() does."""
-        self._said = said = await self.submission.answers()
+        await self.submission.wait_until_complete()
         answers = []
         for index, reader in enumerate(self._readers):
             answer = Answer()
-            for delta in said[index]:
+            for delta in self.submission.deltas[index]:
                 for part in reader.read(delta):
                     answer.add(part)
             for part in reader.end(self.submission.finished[index]):
@@ -92,7 +89,7 @@ class Generation:
     async def close(self) -> None:
         """Free what still runs, and note in the log record and the metrics how it all ended."""
         submission, record = self.submission, self._record
-        for index, deltas in enumerate(self._said):
+        for index, deltas in enumerate(submission.deltas):
             log_prompt(f"answered [{index}]", "".join(delta.text for delta in deltas))
         has_failed = submission.has_failed
         await submission.close()

@@ -11,6 +11,7 @@ from engine.request import Delta, EngineError, Event, Failed, Finished, Generati
 from server.engine_protocol import EngineProtocol
 from server.errors import ClientGoneError, from_engine, from_failure
 from server.generation.event_queue import EventBridge, EventQueue
+from server.logs import is_logging_prompts
 
 SETTLE_S = 1.0
 """How long a cancelled request waits to hear how far it got; only its line in the log depends on it."""
@@ -22,6 +23,7 @@ class Submission:
     orders: one for each choice, by index.
     ended: usage of the sequences that came to an end, good or bad, by index.
     finished: the ends of those that came to a good one.
+    deltas: text of each choice; of a stream only if prompts are logged.
     on_end: called once with each one's index and end, on the engine's thread, whoever still waits for it.
     """
 
@@ -36,11 +38,11 @@ class Submission:
         self.engine_requests = engine_requests
         self.ended: dict[int, Usage] = {}
         self.finished: dict[int, Finished] = {}
+        self.deltas: list[list[Delta]] = [[] for _ in engine_requests]
         self._engine = engine
         self._post_office = event_bridge
         self._mailbox = EventQueue(silence_s)
         self._on_end = on_end
-        self._kept: list[list[Delta]] = [[] for _ in engine_requests]
         self._num_taken = 0
         self._failure: Failed | None = None
         self._has_client_left = False
@@ -58,7 +60,7 @@ class Submission:
     def start(self, is_streaming: bool) -> None:
         """Hand all orders to the engine, or none. Raises ApiError if it does not take them.
 
-        is_streaming: hear of every piece of text at once, in receive(); otherwise see answers().
+        is_streaming: hear of every piece of text at once, in receive(); otherwise see deltas.
         """
         deliver = self._send if is_streaming else self._keep
         try:
@@ -86,11 +88,10 @@ class Submission:
             raise from_failure(self._failure)
         return events
 
-    async def answers(self) -> list[list[Delta]]:
-        """Wait for all ends and return what each choice said. Raises as receive() does."""
+    async def wait_until_complete(self) -> None:
+        """Wait for all sequences to finish. Raises as receive() does."""
         while not self.is_complete:
             await self.receive()
-        return self._kept
 
     @contextlib.asynccontextmanager
     async def watching(self, receive: Receive) -> AsyncIterator[None]:
@@ -127,6 +128,8 @@ class Submission:
                 events.append((index, event))
                 if isinstance(event, Finished):
                     self.finished[index] = event
+                elif is_logging_prompts():
+                    self.deltas[index].append(event)
         return events
 
     async def _watch(self, receive: Receive) -> None:
@@ -144,7 +147,7 @@ class Submission:
     def _keep(self, index: int, event: Event) -> None:
         """Sink of a whole answer, on the engine's thread: the loop need not hear of every token."""
         if isinstance(event, Delta):
-            self._kept[index].append(event)
+            self.deltas[index].append(event)
         else:
             self._on_end(index, event)
             self._post_office.post(self._mailbox, (index, event))
