@@ -14,18 +14,14 @@ from server.output.usage import count_usage, note_in_record, time_sequences
 
 
 class Generation:
-    """What was submitted, and a reader for each choice.
-
-    n: choices of each prompt.
-    """
+    """What was submitted, and a reader for each choice."""
 
     def __init__(
-        self, service: Service, record: RequestRecord, submission: Submission, make_parser: MakeParser, n: int
+        self, service: Service, record: RequestRecord, submission: Submission, make_parser: MakeParser
     ) -> None:
         self.submission = submission
         self._service = service
         self._record = record
-        self._n = n
         self._readers = [make_parser() for _ in submission.engine_requests]
 
     @property
@@ -68,7 +64,9 @@ class Generation:
     def usage(self) -> UsageBlock:
         """Token counts up to now."""
         num_reasoning = sum(reader.num_reasoning_tokens for reader in self._readers)
-        return count_usage(self.submission.engine_requests, self.submission.ended, self._n, num_reasoning)
+        return count_usage(
+            self.submission.engine_requests, self.submission.ended, self.submission.num_choices, num_reasoning
+        )
 
     def timings(self) -> Timings:
         """What the answers took, once all have ended."""
@@ -93,7 +91,7 @@ class Generation:
             log_prompt(f"answered [{index}]", "".join(delta.text for delta in deltas))
         has_failed = submission.has_failed
         await submission.close()
-        note_in_record(record, submission.engine_requests, submission.ended, self._n)
+        note_in_record(record, submission.engine_requests, submission.ended, self.submission.num_choices)
         if submission.is_complete:
             finished = submission.finished
             record.finish_reason = " ".join(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fastapi import Request, Response
 
-from engine.request import Failed, Finished, Grammar
+from engine.request import Grammar
 from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
 from server.generation.engine_requests import make_engine_requests
 from server.generation.generation import Generation
@@ -45,14 +45,8 @@ async def respond(
         tenant,
         grammar,
     )
-
-    def count(index: int, end: Finished | Failed) -> None:
-        service.metrics.count_sequence(end, is_first=index % body.n == 0)
-
-    submission = Submission(
-        service.engine, service.event_bridge, engine_requests, service.settings.keep_alive_s, count
-    )
-    generation = Generation(service, record, submission, make_parser, body.n)
+    submission = Submission(service, engine_requests, body.n)
+    generation = Generation(service, record, submission, make_parser)
     submission.start(is_streaming=body.stream)
 
     async def end() -> None:

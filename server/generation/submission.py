@@ -2,15 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from starlette.types import Receive
 
 from engine.request import Delta, EngineError, Event, Failed, Finished, GenerationRequest, Usage
-from server.engine_protocol import EngineProtocol
 from server.errors import ClientGoneError, from_engine, from_failure
-from server.generation.event_queue import EventBridge, EventQueue
+from server.generation.event_queue import EventQueue
+from server.generation.service import Service
 from server.logs import is_logging_prompts
 
 SETTLE_S = 1.0
@@ -20,29 +20,24 @@ SETTLE_S = 1.0
 class Submission:
     """What the engine was asked for, and what came of it.
 
-    orders: one for each choice, by index.
+    engine_requests: one for each choice, by index. num_choices: choices of each prompt.
     ended: usage of the sequences that came to an end, good or bad, by index.
     finished: the ends of those that came to a good one.
     deltas: text of each choice; of a stream only if prompts are logged.
-    on_end: called once with each one's index and end, on the engine's thread, whoever still waits for it.
     """
 
     def __init__(
-        self,
-        engine: EngineProtocol,
-        event_bridge: EventBridge,
-        engine_requests: Sequence[GenerationRequest],
-        silence_s: float,
-        on_end: Callable[[int, Finished | Failed], None],
+        self, service: Service, engine_requests: Sequence[GenerationRequest], num_choices: int
     ) -> None:
         self.engine_requests = engine_requests
+        self.num_choices = num_choices
         self.ended: dict[int, Usage] = {}
         self.finished: dict[int, Finished] = {}
         self.deltas: list[list[Delta]] = [[] for _ in engine_requests]
-        self._engine = engine
-        self._post_office = event_bridge
-        self._mailbox = EventQueue(silence_s)
-        self._on_end = on_end
+        self._engine = service.engine
+        self._metrics = service.metrics
+        self._event_bridge = service.event_bridge
+        self._event_queue = EventQueue(service.settings.keep_alive_s)
         self._num_taken = 0
         self._failure: Failed | None = None
         self._has_client_left = False
@@ -109,7 +104,7 @@ class Submission:
             async with asyncio.timeout(SETTLE_S):
                 while len(self.ended) < self._num_taken:
                     await self._take()
-        self._mailbox.close()
+        self._event_queue.close()
 
     def _cancel(self) -> None:
         for index, order in enumerate(self.engine_requests[: self._num_taken]):
@@ -119,7 +114,7 @@ class Submission:
     async def _take(self) -> list[tuple[int, Delta | Finished]]:
         """Wait for events, note the ends, and return those up to the first failure."""
         events: list[tuple[int, Delta | Finished]] = []
-        for index, event in await self._mailbox.receive():
+        for index, event in await self._event_queue.receive():
             if not isinstance(event, Delta):
                 self.ended[index] = event.usage
             if isinstance(event, Failed):
@@ -136,18 +131,22 @@ class Submission:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._has_client_left = True
-        self._mailbox.wake()
+        self._event_queue.wake()
 
     def _send(self, index: int, event: Event) -> None:
         """Sink of a stream, on the engine's thread."""
         if not isinstance(event, Delta):
-            self._on_end(index, event)
-        self._post_office.post(self._mailbox, (index, event))
+            self._count_end(index, event)
+        self._event_bridge.post(self._event_queue, (index, event))
 
     def _keep(self, index: int, event: Event) -> None:
         """Sink of a whole answer, on the engine's thread: the loop need not hear of every token."""
         if isinstance(event, Delta):
             self.deltas[index].append(event)
         else:
-            self._on_end(index, event)
-            self._post_office.post(self._mailbox, (index, event))
+            self._count_end(index, event)
+            self._event_bridge.post(self._event_queue, (index, event))
+
+    def _count_end(self, index: int, end: Finished | Failed) -> None:
+        """Count a sequence in the metrics, on the engine's thread: its client may have left."""
+        self._metrics.count_sequence(end, is_first=index % self.num_choices == 0)
