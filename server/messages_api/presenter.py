@@ -11,7 +11,7 @@ from server.messages_api.schemas import MessagesRequest
 from server.messages_api.thinking import ThinkingOn
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import Answer, CallPart, EndPart, Part, ReasoningPart, TextPart
+from server.output.parts import Answer, CallPart, EndPart, Part, ReasoningPart, TextPart, merge_adjacent
 from server.output.presenter import Events
 
 UNSIGNED = "unsigned"
@@ -52,11 +52,13 @@ class MessagePresenter:
 
     def parts(self, events: Events) -> bytes:
         """See Presenter."""
-        return b"".join(self._part(part) for part in _joined(events)) or _event("ping")
+        return b"".join(self._part(part) for part in merge_adjacent(part for _, part in events)) or _event(
+            "ping"
+        )
 
     def last(self, events: Events, usage: UsageBlock, _timings: Timings) -> bytes:
         """See Presenter."""
-        parts = _joined(events)
+        parts = list(merge_adjacent(part for _, part in events))
         end = next(part for part in parts if isinstance(part, EndPart))
         frames = [self._part(part) for part in parts]
         counts = _usage(usage)
@@ -161,20 +163,6 @@ def _usage(usage: UsageBlock) -> dict[str, Any]:
 
 def _tool_use(call: CallPart, arguments: object) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
-
-
-def _joined(events: Events) -> list[Part]:
-    """The parts, with text that came while the loop was busy in one."""
-    joined: list[Part] = []
-    for _, part in events:
-        before = joined[-1] if joined else None
-        if isinstance(part, TextPart) and isinstance(before, TextPart):
-            joined[-1] = TextPart(before.text + part.text)
-        elif isinstance(part, ReasoningPart) and isinstance(before, ReasoningPart):
-            joined[-1] = ReasoningPart(before.text + part.text)
-        else:
-            joined.append(part)
-    return joined
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -8,11 +8,10 @@ from pydantic_core import to_json
 from server.errors import ApiError
 from server.output.openai_format import ResponseFormat, ResponseHead
 from server.output.openai_objects import Choice, Timings, UsageBlock
-from server.output.parts import Answer, Part, ReasoningPart, TextPart
+from server.output.parts import Answer, Part, ReasoningPart, StreamedText, TextPart, merge
 from server.output.presenter import Events
 
 DONE = b"data: [DONE]\n\n"
-Said = TextPart | ReasoningPart
 
 
 class ChunkPresenter:
@@ -29,7 +28,7 @@ class ChunkPresenter:
         self._num_choices = num_choices
         self._wants_usage = wants_usage
         self._no_usage: dict[str, None] = {"usage": None} if wants_usage else {}
-        self._around_text: dict[tuple[int, type[Said]], tuple[bytes, bytes]] = {}
+        self._around_text: dict[tuple[int, type[StreamedText]], tuple[bytes, bytes]] = {}
 
     def whole(self, answers: Sequence[Answer], usage: UsageBlock, timings: Timings) -> bytes:
         """See Presenter."""
@@ -60,7 +59,7 @@ class ChunkPresenter:
         """See Presenter."""
         return _frame(to_json(fault.body()))
 
-    def text(self, index: int, text: str, kind: type[Said] = TextPart) -> bytes:
+    def text(self, index: int, text: str, kind: type[StreamedText] = TextPart) -> bytes:
         """A piece of text. The one thing done for every token, so it serialises nothing but the text."""
         if (index, kind) not in self._around_text:
             self._around_text[index, kind] = self._split_at_text(index, kind)
@@ -78,7 +77,7 @@ class ChunkPresenter:
         closing: dict[str, Timings | None] = {} if timings is None else {"timings": timings}
         return _frame(self._heading.chunk(self._dialect, [choice], **self._no_usage, **closing).to_json())
 
-    def _split_at_text(self, index: int, kind: type[Said]) -> tuple[bytes, bytes]:
+    def _split_at_text(self, index: int, kind: type[StreamedText]) -> tuple[bytes, bytes]:
         mark = secrets.token_hex(16)
         before, _, after = self._chunk(self._dialect.part(index, kind(mark))).partition(to_json(mark))
         return before, after
@@ -87,24 +86,15 @@ class ChunkPresenter:
 def _joined(events: Events) -> list[tuple[int, Part]]:
     """Text of one choice that came while the loop was busy becomes one part; ends come where they came."""
     joined: list[tuple[int, Part]] = []
-    texts: dict[int, list[Said]] = {}
+    texts: dict[int, list[StreamedText]] = {}
     for index, part in events:
         if index in texts and not isinstance(part, type(texts[index][0])):
-            joined.append((index, _one(texts.pop(index))))
-        if isinstance(part, Said):
+            joined.append((index, merge(texts.pop(index))))
+        if isinstance(part, StreamedText):
             texts.setdefault(index, []).append(part)
         else:
             joined.append((index, part))
-    return joined + [(index, _one(parts)) for index, parts in texts.items()]
-
-
-def _one(parts: Sequence[Said]) -> Said:
-    if len(parts) == 1:
-        return parts[0]
-    text = "".join(part.text for part in parts)
-    if isinstance(parts[0], ReasoningPart):
-        return ReasoningPart(text)
-    return TextPart(text, tuple(e for part in parts if isinstance(part, TextPart) for e in part.logprobs))
+    return joined + [(index, merge(parts)) for index, parts in texts.items()]
 
 
 def _frame(json: bytes) -> bytes:

@@ -4,7 +4,7 @@ A reader turns one choice's text into parts as it comes; presenters (presenter.p
 one API. So what is thinking, what is a call and what is content is decided once, for all of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -51,7 +51,8 @@ class EndPart:
     stop: str | None = None
 
 
-Part = TextPart | ReasoningPart | CallPart | EndPart
+StreamedText = TextPart | ReasoningPart
+Part = StreamedText | CallPart | EndPart
 
 
 class OutputParser(Protocol):
@@ -109,3 +110,28 @@ class Answer:
                 self.calls.append(part)
             case EndPart():
                 self.reason, self.stop = part.reason, part.stop
+
+
+def merge_adjacent(parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield the parts, with each run of text parts, or of reasoning parts, merged into one."""
+    run: list[StreamedText] = []
+    for part in parts:
+        if run and type(part) is not type(run[0]):
+            yield merge(run)
+            run = []
+        if isinstance(part, StreamedText):
+            run.append(part)
+        else:
+            yield part
+    if run:
+        yield merge(run)
+
+
+def merge(parts: Sequence[StreamedText]) -> StreamedText:
+    """Return one part in place of several of the same kind, at least one."""
+    if len(parts) == 1:
+        return parts[0]
+    text = "".join(part.text for part in parts)
+    if isinstance(parts[0], ReasoningPart):
+        return ReasoningPart(text)
+    return TextPart(text, tuple(e for part in parts if isinstance(part, TextPart) for e in part.logprobs))

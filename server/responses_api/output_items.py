@@ -128,25 +128,3 @@ def _shown(entries: Sequence[TokenLogprob], with_bytes: bool) -> list[Json]:
     """Log probabilities of tokens; with their bytes in items, without them in events, as OpenAI has it."""
     left_out: Any = None if with_bytes else {"bytes": True, "top_logprobs": {"__all__": {"bytes"}}}
     return [entry.model_dump(exclude=left_out) for entry in chat_logprobs(entries).content]
-
-
-def joined(parts: Sequence[Part]) -> Iterator[Part]:
-    """Parts of which neighbours of one kind, text or thinking, are one."""
-    waiting: list[TextPart | ReasoningPart] = []
-    for part in parts:
-        if waiting and type(part) is not type(waiting[0]):
-            yield _one(waiting)
-            waiting = []
-        if isinstance(part, TextPart | ReasoningPart):
-            waiting.append(part)
-        else:
-            yield part
-    if waiting:
-        yield _one(waiting)
-
-
-def _one(parts: Sequence[TextPart | ReasoningPart]) -> Part:
-    text = "".join(part.text for part in parts)
-    if isinstance(parts[0], ReasoningPart):
-        return ReasoningPart(text)
-    return TextPart(text, tuple(e for part in parts if isinstance(part, TextPart) for e in part.logprobs))

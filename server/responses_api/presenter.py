@@ -9,9 +9,9 @@ from pydantic_core import to_json
 from server.errors import ApiError
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import Answer, EndPart, Part, ReasoningPart, TextPart
+from server.output.parts import Answer, EndPart, Part, ReasoningPart, TextPart, merge_adjacent
 from server.output.presenter import KEEP_ALIVE, Events
-from server.responses_api.output_items import Json, Output, joined
+from server.responses_api.output_items import Json, Output
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 
 Keep = Callable[[Json], None]
@@ -54,7 +54,7 @@ class ResponsePresenter:
 
     def parts(self, events: Events) -> bytes:
         """See Presenter."""
-        parts = joined([part for _, part in events])
+        parts = merge_adjacent(part for _, part in events)
         return b"".join(self._frame(e) for part in parts for e in self._output.add(part)) or KEEP_ALIVE
 
     def last(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
