@@ -1,27 +1,28 @@
 """The output of a response, item by item, and the events that tell of it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from engine.request import TokenLogprob
 from server.output.logprobs import chat_logprobs
+from server.output.openai_format import ResponseHead
 from server.output.parts import CallPart, EndPart, Part, ReasoningPart, TextPart
+from server.responses_api.ids import item_id
 from server.responses_api.items import carry
 
 Json = dict[str, Any]
-NewId = Callable[[str, int], str]
-"""Makes the id of an item from the prefix of its kind and its place in the output."""
 
 
-class Output:
+class OutputItems:
     """Builds the items from parts as they come. Events lack their numbers yet.
 
     items: what there is; those that are done do not change any more.
     """
 
-    def __init__(self, new_id: NewId, carries_reasoning: bool) -> None:
+    def __init__(self, head: ResponseHead, num_input: int, carries_reasoning: bool) -> None:
         self.items: list[Json] = []
-        self._new_id = new_id
+        self._head = head
+        self._num_input = num_input
         self._carries_reasoning = carries_reasoning
         self._open: Literal["message", "reasoning"] | None = None
         self._texts: list[str] = []
@@ -67,8 +68,8 @@ class Output:
 
     def _begin(self, kind: Literal["message", "reasoning"]) -> Iterator[Json]:
         self._open, self._texts, self._logprobs = kind, [], []
-        item_id = self._new_id("msg" if kind == "message" else "rs", len(self.items))
-        item: Json = {"id": item_id, "type": kind, "status": "in_progress"}
+        new_id = self._new_id("msg" if kind == "message" else "rs")
+        item: Json = {"id": new_id, "type": kind, "status": "in_progress"}
         item |= {"role": "assistant", "content": []} if kind == "message" else {"summary": [], "content": []}
         yield self._added(item)
         yield self._event("content_part.added", content_index=0, part=self._content())
@@ -91,7 +92,7 @@ class Output:
 
     def _call(self, call: CallPart) -> Iterator[Json]:
         item = {
-            "id": self._new_id("fc", len(self.items)),
+            "id": self._new_id("fc"),
             "type": "function_call",
             "status": "in_progress",
             "call_id": call.id,
@@ -103,6 +104,9 @@ class Output:
         yield self._event("function_call_arguments.done", arguments=call.arguments)
         item |= {"status": "completed", "arguments": call.arguments}
         yield self._done(item)
+
+    def _new_id(self, prefix: str) -> str:
+        return item_id(self._head, prefix, self._num_input + len(self.items))
 
     def _content(self) -> Json:
         text = "".join(self._texts)

@@ -11,7 +11,8 @@ from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
 from server.output.parts import Answer, EndPart, Part, ReasoningPart, TextPart, merge_adjacent
 from server.output.presenter import KEEP_ALIVE, Events
-from server.responses_api.output_items import Json, Output
+from server.responses_api.ids import response_id
+from server.responses_api.output_items import Json, OutputItems
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 
 Keep = Callable[[Json], None]
@@ -29,9 +30,7 @@ class ResponsePresenter:
         self._echo = _echo(body)
         self._keep = keep
         self._num_events = 0
-        self._output = Output(
-            lambda prefix, index: item_id(heading, prefix, num_input + index), body.carries_reasoning
-        )
+        self._output = OutputItems(heading, num_input, body.carries_reasoning)
 
     def whole(self, answers: Sequence[Answer], usage: UsageBlock, timings: Timings) -> bytes:
         """See Presenter."""
@@ -112,16 +111,6 @@ class ResponsePresenter:
         numbered = {"type": kind, "sequence_number": self._num_events, **event}
         self._num_events += 1
         return f"event: {kind}\ndata: ".encode() + to_json(numbered) + b"\n\n"
-
-
-def response_id(heading: ResponseHead) -> str:
-    """The id of the response to a request."""
-    return f"resp_{heading.id}"
-
-
-def item_id(heading: ResponseHead, prefix: str, index: int) -> str:
-    """The id of an item. index: its place among the items of input and output."""
-    return f"{prefix}_{heading.id}{index:04x}"
 
 
 def _echo(body: ResponsesRequest) -> Json:

@@ -11,8 +11,9 @@ from server.generation.respond import head
 from server.generation.service import Service, service_of
 from server.http.openapi import body_schema, query_schema
 from server.http.tenants import key_digest
+from server.responses_api.ids import item_id
 from server.responses_api.items import ItemReference
-from server.responses_api.presenter import ResponsePresenter, item_id
+from server.responses_api.presenter import ResponsePresenter
 from server.responses_api.queries import GetQuery, ListQuery, page
 from server.responses_api.schemas import ResponsesRequest
 from server.responses_api.to_chat import PREVIOUS, Translation
