@@ -19,11 +19,11 @@ async def answer_chat(
     """Answer a conversation. Raises ApiError while the status can still say so."""
     check_tools(service, body)
     prompt = await service.prompts.encode_chat(request, body)
-    content = await service.prompts.check_form(request, body)
+    content = await service.prompts.compile_requested_grammar(request, body)
     grammar = chat_grammar(body, service.engine.tokenizer.markers, prompt.is_thinking, content)
     if grammar is not None and grammar is not content:
         await service.prompts.check_grammar(request, grammar, "tools")
-    make_parser = _reader_maker(service, body, prompt)
+    make_parser = _make_parser_factory(service, body, prompt)
     return await respond(
         request, service, body, presenter, [prompt.tokens], make_parser, prompt.prediction, grammar
     )
@@ -40,7 +40,7 @@ def check_tools(service: Service, body: ChatRequest) -> None:
         )
 
 
-def _reader_maker(service: Service, body: ChatRequest, prompt: ChatPrompt) -> MakeParser:
+def _make_parser_factory(service: Service, body: ChatRequest, prompt: ChatPrompt) -> MakeParser:
     tokenizer = service.engine.tokenizer
     tools = [tool.for_template() for tool in body.shown_tools]
     rules = None

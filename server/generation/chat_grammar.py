@@ -1,6 +1,6 @@
 """What the answer to a chat must be, written as one grammar: thinking, then calls, or content, or either.
 
-The grammar is llguidance's dialect of Lark: <[7]> is the token 7, %json a schema, %lark a grammar within it.
+The grammar is written in llguidance's dialect of Lark: <[7]> is the token 7, %json a schema, %lark a nested grammar.
 """
 
 import json

@@ -83,7 +83,7 @@ def choice_seed(seed: int, choice: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
-def check_ids(prompt: Sequence[int], param: str, info: ModelInfo) -> None:
+def check_token_ids(prompt: Sequence[int], param: str, info: ModelInfo) -> None:
     """Refuse token ids that the model does not have. param: where the prompt stands in the body."""
     if min(prompt) < 0 or max(prompt) >= info.vocab_size:
         index = next(i for i, token in enumerate(prompt) if not 0 <= token < info.vocab_size)
@@ -129,13 +129,15 @@ def _check_length(prompt: tuple[int, ...], param: str, info: ModelInfo) -> int:
     return room
 
 
-def context_error(num_tokens: int, param: str, info: ModelInfo, is_least: bool = False) -> BadRequestError:
+def context_error(
+    num_tokens: int, param: str, info: ModelInfo, is_lower_bound: bool = False
+) -> BadRequestError:
     """What the client is told of a prompt, or of a prediction, that fills the context or more.
 
-    is_least: it may have more tokens than that.
+    is_lower_bound: it may have more tokens than that.
     """
     what = "prediction" if param == "prediction" else "prompt"
-    counted = f"{'at least ' if is_least else ''}{num_tokens} tokens"
+    counted = f"{'at least ' if is_lower_bound else ''}{num_tokens} tokens"
     limit = info.memory_limit
     if limit is None:
         message = (

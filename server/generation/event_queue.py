@@ -11,7 +11,7 @@ from collections import deque
 
 from engine.request import Event
 
-Letter = tuple[int, Event]
+ChoiceEvent = tuple[int, Event]
 """The index of a choice, and what happened to it."""
 
 
@@ -22,14 +22,14 @@ class EventQueue:
         """silence_s: receive() returns empty-handed after so long without an event."""
         self._loop = asyncio.get_running_loop()
         self._silence_s = silence_s
-        self._letters: list[Letter] = []
+        self._events: list[ChoiceEvent] = []
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._last_received_s = self._loop.time()
 
-    def put(self, letter: Letter) -> None:
+    def put(self, event: ChoiceEvent) -> None:
         """Add an event."""
-        self._letters.append(letter)
+        self._events.append(event)
         self.wake()
 
     def wake(self) -> None:
@@ -37,19 +37,19 @@ class EventQueue:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def receive(self) -> list[Letter]:
+    async def receive(self) -> list[ChoiceEvent]:
         """Wait for events and return all there are; none after silence_s of waiting, or when woken."""
-        if not self._letters:
+        if not self._events:
             self._waiter = self._loop.create_future()
             if self._timer is None:
-                self._timer = self._loop.call_later(self._silence_s, self._look_at_clock)
+                self._timer = self._loop.call_later(self._silence_s, self._check_silence)
             try:
                 await self._waiter
             finally:
                 self._waiter = None
         self._last_received_s = self._loop.time()
-        letters, self._letters = self._letters, []
-        return letters
+        events, self._events = self._events, []
+        return events
 
     def close(self) -> None:
         """Stop the clock."""
@@ -57,13 +57,13 @@ class EventQueue:
             self._timer.cancel()
             self._timer = None
 
-    def _look_at_clock(self) -> None:
+    def _check_silence(self) -> None:
         # One timer that looks when the next silence could end, not one that is set anew for each token.
         left_s = self._last_received_s + self._silence_s - self._loop.time()
         if left_s <= 0:
             self.wake()
             left_s = self._silence_s
-        self._timer = self._loop.call_later(left_s, self._look_at_clock)
+        self._timer = self._loop.call_later(left_s, self._check_silence)
 
 
 class EventBridge:
@@ -71,21 +71,21 @@ class EventBridge:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._bag: deque[tuple[EventQueue, Letter]] = deque()
-        self._is_loop_told = False
+        self._posted: deque[tuple[EventQueue, ChoiceEvent]] = deque()
+        self._is_wake_scheduled = False
 
-    def post(self, event_queue: EventQueue, letter: Letter) -> None:
+    def post(self, event_queue: EventQueue, event: ChoiceEvent) -> None:
         """Send an event on its way. For any thread; neither blocks nor raises."""
-        self._bag.append((event_queue, letter))
-        if not self._is_loop_told:
-            self._is_loop_told = True
+        self._posted.append((event_queue, event))
+        if not self._is_wake_scheduled:
+            self._is_wake_scheduled = True
             # A closed loop raises: then nobody waits for this any more.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         # Before looking into the bag: what comes after the last look must tell the loop again.
-        self._is_loop_told = False
-        while self._bag:
-            event_queue, letter = self._bag.popleft()
-            event_queue.put(letter)
+        self._is_wake_scheduled = False
+        while self._posted:
+            event_queue, event = self._posted.popleft()
+            event_queue.put(event)

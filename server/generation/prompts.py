@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from engine.request import EngineError, Grammar, GrammarError
 from server.engine_protocol import EngineProtocol
 from server.errors import BadRequestError, ClientGoneError, from_engine
-from server.generation.engine_requests import check_ids, context_error
+from server.generation.engine_requests import check_token_ids, context_error
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.structured_output import StructuredFields
@@ -71,7 +71,7 @@ class PromptEncoder:
                 self._check_size(len(prompt), "prompt")
         return await self._run(request, self._encode_all, body.prompt)
 
-    async def prompt_texts(self, request: Request, body: CompletionRequest) -> list[str]:
+    async def decode_prompts(self, request: Request, body: CompletionRequest) -> list[str]:
         """The text of each prompt, to be said before the answers. Raises as _run()."""
         decode = self._engine.tokenizer.decode
         return await self._run(
@@ -89,7 +89,7 @@ class PromptEncoder:
             message = f"'{param}' {explain_grammar_error(str(fault))}."
             raise BadRequestError(message, param=param, code="unsupported_grammar") from fault
 
-    async def check_form(self, request: Request, body: StructuredFields) -> Grammar | None:
+    async def compile_requested_grammar(self, request: Request, body: StructuredFields) -> Grammar | None:
         """The grammar of the form that the answer must have, compiled. Raises as check_grammar()."""
         if body.requested_grammar is None:
             return None
@@ -110,15 +110,15 @@ class PromptEncoder:
             raise context_error(len(tokens), "tokens", self._engine.info)
         if not tokens:
             return ""
-        check_ids(tokens, "tokens", self._engine.info)
+        check_token_ids(tokens, "tokens", self._engine.info)
         return await self._run(request, self._engine.tokenizer.decode, tokens)
 
-    async def split(self, request: Request, tokens: Sequence[int]) -> list[bytes]:
+    async def token_bytes(self, request: Request, tokens: Sequence[int]) -> list[bytes]:
         """Each token's own bytes. Raises as _run()."""
         piece = self._engine.tokenizer.piece
         return await self._run(request, lambda: [piece(token) for token in tokens])
 
-    def beside(self, job: Callable[[], ResultT]) -> ResultT:
+    def run_and_wait(self, job: Callable[[], ResultT]) -> ResultT:
         """Run a job on the thread and wait for it: for callers off the event loop.
 
         Raises CancelledError if the server stops.
@@ -158,7 +158,7 @@ class PromptEncoder:
         info = self._engine.info
         least = num_characters // self._engine.tokenizer.longest_token
         if least >= info.context_tokens:
-            raise context_error(least, param, info, is_least=True)
+            raise context_error(least, param, info, is_lower_bound=True)
 
     def _encode_chat(
         self,
@@ -190,6 +190,8 @@ class PromptEncoder:
             if isinstance(prompt, str):
                 encoded.append(tuple(self._engine.tokenizer.encode(prompt)))
             else:
-                check_ids(prompt, "prompt" if len(prompts) == 1 else f"prompt[{index}]", self._engine.info)
+                check_token_ids(
+                    prompt, "prompt" if len(prompts) == 1 else f"prompt[{index}]", self._engine.info
+                )
                 encoded.append(tuple(prompt))
         return encoded

@@ -6,7 +6,7 @@ from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError
-from server.generation.generation import Generation
+from server.generation.request_output import RequestOutput
 from server.output.presenter import KEEP_ALIVE, Events, Presenter
 
 
@@ -30,23 +30,23 @@ class TokenStream(EventSourceResponse):
             await self._at_end()
 
 
-async def write_frames(generation: Generation, presenter: Presenter, first: Events) -> AsyncIterator[bytes]:
+async def write_frames(output: RequestOutput, presenter: Presenter, first: Events) -> AsyncIterator[bytes]:
     """Write a stream from its first parts to its end, or to an error in its midst.
 
     first: what was received before the headers went out; empty if that was silence.
     """
     events = first
     try:
-        frame = presenter.opening(generation.usage())
-        while not generation.is_complete:
-            yield frame + (presenter.parts(events) if events else KEEP_ALIVE)
+        frame = presenter.format_opening(output.usage())
+        while not output.is_complete:
+            yield frame + (presenter.format_parts(events) if events else KEEP_ALIVE)
             frame = b""
-            events = await generation.receive()
-        frame += presenter.last(events, generation.usage(), generation.timings())
+            events = await output.receive()
+        frame += presenter.format_end(events, output.usage(), output.timings())
     except ApiError as fault:
-        generation.note(fault)
-        frame = presenter.error(fault)
+        output.note(fault)
+        frame = presenter.format_error(fault)
     # A fault of the server's own: the status is out, but the client must not wait for the rest.
-    except Exception:  # noqa: BLE001 - logged by note_own_fault
-        frame = presenter.error(generation.note_own_fault())
+    except Exception:  # noqa: BLE001 - logged by record_internal_error
+        frame = presenter.format_error(output.record_internal_error())
     yield frame

@@ -11,7 +11,15 @@ from server.messages_api.schemas import MessagesRequest
 from server.messages_api.thinking import ThinkingOn
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import Answer, CallPart, EndPart, Part, ReasoningPart, TextPart, merge_adjacent
+from server.output.parts import (
+    ChoiceOutput,
+    EndPart,
+    Part,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    merge_adjacent,
+)
 from server.output.presenter import Events
 
 UNSIGNED = "unsigned"
@@ -21,8 +29,8 @@ UNSIGNED = "unsigned"
 class MessagePresenter:
     """Presents the one answer to a request as Anthropic does."""
 
-    def __init__(self, heading: ResponseHead, request_id: str, body: MessagesRequest) -> None:
-        self._heading = heading
+    def __init__(self, head: ResponseHead, request_id: str, body: MessagesRequest) -> None:
+        self._head = head
         self._request_id = request_id
         self._max_tokens = body.max_tokens
         self._shows_thinking = not (
@@ -32,31 +40,31 @@ class MessagePresenter:
         self._block_idx = -1
         self._open: Literal["text", "thinking"] | None = None
 
-    def whole(self, answers: Sequence[Answer], usage: UsageBlock, _timings: Timings) -> bytes:
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, _timings: Timings) -> bytes:
         """See Presenter."""
-        (answer,) = answers
+        (output,) = outputs
         content: list[dict[str, Any]] = []
-        if answer.reasoning:
-            thinking = answer.reasoning if self._shows_thinking else ""
+        if output.reasoning:
+            thinking = output.reasoning if self._shows_thinking else ""
             content.append({"type": "thinking", "thinking": thinking, "signature": UNSIGNED})
-        if answer.text:
-            content.append({"type": "text", "text": answer.text})
-        content += [_tool_use(call, from_json(call.arguments)) for call in answer.calls]
-        end = self._end(EndPart(answer.reason, answer.stop), usage)
+        if output.text:
+            content.append({"type": "text", "text": output.text})
+        content += [_tool_use(call, from_json(call.arguments)) for call in output.tool_calls]
+        end = self._end(EndPart(output.finish_reason, output.stop), usage)
         return to_json(self._message(content, _usage(usage)) | end)
 
-    def opening(self, usage: UsageBlock) -> bytes:
+    def format_opening(self, usage: UsageBlock) -> bytes:
         """See Presenter. What of the prompt was cached is known only at the end, and said there."""
         message = self._message([], _usage(usage)) | {"stop_reason": None, "stop_sequence": None}
         return _event("message_start", message=message) + _event("ping")
 
-    def parts(self, events: Events) -> bytes:
+    def format_parts(self, events: Events) -> bytes:
         """See Presenter."""
         return b"".join(self._part(part) for part in merge_adjacent(part for _, part in events)) or _event(
             "ping"
         )
 
-    def last(self, events: Events, usage: UsageBlock, _timings: Timings) -> bytes:
+    def format_end(self, events: Events, usage: UsageBlock, _timings: Timings) -> bytes:
         """See Presenter."""
         parts = list(merge_adjacent(part for _, part in events))
         end = next(part for part in parts if isinstance(part, EndPart))
@@ -66,7 +74,7 @@ class MessagePresenter:
         frames.append(_event("message_delta", delta=self._end(end, usage), usage=counts))
         return b"".join(frames) + _event("message_stop")
 
-    def error(self, fault: ApiError) -> bytes:
+    def format_error(self, fault: ApiError) -> bytes:
         """See Presenter."""
         return _frame("error", to_json(anthropic_error(fault, self._request_id)))
 
@@ -79,7 +87,7 @@ class MessagePresenter:
                 return opening + (
                     self._delta("thinking_delta", "thinking", text) if self._shows_thinking else b""
                 )
-            case CallPart():
+            case ToolCallPart():
                 return b"".join(
                     (
                         self._close(),
@@ -124,10 +132,10 @@ class MessagePresenter:
 
     def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         message = {
-            "id": f"msg_{self._heading.id}",
+            "id": f"msg_{self._head.id}",
             "type": "message",
             "role": "assistant",
-            "model": self._heading.model,
+            "model": self._head.model,
             "content": content,
             "usage": usage,
         }
@@ -137,7 +145,7 @@ class MessagePresenter:
 
     def _end(self, end: EndPart, usage: UsageBlock) -> dict[str, Any]:
         """Why the answer ended, and at which stop sequence."""
-        match end.reason:
+        match end.finish_reason:
             case "tool_calls":
                 reason = "tool_use"
             case "length":
@@ -161,7 +169,7 @@ def _usage(usage: UsageBlock) -> dict[str, Any]:
     }
 
 
-def _tool_use(call: CallPart, arguments: object) -> dict[str, Any]:
+def _tool_use(call: ToolCallPart, arguments: object) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
 

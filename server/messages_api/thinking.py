@@ -36,7 +36,7 @@ class ThinkingOn(RequestModel):
 
 
 class ThinkingOff(RequestModel):
-    """Answer without thinking, if the chat template knows how."""
+    """ChoiceOutput without thinking, if the chat template knows how."""
 
     type: Literal["disabled"]
 

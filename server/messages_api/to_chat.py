@@ -32,7 +32,7 @@ _OUR_NAMES = (
 """What OpenAI's fields are called here, for errors that are found only in the chat."""
 
 
-def as_chat(body: MessagesRequest) -> ChatRequest:
+def to_chat_request(body: MessagesRequest) -> ChatRequest:
     """The request as a chat. Raises BadRequestError, in Anthropic's words."""
     chat = _conversation(body) | {
         "max_tokens": body.max_tokens,
@@ -46,12 +46,12 @@ def as_chat(body: MessagesRequest) -> ChatRequest:
     return _chat(chat).model_copy(update={"stop": tuple(body.stop_sequences)})
 
 
-def prompt_of(body: ConversationFields) -> ChatRequest:
+def to_prompt_request(body: ConversationFields) -> ChatRequest:
     """A chat with the same prompt. Raises BadRequestError, in Anthropic's words."""
     return _chat(_conversation(body))
 
 
-def in_their_words(fault: BadRequestError) -> BadRequestError:
+def with_request_names(fault: BadRequestError) -> BadRequestError:
     """An error about the chat, as one about what was sent."""
     message, param = fault.message, fault.param
     for openais, ours in _OUR_NAMES:
@@ -64,7 +64,7 @@ def _chat(given: dict[str, Any]) -> ChatRequest:
     try:
         return validate(given, ChatRequest)
     except BadRequestError as fault:
-        raise in_their_words(fault) from fault
+        raise with_request_names(fault) from fault
 
 
 def _conversation(body: ConversationFields) -> dict[str, Any]:

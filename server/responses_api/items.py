@@ -13,7 +13,7 @@ from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel, unsupported
 from server.validation.unions import tagged_union
 
-CARRIED = "reprise:"
+REASONING_PREFIX = "reprise:"
 """Begins what stands in encrypted_content: the reasoning itself, in base64."""
 
 _DIRECT = {"type": "direct"}
@@ -112,7 +112,7 @@ class InputMessage(RequestModel):
         """All its text."""
         return _text_of(self.content)
 
-    def kept(self, item_id: str) -> dict[str, Any]:
+    def as_listed(self, item_id: str) -> dict[str, Any]:
         """The item as it is listed."""
         parts: list[dict[str, Any]] = []
         for part in self.content:
@@ -139,7 +139,7 @@ class FunctionCall(RequestModel):
     namespace: unsupported() = None  # type: ignore[valid-type]
     is_async: unsupported(False) = Field(None, alias="async")  # type: ignore[valid-type]
 
-    def kept(self, item_id: str) -> dict[str, Any]:
+    def as_listed(self, item_id: str) -> dict[str, Any]:
         """The item as it is listed."""
         head = {"id": item_id, "type": self.type, "call_id": self.call_id, "status": self.status}
         return {**head, "name": self.name, "arguments": self.arguments}
@@ -161,7 +161,7 @@ class FunctionCallOutput(RequestModel):
         """All its text."""
         return _text_of(self.output)
 
-    def kept(self, item_id: str) -> dict[str, Any]:
+    def as_listed(self, item_id: str) -> dict[str, Any]:
         """The item as it is listed."""
         head = {"id": item_id, "type": self.type, "call_id": self.call_id, "status": self.status}
         return {**head, "output": self.text}
@@ -182,7 +182,7 @@ class ReasoningItem(RequestModel):
     @model_validator(mode="after")
     def can_be_read(self) -> "ReasoningItem":
         """Refuse what another server has encrypted."""
-        if self.encrypted_content is not None and carried(self.encrypted_content) is None:
+        if self.encrypted_content is not None and decode_reasoning(self.encrypted_content) is None:
             raise field_error(
                 "invalid_value",
                 "did not come from this server and cannot be read here; leave it out",
@@ -195,9 +195,9 @@ class ReasoningItem(RequestModel):
         """What was thought."""
         if self.content or self.encrypted_content is None:
             return _text_of(self.content)
-        return carried(self.encrypted_content) or ""
+        return decode_reasoning(self.encrypted_content) or ""
 
-    def kept(self, item_id: str) -> dict[str, Any]:
+    def as_listed(self, item_id: str) -> dict[str, Any]:
         """The item as it is listed."""
         content = [{"type": "reasoning_text", "text": self.text}]
         return {"id": item_id, "type": self.type, "summary": [], "content": content, "status": self.status}
@@ -210,8 +210,8 @@ class ItemReference(RequestModel):
     id: str = Field(description="The item's id.")
 
 
-SaidItem = InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem
-AnyItem = SaidItem | ItemReference
+ConversationItem = InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem
+AnyItem = ConversationItem | ItemReference
 _KINDS: dict[str, type[RequestModel]] = {
     "message": InputMessage,
     "function_call": FunctionCall,
@@ -233,21 +233,21 @@ InputItem = Annotated[AnyItem, PlainValidator(_item, json_schema_input_type=AnyI
 _ITEMS: TypeAdapter[list[AnyItem]] = TypeAdapter(list[InputItem])
 
 
-def said_items(kept: list[dict[str, Any]]) -> list[SaidItem]:
+def parse_items(kept: list[dict[str, Any]]) -> list[ConversationItem]:
     """Items that were kept, as they were."""
     return [item for item in _ITEMS.validate_python(kept) if not isinstance(item, ItemReference)]
 
 
-def carry(reasoning: str) -> str:
+def encode_reasoning(reasoning: str) -> str:
     """Reasoning as encrypted_content, for clients that send back only that. It is no secret."""
-    return CARRIED + base64.b64encode(reasoning.encode()).decode()
+    return REASONING_PREFIX + base64.b64encode(reasoning.encode()).decode()
 
 
-def carried(content: str) -> str | None:
-    """The reasoning that carry() was given; None if it was never here."""
-    if not content.startswith(CARRIED):
+def decode_reasoning(content: str) -> str | None:
+    """The reasoning that encode_reasoning() was given; None if it was never here."""
+    if not content.startswith(REASONING_PREFIX):
         return None
     try:
-        return base64.b64decode(content.removeprefix(CARRIED), validate=True).decode()
+        return base64.b64decode(content.removeprefix(REASONING_PREFIX), validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
         return None

@@ -6,9 +6,9 @@ from typing import Any, Literal
 from engine.request import TokenLogprob
 from server.output.logprobs import chat_logprobs
 from server.output.openai_format import ResponseHead
-from server.output.parts import CallPart, EndPart, Part, ReasoningPart, TextPart
+from server.output.parts import EndPart, Part, ReasoningPart, TextPart, ToolCallPart
 from server.responses_api.ids import item_id
-from server.responses_api.items import carry
+from server.responses_api.items import encode_reasoning
 
 Json = dict[str, Any]
 
@@ -19,11 +19,11 @@ class OutputItems:
     items: what there is; those that are done do not change any more.
     """
 
-    def __init__(self, head: ResponseHead, num_input: int, carries_reasoning: bool) -> None:
+    def __init__(self, head: ResponseHead, num_input: int, includes_reasoning: bool) -> None:
         self.items: list[Json] = []
         self._head = head
         self._num_input = num_input
-        self._carries_reasoning = carries_reasoning
+        self._carries_reasoning = includes_reasoning
         self._open: Literal["message", "reasoning"] | None = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
@@ -45,7 +45,7 @@ class OutputItems:
                     yield from self._begin("reasoning")
                 self._texts.append(part.text)
                 yield self._event("reasoning_text.delta", content_index=0, delta=part.text)
-            case CallPart():
+            case ToolCallPart():
                 yield from self._close("completed")
                 yield from self._call(part)
             case EndPart():
@@ -58,7 +58,7 @@ class OutputItems:
         return self.items
 
     def _end(self, end: EndPart) -> Iterator[Json]:
-        is_cut = end.reason == "length"
+        is_cut = end.finish_reason == "length"
         has_answered = any(item["type"] != "reasoning" for item in self.items)
         # Who looks for the text finds one, if there is nothing else.
         if not has_answered and not (is_cut and self.items):
@@ -84,13 +84,13 @@ class OutputItems:
         else:
             yield self._event("reasoning_text.done", content_index=0, text=content["text"])
             if self._carries_reasoning:
-                item["encrypted_content"] = carry(content["text"])
+                item["encrypted_content"] = encode_reasoning(content["text"])
         yield self._event("content_part.done", content_index=0, part=content)
         self._open = None
         item |= {"status": status, "content": [content]}
         yield self._done(item)
 
-    def _call(self, call: CallPart) -> Iterator[Json]:
+    def _call(self, call: ToolCallPart) -> Iterator[Json]:
         item = {
             "id": self._new_id("fc"),
             "type": "function_call",

@@ -9,7 +9,7 @@ from pydantic_core import to_json
 from server.errors import ApiError
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import Answer, EndPart, Part, ReasoningPart, TextPart, merge_adjacent
+from server.output.parts import ChoiceOutput, EndPart, Part, ReasoningPart, TextPart, merge_adjacent
 from server.output.presenter import KEEP_ALIVE, Events
 from server.responses_api.ids import response_id
 from server.responses_api.output_items import Json, OutputItems
@@ -25,25 +25,25 @@ class ResponsePresenter:
     num_input: items of the request's own input; their ids come before those of the output.
     """
 
-    def __init__(self, heading: ResponseHead, body: ResponsesRequest, num_input: int, keep: Keep) -> None:
-        self._heading = heading
+    def __init__(self, head: ResponseHead, body: ResponsesRequest, num_input: int, keep: Keep) -> None:
+        self._head = head
         self._echo = _echo(body)
         self._keep = keep
         self._num_events = 0
-        self._output = OutputItems(heading, num_input, body.carries_reasoning)
+        self._output = OutputItems(head, num_input, body.includes_reasoning)
 
-    def whole(self, answers: Sequence[Answer], usage: UsageBlock, timings: Timings) -> bytes:
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
         """See Presenter."""
-        (answer,) = answers
-        text = TextPart(answer.text, tuple(answer.logprobs))
-        end = EndPart(answer.reason, answer.stop)
-        parts: list[Part] = [ReasoningPart(answer.reasoning), text, *answer.calls, end]
+        (output,) = outputs
+        text = TextPart(output.text, tuple(output.logprobs))
+        end = EndPart(output.finish_reason, output.stop)
+        parts: list[Part] = [ReasoningPart(output.reasoning), text, *output.tool_calls, end]
         for part in parts:
             for _ in self._output.add(part):
                 pass
         return to_json(self._ended(end, usage, timings))
 
-    def opening(self, _usage: UsageBlock) -> bytes:
+    def format_opening(self, _usage: UsageBlock) -> bytes:
         """See Presenter."""
         response = self._response("in_progress", [])
         return b"".join(
@@ -51,19 +51,19 @@ class ResponsePresenter:
             for name in ("created", "in_progress")
         )
 
-    def parts(self, events: Events) -> bytes:
+    def format_parts(self, events: Events) -> bytes:
         """See Presenter."""
         parts = merge_adjacent(part for _, part in events)
         return b"".join(self._frame(e) for part in parts for e in self._output.add(part)) or KEEP_ALIVE
 
-    def last(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
+    def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
         """See Presenter."""
-        frames = self.parts(events)
+        frames = self.format_parts(events)
         end = next(part for _, part in events if isinstance(part, EndPart))
         response = self._ended(end, usage, timings)
         return frames + self._frame({"type": f"response.{response['status']}", "response": response})
 
-    def error(self, fault: ApiError) -> bytes:
+    def format_error(self, fault: ApiError) -> bytes:
         """See Presenter."""
         told = {"type": "error", "code": fault.code, "message": fault.message, "param": fault.param}
         response = self._response("failed", self._output.interrupt())
@@ -71,7 +71,7 @@ class ResponsePresenter:
         return self._frame(told) + self._frame({"type": "response.failed", "response": response})
 
     def _ended(self, end: EndPart, usage: UsageBlock, timings: Timings) -> Json:
-        is_cut = end.reason == "length"
+        is_cut = end.finish_reason == "length"
         response = self._response("incomplete" if is_cut else "completed", self._output.items)
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -93,12 +93,12 @@ class ResponsePresenter:
 
     def _response(self, status: str, output: list[Json]) -> Json:
         return {
-            "id": response_id(self._heading),
+            "id": response_id(self._head),
             "object": "response",
-            "created_at": float(self._heading.created),
+            "created_at": float(self._head.created),
             "completed_at": None,
             "status": status,
-            "model": self._heading.model,
+            "model": self._head.model,
             "output": output,
             "error": None,
             "incomplete_details": None,

@@ -16,8 +16,8 @@ from server.validation.unions import tagged_union
 MAX_TOP_LOGPROBS = 20
 MAX_ITEMS = 8192
 """Items of one input, and parts of all of them: each takes time before anything else can be found wrong."""
-LOGPROBS = "message.output_text.logprobs"
-CARRIED_REASONING = "reasoning.encrypted_content"
+INCLUDE_LOGPROBS = "message.output_text.logprobs"
+INCLUDE_REASONING = "reasoning.encrypted_content"
 
 
 def _of_chat(name: str, note: str = "") -> Any:
@@ -125,11 +125,11 @@ def _count_parts(item: object) -> int:
 
 def _include(given: list[str]) -> list[str]:
     for index, name in enumerate(given):
-        if name not in (LOGPROBS, CARRIED_REASONING):
+        if name not in (INCLUDE_LOGPROBS, INCLUDE_REASONING):
             raise field_error(
                 "unsupported_value",
                 f"is '{shortened(name)}', which this server does not have; "
-                f"it has {LOGPROBS} and {CARRIED_REASONING}",
+                f"it has {INCLUDE_LOGPROBS} and {INCLUDE_REASONING}",
                 f"[{index}]",
             )
     return given
@@ -170,7 +170,7 @@ class ResponsesRequest(RequestModel):
     )
     include: Annotated[list[str], AfterValidator(_include)] = Field(
         [],
-        description=f"{LOGPROBS}: log probabilities. {CARRIED_REASONING}: the reasoning in base64, not "
+        description=f"{INCLUDE_LOGPROBS}: log probabilities. {INCLUDE_REASONING}: the reasoning in base64, not "
         "encrypted, so that clients that send back only that lose nothing.",
     )
     top_logprobs: int | None = Field(
@@ -248,9 +248,9 @@ class ResponsesRequest(RequestModel):
     @property
     def wants_logprobs(self) -> bool:
         """Whether log probabilities were asked for."""
-        return LOGPROBS in self.include or bool(self.top_logprobs)
+        return INCLUDE_LOGPROBS in self.include or bool(self.top_logprobs)
 
     @property
-    def carries_reasoning(self) -> bool:
+    def includes_reasoning(self) -> bool:
         """Whether reasoning items are to have encrypted_content."""
-        return CARRIED_REASONING in self.include
+        return INCLUDE_REASONING in self.include

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from server.errors import NotFoundError, shortened
-from server.responses_api.items import SaidItem, said_items
+from server.responses_api.items import ConversationItem, parse_items
 
 MAX_RESPONSES = 10_000
 OVERHEAD_BYTES = 1024
@@ -42,18 +42,18 @@ class Turn:
         items: list[Json] = from_json(self.said)
         return items
 
-    def conversation(self) -> list[SaidItem]:
+    def conversation(self) -> list[ConversationItem]:
         """All items from the first turn to the end of this one, without any instructions."""
         turns = []
         turn: Turn | None = self
         while turn is not None:
             turns.append(turn)
             turn = turn.previous
-        return [item for turn in reversed(turns) for item in said_items(turn.items())]
+        return [item for turn in reversed(turns) for item in parse_items(turn.items())]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KeptResponse:
+class StoredResponse:
     """A response that ended well. body: the JSON that the client got."""
 
     turn: Turn
@@ -76,7 +76,7 @@ class ResponseStore:
         self.num_bytes = 0
         self.max_bytes = max_bytes
         self._max_responses = max_responses
-        self._kept: OrderedDict[tuple[str, str], KeptResponse] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
         self._home: dict[tuple[str, str], str] = {}
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class ResponseStore:
         said: items of input and output, see Turn.
         """
         turn = Turn(previous, to_json(said), num_input)
-        kept = KeptResponse(turn, to_json(response), tuple(str(item["id"]) for item in said))
+        kept = StoredResponse(turn, to_json(response), tuple(str(item["id"]) for item in said))
         response_id = str(response["id"])
         self._kept[owner, response_id] = kept
         self._home.update({(owner, item_id): response_id for item_id in kept.item_ids})
@@ -104,7 +104,7 @@ class ResponseStore:
 
     def find(
         self, owner: str, response_id: str, param: str = "response_id", code: str | None = None
-    ) -> KeptResponse:
+    ) -> StoredResponse:
         """The response. Raises NotFoundError with the given param and code."""
         kept = self._kept.get((owner, response_id))
         if kept is None:
@@ -117,7 +117,7 @@ class ResponseStore:
         self._kept.move_to_end((owner, response_id))
         return kept
 
-    def find_item(self, owner: str, item_id: str, param: str) -> SaidItem:
+    def find_item(self, owner: str, item_id: str, param: str) -> ConversationItem:
         """An item of a response that is kept. Raises NotFoundError."""
         response_id = self._home.get((owner, item_id))
         if response_id is None:
@@ -127,7 +127,7 @@ class ResponseStore:
                 code="item_not_found",
             )
         items = self.find(owner, response_id).turn.items()
-        return said_items([item for item in items if item["id"] == item_id])[0]
+        return parse_items([item for item in items if item["id"] == item_id])[0]
 
     def remove(self, owner: str, response_id: str) -> None:
         """Forget a response. Raises NotFoundError."""

@@ -6,13 +6,19 @@ from typing import Any
 
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
-from server.responses_api.items import FunctionCall, FunctionCallOutput, InputMessage, ReasoningItem, SaidItem
+from server.responses_api.items import (
+    ConversationItem,
+    FunctionCall,
+    FunctionCallOutput,
+    InputMessage,
+    ReasoningItem,
+)
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 from server.responses_api.store import Turn
 from server.responses_api.tools import AllowedTools, NamedFunction
 from server.validation.field_errors import validate
 
-AS_IN_CHAT = (
+CHAT_FIELDS = (
     "seed",
     "stop",
     "top_k",
@@ -44,7 +50,7 @@ _NAMES = (
 PREVIOUS = "previous_response_id"
 
 
-class Conversation:
+class MessageBuilder:
     """Messages of a chat, made from items.
 
     Where each comes from is noted, so that an error about a message names the item.
@@ -60,7 +66,7 @@ class Conversation:
         """Begin with a system message."""
         self._append({"role": "system", "content": instructions}, "instructions", {"content": "instructions"})
 
-    def add(self, item: SaidItem, origin: str) -> None:
+    def add(self, item: ConversationItem, origin: str) -> None:
         """Add what was said. origin: path of the item in the request."""
         match item:
             case InputMessage(role="assistant"):
@@ -140,17 +146,19 @@ class Conversation:
         self._origins[f"{self._here}.{name}"] = origin if origin in (PREVIOUS, "instructions") else path
 
 
-class Translation:
+class ChatConversion:
     """One request, and the chat that it means.
 
     previous: the turn that it continues. said: its own items, references resolved.
     """
 
-    def __init__(self, body: ResponsesRequest, previous: Turn | None, said: Sequence[SaidItem]) -> None:
+    def __init__(
+        self, body: ResponsesRequest, previous: Turn | None, said: Sequence[ConversationItem]
+    ) -> None:
         self.body = body
         self.previous = previous
         self.said = said
-        self._conversation = Conversation()
+        self._conversation = MessageBuilder()
 
     def chat(self) -> ChatRequest:
         """The chat. Raises BadRequestError in the request's words."""
@@ -164,19 +172,19 @@ class Translation:
         try:
             return validate(given, ChatRequest)
         except BadRequestError as fault:
-            raise self.reworded(fault) from fault
+            raise self.with_request_names(fault) from fault
 
-    def reworded(self, fault: BadRequestError) -> BadRequestError:
+    def with_request_names(self, fault: BadRequestError) -> BadRequestError:
         """An error about the chat as one about the request."""
         param = fault.param
         if param is None:
             return fault
-        name = self._conversation.origin(param) or renamed(param)
+        name = self._conversation.origin(param) or request_name(param)
         message = fault.message.replace(f"'{param}'", f"'{name}'")
         return BadRequestError(message, param=name, code=fault.code, headers=fault.headers)
 
 
-def renamed(param: str) -> str:
+def request_name(param: str) -> str:
     """A path into a chat's body as a path into the request."""
     for pattern, name in _NAMES:
         if pattern.match(param):
@@ -199,7 +207,7 @@ def _fields(body: ResponsesRequest) -> dict[str, Any]:
         "reasoning_effort": body.reasoning.effort,
         "logprobs": body.wants_logprobs or None,
         "top_logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
-        **{name: getattr(body, name) for name in AS_IN_CHAT},
+        **{name: getattr(body, name) for name in CHAT_FIELDS},
     }
 
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from server.generation.generation import Generation
+from server.generation.request_output import RequestOutput
 from server.generation.submission import Submission
-from server.output.openai_chunks import ChunkPresenter
+from server.output.openai_presenter import OpenAIPresenter
 from server.output.parts import PlainParser
 from tests.server import fake_engine
 from tests.server.openai_shapes import assert_error
@@ -54,8 +54,8 @@ async def test_a_fault_in_submitting_is_a_500_and_leaves_no_choice_running(
         (Submission, "receive"),
         (PlainParser, "read"),
         (PlainParser, "end"),
-        (Generation, "usage"),
-        (Generation, "timings"),
+        (RequestOutput, "usage"),
+        (RequestOutput, "timings"),
     ],
     ids=["mailbox", "detokenised text", "end", "usage", "timings"],
 )
@@ -78,10 +78,10 @@ async def test_a_fault_in_reading_an_answer_is_told_and_leaves_nothing_running(
     assert (await client.post("/v1/completions", json={"prompt": "hello"})).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["opening", "parts", "last"])
+@pytest.mark.parametrize("name", ["format_opening", "format_parts", "format_end"])
 async def test_a_fault_in_writing_a_stream_is_told_in_it(client, engine, monkeypatch, name):
-    engine.script = fake_engine.wait_midway if name == "parts" else fake_engine.echo
-    breaks(monkeypatch, ChunkPresenter, name)
+    engine.script = fake_engine.wait_midway if name == "format_parts" else fake_engine.echo
+    breaks(monkeypatch, OpenAIPresenter, name)
     response = await client.post("/v1/completions", json=BODY | {"stream": True})
     assert '"error"' in response.text
     assert response.headers["x-request-id"] in response.text

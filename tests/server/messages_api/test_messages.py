@@ -15,7 +15,7 @@ from config.settings import Settings
 from engine.request import Delta, Finished, Usage
 from server.app import create_app
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
-from server.messages_api.to_chat import as_chat
+from server.messages_api.to_chat import to_chat_request
 from tests.server.fake_engine import THINKING, FakeEngine, fail_first, fail_midway, wait_midway
 from tests.server.messages_api.anthropic_shapes import assert_anthropic_error, valid_events, valid_message
 from tests.server.openai_shapes import valid
@@ -211,7 +211,7 @@ async def test_tools_reach_the_template_with_their_examples(client, engine):
 def test_a_choice_of_tools_is_the_chats(choice, mode, names):
     for is_single in (False, True) if mode != "none" else (None,):
         more = {} if is_single is None else {"disable_parallel_tool_use": is_single}
-        chat = as_chat(MessagesRequest(**ask(tools=[LOOK], tool_choice=choice | more)))
+        chat = to_chat_request(MessagesRequest(**ask(tools=[LOOK], tool_choice=choice | more)))
         assert (chat.tool_choice.mode, chat.tool_choice.names) == (mode, names)
         assert chat.parallel_tool_calls is not bool(is_single)
 

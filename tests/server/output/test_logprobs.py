@@ -6,7 +6,7 @@ import math
 import pytest
 
 from engine.request import Delta, Finished, TokenLogprob, Usage
-from server.output.logprobs import CompletionTokens, chat_logprobs
+from server.output.logprobs import CompletionLogprobsBuilder, chat_logprobs
 from tests.server.fake_engine import says
 from tests.server.openai_shapes import (
     assert_error,
@@ -178,19 +178,19 @@ def test_no_probability_is_a_finite_number():
     entries = [said(b"x", -math.inf, (1, b"y", math.nan)), said(b"x", -10_000.0)]
     (first, second) = chat_logprobs(entries).content
     assert (first.logprob, first.top_logprobs[0].logprob, second.logprob) == (-9999.0, -9999.0, -9999.0)
-    told = CompletionTokens().add(entries, "xx")
+    told = CompletionLogprobsBuilder().add(entries, "xx")
     assert told.token_logprobs == [-9999.0, -9999.0]
 
 
 def test_offsets_pass_over_tokens_that_the_prompts_text_does_not_show():
-    tokens = CompletionTokens()
+    tokens = CompletionLogprobsBuilder()
     prompt = [TokenLogprob(1, b"<s>", None), said(b" Hello"), said(b" you")]
     assert tokens.add_prompt(prompt, "Hello you").text_offset == [0, 0, 5]
     assert tokens.add([said(b"!"), said(b"!")], "!!").text_offset == [9, 10]
 
 
 def test_offsets_pass_over_a_space_that_the_answer_does_not_begin_with():
-    assert CompletionTokens().add([said(b" Hi"), said(b" you")], "Hi you").text_offset == [0, 2]
+    assert CompletionLogprobsBuilder().add([said(b" Hi"), said(b" you")], "Hi you").text_offset == [0, 2]
 
 
 WRONG = [

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from engine.model.tool_calls import read_calls
 from engine.request import Delta, Finished, TokenLogprob, Usage
 from server.output.parser import MarkerParser, ToolCallRules, parser_factory
-from server.output.partial_text import JsonStrings
-from server.output.parts import Answer, CallPart, PlainParser, ReasoningPart, TextPart
+from server.output.partial_text import JsonStringTracker
+from server.output.parts import ChoiceOutput, PlainParser, ReasoningPart, TextPart, ToolCallPart
 from tests.server.fake_engine import CALLING, THINKING, marker
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -26,18 +26,18 @@ def parse(text):
 def read(pieces, markers=THINKING, is_thinking=False, rules=ToolCallRules(parse), reason="stop"):  # noqa: B008
     reader = MarkerParser(markers, is_thinking, rules)
     parts = [part for piece in pieces for part in reader.read(Delta(piece))]
-    answer = Answer()
+    output = ChoiceOutput()
     for part in parts + reader.end(Finished(reason, Usage())):
-        answer.add(part)
-    return answer
+        output.add(part)
+    return output
 
 
-def told(answer):
+def told(output):
     return (
-        answer.reasoning,
-        answer.text,
-        [(call.name, call.arguments) for call in answer.calls],
-        answer.reason,
+        output.reasoning,
+        output.text,
+        [(call.name, call.arguments) for call in output.tool_calls],
+        output.finish_reason,
     )
 
 
@@ -123,8 +123,8 @@ def test_however_text_is_dealt_out_the_parts_are_the_same(fragments, data, is_th
 @given(st.lists(FRAGMENTS, max_size=8))
 def test_without_markers_and_blanks_nothing_of_the_text_is_lost(fragments):
     text = "".join(fragments)
-    answer = read([text], rules=None, markers=CALLING)
-    assert answer.text == text
+    output = read([text], rules=None, markers=CALLING)
+    assert output.text == text
 
 
 def test_a_prompt_that_began_the_thinking_needs_no_marker():
@@ -160,10 +160,10 @@ def test_separators_are_no_content():
 
 
 def test_each_call_has_its_place_and_an_id_of_its_own():
-    answer = read([CALL + OTHER])
-    assert [call.index for call in answer.calls] == [0, 1]
-    assert len({call.id for call in answer.calls}) == 2
-    assert all(call.id.startswith("call_") and len(call.id) == 29 for call in answer.calls)
+    output = read([CALL + OTHER])
+    assert [call.index for call in output.tool_calls] == [0, 1]
+    assert len({call.id for call in output.tool_calls}) == 2
+    assert all(call.id.startswith("call_") and len(call.id) == 29 for call in output.tool_calls)
 
 
 def test_text_is_told_at_once_but_for_what_may_begin_a_marker():
@@ -179,7 +179,7 @@ def test_a_call_is_told_as_soon_as_it_is_whole():
     assert reader.read(Delta("hm ")) == [ReasoningPart("hm")]
     assert reader.read(Delta("so</think>" + CALL[:-1])) == [ReasoningPart(" so")]
     (call,) = reader.read(Delta(CALL[-1]))
-    assert isinstance(call, CallPart)
+    assert isinstance(call, ToolCallPart)
 
 
 def test_models_that_mark_nothing_are_read_plainly():
@@ -220,16 +220,16 @@ def test_content_brings_the_log_probabilities_of_its_own_tokens(data):
     parts = []
     for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
         parts += reader.read(Delta(text[a:b], _entries(text[a:b])))
-    answer = Answer()
+    output = ChoiceOutput()
     for part in [*parts, *reader.end(Finished("stop", Usage()))]:
-        answer.add(part)
-    assert b"".join(entry.piece for entry in answer.logprobs).decode() == answer.text == "żółw 😀 ok"
+        output.add(part)
+    assert b"".join(entry.piece for entry in output.logprobs).decode() == output.text == "żółw 😀 ok"
 
 
 @given(st.text(st.sampled_from('a"\\{'), max_size=20), st.integers(0, 20))
 @example('"\\"', 2)
 def test_open_strings_are_known_however_the_json_is_dealt_out(text, at):
-    strings = JsonStrings()
+    strings = JsonStringTracker()
     strings.feed(text[:at])
     strings.feed(text[at:])
     is_open, is_escaped = False, False

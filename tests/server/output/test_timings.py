@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from engine.request import DraftingReport, Usage
-from server.output.usage import time_sequences
+from server.output.usage import measure_timings
 from tests.server import fake_engine
 from tests.server.openai_shapes import stream_data, valid_timings
 
@@ -98,7 +98,7 @@ async def test_a_stream_that_fails_carries_none(client, engine):
 def test_choices_are_added_up_and_their_times_overlap():
     early = Usage(10, 4, 20, queue_s=1, prefill_s=2, first_token_s=2.5, total_s=4, drafting=DRAFTING)
     late = Usage(10, 9, 30, queue_s=2, prefill_s=3, first_token_s=3.5, total_s=7, drafting=DraftingReport())
-    timings = time_sequences([early, late])
+    timings = measure_timings([early, late])
     assert (timings.cache_n, timings.prompt_n, timings.predicted_n) == (13, 7, 50)
     assert (timings.prompt_ms, timings.predicted_ms, timings.predicted_per_second) == (2500, 5000, 10)
     assert (timings.draft_n, timings.draft_n_accepted, timings.forwards) == (14, 11, 5)
@@ -106,5 +106,5 @@ def test_choices_are_added_up_and_their_times_overlap():
 
 
 def test_a_sequence_of_no_time_has_no_rates():
-    timings = time_sequences([Usage(num_prompt_tokens=3)])
+    timings = measure_timings([Usage(num_prompt_tokens=3)])
     assert (timings.prompt_per_second, timings.predicted_per_second) == (0, 0)

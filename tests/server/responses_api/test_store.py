@@ -5,7 +5,7 @@ from server.responses_api.store import ITEM_OVERHEAD_BYTES, OVERHEAD_BYTES, Resp
 
 
 def add(store, number, previous=None, owner="", size=100):
-    said = [InputMessage(role="user", content="x" * size).kept(f"msg_{number}")]
+    said = [InputMessage(role="user", content="x" * size).as_listed(f"msg_{number}")]
     store.add(owner, {"id": f"resp_{number}"}, previous, said, 1)
 
 

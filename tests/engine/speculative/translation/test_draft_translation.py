@@ -21,8 +21,8 @@ from engine.speculative.proposers import DraftSources
 from engine.speculative.step_costs import StepClock
 from engine.speculative.translation.token_map import NONE
 from engine.speculative.translation.translation import Translation
-from tests.engine.model import tokenizers_zoo as zoo
 from tests.engine.conftest import StartEngine
+from tests.engine.model import tokenizers_zoo as zoo
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, make_model, oracle, prompt_of, request
 
 STRATEGIES = ["context", "naive", "shared", "none"]

@@ -43,7 +43,7 @@ KEPT = {
 """Fields of a request that are recorded if it has them: those that say what is asked, and how."""
 
 
-def record_answers(service: Service, body: GenerationFields, submission: Submission) -> None:
+def record_choices(service: Service, body: GenerationFields, submission: Submission) -> None:
     """Have a request's finished choices recorded, where the server records."""
     if service.recorder is not None and submission.finished:
         ends = [(submission.engine_requests[at], end) for at, end in sorted(submission.finished.items())]
@@ -70,7 +70,7 @@ def _text(service: Service, order: GenerationRequest, end: Finished) -> dict[str
     if tokens and tokens[-1] in tokenizer.eos_ids:
         tokens = tokens[:-1]
     decode: Callable[[Sequence[int]], str] = tokenizer.decode
-    prompt, output = service.prompts.beside(lambda: (decode(order.prompt), decode(tokens)))
+    prompt, output = service.prompts.run_and_wait(lambda: (decode(order.prompt), decode(tokens)))
     return {"prompt": prompt, "output": output}
 
 

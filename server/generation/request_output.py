@@ -9,11 +9,11 @@ from server.generation.service import Service
 from server.generation.submission import Submission
 from server.logs import LOGGER, RequestRecord, log_prompt
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import Answer, MakeParser, Part
-from server.output.usage import count_usage, note_in_record, time_sequences
+from server.output.parts import ChoiceOutput, MakeParser, Part
+from server.output.usage import count_usage, fill_record, measure_timings
 
 
-class Generation:
+class RequestOutput:
     """What was submitted, and a reader for each choice."""
 
     def __init__(
@@ -47,19 +47,19 @@ class Generation:
                 break
         return parts
 
-    async def answers(self) -> Sequence[Answer]:
+    async def wait_for_choices(self) -> Sequence[ChoiceOutput]:
         """Wait for all ends. Raises as receive() does."""
         await self.submission.wait_until_complete()
-        answers = []
+        outputs = []
         for index, reader in enumerate(self._readers):
-            answer = Answer()
+            output = ChoiceOutput()
             for delta in self.submission.deltas[index]:
                 for part in reader.read(delta):
-                    answer.add(part)
+                    output.add(part)
             for part in reader.end(self.submission.finished[index]):
-                answer.add(part)
-            answers.append(answer)
-        return answers
+                output.add(part)
+            outputs.append(output)
+        return outputs
 
     def usage(self) -> UsageBlock:
         """Token counts up to now."""
@@ -71,13 +71,13 @@ class Generation:
     def timings(self) -> Timings:
         """What the answers took, once all have ended."""
         ended = self.submission.ended
-        return time_sequences([ended[index] for index in range(len(self.submission.engine_requests))])
+        return measure_timings([ended[index] for index in range(len(self.submission.engine_requests))])
 
     def note(self, fault: ApiError) -> None:
         """Note in the log record what a stream that has begun ends with."""
         self._record.note(fault.code or fault.type)
 
-    def note_own_fault(self) -> ApiError:
+    def record_internal_error(self) -> ApiError:
         """Log the fault of the server's own that is being handled; returns what the client is told of it."""
         LOGGER.exception("%s %s failed in its stream", self._record.id, self._record.endpoint)
         told = RequestFailedError.internal(self._record.id)
@@ -91,7 +91,7 @@ class Generation:
             log_prompt(f"answered [{index}]", "".join(delta.text for delta in deltas))
         has_failed = submission.has_failed
         await submission.close()
-        note_in_record(record, submission.engine_requests, submission.ended, self.submission.num_choices)
+        fill_record(record, submission.engine_requests, submission.ended, self.submission.num_choices)
         if submission.is_complete:
             finished = submission.finished
             record.finish_reason = " ".join(
