@@ -1,4 +1,4 @@
-"""A conversation answered, whatever the API that it came by: each shows the same parts in its own shape."""
+"""Answer a chat request, whichever API it came through; a presenter formats the output for that API."""
 
 from fastapi import Request, Response
 
@@ -16,7 +16,7 @@ from server.requests.chat import ChatRequest
 async def answer_chat(
     request: Request, service: Service, body: ChatRequest, presenter: Presenter
 ) -> Response:
-    """Answer a conversation. Raises ApiError while the status can still say so."""
+    """Generate the response to a chat request. Raises ApiError before any of the response is sent."""
     check_tools(service, body)
     prompt = await service.prompts.encode_chat(request, body)
     content = await service.prompts.compile_requested_grammar(request, body)
@@ -30,11 +30,11 @@ async def answer_chat(
 
 
 def check_tools(service: Service, body: ChatRequest) -> None:
-    """Raise BadRequestError for tools that this model cannot be shown."""
+    """Raise BadRequestError if the request has tools but the model's chat template has no tool calls."""
     if body.shown_tools and not service.engine.tokenizer.markers.can_call:
         raise BadRequestError(
-            f"'tools': the chat template of {service.engine.info.name} has no form for calls that is known "
-            "here. Leave tools out, or serve a model that was trained to call them.",
+            f"'tools': the chat template of {service.engine.info.name} has no tool call format that this "
+            "server knows. Leave out tools, or serve a model that was trained to call them.",
             param="tools",
             code="tools_not_supported",
         )

@@ -1,4 +1,4 @@
-"""A request's answers on their way from the engine, read into parts."""
+"""The output of one request: its choices parsed into parts, its usage and its timings."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,10 @@ from server.output.usage import count_usage, fill_record, measure_timings
 
 
 class RequestOutput:
-    """What was submitted, and a reader for each choice."""
+    """Parsed output of a submission, with one parser for each choice.
+
+    record: the request's log record, completed by close().
+    """
 
     def __init__(
         self, service: Service, record: RequestRecord, submission: Submission, make_parser: MakeParser
@@ -22,76 +25,78 @@ class RequestOutput:
         self.submission = submission
         self._service = service
         self._record = record
-        self._readers = [make_parser() for _ in submission.engine_requests]
+        self._parsers = [make_parser() for _ in submission.engine_requests]
 
     @property
     def is_complete(self) -> bool:
-        """Whether every choice came to a good end."""
+        """Whether every choice has finished normally."""
         return self.submission.is_complete
 
     async def receive(self) -> list[tuple[int, Part]]:
-        """Wait for parts and return all there are; none after some silence, be it that of a long call.
+        """Wait for parts and return all there are as (index of the choice, part).
 
-        Raises ApiError when a sequence failed, after what came before that was returned, and
-        ClientGoneError when the client has left.
+        Returns none after keep_alive_s without a part, also if a long tool call is being generated meanwhile.
+        Raises ApiError if a sequence failed, once all earlier events have been returned, and ClientGoneError
+        if the client has disconnected.
         """
         parts: list[tuple[int, Part]] = []
-        give_up_at = time.monotonic() + self._service.settings.keep_alive_s
+        deadline = time.monotonic() + self._service.settings.keep_alive_s
         while not parts:
             events = await self.submission.receive()
             for index, event in events:
-                reader = self._readers[index]
-                read = reader.read(event) if isinstance(event, Delta) else reader.end(event)
-                parts += [(index, part) for part in read]
-            if not events or time.monotonic() > give_up_at:
+                parser = self._parsers[index]
+                new_parts = parser.read(event) if isinstance(event, Delta) else parser.end(event)
+                parts += [(index, part) for part in new_parts]
+            if not events or time.monotonic() > deadline:
                 break
         return parts
 
     async def wait_for_choices(self) -> Sequence[ChoiceOutput]:
-        """Wait for all ends. Raises as receive() does."""
+        """Wait for all choices to finish and return them. Raises as receive() does."""
         await self.submission.wait_until_complete()
         outputs = []
-        for index, reader in enumerate(self._readers):
+        for index, parser in enumerate(self._parsers):
             output = ChoiceOutput()
             for delta in self.submission.deltas[index]:
-                for part in reader.read(delta):
+                for part in parser.read(delta):
                     output.add(part)
-            for part in reader.end(self.submission.finished[index]):
+            for part in parser.end(self.submission.finished[index]):
                 output.add(part)
             outputs.append(output)
         return outputs
 
     def usage(self) -> UsageBlock:
-        """Token counts up to now."""
-        num_reasoning = sum(reader.num_reasoning_tokens for reader in self._readers)
+        """Return the token counts so far."""
+        submission = self.submission
+        num_reasoning = sum(parser.num_reasoning_tokens for parser in self._parsers)
         return count_usage(
-            self.submission.engine_requests, self.submission.ended, self.submission.num_choices, num_reasoning
+            submission.engine_requests, submission.ended, submission.num_choices, num_reasoning
         )
 
     def timings(self) -> Timings:
-        """What the answers took, once all have ended."""
+        """Return the timings. All sequences must have ended."""
         ended = self.submission.ended
         return measure_timings([ended[index] for index in range(len(self.submission.engine_requests))])
 
-    def note(self, fault: ApiError) -> None:
-        """Note in the log record what a stream that has begun ends with."""
+    def record_error(self, fault: ApiError) -> None:
+        """Note in the log record the error that a running stream ends with."""
         self._record.note(fault.code or fault.type)
 
     def record_internal_error(self) -> ApiError:
-        """Log the fault of the server's own that is being handled; returns what the client is told of it."""
+        """Log the server error that is being handled and return the error to send to the client."""
         LOGGER.exception("%s %s failed in its stream", self._record.id, self._record.endpoint)
-        told = RequestFailedError.internal(self._record.id)
-        self.note(told)
-        return told
+        fault = RequestFailedError.internal(self._record.id)
+        self.record_error(fault)
+        return fault
 
     async def close(self) -> None:
-        """Free what still runs, and note in the log record and the metrics how it all ended."""
+        """Cancel what is still running and complete the log record."""
         submission, record = self.submission, self._record
         for index, deltas in enumerate(submission.deltas):
             log_prompt(f"answered [{index}]", "".join(delta.text for delta in deltas))
         has_failed = submission.has_failed
         await submission.close()
-        fill_record(record, submission.engine_requests, submission.ended, self.submission.num_choices)
+        fill_record(record, submission.engine_requests, submission.ended, submission.num_choices)
         if submission.is_complete:
             finished = submission.finished
             record.finish_reason = " ".join(

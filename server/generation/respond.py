@@ -1,4 +1,4 @@
-"""From token ids to a response: what all endpoints that generate do alike."""
+"""Turn token ids into a response: the steps shared by all endpoints that generate."""
 
 import time
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ async def respond(
     prediction: TokenIds = (),
     grammar: Grammar | None = None,
 ) -> Response:
-    """Generate, and answer at once or as a stream. Raises ApiError while the status can still say so."""
+    """Generate a whole response or a stream. Raises ApiError before any of the response is sent."""
     record = record_of(request)
     tenant = tenant_of(request, service.settings)
     engine_requests = make_engine_requests(
@@ -74,7 +74,7 @@ async def respond(
 def response_head(
     request: Request, service: Service, model: str | None, service_tier: str | None = None
 ) -> ResponseHead:
-    """The head of the response to this request. Raises ModelNotFoundError."""
+    """Return the head of the response to a request. Raises ModelNotFoundError."""
     return ResponseHead(
         id=record_of(request).unique,
         created=int(time.time()),

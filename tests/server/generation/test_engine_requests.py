@@ -27,7 +27,7 @@ async def test_a_temperature_that_would_overflow_the_logits_is_greedy(client, en
 async def test_more_sequences_than_the_server_holds_are_refused_for_good(client, engine):
     response = await client.post("/v1/completions", json={"prompt": ["a"] * 64, "n": 8})
     assert response.status_code == 400
-    assert "are 512 sequences; this server holds 264" in response.json()["error"]["message"]
+    assert "are 512 sequences; this server holds at most 264" in response.json()["error"]["message"]
     assert engine.requests == []
 
 

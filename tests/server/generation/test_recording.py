@@ -124,7 +124,7 @@ async def test_only_the_owner_may_read_the_file_and_the_log_tells_of_it(
     async with recording() as client:
         await client.post(CHAT, json=HELLO)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert f"what is asked and answered is recorded in {file}" in caplog.text
+    assert f"prompts and outputs are recorded in {file}" in caplog.text
 
 
 async def test_without_the_setting_nothing_is_recorded(client: httpx.AsyncClient, tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ async def test_a_folder_that_is_gone_disturbs_no_request_and_is_told_once(
         shutil.rmtree(tmp_path)
         for _ in range(3):
             assert (await client.post(CHAT, json=HELLO)).status_code == 200
-    assert [record.getMessage() for record in caplog.records if "not everything" in record.getMessage()] == [
-        f"{tmp_path / 'recorded.jsonl'}: No such file or directory; not everything is recorded"
+    assert [record.getMessage() for record in caplog.records if "some requests" in record.getMessage()] == [
+        f"{tmp_path / 'recorded.jsonl'}: No such file or directory; some requests are not recorded"
     ]
 
 
@@ -170,7 +170,7 @@ async def test_no_more_than_its_bytes_are_recorded(
             assert (await client.post(CHAT, json=HELLO)).status_code == 200
     assert 0 < (tmp_path / "recorded.jsonl").stat().st_size <= 1000
     assert lines_of(tmp_path)
-    assert sum("nothing more is recorded" in record.getMessage() for record in caplog.records) == 1
+    assert sum("no more requests are recorded" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_line_that_a_crash_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_line_that_a_crash_cut_off_does_not_spoil_the_next(tmp_path: Path) -> 
     file.write_bytes(b'{"half')
     recorder = Recorder(file, 10**6)
     recorder.start()
-    recorder.note(lambda: [b"{}\n"])
+    recorder.record(lambda: [b"{}\n"])
     recorder.close()
     assert file.read_bytes() == b'{"half\n{}\n'
 
@@ -192,7 +192,7 @@ def test_what_cannot_be_made_into_a_line_is_logged_and_others_follow(
     recorder = Recorder(tmp_path / "recorded.jsonl", 10**6)
     recorder.start()
     for make_lines in (fail, fail, lambda: [b"{}\n"]):
-        recorder.note(make_lines)
+        recorder.record(make_lines)
     recorder.close()
     assert (tmp_path / "recorded.jsonl").read_bytes() == b"{}\n"
     assert sum("could not be recorded" in record.getMessage() for record in caplog.records) == 1
@@ -202,10 +202,10 @@ def test_a_disk_that_hangs_keeps_nobody_waiting(tmp_path: Path, caplog: pytest.L
     # Not started: nothing is ever taken.
     recorder = Recorder(tmp_path / "recorded.jsonl", 10**6)
     for _ in range(1000):
-        recorder.note(lambda: [b"{}\n"])
+        recorder.record(lambda: [b"{}\n"])
     messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert messages == [
-        f"{recorder.path} takes too long to write; some of what is said is not recorded",
+        f"writing to {recorder.path} takes too long; some requests are not recorded",
     ]
 
 
