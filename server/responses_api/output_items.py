@@ -1,4 +1,4 @@
-"""The output of a response, item by item, and the events that tell of it."""
+"""Build the output items of a response, and the events that stream them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -14,9 +14,10 @@ Json = dict[str, Any]
 
 
 class OutputItems:
-    """Builds the items from parts as they come. Events lack their numbers yet.
+    """The output items of a response, built from its parts.
 
-    items: what there is; those that are done do not change any more.
+    items: the items so far. Items that are done do not change anymore.
+    num_input: number of items in the request's input; output item ids count on from there.
     """
 
     def __init__(self, head: ResponseHead, num_input: int, includes_reasoning: bool) -> None:
@@ -29,20 +30,20 @@ class OutputItems:
         self._logprobs: list[TokenLogprob] = []
 
     def add(self, part: Part) -> Iterator[Json]:
-        """Take the next part."""
+        """Add the next part and yield its events, which have no sequence numbers yet."""
         match part:
             case TextPart() if part.text or part.logprobs:
                 if self._open != "message":
                     yield from self._close("completed")
-                    yield from self._begin("message")
+                    yield from self._start("message")
                 self._texts.append(part.text)
                 self._logprobs += part.logprobs
-                logprobs = _shown(part.logprobs, with_bytes=False)
+                logprobs = _logprobs_json(part.logprobs, with_bytes=False)
                 yield self._event("output_text.delta", content_index=0, delta=part.text, logprobs=logprobs)
             case ReasoningPart() if part.text:
                 if self._open != "reasoning":
                     yield from self._close("completed")
-                    yield from self._begin("reasoning")
+                    yield from self._start("reasoning")
                 self._texts.append(part.text)
                 yield self._event("reasoning_text.delta", content_index=0, delta=part.text)
             case ToolCallPart():
@@ -52,21 +53,21 @@ class OutputItems:
                 yield from self._end(part)
 
     def interrupt(self) -> list[Json]:
-        """The items of an answer that came to a bad end."""
+        """Close the open item as incomplete and return all items, for a response that failed."""
         for _ in self._close("incomplete"):
             pass
         return self.items
 
     def _end(self, end: EndPart) -> Iterator[Json]:
         is_cut = end.finish_reason == "length"
-        has_answered = any(item["type"] != "reasoning" for item in self.items)
-        # Who looks for the text finds one, if there is nothing else.
-        if not has_answered and not (is_cut and self.items):
+        has_output = any(item["type"] != "reasoning" for item in self.items)
+        # Clients expect a message, if only an empty one, unless reasoning was cut off.
+        if not has_output and not (is_cut and self.items):
             yield from self._close("completed")
-            yield from self._begin("message")
+            yield from self._start("message")
         yield from self._close("incomplete" if is_cut else "completed")
 
-    def _begin(self, kind: Literal["message", "reasoning"]) -> Iterator[Json]:
+    def _start(self, kind: Literal["message", "reasoning"]) -> Iterator[Json]:
         self._open, self._texts, self._logprobs = kind, [], []
         new_id = self._new_id("msg" if kind == "message" else "rs")
         item: Json = {"id": new_id, "type": kind, "status": "in_progress"}
@@ -79,7 +80,7 @@ class OutputItems:
             return
         content, item = self._content(), self.items[-1]
         if self._open == "message":
-            logprobs = _shown(self._logprobs, with_bytes=False)
+            logprobs = _logprobs_json(self._logprobs, with_bytes=False)
             yield self._event("output_text.done", content_index=0, text=content["text"], logprobs=logprobs)
         else:
             yield self._event("reasoning_text.done", content_index=0, text=content["text"])
@@ -112,13 +113,12 @@ class OutputItems:
         text = "".join(self._texts)
         if self._open == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        logprobs = _shown(self._logprobs, with_bytes=True)
+        logprobs = _logprobs_json(self._logprobs, with_bytes=True)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _added(self, item: Json) -> Json:
         self.items.append(item)
-        shown = dict(item)
-        return {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": shown}
+        return {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": dict(item)}
 
     def _done(self, item: Json) -> Json:
         return {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": dict(item)}
@@ -128,7 +128,7 @@ class OutputItems:
         return {"type": f"response.{name}", **where, **fields}
 
 
-def _shown(entries: Sequence[TokenLogprob], with_bytes: bool) -> list[Json]:
-    """Log probabilities of tokens; with their bytes in items, without them in events, as OpenAI has it."""
-    left_out: Any = None if with_bytes else {"bytes": True, "top_logprobs": {"__all__": {"bytes"}}}
-    return [entry.model_dump(exclude=left_out) for entry in chat_logprobs(entries).content]
+def _logprobs_json(entries: Sequence[TokenLogprob], with_bytes: bool) -> list[Json]:
+    """Format log probabilities: with bytes for items, without bytes for events, as OpenAI does."""
+    excluded: Any = None if with_bytes else {"bytes": True, "top_logprobs": {"__all__": {"bytes"}}}
+    return [entry.model_dump(exclude=excluded) for entry in chat_logprobs(entries).content]

@@ -1,4 +1,4 @@
-"""Answers in the shapes of the Responses API, whole and as events."""
+"""Format responses for the Responses API, whole or as a stream of events."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,20 +15,22 @@ from server.responses_api.ids import response_id
 from server.responses_api.output_items import Json, OutputItems
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 
-Keep = Callable[[Json], None]
-"""Takes a response that ended well, before the client hears of its end."""
+StoreResponse = Callable[[Json], None]
+"""Called with a response that finished normally, before its last event is sent."""
 
 
 class ResponsePresenter:
-    """Presents the one answer to a request.
+    """Presenter for /v1/responses. A request has one choice.
 
-    num_input: items of the request's own input; their ids come before those of the output.
+    num_input: number of items in the request's input.
     """
 
-    def __init__(self, head: ResponseHead, body: ResponsesRequest, num_input: int, keep: Keep) -> None:
+    def __init__(
+        self, head: ResponseHead, body: ResponsesRequest, num_input: int, store_response: StoreResponse
+    ) -> None:
         self._head = head
         self._echo = _echo(body)
-        self._keep = keep
+        self._store_response = store_response
         self._num_events = 0
         self._output = OutputItems(head, num_input, body.includes_reasoning)
 
@@ -41,7 +43,7 @@ class ResponsePresenter:
         for part in parts:
             for _ in self._output.add(part):
                 pass
-        return to_json(self._ended(end, usage, timings))
+        return to_json(self._finish(end, usage, timings))
 
     def format_opening(self, _usage: UsageBlock) -> bytes:
         """See Presenter."""
@@ -60,17 +62,18 @@ class ResponsePresenter:
         """See Presenter."""
         frames = self.format_parts(events)
         end = next(part for _, part in events if isinstance(part, EndPart))
-        response = self._ended(end, usage, timings)
+        response = self._finish(end, usage, timings)
         return frames + self._frame({"type": f"response.{response['status']}", "response": response})
 
     def format_error(self, fault: ApiError) -> bytes:
         """See Presenter."""
-        told = {"type": "error", "code": fault.code, "message": fault.message, "param": fault.param}
+        error = {"type": "error", "code": fault.code, "message": fault.message, "param": fault.param}
         response = self._response("failed", self._output.interrupt())
         response["error"] = {"code": "server_error", "message": fault.message}
-        return self._frame(told) + self._frame({"type": "response.failed", "response": response})
+        return self._frame(error) + self._frame({"type": "response.failed", "response": response})
 
-    def _ended(self, end: EndPart, usage: UsageBlock, timings: Timings) -> Json:
+    def _finish(self, end: EndPart, usage: UsageBlock, timings: Timings) -> Json:
+        """Return the finished response, and store it."""
         is_cut = end.finish_reason == "length"
         response = self._response("incomplete" if is_cut else "completed", self._output.items)
         if is_cut:
@@ -78,7 +81,7 @@ class ResponsePresenter:
         response["completed_at"] = None if is_cut else time.time()
         response["usage"] = {
             "input_tokens": usage.prompt_tokens,
-            # What is written to the cache is not counted: it costs nobody anything.
+            # Cache writes are not counted: they are not billed.
             "input_tokens_details": {
                 "cached_tokens": usage.prompt_tokens_details.cached_tokens,
                 "cache_write_tokens": 0,
@@ -88,7 +91,7 @@ class ResponsePresenter:
             "total_tokens": usage.total_tokens,
         }
         response["timings"] = timings.model_dump()
-        self._keep(response)
+        self._store_response(response)
         return response
 
     def _response(self, status: str, output: list[Json]) -> Json:
@@ -114,7 +117,7 @@ class ResponsePresenter:
 
 
 def _echo(body: ResponsesRequest) -> Json:
-    """What a response says of the request that it answers."""
+    """Return the request fields that a response repeats."""
     return {
         "instructions": body.instructions,
         "previous_response_id": body.previous_response_id,
@@ -133,7 +136,7 @@ def _echo(body: ResponsesRequest) -> Json:
             }
             for tool in body.tools
         ],
-        "tool_choice": _dumped(body.tool_choice),
+        "tool_choice": _dump(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "text": _text(body),
         "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
@@ -149,12 +152,12 @@ def _echo(body: ResponsesRequest) -> Json:
 
 
 def _text(body: ResponsesRequest) -> Json:
-    wanted = body.text.format
-    shown = _dumped(wanted)
-    if isinstance(wanted, JsonSchemaFormat):
-        shown = {"strict": False, **wanted.model_dump(by_alias=True, exclude_none=True)}
+    text_format = body.text.format
+    shown = _dump(text_format)
+    if isinstance(text_format, JsonSchemaFormat):
+        shown = {"strict": False, **text_format.model_dump(by_alias=True, exclude_none=True)}
     return {"format": shown}
 
 
-def _dumped(value: Any) -> Any:
+def _dump(value: Any) -> Any:
     return value if isinstance(value, str) else value.model_dump()

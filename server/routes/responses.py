@@ -32,7 +32,7 @@ async def create_response(request: Request) -> Response:
     service.check_ready()
     head = response_head(request, service, body.model)
     conversion = _conversion(request, service, body)
-    chat, input_items = conversion.chat(), conversion.said
+    chat, input_items = conversion.chat(), conversion.items
 
     def store(response: dict[str, Any]) -> None:
         if body.store:

@@ -15,7 +15,7 @@ from tests.server.responses_api.test_responses import PATH, WEATHER
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "o"}
 HI = {"role": "user", "content": "hi"}
-INCLUDED = "this server does not have"
+INCLUDED = "is not supported; send message.output_text"
 
 
 def items(*given):
@@ -36,8 +36,8 @@ def text_format(**given):
 
 BAD = [
     # (fields, param, code, part of the message)
-    ({"input": None}, "input", "missing_required_parameter", "say something"),
-    ({"input": []}, "input", "missing_required_parameter", "say something"),
+    ({"input": None}, "input", "missing_required_parameter", "send input"),
+    ({"input": []}, "input", "missing_required_parameter", "send input"),
     ({"input": 5}, "input", "invalid_type", "must be a string or an array"),
     ({"input": {}}, "input", "invalid_type", "must be a string or an array"),
     (items(5), "input[0]", "invalid_type", "must be an object"),
@@ -54,7 +54,7 @@ BAD = [
         content({"type": "input_image", "image_url": "http://localhost/x.png"}),
         "input[0].content[0].type",
         "unsupported_value",
-        "it reads text",
+        "accepts only text",
     ),
     (
         content(
@@ -62,7 +62,7 @@ BAD = [
         ),
         "input[0].content[1].type",
         "unsupported_value",
-        "it reads text",
+        "accepts only text",
     ),
     (
         content({"type": "input_text", "text": 5}),
@@ -96,19 +96,19 @@ BAD = [
         items(HI, CALL, {**OUTPUT, "output": [{"type": "input_image"}]}),
         "input[2].output[0].type",
         "unsupported_value",
-        "it reads text",
+        "accepts only text",
     ),
     (
         items({"type": "reasoning", "summary": [], "encrypted_content": "gAAAAB"}),
         "input[0].encrypted_content",
         "invalid_value",
-        "did not come from this server",
+        "was not made by this server",
     ),
     (
         items({"type": "reasoning", "encrypted_content": "reprise:?"}),
         "input[0].encrypted_content",
         "invalid_value",
-        "did not come from this server",
+        "was not made by this server",
     ),
     (items({"role": "user", "content": "refuse me"}), "input", "template_error", "roles must alternate"),
     ({"input": "x" * 1200}, "input", "context_length_exceeded", "this model takes 1000"),
@@ -204,7 +204,7 @@ BAD = [
         {"reasoning": {"summary": "detailed"}},
         "reasoning.summary",
         "unsupported_parameter",
-        "nothing is summarised",
+        "reasoning is not summarized",
     ),
     ({"reasoning": {"mode": "pro"}}, "reasoning.mode", "unsupported_parameter", "leave it out"),
     ({"include": ["file_search_call.results"]}, "include[0]", "unsupported_value", INCLUDED),
@@ -215,10 +215,10 @@ BAD = [
     ({"metadata": {"a": "x" * 513}}, "metadata.a", "invalid_value", "a value at most 512"),
     ({"metadata": {"a" * 65: "x"}}, "metadata." + "a" * 61 + "...", "invalid_value", "64 characters"),
     ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "invalid_value", "at most 16"),
-    ({"truncation": "auto"}, "truncation", "unsupported_parameter", "nothing is dropped"),
+    ({"truncation": "auto"}, "truncation", "unsupported_parameter", "does not truncate"),
     ({"background": True}, "background", "unsupported_parameter", "stream it"),
     ({"conversation": "conv_1"}, "conversation", "unsupported_parameter", "previous_response_id"),
-    ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter", "no templates"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter", "no prompt templates"),
     ({"moderation": {"model": "m"}}, "moderation", "unsupported_parameter", "leave it out"),
     ({"context_management": [{"type": "x"}]}, "context_management", "unsupported_parameter", "leave it out"),
     ({"access_programs": {"cyber": "standard"}}, "access_programs", "unsupported_parameter", "leave it out"),
