@@ -1,4 +1,4 @@
-"""Answers in the shapes of Anthropic's Messages API, whole and as events."""
+"""Format messages for Anthropic's Messages API, whole or as a stream of events."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -23,11 +23,11 @@ from server.output.parts import (
 from server.output.presenter import Events
 
 UNSIGNED = "unsigned"
-"""The signature of all thinking: clients send back only what has one."""
+"""The signature of all thinking blocks: clients send back only those that have one."""
 
 
 class MessagePresenter:
-    """Presents the one answer to a request as Anthropic does."""
+    """Presenter for /v1/messages. A request has one choice."""
 
     def __init__(self, head: ResponseHead, request_id: str, body: MessagesRequest) -> None:
         self._head = head
@@ -54,7 +54,7 @@ class MessagePresenter:
         return to_json(self._message(content, _usage(usage)) | end)
 
     def format_opening(self, usage: UsageBlock) -> bytes:
-        """See Presenter. What of the prompt was cached is known only at the end, and said there."""
+        """See Presenter. The count of cached tokens is known only at the end; message_delta has it."""
         message = self._message([], _usage(usage)) | {"stop_reason": None, "stop_sequence": None}
         return _event("message_start", message=message) + _event("ping")
 
@@ -81,34 +81,38 @@ class MessagePresenter:
     def _part(self, part: Part) -> bytes:
         match part:
             case TextPart(text=text):
-                return self._begin("text", text="") + self._delta("text_delta", "text", text) if text else b""
+                return (
+                    self._open_block("text", text="") + self._delta("text_delta", "text", text)
+                    if text
+                    else b""
+                )
             case ReasoningPart(text=text):
-                opening = self._begin("thinking", thinking="", signature="")
+                opening = self._open_block("thinking", thinking="", signature="")
                 return opening + (
                     self._delta("thinking_delta", "thinking", text) if self._shows_thinking else b""
                 )
             case ToolCallPart():
                 return b"".join(
                     (
-                        self._close(),
+                        self._close_block(),
                         self._start(_tool_use(part, {})),
                         self._delta("input_json_delta", "partial_json", part.arguments),
                         self._stop(),
                     )
                 )
             case EndPart():
-                return self._close()
+                return self._close_block()
 
-    def _begin(self, kind: Literal["text", "thinking"], **empty: str) -> bytes:
-        """Open a block of this kind, if none is open."""
+    def _open_block(self, kind: Literal["text", "thinking"], **empty: str) -> bytes:
+        """Start a block of this kind, unless one is open."""
         if self._open == kind:
             return b""
-        closing = self._close()
+        closing = self._close_block()
         self._open = kind
         return closing + self._start({"type": kind, **empty})
 
-    def _close(self) -> bytes:
-        """Close the open block, if there is one."""
+    def _close_block(self) -> bytes:
+        """End the open block, if there is one."""
         if self._open is None:
             return b""
         signing = self._delta("signature_delta", "signature", UNSIGNED) if self._open == "thinking" else b""
@@ -120,7 +124,7 @@ class MessagePresenter:
         return _event("content_block_start", index=self._block_idx, content_block=block)
 
     def _delta(self, kind: str, field: str, text: str) -> bytes:
-        # The one thing done for every token, so it serialises nothing but the text.
+        # Called for every token, so only the text is serialized.
         return (
             b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
             b'"delta":{"type":"%s","%s":%s}}\n\n'
@@ -144,20 +148,20 @@ class MessagePresenter:
         return message
 
     def _end(self, end: EndPart, usage: UsageBlock) -> dict[str, Any]:
-        """Why the answer ended, and at which stop sequence."""
+        """Return the stop reason and the stop sequence."""
         match end.finish_reason:
             case "tool_calls":
                 reason = "tool_use"
             case "length":
-                is_cut = usage.completion_tokens >= self._max_tokens
-                reason = "max_tokens" if is_cut else "model_context_window_exceeded"
+                is_at_limit = usage.completion_tokens >= self._max_tokens
+                reason = "max_tokens" if is_at_limit else "model_context_window_exceeded"
             case "stop":
                 reason = "end_turn" if end.stop is None else "stop_sequence"
         return {"stop_reason": reason, "stop_sequence": end.stop}
 
 
 def _usage(usage: UsageBlock) -> dict[str, Any]:
-    """Anthropic counts apart what was cached and what was not."""
+    """Return the usage. Anthropic's input_tokens do not include cached tokens."""
     cached = usage.prompt_tokens_details.cached_tokens
     return {
         "input_tokens": usage.prompt_tokens - cached,

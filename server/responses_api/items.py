@@ -31,7 +31,7 @@ class InputText(RequestModel):
     type: Literal["input_text"]
     text: str = Field(description="The text.")
     prompt_cache_breakpoint: dict[str, Any] | None = Field(
-        None, description="Accepted; ignored: prompts are cached by their content."
+        None, description="Accepted; prompts are cached by their content."
     )
 
 

@@ -96,7 +96,7 @@ class Reasoning(RequestModel):
 class StreamOptions(RequestModel):
     """Options for a stream."""
 
-    include_obfuscation: bool = Field(False, description="Accepted; ignored: events are not padded.")
+    include_obfuscation: bool = Field(False, description="Accepted; events are not padded.")
 
 
 class CacheOptions(PromptCacheOptions):
@@ -142,7 +142,7 @@ class ResponsesRequest(RequestModel):
     """The body of POST /v1/responses. Fields shared with chats are validated as part of the chat request."""
 
     model: str | None = Field(
-        None, description="The model or one of its aliases; by default the served model."
+        None, description="The model's name or one of its aliases. null: the served model."
     )
     input: Input = Field([], description="A string, or items. Optional with previous_response_id.")
     instructions: str | None = Field(
@@ -158,12 +158,17 @@ class ResponsesRequest(RequestModel):
     max_output_tokens: Count | None = Field(
         None, description="Maximum output tokens, reasoning included; the context may allow fewer."
     )
-    temperature: float = Field(1.0, ge=0, le=2, description="0 always takes the likeliest token.")
+    temperature: float = Field(
+        1.0,
+        ge=0,
+        le=2,
+        description="Sampling temperature. 0: always the most likely token. Higher is more random.",
+    )
     top_p: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="Sample only from the likeliest tokens that together have this probability.",
+        description="Sample only from the most likely tokens whose probabilities add up to this. 1: no limit.",
     )
     tools: Tools = Field([], description="Functions that the model may call. There are no built-in tools.")
     tool_choice: ToolChoice = Field(
@@ -187,24 +192,24 @@ class ResponsesRequest(RequestModel):
         None,
         ge=0,
         le=MAX_TOP_LOGPROBS,
-        description="Number of likeliest tokens to return per position; above 0 it also requests logprobs.",
+        description="Number of most likely tokens to return at each position. Above 0 it turns on logprobs, too.",
     )
     metadata: Metadata = Field({}, description="Returned unchanged in the response.")
 
     max_tool_calls: Count | None = Field(
-        None, description="Accepted; ignored: it limits built-in tools, and there are none."
+        None, description="Accepted; it limits built-in tools, and there are none."
     )
     user: str | None = Field(None, description="Accepted; returned unchanged in the response.")
     safety_identifier: str | None = Field(None, description="Accepted; returned unchanged in the response.")
-    prompt_cache_key: str | None = Field(
-        None, description="Accepted; ignored: prompts are cached by their content."
+    prompt_cache_key: str | None = Field(None, description="Accepted; prompts are cached by their content.")
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(
+        None, description="Accepted; has no effect."
     )
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(None, description="Accepted; ignored.")
     prompt_cache_options: CacheOptions | None = Field(
-        None, description="Accepted; ignored: prompts are cached by their content."
+        None, description="Accepted; prompts are cached by their content."
     )
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = Field(
-        None, description="Accepted; ignored: there is one tier, default."
+        None, description="Accepted; there is one tier, default."
     )
 
     seed: _extension("seed") = None  # type: ignore[valid-type]

@@ -52,14 +52,17 @@ BAD = [
     ),
     (
         _turn({"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/x"}}),
-        "'messages[0].content[0].type' is 'image', but this model reads text alone",
+        "'messages[0].content[0].type' is 'image', but this server accepts only text",
     ),
-    (_turn({"type": "document", "source": {}}), "is 'document', but this model reads text alone"),
+    (_turn({"type": "document", "source": {}}), "is 'document', but this server accepts only text"),
     (
         _turn({"type": "server_tool_use"}),
         "is 'server_tool_use'; this server supports 'text', 'thinking', 'tool_use', 'tool_result'",
     ),
-    (_turn(CALLED), "'messages[0].content[0].type' is 'tool_use', which a message of the user does not have"),
+    (
+        _turn(CALLED),
+        "'messages[0].content[0].type' is 'tool_use', which is not allowed in a message of the user",
+    ),
     (_turn(RESULT), "'messages[0].content[0].tool_use_id' names no tool_use block"),
     (
         {"messages": [*ANSWERED, *_turn(RESULT | {"content": [{"type": "image"}]})["messages"]]},
@@ -96,7 +99,10 @@ BAD = [
     ({"stream": 1}, "'stream' must be a valid boolean"),
     ({"metadata": {"a": "b"}}, "Unknown parameter: 'metadata.a'"),
     ({"service_tier": "priority"}, "'service_tier' must be 'auto' or 'standard_only'"),
-    ({"container": "c1"}, "'container' is not supported: nothing is run, stored or fetched here"),
+    (
+        {"container": "c1"},
+        "'container' is not supported: this server runs, stores and fetches nothing for a client",
+    ),
     ({"mcp_servers": [{"url": "http://127.0.0.1:1"}]}, "'mcp_servers' is not supported"),
     (
         {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
@@ -112,11 +118,11 @@ BAD = [
     ),
     (
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-        "'thinking.budget_tokens' is 1024, but must be below max_tokens, 50",
+        "'thinking.budget_tokens' is 1024, but must be less than max_tokens, 50",
     ),
     (
         {"thinking": {"type": "between_tools"}},
-        "'thinking.type' is 'between_tools', which this server does not have",
+        "'thinking.type' is 'between_tools', which is not supported",
     ),
     ({"output_config": {"effort": "huge"}}, "'output_config.effort' must be 'low', 'medium'"),
     (
@@ -126,7 +132,7 @@ BAD = [
     ({"output_config": {"task_budget": {}}}, "'output_config.task_budget' is not supported yet"),
     (
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-        "'tools[0].type' is 'web_search_20250305', which Anthropic runs",
+        "'tools[0].type' is 'web_search_20250305', which only Anthropic's servers run",
     ),
     (
         {"tools": [{"type": "bash_20250124", "name": "bash"}]},
@@ -147,7 +153,7 @@ BAD = [
     ),
     ({"tools": [LOOK | {"name": "look here"}]}, "'tools[0].name'"),
     ({"tools": [LOOK] * 129}, "'tools' has 129 entries; at most 128 are allowed"),
-    ({"tools": [LOOK, LOOK]}, "'tools[1].name' stands twice"),
+    ({"tools": [LOOK, LOOK]}, "'tools[1].name' is used twice"),
     ({"tools": [LOOK | {"defer_loading": True}]}, "'tools[0].defer_loading' is not supported"),
     (
         {"tools": [LOOK | {"allowed_callers": ["code_execution_20250825"]}]},

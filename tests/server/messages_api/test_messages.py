@@ -320,7 +320,7 @@ async def test_a_thread_is_refused_in_the_way_that_the_sdk_acts_upon(client):
     error = response.json()["error"]
     details = valid(ThreadUnsupportedRequestErrorDetails, error.pop("details"))
     assert details.error_code == "thread_unsupported_request"
-    assert error["message"].startswith("'thread' is not supported: conversations are not kept here")
+    assert error["message"].startswith("'thread' is not supported: conversations are not stored here")
 
 
 async def test_other_paths_keep_openais_shape(client):
