@@ -169,7 +169,7 @@ def _mebibytes(num_bytes: int) -> str:
 def _sampling(body: GenerationFields, seed: int, info: ModelInfo) -> Sampling:
     return Sampling(
         seed=seed,
-        # Below this, sampling always gives the likeliest token, and dividing the logits by it would overflow.
+        # Below this, sampling always gives the most likely token, and dividing logits by it would overflow.
         temperature=0.0 if body.temperature < GREEDY_BELOW else body.temperature,
         top_p=body.top_p,
         top_k=body.top_k if 0 < body.top_k < info.vocab_size else 0,

@@ -171,8 +171,8 @@ class ConversationFields(RequestModel):
     tools: Tools = Field([], description="Custom tools; Anthropic's own are refused by name.")
     tool_choice: ToolChoice | None = Field(
         None,
-        description="auto: the model decides; any: it must call a tool; tool: it must call this one; none: it "
-        "must not.",
+        description="auto: the model decides; any: it must call a tool; tool: it must call this one; none: "
+        "it must not.",
     )
     thinking: Thinking | None = Field(
         None, description="Whether to think before responding; by default the chat template decides."
@@ -239,7 +239,8 @@ class MessagesRequest(ConversationFields):
         1.0,
         ge=0,
         le=1,
-        description="Sample only from the most likely tokens whose probabilities add up to this. 1: no limit.",
+        description="Sample only from the most likely tokens whose probabilities add up to this. 1: "
+        "no limit.",
     )
     top_k: int = Field(
         0,

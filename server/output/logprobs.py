@@ -85,7 +85,7 @@ class CompletionLogprobsBuilder:
 
 
 def _top_logprobs(entry: TokenLogprob) -> dict[str, float]:
-    """Return the likeliest tokens, and the sampled token if it is not among them."""
+    """Return the most likely tokens, and the sampled token if it is not among them."""
     found: dict[str, float] = {}
     for _, piece, logprob in entry.top:
         found.setdefault(_token_string(piece), _finite(logprob))

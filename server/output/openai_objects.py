@@ -127,7 +127,7 @@ class LikelyToken(BaseModel):
 class TokenEntry(LikelyToken):
     """A sampled token.
 
-    top_logprobs: the likeliest tokens at its position.
+    top_logprobs: the most likely tokens at its position.
     """
 
     top_logprobs: list[LikelyToken]

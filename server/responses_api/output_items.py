@@ -24,7 +24,7 @@ class OutputItems:
         self.items: list[Json] = []
         self._head = head
         self._num_input = num_input
-        self._carries_reasoning = includes_reasoning
+        self._includes_reasoning = includes_reasoning
         self._open: Literal["message", "reasoning"] | None = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
@@ -84,7 +84,7 @@ class OutputItems:
             yield self._event("output_text.done", content_index=0, text=content["text"], logprobs=logprobs)
         else:
             yield self._event("reasoning_text.done", content_index=0, text=content["text"])
-            if self._carries_reasoning:
+            if self._includes_reasoning:
                 item["encrypted_content"] = encode_reasoning(content["text"])
         yield self._event("content_part.done", content_index=0, part=content)
         self._open = None

@@ -168,7 +168,8 @@ class ResponsesRequest(RequestModel):
         1.0,
         ge=0,
         le=1,
-        description="Sample only from the most likely tokens whose probabilities add up to this. 1: no limit.",
+        description="Sample only from the most likely tokens whose probabilities add up to this. 1: "
+        "no limit.",
     )
     tools: Tools = Field([], description="Functions that the model may call. There are no built-in tools.")
     tool_choice: ToolChoice = Field(
@@ -192,7 +193,7 @@ class ResponsesRequest(RequestModel):
         None,
         ge=0,
         le=MAX_TOP_LOGPROBS,
-        description="Number of most likely tokens to return at each position. Above 0 it turns on logprobs, too.",
+        description="Number of most likely tokens to return at each position. Above 0 turns on logprobs.",
     )
     metadata: Metadata = Field({}, description="Returned unchanged in the response.")
 
