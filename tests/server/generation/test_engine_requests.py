@@ -6,14 +6,14 @@ from server.requests.completions import CompletionRequest
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
-def test_the_first_choice_has_the_seed_itself_and_the_others_differ(seed):
+def test_the_first_choice_has_the_requests_seed_and_the_others_differ(seed):
     seeds = [choice_seed(seed, choice) for choice in range(64)]
     assert seeds[0] == seed % 2**64
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= value < 2**64 for value in seeds)
 
 
-async def test_without_a_seed_no_two_requests_have_the_same(client, engine):
+async def test_without_a_seed_every_choice_gets_a_different_one(client, engine):
     for _ in range(5):
         await client.post("/v1/completions", json={"prompt": "a", "n": 2})
     assert len({request.sampling.seed for request in engine.requests}) == 10

@@ -8,7 +8,7 @@ NEVER_S = 1000
 
 
 class _CountingLoop:
-    """Counts how often another thread wakes the loop."""
+    """Event loop that counts how often another thread wakes it."""
 
     def __init__(self, loop):
         self.loop = loop
@@ -26,11 +26,11 @@ def _post_from_a_thread(bridge, posts):
 
     thread = threading.Thread(target=post_all)
     thread.start()
-    # The loop stands still meanwhile, as it does when it is busy.
+    # Joining blocks the loop in the meantime, as if it were busy.
     thread.join()
 
 
-async def test_what_comes_while_the_loop_is_busy_is_one_wake_and_one_batch_for_all_streams():
+async def test_events_posted_while_the_loop_is_busy_wake_it_once_and_arrive_in_one_batch():
     loop = _CountingLoop(asyncio.get_running_loop())
     bridge = EventBridge(loop)
     queues = [EventQueue(NEVER_S) for _ in range(8)]
@@ -42,7 +42,7 @@ async def test_what_comes_while_the_loop_is_busy_is_one_wake_and_one_batch_for_a
     assert loop.num_calls == 1
 
 
-async def test_a_letter_that_comes_later_wakes_the_loop_again():
+async def test_a_later_event_wakes_the_loop_again():
     bridge = EventBridge(asyncio.get_running_loop())
     queue = EventQueue(NEVER_S)
     for text in "abc":
@@ -65,7 +65,7 @@ async def test_nothing_is_lost_or_reordered_between_two_busy_threads():
     assert received == [event for _, event in events]
 
 
-async def test_silence_ends_a_wait_again_and_again():
+async def test_receive_returns_after_each_silence():
     queue = EventQueue(silence_s=0.01)
     assert await queue.receive() == []
     assert await queue.receive() == []

@@ -1,4 +1,4 @@
-"""Whatever a client of Anthropic's API sends, it gets Anthropic's error object; the engine hears nothing."""
+"""Bad input gets Anthropic's error object and never reaches the engine."""
 
 import json
 
@@ -169,36 +169,36 @@ BAD = [
 
 
 OF_THE_PROMPT = [
-    (fields, told)
-    for fields, told in BAD
-    if fields.keys() <= CountTokensRequest.model_fields.keys() and "max_tokens" not in told
+    (fields, phrase)
+    for fields, phrase in BAD
+    if fields.keys() <= CountTokensRequest.model_fields.keys() and "max_tokens" not in phrase
 ]
 
 
 def _named(rows):
     return pytest.mark.parametrize(
-        ("fields", "told"), rows, ids=[json.dumps(fields)[:60] for fields, _ in rows]
+        ("fields", "phrase"), rows, ids=[json.dumps(fields)[:60] for fields, _ in rows]
     )
 
 
-async def _assert_told(client, engine, path, body, told):
+async def _assert_refused(client, engine, path, body, phrase):
     response = await client.post(path, json={key: value for key, value in body.items() if value is not None})
     status, kind = (404, "not_found_error") if "model" in body else (400, "invalid_request_error")
     assert response.status_code == status, response.text
-    assert told in assert_anthropic_error(response.json(), kind)
+    assert phrase in assert_anthropic_error(response.json(), kind)
     assert not engine.requests
 
 
 @_named(BAD)
-async def test_bad_input_is_told_in_anthropics_shape(client, engine, fields, told):
-    await _assert_told(client, engine, PATH, {"max_tokens": 50, "messages": HELLO, **fields}, told)
+async def test_bad_input_gets_anthropics_error_object(client, engine, fields, phrase):
+    await _assert_refused(client, engine, PATH, {"max_tokens": 50, "messages": HELLO, **fields}, phrase)
 
 
 @_named(OF_THE_PROMPT)
-async def test_what_is_wrong_with_a_prompt_is_wrong_with_its_count(client, engine, fields, told):
-    await _assert_told(client, engine, COUNT, {"messages": HELLO, **fields}, told)
+async def test_count_tokens_refuses_the_same_bad_prompts(client, engine, fields, phrase):
+    await _assert_refused(client, engine, COUNT, {"messages": HELLO, **fields}, phrase)
 
 
-async def test_a_count_has_no_fields_of_sampling(client, engine):
+async def test_count_tokens_has_no_sampling_fields(client, engine):
     body = {"messages": HELLO, "temperature": 1}
-    await _assert_told(client, engine, COUNT, body, "Unknown parameter: 'temperature'")
+    await _assert_refused(client, engine, COUNT, body, "Unknown parameter: 'temperature'")

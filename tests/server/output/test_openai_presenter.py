@@ -14,7 +14,7 @@ TEXTS = ["a", 'say "hi"\n', "\\", "\x00\x1f\x7f", "é ✓ 🙂", "\u2028\u2029\x
 @pytest.mark.parametrize("text", TEXTS, ids=repr)
 @pytest.mark.parametrize("wants_usage", [True, False])
 @pytest.mark.parametrize("response_format", [ChatFormat(), CompletionFormat()])
-def test_a_text_chunk_made_of_parts_equals_the_typed_models_dump(response_format, wants_usage, text):
+def test_a_text_chunk_equals_the_dump_of_the_typed_model(response_format, wants_usage, text):
     writer = OpenAIPresenter(HEAD, response_format, num_choices=3, wants_usage=wants_usage)
     for index in range(3):
         usage = {"usage": None} if wants_usage else {}

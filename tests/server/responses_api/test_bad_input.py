@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request to /v1/responses, the error names the field as the client wrote it."""
+"""Errors about requests to /v1/responses name the field as the client wrote it."""
 
 import json
 import time
@@ -248,7 +248,7 @@ async def test_bad_input_is_named_and_never_reaches_the_engine(client, engine, f
     assert engine.requests == []
 
 
-async def test_a_schema_that_the_library_cannot_use_is_named(client, engine):
+async def test_an_unsupported_schema_is_named(client, engine):
     engine.grammar_fault = 'Unimplemented keys: ["not"]'
     schema = text_format(type="json_schema", name="n", schema={"not": {}})
     response = await client.post(PATH, json={"input": "hello", **schema})
@@ -286,7 +286,7 @@ async def test_an_unknown_model_is_a_404(client):
     assert_error(response.json(), "model", "model_not_found")
 
 
-async def test_what_is_wrong_with_what_was_kept_is_charged_to_the_chain(client):
+async def test_an_error_in_stored_items_names_previous_response_id(client):
     one = (await client.post(PATH, json={"input": "x" * 400})).json()
     response = await client.post(PATH, json={"input": "x" * 400, "previous_response_id": one["id"]})
     assert response.status_code == 400
@@ -307,7 +307,7 @@ async def test_what_is_wrong_with_what_was_kept_is_charged_to_the_chain(client):
         ("/input_items?before=x", "before"),
     ],
 )
-async def test_a_query_that_means_nothing_is_refused(client, query, param):
+async def test_an_invalid_query_is_refused(client, query, param):
     one = (await client.post(PATH, json={"input": "x"})).json()
     response = await client.get(f"{PATH}/{one['id']}{query}")
     assert response.status_code == 400
@@ -330,8 +330,8 @@ PART = {"type": "input_text", "text": ""}
     ],
     ids=["deep", "items", "parts", "tools", "include", "metadata", "text"],
 )
-async def test_what_is_far_too_much_is_refused_in_no_time(body, param):
-    # No other work of a busy machine counts.
+async def test_a_far_too_large_input_is_refused_quickly(body, param):
+    # CPU time of this process only: the machine may be busy.
     app = create_app(FakeEngine(), Settings())
     async with (
         app.router.lifespan_context(app),
