@@ -44,14 +44,14 @@ def chat_grammar(
         _check_format(body, markers, content)
         rules += _calls(tools, enforced, markers, body.parallel_tool_calls)
     if must_call:
-        answer = "calls"
+        output = "calls"
     elif content is None:
-        answer = "text_and_calls"
+        output = "text_and_calls"
         rules.append(f"text_and_calls: TEXT {'(call TEXT)*' if body.parallel_tool_calls else 'call?'}")
     else:
-        answer = "(calls | content)" if tools else "content"
+        output = "(calls | content)" if tools else "content"
         rules.append(_content(content))
-    return Grammar("lark", "\n".join([f"start: thinking {answer}", *rules]) + "\n")
+    return Grammar("lark", "\n".join([f"start: thinking {output}", *rules]) + "\n")
 
 
 def _check_format(body: ChatRequest, markers: Markers, content: Grammar | None) -> None:

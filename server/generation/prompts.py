@@ -44,8 +44,8 @@ class ChatPrompt:
 class PromptEncoder:
     """Renders chat templates, encodes prompts and compiles grammars.
 
-    Text that is too long for the context in any case is refused before it is encoded; otherwise one client
-    could keep the thread busy.
+    Text that certainly exceeds the context is refused before it is encoded; otherwise one client could keep
+    the thread busy.
 
     max_pending: maximum number of requests that wait for the thread.
     """

@@ -4,7 +4,7 @@
      "prompt": "<|im_start|>user...", "output": "def f...", "draft_type": "auto", "finish_reason": "stop",
      "prompt_tokens": 812, "cached_tokens": 640, "completion_tokens": 97, ...}
 
-Each line is a chat request (`--prompts`) and also a pair of prompt and output (`--pairs`).
+A line can be read as a request (`--prompts`) or as a pair of prompt and output (`--pairs`).
 """
 
 import json

@@ -15,7 +15,7 @@ MakeLines = Callable[[], Iterable[bytes]]
 
 MAX_WAITING = 256
 LAST_LINES_S = 2.0
-"""How long close() waits for the remaining lines, twice: for a place in the queue and for the writing."""
+"""How long close() waits for room in the queue, and then again for the thread to finish."""
 
 
 class Recorder:
@@ -64,7 +64,7 @@ class Recorder:
 
     def _run(self) -> None:
         while (make_lines := self._waiting.get()) is not None:
-            # An error here must neither end the thread nor the server.
+            # An error here must end neither the thread nor the server.
             try:
                 self._write(make_lines())
             except OSError as fault:

@@ -71,7 +71,7 @@ class TextConfig(RequestModel):
 
     format: TextFormat = Field(
         PlainFormat(type="text"),
-        description="text: unconstrained; json_object: any JSON object; json_schema: JSON by a schema.",
+        description="text: any text; json_object: any JSON object; json_schema: JSON that follows a schema.",
     )
     verbosity: unsupported("medium") = None  # type: ignore[valid-type]
 
