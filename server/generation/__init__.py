@@ -1,4 +1,4 @@
-"""One HTTP request's way through the engine: prompt, engine requests, events, response or stream.
+"""Run one HTTP request through the engine: prompt, engine requests, events, then a response or a stream.
 
-Nothing here is specific to one endpoint's fields or response format.
+Nothing here depends on one endpoint's fields or response format.
 """

@@ -1,4 +1,4 @@
-"""A conversation answered, whatever the API that it came by: each shows the same parts in its own shape."""
+"""Answer a chat request, whichever API it came through; a presenter formats the output for that API."""
 
 from fastapi import Request, Response
 
@@ -16,31 +16,31 @@ from server.requests.chat import ChatRequest
 async def answer_chat(
     request: Request, service: Service, body: ChatRequest, presenter: Presenter
 ) -> Response:
-    """Answer a conversation. Raises ApiError while the status can still say so."""
+    """Generate the response to a chat request. Raises ApiError before any of the response is sent."""
     check_tools(service, body)
     prompt = await service.prompts.encode_chat(request, body)
-    content = await service.prompts.check_form(request, body)
+    content = await service.prompts.compile_requested_grammar(request, body)
     grammar = chat_grammar(body, service.engine.tokenizer.markers, prompt.is_thinking, content)
     if grammar is not None and grammar is not content:
         await service.prompts.check_grammar(request, grammar, "tools")
-    make_parser = _reader_maker(service, body, prompt)
+    make_parser = _make_parser_factory(service, body, prompt)
     return await respond(
         request, service, body, presenter, [prompt.tokens], make_parser, prompt.prediction, grammar
     )
 
 
 def check_tools(service: Service, body: ChatRequest) -> None:
-    """Raise BadRequestError for tools that this model cannot be shown."""
+    """Raise BadRequestError if the request has tools but the model's chat template has no tool calls."""
     if body.shown_tools and not service.engine.tokenizer.markers.can_call:
         raise BadRequestError(
-            f"'tools': the chat template of {service.engine.info.name} has no form for calls that is known "
-            "here. Leave tools out, or serve a model that was trained to call them.",
+            f"'tools': the chat template of {service.engine.info.name} has no tool call format that this "
+            "server knows. Leave out tools, or serve a model that was trained to call them.",
             param="tools",
             code="tools_not_supported",
         )
 
 
-def _reader_maker(service: Service, body: ChatRequest, prompt: ChatPrompt) -> MakeParser:
+def _make_parser_factory(service: Service, body: ChatRequest, prompt: ChatPrompt) -> MakeParser:
     tokenizer = service.engine.tokenizer
     tools = [tool.for_template() for tool in body.shown_tools]
     rules = None

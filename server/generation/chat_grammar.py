@@ -1,6 +1,6 @@
-"""What the answer to a chat must be, written as one grammar: thinking, then calls, or content, or either.
+"""Make one grammar for the whole output of a chat: reasoning, then tool calls, content, or both.
 
-The grammar is llguidance's dialect of Lark: <[7]> is the token 7, %json a schema, %lark a grammar within it.
+The grammar is in llguidance's dialect of Lark: <[7]> is the token 7, %json a schema, %lark a nested grammar.
 """
 
 import json
@@ -14,10 +14,10 @@ from server.requests.chat import ChatRequest
 from server.requests.tools import Tool
 
 CALL_FORMAT = "json_tools"
-"""The one form of calls that grammars are written for, by mlx-lm's name."""
+"""The only tool call format that grammars support, by mlx-lm's name."""
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""How JSON is spaced: as models are shown it."""
+"""Spacing of JSON, the same as in the prompts that models see."""
 
 _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 _TEXT = "TEXT: /(.|\\n)*/"
@@ -27,10 +27,10 @@ _SPACE = "SPACE: /[ \\n]{0,4}/"
 def chat_grammar(
     body: ChatRequest, markers: Markers, is_thinking: bool, content: Grammar | None = None
 ) -> Grammar | None:
-    """The grammar of the whole answer; None where anything may be said.
+    """Return the grammar of the whole output, or None if it is unconstrained.
 
-    is_thinking: the prompt has begun the thinking. content: what content must be.
-    Raises BadRequestError if this model's calls are not of the one form that grammars are written for.
+    is_thinking: the prompt has already opened the reasoning. content: grammar of the content.
+    Raises BadRequestError if the grammar needs tool calls and the model's tool call format is unsupported.
     """
     must_call = body.tool_choice.mode == "required"
     tools = body.callable_tools
@@ -44,42 +44,42 @@ def chat_grammar(
         _check_format(body, markers, content)
         rules += _calls(tools, enforced, markers, body.parallel_tool_calls)
     if must_call:
-        answer = "calls"
+        output = "calls"
     elif content is None:
-        answer = "said_and_called"
-        rules.append(f"said_and_called: TEXT {'(call TEXT)*' if body.parallel_tool_calls else 'call?'}")
+        output = "text_and_calls"
+        rules.append(f"text_and_calls: TEXT {'(call TEXT)*' if body.parallel_tool_calls else 'call?'}")
     else:
-        answer = "(calls | content)" if tools else "content"
+        output = "(calls | content)" if tools else "content"
         rules.append(_content(content))
-    return Grammar("lark", "\n".join([f"start: thinking {answer}", *rules]) + "\n")
+    return Grammar("lark", "\n".join([f"start: thinking {output}", *rules]) + "\n")
 
 
 def _check_format(body: ChatRequest, markers: Markers, content: Grammar | None) -> None:
-    """Refuse what cannot be enforced for this model."""
+    """Raise BadRequestError if the request demands what cannot be enforced for this model."""
     start = markers.call_start
-    # Where text may come first, it must not be able to spell the marker.
-    is_plain = body.tool_choice.mode != "required" and content is None
-    if markers.call_format == CALL_FORMAT and start and (len(start.tokens) == 1 or not is_plain):
+    # If text may precede a call, the marker must be one token: several could be generated as plain text.
+    may_have_text = body.tool_choice.mode != "required" and content is None
+    if markers.call_format == CALL_FORMAT and start and (len(start.tokens) == 1 or not may_have_text):
         return
     if body.tool_choice.mode == "required":
-        param, way_out = "tool_choice", "Leave it at 'auto'"
+        param, remedy = "tool_choice", "Leave it at 'auto'"
     elif content is not None:
-        param, way_out = (
+        param, remedy = (
             "tools",
-            "A form of content together with tools needs that too: leave out one of them",
+            "A required response format together with tools needs this too: leave out one of them",
         )
     else:
-        param, way_out = "tools", "Leave out 'strict'"
+        param, remedy = "tools", "Leave out 'strict'"
     raise BadRequestError(
-        f"'{param}': which calls are made can be enforced only for models that write them as JSON "
-        f"after the token <tool_call>; this one's form is {markers.call_format}. {way_out}.",
+        f"'{param}': tool calls can be enforced only for models that write them as JSON after the token "
+        f"<tool_call>; this model's format is {markers.call_format}. {remedy}.",
         param=param,
         code="unsupported_value",
     )
 
 
 def _thinking(markers: Markers, is_thinking: bool) -> list[str]:
-    """The rule of what may come before the answer itself."""
+    """Return the rule for the reasoning that may precede the rest of the output."""
     if markers.think_end is None:
         return ['thinking: ""']
     rest = f"TEXT {_tokens(markers.think_end)} SPACE"
@@ -93,7 +93,10 @@ def _thinking(markers: Markers, is_thinking: bool) -> list[str]:
 def _calls(
     tools: Sequence[Tool], enforced: Collection[str], markers: Markers, is_parallel: bool
 ) -> list[str]:
-    """The rules of calls. enforced: names of those whose arguments follow their schemas."""
+    """Return the rules for tool calls.
+
+    enforced: names of the tools whose arguments must follow their schemas.
+    """
     names = " | ".join(f"call_{index}" for index in range(len(tools)))
     start = "" if markers.call_start is None else _tokens(markers.call_start)
     end = "" if markers.call_end is None else _tokens(markers.call_end)
@@ -128,16 +131,16 @@ def _json(schema: object) -> str:
 
 
 def _escaped(regex: str) -> str:
-    r"""A regular expression as it may stand between slashes: those in it are escaped, if they are not."""
-    written, is_escaped = "", False
+    r"""Escape the slashes and line breaks of a regular expression, so that it can stand between slashes."""
+    escaped, is_escaped = "", False
     for character in regex:
         if character == "\n":
             character = "n" if is_escaped else "\\n"
         elif character == "/" and not is_escaped:
             character = "\\/"
         is_escaped = character == "\\" and not is_escaped
-        written += character
-    return written
+        escaped += character
+    return escaped
 
 
 def _tokens(marker: Marker) -> str:

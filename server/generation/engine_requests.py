@@ -1,4 +1,4 @@
-"""From a validated body and its token ids to the sequences that the engine is asked for."""
+"""Make the engine's requests from a validated request body and its token ids, one for each choice."""
 
 import secrets
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ def make_engine_requests(
     tenant: str = "",
     grammar: Grammar | None = None,
 ) -> list[GenerationRequest]:
-    """Make one order for each choice: all those of the first prompt, then of the next, as OpenAI counts them.
+    """Make one engine request for each choice: all of the first prompt, then of the next, as OpenAI does.
 
     prediction, tenant, grammar: see GenerationRequest; the same for all choices.
-    Raises BadRequestError for what depends on the model or the settings: ids, lengths, n, draft type.
+    Raises BadRequestError for what depends on the model or the settings: token ids, lengths, n, draft type.
     """
     if body.n > settings.max_n:
         raise BadRequestError(
@@ -39,7 +39,7 @@ def make_engine_requests(
     if num_sequences > capacity:
         raise BadRequestError(
             f"{len(prompts)} prompts with {body.n} choices each are {num_sequences} sequences; "
-            f"this server holds {capacity} at most (--max-rows and --max-queue).",
+            f"this server holds at most {capacity} (--max-rows and --max-queue).",
             param=body.prompt_field,
             code="invalid_value",
         )
@@ -71,9 +71,11 @@ def make_engine_requests(
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """The seed of one of n choices, in [0, 2**64): the request's own for the first, scattered for others.
+    """Return the seed of one of n choices, in [0, 2**64).
 
-    Source: the finaliser of SplitMix64 (Steele et al. 2014).
+    The first choice has the request's seed; the others have hashes of it.
+
+    Source: the finalizer of SplitMix64 (Steele et al. 2014).
     """
     if choice == 0:
         return seed % _UINT64
@@ -83,8 +85,11 @@ def choice_seed(seed: int, choice: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
-def check_ids(prompt: Sequence[int], param: str, info: ModelInfo) -> None:
-    """Refuse token ids that the model does not have. param: where the prompt stands in the body."""
+def check_token_ids(prompt: Sequence[int], param: str, info: ModelInfo) -> None:
+    """Raise BadRequestError for token ids that the model does not have.
+
+    param: path of the prompt in the body.
+    """
     if min(prompt) < 0 or max(prompt) >= info.vocab_size:
         index = next(i for i, token in enumerate(prompt) if not 0 <= token < info.vocab_size)
         raise _unknown_id(f"{param}[{index}]", prompt[index], info)
@@ -98,10 +103,10 @@ def _check_bias(body: GenerationFields, info: ModelInfo) -> None:
 
 def _check_draft(body: GenerationFields, settings: Settings) -> None:
     if body.draft.type == "draft-model" and settings.draft_model is None:
-        others = ", ".join(kind for kind in get_args(DraftType) if kind != "draft-model")
+        drafters = ", ".join(kind for kind in get_args(DraftType) if kind != "draft-model")
         raise BadRequestError(
             "'draft.type' is 'draft-model', but this server has no draft model; "
-            f"use one of {others}, or start the server with --draft-model.",
+            f"use one of {drafters}, or start the server with --draft-model.",
             param="draft.type",
             code="no_draft_model",
         )
@@ -118,7 +123,10 @@ def _unknown_id(param: str, token: int, info: ModelInfo) -> BadRequestError:
 
 
 def _check_length(prompt: tuple[int, ...], param: str, info: ModelInfo) -> int:
-    """How many tokens are left for the answer, at least one."""
+    """Return how many tokens of the context are left for the output, at least one.
+
+    Raises BadRequestError if the prompt is empty or leaves no room.
+    """
     if not prompt:
         raise BadRequestError(
             "The prompt is empty; send at least one token.", param=param, code="invalid_value"
@@ -129,24 +137,26 @@ def _check_length(prompt: tuple[int, ...], param: str, info: ModelInfo) -> int:
     return room
 
 
-def context_error(num_tokens: int, param: str, info: ModelInfo, is_least: bool = False) -> BadRequestError:
-    """What the client is told of a prompt, or of a prediction, that fills the context or more.
+def context_error(
+    num_tokens: int, param: str, info: ModelInfo, is_lower_bound: bool = False
+) -> BadRequestError:
+    """Return the error for a prompt, or a prediction, that leaves no room in the context.
 
-    is_least: it may have more tokens than that.
+    is_lower_bound: the tokens were not counted exactly; there are at least num_tokens.
     """
-    what = "prediction" if param == "prediction" else "prompt"
-    counted = f"{'at least ' if is_least else ''}{num_tokens} tokens"
+    noun = "prediction" if param == "prediction" else "prompt"
+    counted = f"{'at least ' if is_lower_bound else ''}{num_tokens} tokens"
     limit = info.memory_limit
     if limit is None:
         message = (
-            f"The {what} has {counted}; this model takes {info.context_tokens}, prompt and answer "
+            f"The {noun} has {counted}; this model takes {info.context_tokens}, prompt and output "
             "together. Shorten it."
         )
     else:
         message = (
-            f"The {what} has {counted}, which would take {_mebibytes(limit.bytes_of(num_tokens))} of memory "
+            f"The {noun} has {counted}, which would take {_mebibytes(limit.bytes_of(num_tokens))} of memory "
             f"to compute; this server has {_mebibytes(limit.room_bytes)} for it, that is "
-            f"{info.context_tokens} tokens, prompt and answer together. Shorten it, or start the server with "
+            f"{info.context_tokens} tokens, prompt and output together. Shorten it, or start the server with "
             "a larger --memory-bytes."
         )
     return BadRequestError(message, param=param, code="context_length_exceeded")
@@ -159,7 +169,7 @@ def _mebibytes(num_bytes: int) -> str:
 def _sampling(body: GenerationFields, seed: int, info: ModelInfo) -> Sampling:
     return Sampling(
         seed=seed,
-        # Below this no noise can overturn the likeliest token, but logits divided by it overflow.
+        # Below this, sampling always gives the most likely token, and dividing logits by it would overflow.
         temperature=0.0 if body.temperature < GREEDY_BELOW else body.temperature,
         top_p=body.top_p,
         top_k=body.top_k if 0 < body.top_k < info.vocab_size else 0,

@@ -1,8 +1,8 @@
-"""The way from the engine's thread to the event loop, made for many small events.
+"""Carry events from the engine's thread to the event loop, built for many small events.
 
-The two threads share one interpreter lock, so what a token costs here is taken from the engine: all
-streams together wake the loop at most once until it has looked, and whatever came meanwhile is
-handed over in one piece.
+The two threads share the interpreter lock, so time spent here per token is taken from the engine. All streams
+together therefore wake the event loop at most once until it has looked; whatever arrived in the meantime is
+delivered in one batch.
 """
 
 import asyncio
@@ -11,81 +11,84 @@ from collections import deque
 
 from engine.request import Event
 
-Letter = tuple[int, Event]
-"""The index of a choice, and what happened to it."""
+ChoiceEvent = tuple[int, Event]
+"""(index of the choice, event)."""
 
 
 class EventQueue:
-    """The events of one HTTP request, in the order in which they came. Belongs to the event loop."""
+    """Events of one HTTP request, in order of arrival. Use it on the event loop only."""
 
     def __init__(self, silence_s: float) -> None:
-        """silence_s: receive() returns empty-handed after so long without an event."""
+        """Create an empty queue.
+
+        silence_s: receive() returns an empty list after this many seconds without an event.
+        """
         self._loop = asyncio.get_running_loop()
         self._silence_s = silence_s
-        self._letters: list[Letter] = []
+        self._events: list[ChoiceEvent] = []
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._last_received_s = self._loop.time()
 
-    def put(self, letter: Letter) -> None:
+    def put(self, event: ChoiceEvent) -> None:
         """Add an event."""
-        self._letters.append(letter)
+        self._events.append(event)
         self.wake()
 
     def wake(self) -> None:
-        """Let a receive() that waits return with what there is."""
+        """Make a waiting receive() return what there is."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def receive(self) -> list[Letter]:
-        """Wait for events and return all there are; none after silence_s of waiting, or when woken."""
-        if not self._letters:
+    async def receive(self) -> list[ChoiceEvent]:
+        """Wait for events and return all there are; none after silence_s of waiting, or if woken."""
+        if not self._events:
             self._waiter = self._loop.create_future()
             if self._timer is None:
-                self._timer = self._loop.call_later(self._silence_s, self._look_at_clock)
+                self._timer = self._loop.call_later(self._silence_s, self._check_silence)
             try:
                 await self._waiter
             finally:
                 self._waiter = None
         self._last_received_s = self._loop.time()
-        letters, self._letters = self._letters, []
-        return letters
+        events, self._events = self._events, []
+        return events
 
     def close(self) -> None:
-        """Stop the clock."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look_at_clock(self) -> None:
-        # One timer that looks when the next silence could end, not one that is set anew for each token.
+    def _check_silence(self) -> None:
+        # One timer that checks when the silence could next be over: setting one per token costs too much.
         left_s = self._last_received_s + self._silence_s - self._loop.time()
         if left_s <= 0:
             self.wake()
             left_s = self._silence_s
-        self._timer = self._loop.call_later(left_s, self._look_at_clock)
+        self._timer = self._loop.call_later(left_s, self._check_silence)
 
 
 class EventBridge:
-    """Takes events on the engine's thread and puts them into mailboxes on the event loop."""
+    """Takes events on the engine's thread and puts them into event queues on the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._bag: deque[tuple[EventQueue, Letter]] = deque()
-        self._is_loop_told = False
+        self._posted: deque[tuple[EventQueue, ChoiceEvent]] = deque()
+        self._is_wake_scheduled = False
 
-    def post(self, event_queue: EventQueue, letter: Letter) -> None:
-        """Send an event on its way. For any thread; neither blocks nor raises."""
-        self._bag.append((event_queue, letter))
-        if not self._is_loop_told:
-            self._is_loop_told = True
-            # A closed loop raises: then nobody waits for this any more.
+    def post(self, event_queue: EventQueue, event: ChoiceEvent) -> None:
+        """Send an event to a queue. Callable from any thread; neither blocks nor raises."""
+        self._posted.append((event_queue, event))
+        if not self._is_wake_scheduled:
+            self._is_wake_scheduled = True
+            # A closed loop raises RuntimeError; then no request waits for the event anymore.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        # Before looking into the bag: what comes after the last look must tell the loop again.
-        self._is_loop_told = False
-        while self._bag:
-            event_queue, letter = self._bag.popleft()
-            event_queue.put(letter)
+        # Reset the flag first: an event posted after the last check below must schedule another wake.
+        self._is_wake_scheduled = False
+        while self._posted:
+            event_queue, event = self._posted.popleft()
+            event_queue.put(event)

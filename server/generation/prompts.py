@@ -1,4 +1,7 @@
-"""Text to token ids, on a thread of its own: the tokenizer takes one caller, the event loop must not wait."""
+"""Encode prompts on a separate thread.
+
+The tokenizer supports one caller at a time, and the event loop must not wait for it.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,7 +16,7 @@ from pydantic_core import to_json
 from engine.request import EngineError, Grammar, GrammarError
 from server.engine_protocol import EngineProtocol
 from server.errors import BadRequestError, ClientGoneError, from_engine
-from server.generation.engine_requests import check_ids, context_error
+from server.generation.engine_requests import check_token_ids, context_error
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.structured_output import StructuredFields
@@ -21,16 +24,16 @@ from server.validation.grammar_errors import explain_grammar_error
 
 TokenIds = tuple[int, ...]
 ResultT = TypeVar("ResultT")
-MAX_BYTES = 4
-"""Bytes of one character in UTF-8, at most."""
+MAX_UTF8_BYTES = 4
+"""Maximum bytes of one character in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation as the model reads it, up to where the answer begins.
+    """A rendered and encoded conversation, up to where the model's output starts.
 
-    prediction: token ids of the answer that the client expects; often none.
-    is_thinking: the prompt has begun the model's thinking.
+    prediction: token ids of the output that the client predicts; often none.
+    is_thinking: the prompt has already opened the model's reasoning.
     """
 
     tokens: TokenIds
@@ -39,9 +42,12 @@ class ChatPrompt:
 
 
 class PromptEncoder:
-    """Renders chat templates and encodes prompts.
+    """Renders chat templates, encodes prompts and compiles grammars.
 
-    Text that cannot fit into the context is refused unencoded, or one client could keep the thread busy.
+    Text that certainly exceeds the context is refused before it is encoded; otherwise one client could keep
+    the thread busy.
+
+    max_pending: maximum number of requests that wait for the thread.
     """
 
     def __init__(self, engine: EngineProtocol, max_pending: int) -> None:
@@ -51,7 +57,7 @@ class PromptEncoder:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
     async def encode_chat(self, request: Request, body: ChatRequest) -> ChatPrompt:
-        """Render and encode a conversation. Raises BadRequestError, and as _run()."""
+        """Render and encode a conversation. Raises BadRequestError, and what _run() raises."""
         messages = [message.for_template() for message in body.messages]
         calls = (call for message in body.messages for call in message.tool_calls or ())
         num_characters = sum(len(message["content"] or "") for message in messages)
@@ -59,29 +65,30 @@ class PromptEncoder:
         predicted = body.prediction.content if body.prediction else ""
         self._check_size(len(predicted), "prediction")
         tools = [tool.for_template() for tool in body.shown_tools]
-        self._check_size(sum(len(to_json(tool)) for tool in tools) // MAX_BYTES, "tools")
+        self._check_size(sum(len(to_json(tool)) for tool in tools) // MAX_UTF8_BYTES, "tools")
         return await self._run(
             request, self._encode_chat, messages, tools, body.template_arguments, predicted
         )
 
     async def encode_prompts(self, request: Request, body: CompletionRequest) -> list[TokenIds]:
-        """Token ids of each prompt. Raises BadRequestError, and as _run()."""
+        """Return the token ids of each prompt. Raises BadRequestError, and what _run() raises."""
         for prompt in body.prompt:
             if isinstance(prompt, str):
                 self._check_size(len(prompt), "prompt")
         return await self._run(request, self._encode_all, body.prompt)
 
-    async def prompt_texts(self, request: Request, body: CompletionRequest) -> list[str]:
-        """The text of each prompt, to be said before the answers. Raises as _run()."""
+    async def decode_prompts(self, request: Request, body: CompletionRequest) -> list[str]:
+        """Return the text of each prompt, to be echoed. Raises what _run() raises."""
         decode = self._engine.tokenizer.decode
         return await self._run(
-            request, lambda: [one if isinstance(one, str) else decode(one) for one in body.prompt]
+            request, lambda: [prompt if isinstance(prompt, str) else decode(prompt) for prompt in body.prompt]
         )
 
     async def check_grammar(self, request: Request, grammar: Grammar, param: str) -> None:
-        """Compile a grammar, so that a request with it starts at once.
+        """Compile a grammar, so that a request with it starts without delay.
 
-        param: the field that it was made of. Raises BadRequestError if it cannot be used, and as _run().
+        param: the field that the grammar comes from.
+        Raises BadRequestError if the grammar cannot be used, and what _run() raises.
         """
         try:
             await self._run(request, self._engine.check_grammar, grammar)
@@ -89,8 +96,8 @@ class PromptEncoder:
             message = f"'{param}' {explain_grammar_error(str(fault))}."
             raise BadRequestError(message, param=param, code="unsupported_grammar") from fault
 
-    async def check_form(self, request: Request, body: StructuredFields) -> Grammar | None:
-        """The grammar of the form that the answer must have, compiled. Raises as check_grammar()."""
+    async def compile_requested_grammar(self, request: Request, body: StructuredFields) -> Grammar | None:
+        """Compile and return the grammar that the request demands, if any. Raises as check_grammar()."""
         if body.requested_grammar is None:
             return None
         grammar, param = body.requested_grammar
@@ -98,50 +105,53 @@ class PromptEncoder:
         return grammar
 
     async def encode_text(self, request: Request, text: str, param: str, is_prompt: bool) -> TokenIds:
-        """Token ids of text; a prompt gets what prompts begin or end with. Raises as encode_prompts()."""
+        """Return the token ids of a text. Raises what encode_prompts() raises.
+
+        is_prompt: whether to add the special tokens that prompts start or end with.
+        """
         self._check_size(len(text), param)
         tokenizer = self._engine.tokenizer
         encode = tokenizer.encode if is_prompt else tokenizer.encode_answer
         return tuple(await self._run(request, encode, text))
 
     async def decode(self, request: Request, tokens: Sequence[int]) -> str:
-        """The text of token ids. Raises BadRequestError, and as _run()."""
+        """Return the text of token ids. Raises BadRequestError, and what _run() raises."""
         if len(tokens) > self._engine.info.context_tokens:
             raise context_error(len(tokens), "tokens", self._engine.info)
         if not tokens:
             return ""
-        check_ids(tokens, "tokens", self._engine.info)
+        check_token_ids(tokens, "tokens", self._engine.info)
         return await self._run(request, self._engine.tokenizer.decode, tokens)
 
-    async def split(self, request: Request, tokens: Sequence[int]) -> list[bytes]:
-        """Each token's own bytes. Raises as _run()."""
+    async def token_bytes(self, request: Request, tokens: Sequence[int]) -> list[bytes]:
+        """Return the bytes of each token. Raises what _run() raises."""
         piece = self._engine.tokenizer.piece
         return await self._run(request, lambda: [piece(token) for token in tokens])
 
-    def beside(self, job: Callable[[], ResultT]) -> ResultT:
-        """Run a job on the thread and wait for it: for callers off the event loop.
+    def run_and_wait(self, job: Callable[[], ResultT]) -> ResultT:
+        """Run a job on the thread and wait for it. Do not call it on the event loop.
 
         Raises CancelledError if the server stops.
         """
         return self._thread.submit(job).result()
 
     def close(self) -> None:
-        """End the thread; what still waits for it is dropped."""
+        """Stop the thread and drop the jobs that still wait for it."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, request: Request, job: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Run a job on the thread.
 
-        Raises ClientGoneError if the client leaves first, TooBusyError if too many wait, and
+        Raises ClientGoneError if the client disconnects first, TooBusyError if too many jobs are waiting, and
         UnavailableError if the server stops.
         """
         if self._num_pending >= self._max_pending:
             raise from_engine(EngineError("queue_full", "Too many prompts are waiting; try again later."))
         self._num_pending += 1
         future = asyncio.get_running_loop().run_in_executor(self._thread, partial(job, *arguments))
-        # The body has been read, so the next thing to receive is a disconnect.
-        left = asyncio.ensure_future(request.receive())
-        either: set[asyncio.Future[Any]] = {future, left}
+        # The body has been read, so the next message is a disconnect.
+        disconnect = asyncio.ensure_future(request.receive())
+        either: set[asyncio.Future[Any]] = {future, disconnect}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not future.done():
@@ -151,14 +161,14 @@ class PromptEncoder:
                 raise from_engine(EngineError("draining", "The server is shutting down."))
             return future.result()
         finally:
-            left.cancel()
+            disconnect.cancel()
             self._num_pending -= 1
 
     def _check_size(self, num_characters: int, param: str) -> None:
         info = self._engine.info
-        least = num_characters // self._engine.tokenizer.longest_token
-        if least >= info.context_tokens:
-            raise context_error(least, param, info, is_least=True)
+        min_tokens = num_characters // self._engine.tokenizer.longest_token
+        if min_tokens >= info.context_tokens:
+            raise context_error(min_tokens, param, info, is_lower_bound=True)
 
     def _encode_chat(
         self,
@@ -177,9 +187,9 @@ class PromptEncoder:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: dict[str, Any]
     ) -> TokenIds:
         try:
-            # Templates ask whether there are tools, and some take an empty list for some.
+            # None, not an empty list: some templates take an empty list for a request with tools.
             rendered = self._engine.tokenizer.render_chat(messages, tools or None, arguments or None)
-        # TemplateError is one; naming it would import MLX.
+        # TemplateError is a ValueError; importing it would import MLX.
         except ValueError as fault:
             raise BadRequestError(f"{fault}", param="messages", code="template_error") from fault
         return tuple(rendered)
@@ -190,6 +200,8 @@ class PromptEncoder:
             if isinstance(prompt, str):
                 encoded.append(tuple(self._engine.tokenizer.encode(prompt)))
             else:
-                check_ids(prompt, "prompt" if len(prompts) == 1 else f"prompt[{index}]", self._engine.info)
+                check_token_ids(
+                    prompt, "prompt" if len(prompts) == 1 else f"prompt[{index}]", self._engine.info
+                )
                 encoded.append(tuple(prompt))
         return encoded

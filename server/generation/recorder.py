@@ -1,4 +1,4 @@
-"""A file of lines that others hand over, written by a thread of its own, whatever the disk does."""
+"""Append lines to the record file from a separate thread, so that a slow disk delays no request."""
 
 import os
 import queue
@@ -11,19 +11,19 @@ from config.setting import SettingsError
 from server.logs import LOGGER
 
 MakeLines = Callable[[], Iterable[bytes]]
-"""Makes lines, each with its end, on the recorder's thread."""
+"""Makes lines, each with its line break. Runs on the recorder's thread."""
 
 MAX_WAITING = 256
 LAST_LINES_S = 2.0
-"""How long close() waits for what is still to be written."""
+"""How long close() waits for room in the queue, and then again for the thread to finish."""
 
 
 class Recorder:
-    """Appends lines to a file that only its owner may read, up to most_bytes of it.
+    """Appends lines to a file until it has max_bytes. Only the file's owner may read it.
 
-    A line stands in the file in full or not at all. What cannot be written is dropped, and the log says so
-    once; the next line is tried again.
-    Raises SettingsError if the file cannot be written to begin with.
+    A line is written completely or not at all. If it cannot be written it is dropped, with a log message the
+    first time; the next line is tried again.
+    Raises SettingsError if the file cannot be written at the start.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -31,7 +31,7 @@ class Recorder:
         self._max_bytes = max_bytes
         self._waiting: queue.Queue[MakeLines | None] = queue.Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._is_full = False
         try:
             os.close(self._open())
@@ -39,22 +39,22 @@ class Recorder:
             raise SettingsError(f"record: {path} cannot be written: {fault.strerror or fault}") from fault
 
     def start(self) -> None:
-        """Begin to write."""
-        LOGGER.warning("what is asked and answered is recorded in %s", self.path)
+        """Start the thread."""
+        LOGGER.warning("prompts and outputs are recorded in %s", self.path)
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
-    def note(self, make_lines: MakeLines) -> None:
-        """Hand over what makes lines. Never waits and never raises; called on any one thread."""
+    def record(self, make_lines: MakeLines) -> None:
+        """Queue lines for writing. Never waits, never raises; call it from one thread only."""
         if self._is_full:
             return
         try:
             self._waiting.put_nowait(make_lines)
         except queue.Full:
-            self._tell("late", "%s takes too long to write; some of what is said is not recorded", self.path)
+            self._warn_once("late", "writing to %s takes too long; some requests are not recorded", self.path)
 
     def close(self) -> None:
-        """Write what was noted, if that does not take long."""
+        """Write the queued lines and stop, unless that takes longer than LAST_LINES_S."""
         try:
             self._waiting.put(None, timeout=LAST_LINES_S)
         except queue.Full:
@@ -64,30 +64,32 @@ class Recorder:
 
     def _run(self) -> None:
         while (make_lines := self._waiting.get()) is not None:
-            # Whatever goes wrong here is no reason to end the server or to stop recording.
+            # An error here must end neither the thread nor the server.
             try:
                 self._write(make_lines())
             except OSError as fault:
-                self._tell("failed", "%s: %s; not everything is recorded", self.path, fault.strerror or fault)
+                self._warn_once(
+                    "failed", "%s: %s; some requests are not recorded", self.path, fault.strerror or fault
+                )
             except Exception:  # noqa: BLE001
-                if "fault" not in self._told:
-                    self._told.add("fault")
+                if "fault" not in self._warned:
+                    self._warned.add("fault")
                     LOGGER.exception("a request could not be recorded")
 
     def _write(self, lines: Iterable[bytes]) -> None:
-        """Raises OSError."""
+        """Append lines until the file is full. Raises OSError."""
         file = self._open()
         try:
             for line in lines:
                 size = os.fstat(file).st_size
                 if size + len(line) > self._max_bytes:
                     self._is_full = True
-                    message = "%s has %d bytes; nothing more is recorded (--record-bytes)"
-                    self._tell("full", message, self.path, size)
+                    message = "%s has %d bytes; no more requests are recorded (--record-bytes)"
+                    self._warn_once("full", message, self.path, size)
                     return
-                # What a crash cut off must not take the next line with it.
-                begins_inside = size and os.pread(file, 1, size - 1) != b"\n"
-                self._append(file, b"\n" + line if begins_inside else line, size)
+                # If a crash cut off the last line, the next one must not be appended to it.
+                has_cut_line = size and os.pread(file, 1, size - 1) != b"\n"
+                self._append(file, b"\n" + line if has_cut_line else line, size)
         finally:
             os.close(file)
 
@@ -102,18 +104,21 @@ class Recorder:
                 os.ftruncate(file, size)
 
     def _open(self) -> int:
-        """Raises OSError."""
-        # Without O_NONBLOCK a pipe that nobody reads would hold the thread.
+        """Open the file. Raises OSError, also if it is not a regular file."""
+        # Without O_NONBLOCK, opening a pipe without a reader would block.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
         file = os.open(self.path, flags, 0o600)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            raise OSError(0, "it is no plain file")
+            raise OSError(0, "it is not a regular file")
         os.fchmod(file, 0o600)
         return file
 
-    def _tell(self, what: str, message: str, *values: object) -> None:
-        """Log something the first time."""
-        if what not in self._told:
-            self._told.add(what)
+    def _warn_once(self, what: str, message: str, *values: object) -> None:
+        """Log a warning, the first time only.
+
+        what: identifies the kind of warning.
+        """
+        if what not in self._warned:
+            self._warned.add(what)
             LOGGER.warning(message, *values)

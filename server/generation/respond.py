@@ -1,16 +1,16 @@
-"""From token ids to a response: what all endpoints that generate do alike."""
+"""Turn token ids into a response: the steps shared by all endpoints that generate."""
 
 import time
 from collections.abc import Sequence
 
 from fastapi import Request, Response
 
-from engine.request import Failed, Finished, Grammar
+from engine.request import Grammar
 from server.errors import CLIENT_CLOSED_REQUEST, ClientGoneError
 from server.generation.engine_requests import make_engine_requests
-from server.generation.generation import Generation
 from server.generation.prompts import TokenIds
-from server.generation.recording import record_answers
+from server.generation.record_lines import record_choices
+from server.generation.request_output import RequestOutput
 from server.generation.service import Service
 from server.generation.sse import TokenStream, write_frames
 from server.generation.submission import Submission
@@ -32,7 +32,7 @@ async def respond(
     prediction: TokenIds = (),
     grammar: Grammar | None = None,
 ) -> Response:
-    """Generate, and answer at once or as a stream. Raises ApiError while the status can still say so."""
+    """Generate a whole response or a stream. Raises ApiError before any of the response is sent."""
     record = record_of(request)
     tenant = tenant_of(request, service.settings)
     engine_requests = make_engine_requests(
@@ -45,29 +45,23 @@ async def respond(
         tenant,
         grammar,
     )
-
-    def count(index: int, end: Finished | Failed) -> None:
-        service.metrics.count_sequence(end, is_first=index % body.n == 0)
-
-    submission = Submission(
-        service.engine, service.event_bridge, engine_requests, service.settings.keep_alive_s, count
-    )
-    generation = Generation(service, record, submission, make_parser, body.n)
+    submission = Submission(service, engine_requests, body.n)
+    output = RequestOutput(service, record, submission, make_parser)
     submission.start(is_streaming=body.stream)
 
     async def end() -> None:
-        await generation.close()
-        record_answers(service, body, submission)
+        await output.close()
+        record_choices(service, body, submission)
 
     is_handed_over = False
     try:
         async with submission.watching(request.receive):
             if not body.stream:
-                answers = await generation.answers()
-                whole = presenter.whole(answers, generation.usage(), generation.timings())
+                outputs = await output.wait_for_choices()
+                whole = presenter.format_response(outputs, output.usage(), output.timings())
                 return Response(whole, media_type="application/json")
-            first = await generation.receive()
-        frames = write_frames(generation, presenter, first)
+            first = await output.receive()
+        frames = write_frames(output, presenter, first)
         is_handed_over = True
         return TokenStream(frames, at_end=end)
     except ClientGoneError:
@@ -77,10 +71,10 @@ async def respond(
             await end()
 
 
-def head(
+def response_head(
     request: Request, service: Service, model: str | None, service_tier: str | None = None
 ) -> ResponseHead:
-    """The heading of the response to this request. Raises ModelNotFoundError."""
+    """Return the head of the response to a request. Raises ModelNotFoundError."""
     return ResponseHead(
         id=record_of(request).unique,
         created=int(time.time()),

@@ -1,4 +1,4 @@
-"""What all routes share: the engine, the settings, and the ways to and from the engine."""
+"""What all routes share: the engine, the settings, the prompt encoder and the stored responses."""
 
 import asyncio
 import hashlib
@@ -18,7 +18,10 @@ from server.responses_api.store import ResponseStore
 
 
 class Service:
-    """Made once for each app, on its event loop. recorder: None where nothing is recorded."""
+    """The shared objects of one app. Create it on the app's event loop.
+
+    recorder: None if requests are not recorded.
+    """
 
     def __init__(
         self, engine: EngineProtocol, settings: Settings, metrics: Metrics, recorder: Recorder | None = None
@@ -35,41 +38,44 @@ class Service:
 
     @cached_property
     def model_names(self) -> tuple[str, ...]:
-        """The model's own name and its aliases, each once."""
+        """The model's name and its aliases, without duplicates."""
         return tuple(dict.fromkeys((self.engine.info.name, *self.settings.served_model_name)))
 
     @cached_property
     def fingerprint(self) -> str:
-        """The same for the same weights on the same kind of device: then a seed repeats its answer."""
+        """The system fingerprint; while it is unchanged, a seed gives the same output again.
+
+        It identifies the weights and the kind of device.
+        """
         info = self.engine.info
         known = (info.name, info.fingerprint, info.num_parameters, info.dtype, info.device)
         return "fp_" + hashlib.sha256(repr(known).encode()).hexdigest()[:12]
 
     def check_ready(self) -> None:
-        """Raise UnavailableError unless the engine takes requests."""
+        """Raise UnavailableError unless the engine accepts requests."""
         status = self.engine.status()
-        later = retry_after(status.retry_after_s)
+        headers = retry_after(status.retry_after_s)
         match status.state:
             case "loading":
-                raise UnavailableError("The model is still loading.", code="loading", headers=later)
+                raise UnavailableError("The model is still loading.", code="loading", headers=headers)
             case "draining":
-                raise UnavailableError("The server is shutting down.", code="draining", headers=later)
+                raise UnavailableError("The server is shutting down.", code="draining", headers=headers)
             case "stalled":
                 message = f"The engine has stalled: {status.fault}."
-                raise UnavailableError(message, code="engine_stalled", headers=later)
+                raise UnavailableError(message, code="engine_stalled", headers=headers)
             case "dead":
                 raise UnavailableError(f"The engine has died: {status.fault}.", code="engine_dead")
 
-    def check_model(self, asked: str | None) -> str:
-        """The name that the response gives: the one that was asked for. Raises ModelNotFoundError."""
-        if asked is None:
+    def check_model(self, requested: str | None) -> str:
+        """Return the model name for the response: the requested one. Raises ModelNotFoundError."""
+        if requested is None:
             return self.model_names[0]
-        if asked not in self.model_names:
-            raise ModelNotFoundError(asked, self.model_names)
-        return asked
+        if requested not in self.model_names:
+            raise ModelNotFoundError(requested, self.model_names)
+        return requested
 
 
 def service_of(request: Request) -> Service:
-    """The service of the app that the request came to."""
+    """Return the service of the request's app."""
     service: Service = request.app.state.service
     return service

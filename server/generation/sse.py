@@ -1,4 +1,4 @@
-"""A generation as a stream of server-sent events."""
+"""Send a request's output as a stream of server-sent events."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -6,19 +6,19 @@ from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError
-from server.generation.generation import Generation
+from server.generation.request_output import RequestOutput
 from server.output.presenter import KEEP_ALIVE, Events, Presenter
 
 
 class TokenStream(EventSourceResponse):
-    """The response that streams.
+    """Streaming response.
 
-    at_end: awaited once, however the stream ends. The frames' own clean-up is no place for that:
-    if the client leaves early enough, the frames are never begun.
+    at_end: awaited once, however the stream ends. The clean-up cannot be done by the generator of the frames:
+        if the client disconnects early enough, the generator never starts.
     """
 
     def __init__(self, frames: AsyncIterator[bytes], at_end: Callable[[], Awaitable[None]]) -> None:
-        # No pings: those go by the clock alone, the frames know when there was silence.
+        # No pings: they come at fixed times; write_frames sends keep-alives only after silence.
         super().__init__(frames, headers={"Cache-Control": "no-cache"}, ping=0)
         self._at_end = at_end
 
@@ -30,23 +30,23 @@ class TokenStream(EventSourceResponse):
             await self._at_end()
 
 
-async def write_frames(generation: Generation, presenter: Presenter, first: Events) -> AsyncIterator[bytes]:
-    """Write a stream from its first parts to its end, or to an error in its midst.
+async def write_frames(output: RequestOutput, presenter: Presenter, first: Events) -> AsyncIterator[bytes]:
+    """Yield the frames of a stream, from the first parts to the end or to an error.
 
-    first: what was received before the headers went out; empty if that was silence.
+    first: the parts received before the headers were sent; empty if there were none in keep_alive_s.
     """
     events = first
     try:
-        frame = presenter.opening(generation.usage())
-        while not generation.is_complete:
-            yield frame + (presenter.parts(events) if events else KEEP_ALIVE)
+        frame = presenter.format_opening(output.usage())
+        while not output.is_complete:
+            yield frame + (presenter.format_parts(events) if events else KEEP_ALIVE)
             frame = b""
-            events = await generation.receive()
-        frame += presenter.last(events, generation.usage(), generation.timings())
+            events = await output.receive()
+        frame += presenter.format_end(events, output.usage(), output.timings())
     except ApiError as fault:
-        generation.note(fault)
-        frame = presenter.error(fault)
-    # A fault of the server's own: the status is out, but the client must not wait for the rest.
-    except Exception:  # noqa: BLE001 - logged by note_own_fault
-        frame = presenter.error(generation.note_own_fault())
+        output.record_error(fault)
+        frame = presenter.format_error(fault)
+    # A bug in the server: the status has been sent, but the client must not wait for the rest.
+    except Exception:  # noqa: BLE001 - logged by record_internal_error
+        frame = presenter.format_error(output.record_internal_error())
     yield frame

@@ -1,70 +1,67 @@
-"""One HTTP request's sequences, from the engine's taking them to the last one's end."""
+"""The sequences of one HTTP request in the engine, from submission until the last one has ended."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from starlette.types import Receive
 
 from engine.request import Delta, EngineError, Event, Failed, Finished, GenerationRequest, Usage
-from server.engine_protocol import EngineProtocol
 from server.errors import ClientGoneError, from_engine, from_failure
-from server.generation.event_queue import EventBridge, EventQueue
+from server.generation.event_queue import EventQueue
+from server.generation.service import Service
+from server.logs import is_logging_prompts
 
 SETTLE_S = 1.0
-"""How long a cancelled request waits to hear how far it got; only its line in the log depends on it."""
+"""How long a cancelled request waits for its sequences to end; after that, its log line lacks their usage."""
 
 
 class Submission:
-    """What the engine was asked for, and what came of it.
+    """The sequences of one HTTP request: submits them, receives their events, and cancels what is left.
 
-    orders: one for each choice, by index.
-    ended: usage of the sequences that came to an end, good or bad, by index.
-    finished: the ends of those that came to a good one.
-    on_end: called once with each one's index and end, on the engine's thread, whoever still waits for it.
+    engine_requests: one for each choice, by index. num_choices: choices of each prompt.
+    ended: usage of the sequences that have ended, normally or not, by index.
+    finished: the final events of those that ended normally, by index.
+    deltas: the deltas of each choice; for a stream they are kept only if prompts are logged.
     """
 
     def __init__(
-        self,
-        engine: EngineProtocol,
-        event_bridge: EventBridge,
-        engine_requests: Sequence[GenerationRequest],
-        silence_s: float,
-        on_end: Callable[[int, Finished | Failed], None],
+        self, service: Service, engine_requests: Sequence[GenerationRequest], num_choices: int
     ) -> None:
         self.engine_requests = engine_requests
+        self.num_choices = num_choices
         self.ended: dict[int, Usage] = {}
         self.finished: dict[int, Finished] = {}
-        self._engine = engine
-        self._post_office = event_bridge
-        self._mailbox = EventQueue(silence_s)
-        self._on_end = on_end
-        self._kept: list[list[Delta]] = [[] for _ in engine_requests]
-        self._num_taken = 0
+        self.deltas: list[list[Delta]] = [[] for _ in engine_requests]
+        self._engine = service.engine
+        self._metrics = service.metrics
+        self._event_bridge = service.event_bridge
+        self._event_queue = EventQueue(service.settings.keep_alive_s)
+        self._num_submitted = 0
         self._failure: Failed | None = None
         self._has_client_left = False
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sequence came to a good end."""
+        """Whether every sequence has ended normally."""
         return len(self.finished) == len(self.engine_requests)
 
     @property
     def has_failed(self) -> bool:
-        """Whether a sequence came to a bad end before the client had left."""
+        """Whether a sequence failed before the client disconnected."""
         return self._failure is not None
 
     def start(self, is_streaming: bool) -> None:
-        """Hand all orders to the engine, or none. Raises ApiError if it does not take them.
+        """Submit all sequences to the engine, or none. Raises ApiError if the engine refuses one.
 
-        is_streaming: hear of every piece of text at once, in receive(); otherwise see answers().
+        is_streaming: receive() then returns the deltas as they arrive; otherwise deltas collects them.
         """
-        deliver = self._send if is_streaming else self._keep
+        sink = self._send if is_streaming else self._collect
         try:
-            for index, order in enumerate(self.engine_requests):
-                self._engine.submit(order, partial(deliver, index))
-                self._num_taken += 1
+            for index, engine_request in enumerate(self.engine_requests):
+                self._engine.submit(engine_request, partial(sink, index))
+                self._num_submitted += 1
         except Exception as fault:
             self._cancel()
             if isinstance(fault, EngineError):
@@ -72,29 +69,28 @@ class Submission:
             raise
 
     async def receive(self) -> list[tuple[int, Delta | Finished]]:
-        """Wait for events and return all there are; none after silence_s of silence.
+        """Wait for events and return all there are; none after keep_alive_s without one.
 
-        Raises ApiError when a sequence failed, after what came before that was returned, and
-        ClientGoneError when the client has left.
+        Raises ApiError if a sequence failed, once all earlier events have been returned, and ClientGoneError
+        if the client has disconnected.
         """
         events: list[tuple[int, Delta | Finished]] = []
         if self._failure is None and not self._has_client_left:
-            events = await self._take()
+            events = await self._take_events()
         if self._has_client_left:
             raise ClientGoneError
         if self._failure is not None and not events:
             raise from_failure(self._failure)
         return events
 
-    async def answers(self) -> list[list[Delta]]:
-        """Wait for all ends and return what each choice said. Raises as receive() does."""
+    async def wait_until_complete(self) -> None:
+        """Wait for all sequences to finish. Raises as receive() does."""
         while not self.is_complete:
             await self.receive()
-        return self._kept
 
     @contextlib.asynccontextmanager
     async def watching(self, receive: Receive) -> AsyncIterator[None]:
-        """While inside, a client that leaves makes receive() raise ClientGoneError."""
+        """Make receive() raise ClientGoneError if the client disconnects within this context."""
         watch = asyncio.create_task(self._watch(receive))
         try:
             yield
@@ -102,23 +98,23 @@ class Submission:
             watch.cancel()
 
     async def close(self) -> None:
-        """Cancel what has not ended, and wait a moment for its end."""
+        """Cancel the sequences that have not ended, and wait up to SETTLE_S for them to end."""
         self._cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S):
-                while len(self.ended) < self._num_taken:
-                    await self._take()
-        self._mailbox.close()
+                while len(self.ended) < self._num_submitted:
+                    await self._take_events()
+        self._event_queue.close()
 
     def _cancel(self) -> None:
-        for index, order in enumerate(self.engine_requests[: self._num_taken]):
+        for index, engine_request in enumerate(self.engine_requests[: self._num_submitted]):
             if index not in self.ended:
-                self._engine.cancel(order.id)
+                self._engine.cancel(engine_request.id)
 
-    async def _take(self) -> list[tuple[int, Delta | Finished]]:
-        """Wait for events, note the ends, and return those up to the first failure."""
+    async def _take_events(self) -> list[tuple[int, Delta | Finished]]:
+        """Wait for events, note which sequences ended, and return the events up to the first failure."""
         events: list[tuple[int, Delta | Finished]] = []
-        for index, event in await self._mailbox.receive():
+        for index, event in await self._event_queue.receive():
             if not isinstance(event, Delta):
                 self.ended[index] = event.usage
             if isinstance(event, Failed):
@@ -127,24 +123,33 @@ class Submission:
                 events.append((index, event))
                 if isinstance(event, Finished):
                     self.finished[index] = event
+                elif is_logging_prompts():
+                    self.deltas[index].append(event)
         return events
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._has_client_left = True
-        self._mailbox.wake()
+        self._event_queue.wake()
 
     def _send(self, index: int, event: Event) -> None:
-        """Sink of a stream, on the engine's thread."""
+        """Post an event of a stream. Runs on the engine's thread."""
         if not isinstance(event, Delta):
-            self._on_end(index, event)
-        self._post_office.post(self._mailbox, (index, event))
+            self._count_end(index, event)
+        self._event_bridge.post(self._event_queue, (index, event))
 
-    def _keep(self, index: int, event: Event) -> None:
-        """Sink of a whole answer, on the engine's thread: the loop need not hear of every token."""
+    def _collect(self, index: int, event: Event) -> None:
+        """Collect the deltas of a whole response, without waking the event loop for each token.
+
+        Runs on the engine's thread.
+        """
         if isinstance(event, Delta):
-            self._kept[index].append(event)
+            self.deltas[index].append(event)
         else:
-            self._on_end(index, event)
-            self._post_office.post(self._mailbox, (index, event))
+            self._count_end(index, event)
+            self._event_bridge.post(self._event_queue, (index, event))
+
+    def _count_end(self, index: int, end: Finished | Failed) -> None:
+        """Count a sequence in the metrics, once, even if its client has left. Runs on the engine's thread."""
+        self._metrics.count_sequence(end, is_first=index % self.num_choices == 0)

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: its request bodies become chats, and responses are presented in its own format.
+"""Anthropic's Messages API: convert its requests to chat requests, and format its responses.
 
-Nothing here generates; the chat does.
+Generating is the same as for chat completions; see generation/.
 """

@@ -1,4 +1,4 @@
-"""What messages hold: blocks of text, of thinking, of calls and of their results."""
+"""Content blocks of messages: text, thinking, tool use and tool results."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -11,76 +11,76 @@ from server.validation.fields import RequestModel, unsupported
 from server.validation.unions import tagged_union
 
 MAX_BLOCKS = 8192
-"""Blocks of a whole conversation: each takes time before anything else can be found wrong."""
-_TEXT_ONLY = "but this model reads text alone; send text blocks"
+"""Maximum content blocks of a whole conversation: validating each takes time."""
+_TEXT_ONLY = "but this server accepts only text; send text blocks"
 _REFUSED = {
     "image": _TEXT_ONLY,
     "document": _TEXT_ONLY,
-    "search_result": "which this server does not take; send its text as a text block",
+    "search_result": "which is not supported; send its text as a text block",
     "redacted_thinking": "which only the server that made it can read; leave the block out",
 }
 _CITATIONS = {"phrase": "is not supported; leave it out", "description": "Only null or an empty array."}
-_TOOLSETS = {"phrase": "is not supported: there are no toolsets here", "description": "Only null."}
+_TOOLSETS = {"phrase": "is not supported: this server has no toolsets", "description": "Only null."}
 
 
 class CacheControl(RequestModel):
-    """Where Anthropic's cache would have a breakpoint. Here every prompt is cached by what it holds."""
+    """A breakpoint of Anthropic's prompt cache. Ignored: every prompt is cached by its content."""
 
     type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] = Field("5m", description="Accepted; does nothing here.")
+    ttl: Literal["5m", "1h"] = Field("5m", description="Accepted; has no effect.")
 
 
 class Block(RequestModel):
-    """What all blocks may have."""
+    """The fields that all block types except thinking have."""
 
     cache_control: CacheControl | None = Field(
-        None, description="Accepted; does nothing: prompts are cached by what they hold."
+        None, description="Accepted; prompts are cached by their content."
     )
 
 
 class TextBlock(Block):
-    """A piece of text."""
+    """Text."""
 
     type: Literal["text"]
-    text: str = Field(description="The text; blocks of the user stand on lines of their own.")
+    text: str = Field(description="The text; text blocks of the user are joined with line breaks.")
     citations: unsupported([], **_CITATIONS) = None  # type: ignore[valid-type]
 
 
 class ThinkingBlock(RequestModel):
-    """What the assistant thought, for chat templates that show earlier thinking."""
+    """Earlier thinking of the assistant, for chat templates that show it."""
 
     type: Literal["thinking"]
-    thinking: str = Field(description="What was thought.")
-    signature: str = Field("", description="Accepted; nothing is signed here, and nothing checked.")
+    thinking: str = Field(description="The thinking.")
+    signature: str = Field("", description="Accepted; signatures are neither made nor verified.")
 
 
 class DirectCaller(RequestModel):
-    """The model itself made the call."""
+    """Marks a tool call as made by the model itself."""
 
     type: Literal["direct"]
 
 
 class ToolUseBlock(Block):
-    """A call that the assistant made."""
+    """A tool call that the assistant made earlier."""
 
     type: Literal["tool_use"]
-    id: str = Field(min_length=1, description="Names the call, for its result.")
-    name: str = Field(min_length=1, description="The tool that was called.")
-    input: dict[str, Any] = Field(description="What it was called with.")
-    caller: DirectCaller | None = Field(None, description="Only the model itself.")
+    id: str = Field(min_length=1, description="The id that the tool result refers to.")
+    name: str = Field(min_length=1, description="The name of the tool.")
+    input: dict[str, Any] = Field(description="The arguments of the call.")
+    caller: DirectCaller | None = Field(None, description="Only direct.")
     toolset_name: unsupported(**_TOOLSETS) = None  # type: ignore[valid-type]
 
 
 def as_blocks(given: object) -> object:
-    """A string as the one block of text that it is short for; anything else as it is."""
+    """Return a string as one text block, and anything else unchanged. Refuse too many blocks."""
     if isinstance(given, list) and len(given) > MAX_BLOCKS:
         raise too_many(len(given), MAX_BLOCKS)
     return [{"type": "text", "text": given}] if isinstance(given, str) else given
 
 
-def too_many(num: int, most: int, what: str = "entries") -> PydanticCustomError:
-    """The error of an array that is too long, which is not looked at any further."""
-    return field_error("invalid_value", f"has {num} {what}; at most {most} are allowed")
+def too_many(num: int, limit: int, noun: str = "entries") -> PydanticCustomError:
+    """Return the error for an array that is too long; it is raised before the entries are validated."""
+    return field_error("invalid_value", f"has {num} {noun}; at most {limit} are allowed")
 
 
 _TextOnly = Annotated[
@@ -88,24 +88,26 @@ _TextOnly = Annotated[
     PlainValidator(tagged_union({"text": TextBlock}, refused=_REFUSED), json_schema_input_type=TextBlock),
 ]
 Texts = Annotated[list[_TextOnly], BeforeValidator(as_blocks, json_schema_input_type=str | list[TextBlock])]
-"""Text, as a string or in blocks."""
+"""Text, as a string or as text blocks."""
 
 
 class ToolResultBlock(Block):
-    """What a call came to."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
-    tool_use_id: str = Field(description="The id of a call in an earlier message.")
-    content: Texts = Field([], description="Text; images and documents are refused.")
-    is_error: bool = Field(False, description="The model reads 'Error: ' before the text then.")
+    tool_use_id: str = Field(description="The id of a tool_use block in an earlier message.")
+    content: Texts = Field([], description="A string, or text blocks; images and documents are refused.")
+    is_error: bool = Field(
+        False, description="Whether the call failed; the text shown to the model then starts with 'Error: '."
+    )
     toolset_name: unsupported(**_TOOLSETS) = None  # type: ignore[valid-type]
 
     @property
     def text(self) -> str:
-        """The result as the model reads it."""
-        text = joined(self.content)
-        is_told = text.lower().startswith("error")
-        return f"Error: {text}".rstrip() if self.is_error and not is_told else text
+        """The result as it is shown to the model."""
+        text = join_texts(self.content)
+        is_marked = text.lower().startswith("error")
+        return f"Error: {text}".rstrip() if self.is_error and not is_marked else text
 
 
 ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
@@ -123,6 +125,6 @@ Content = Annotated[
 ]
 
 
-def joined(texts: Sequence[TextBlock]) -> str:
-    """Blocks of text as one text, each on lines of its own."""
+def join_texts(texts: Sequence[TextBlock]) -> str:
+    """Join text blocks with line breaks."""
     return "\n".join(block.text for block in texts)

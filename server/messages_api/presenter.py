@@ -1,4 +1,4 @@
-"""Answers in the shapes of Anthropic's Messages API, whole and as events."""
+"""Format messages for Anthropic's Messages API, whole or as a stream of events."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -11,18 +11,26 @@ from server.messages_api.schemas import MessagesRequest
 from server.messages_api.thinking import ThinkingOn
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import Answer, CallPart, EndPart, Part, ReasoningPart, TextPart
+from server.output.parts import (
+    ChoiceOutput,
+    EndPart,
+    Part,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    merge_adjacent,
+)
 from server.output.presenter import Events
 
 UNSIGNED = "unsigned"
-"""The signature of all thinking: clients send back only what has one."""
+"""The signature of all thinking blocks: clients send back only those that have one."""
 
 
 class MessagePresenter:
-    """Presents the one answer to a request as Anthropic does."""
+    """Presenter for /v1/messages. A request has one choice."""
 
-    def __init__(self, heading: ResponseHead, request_id: str, body: MessagesRequest) -> None:
-        self._heading = heading
+    def __init__(self, head: ResponseHead, request_id: str, body: MessagesRequest) -> None:
+        self._head = head
         self._request_id = request_id
         self._max_tokens = body.max_tokens
         self._shows_thinking = not (
@@ -32,31 +40,33 @@ class MessagePresenter:
         self._block_idx = -1
         self._open: Literal["text", "thinking"] | None = None
 
-    def whole(self, answers: Sequence[Answer], usage: UsageBlock, _timings: Timings) -> bytes:
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, _timings: Timings) -> bytes:
         """See Presenter."""
-        (answer,) = answers
+        (output,) = outputs
         content: list[dict[str, Any]] = []
-        if answer.reasoning:
-            thinking = answer.reasoning if self._shows_thinking else ""
+        if output.reasoning:
+            thinking = output.reasoning if self._shows_thinking else ""
             content.append({"type": "thinking", "thinking": thinking, "signature": UNSIGNED})
-        if answer.text:
-            content.append({"type": "text", "text": answer.text})
-        content += [_tool_use(call, from_json(call.arguments)) for call in answer.calls]
-        end = self._end(EndPart(answer.reason, answer.stop), usage)
+        if output.text:
+            content.append({"type": "text", "text": output.text})
+        content += [_tool_use(call, from_json(call.arguments)) for call in output.tool_calls]
+        end = self._end(EndPart(output.finish_reason, output.stop), usage)
         return to_json(self._message(content, _usage(usage)) | end)
 
-    def opening(self, usage: UsageBlock) -> bytes:
-        """See Presenter. What of the prompt was cached is known only at the end, and said there."""
+    def format_opening(self, usage: UsageBlock) -> bytes:
+        """See Presenter. The count of cached tokens is known only at the end; message_delta has it."""
         message = self._message([], _usage(usage)) | {"stop_reason": None, "stop_sequence": None}
         return _event("message_start", message=message) + _event("ping")
 
-    def parts(self, events: Events) -> bytes:
+    def format_parts(self, events: Events) -> bytes:
         """See Presenter."""
-        return b"".join(self._part(part) for part in _joined(events)) or _event("ping")
+        return b"".join(self._part(part) for part in merge_adjacent(part for _, part in events)) or _event(
+            "ping"
+        )
 
-    def last(self, events: Events, usage: UsageBlock, _timings: Timings) -> bytes:
+    def format_end(self, events: Events, usage: UsageBlock, _timings: Timings) -> bytes:
         """See Presenter."""
-        parts = _joined(events)
+        parts = list(merge_adjacent(part for _, part in events))
         end = next(part for part in parts if isinstance(part, EndPart))
         frames = [self._part(part) for part in parts]
         counts = _usage(usage)
@@ -64,41 +74,45 @@ class MessagePresenter:
         frames.append(_event("message_delta", delta=self._end(end, usage), usage=counts))
         return b"".join(frames) + _event("message_stop")
 
-    def error(self, fault: ApiError) -> bytes:
+    def format_error(self, fault: ApiError) -> bytes:
         """See Presenter."""
         return _frame("error", to_json(anthropic_error(fault, self._request_id)))
 
     def _part(self, part: Part) -> bytes:
         match part:
             case TextPart(text=text):
-                return self._begin("text", text="") + self._delta("text_delta", "text", text) if text else b""
+                return (
+                    self._open_block("text", text="") + self._delta("text_delta", "text", text)
+                    if text
+                    else b""
+                )
             case ReasoningPart(text=text):
-                opening = self._begin("thinking", thinking="", signature="")
+                opening = self._open_block("thinking", thinking="", signature="")
                 return opening + (
                     self._delta("thinking_delta", "thinking", text) if self._shows_thinking else b""
                 )
-            case CallPart():
+            case ToolCallPart():
                 return b"".join(
                     (
-                        self._close(),
+                        self._close_block(),
                         self._start(_tool_use(part, {})),
                         self._delta("input_json_delta", "partial_json", part.arguments),
                         self._stop(),
                     )
                 )
             case EndPart():
-                return self._close()
+                return self._close_block()
 
-    def _begin(self, kind: Literal["text", "thinking"], **empty: str) -> bytes:
-        """Open a block of this kind, if none is open."""
+    def _open_block(self, kind: Literal["text", "thinking"], **empty: str) -> bytes:
+        """Start a block of this kind, unless one is open."""
         if self._open == kind:
             return b""
-        closing = self._close()
+        closing = self._close_block()
         self._open = kind
         return closing + self._start({"type": kind, **empty})
 
-    def _close(self) -> bytes:
-        """Close the open block, if there is one."""
+    def _close_block(self) -> bytes:
+        """End the open block, if there is one."""
         if self._open is None:
             return b""
         signing = self._delta("signature_delta", "signature", UNSIGNED) if self._open == "thinking" else b""
@@ -110,7 +124,7 @@ class MessagePresenter:
         return _event("content_block_start", index=self._block_idx, content_block=block)
 
     def _delta(self, kind: str, field: str, text: str) -> bytes:
-        # The one thing done for every token, so it serialises nothing but the text.
+        # Called for every token, so only the text is serialized.
         return (
             b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
             b'"delta":{"type":"%s","%s":%s}}\n\n'
@@ -122,10 +136,10 @@ class MessagePresenter:
 
     def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         message = {
-            "id": f"msg_{self._heading.id}",
+            "id": f"msg_{self._head.id}",
             "type": "message",
             "role": "assistant",
-            "model": self._heading.model,
+            "model": self._head.model,
             "content": content,
             "usage": usage,
         }
@@ -134,20 +148,20 @@ class MessagePresenter:
         return message
 
     def _end(self, end: EndPart, usage: UsageBlock) -> dict[str, Any]:
-        """Why the answer ended, and at which stop sequence."""
-        match end.reason:
+        """Return the stop reason and the stop sequence."""
+        match end.finish_reason:
             case "tool_calls":
                 reason = "tool_use"
             case "length":
-                is_cut = usage.completion_tokens >= self._max_tokens
-                reason = "max_tokens" if is_cut else "model_context_window_exceeded"
+                is_at_limit = usage.completion_tokens >= self._max_tokens
+                reason = "max_tokens" if is_at_limit else "model_context_window_exceeded"
             case "stop":
                 reason = "end_turn" if end.stop is None else "stop_sequence"
         return {"stop_reason": reason, "stop_sequence": end.stop}
 
 
 def _usage(usage: UsageBlock) -> dict[str, Any]:
-    """Anthropic counts apart what was cached and what was not."""
+    """Return the usage. Anthropic's input_tokens do not include cached tokens."""
     cached = usage.prompt_tokens_details.cached_tokens
     return {
         "input_tokens": usage.prompt_tokens - cached,
@@ -159,22 +173,8 @@ def _usage(usage: UsageBlock) -> dict[str, Any]:
     }
 
 
-def _tool_use(call: CallPart, arguments: object) -> dict[str, Any]:
+def _tool_use(call: ToolCallPart, arguments: object) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
-
-
-def _joined(events: Events) -> list[Part]:
-    """The parts, with text that came while the loop was busy in one."""
-    joined: list[Part] = []
-    for _, part in events:
-        before = joined[-1] if joined else None
-        if isinstance(part, TextPart) and isinstance(before, TextPart):
-            joined[-1] = TextPart(before.text + part.text)
-        elif isinstance(part, ReasoningPart) and isinstance(before, ReasoningPart):
-            joined[-1] = ReasoningPart(before.text + part.text)
-        else:
-            joined.append(part)
-    return joined
 
 
 def _event(kind: str, **fields: Any) -> bytes:

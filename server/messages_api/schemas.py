@@ -1,7 +1,7 @@
 """The bodies of /v1/messages and /v1/messages/count_tokens: every field, its type and its limits.
 
-A field that Anthropic defines and that cannot matter on a server of one's own is accepted and does nothing;
-one that would change the answer, and is not there, is refused by name.
+Fields of Anthropic's API that make no difference on a local server are accepted and ignored. Unsupported
+fields that would change the response are refused by name.
 """
 
 from collections.abc import Sequence
@@ -35,28 +35,28 @@ _BLOCKS_OF_ROLES = {
 
 
 class InputMessage(RequestModel):
-    """One turn of the conversation. What an answer holds may be sent back as it came."""
+    """A message of the conversation. The content of a response can be sent back unchanged."""
 
     role: Literal["user", "assistant", "system"] = Field(
-        description="Turns of one role that follow each other are read as one."
+        description="The author. Consecutive messages of the same role are merged into one."
     )
-    content: Content = Field(description="Text, or blocks of the kinds that the role has.")
+    content: Content = Field(description="A string, or content blocks of types that the role allows.")
 
     @model_validator(mode="after")
-    def fits_its_role(self) -> "InputMessage":
-        """Refuse blocks that the role does not have. An answer may have been empty, a question may not."""
-        taken = _BLOCKS_OF_ROLES[self.role]
+    def check_blocks(self) -> "InputMessage":
+        """Refuse blocks that the role does not allow, and empty content unless it is the assistant's."""
+        allowed = _BLOCKS_OF_ROLES[self.role]
         for index, block in enumerate(self.content):
-            if block.type not in taken:
-                phrase = f"is '{block.type}', which a message of the {self.role} does not have"
+            if block.type not in allowed:
+                phrase = f"is '{block.type}', which is not allowed in a message of the {self.role}"
                 raise field_error("invalid_value", phrase, f".content[{index}].type")
         if not self.content and self.role != "assistant":
             raise field_error("invalid_value", "is empty; send at least one block", ".content")
         return self
 
 
-def _conversation(given: list[InputMessage]) -> list[InputMessage]:
-    """Refuse what no single message shows: a result of a call never made, an answer to be continued."""
+def _check_conversation(given: list[InputMessage]) -> list[InputMessage]:
+    """Refuse tool results without an earlier tool call, and a conversation that ends with the assistant."""
     called: set[str] = set()
     for index, message in enumerate(given):
         for block_index, block in enumerate(message.content):
@@ -71,13 +71,13 @@ def _conversation(given: list[InputMessage]) -> list[InputMessage]:
     if given[-1].role == "assistant":
         raise field_error(
             "unsupported_value",
-            "is 'assistant', but prefilled answers are not supported; end with a message of the user",
+            "is 'assistant', but prefilled responses are not supported; end with a message of the user",
             f"[{len(given) - 1}].role",
         )
     return given
 
 
-def _not_too_long(given: object) -> object:
+def _check_length(given: object) -> object:
     if not isinstance(given, list):
         return given
     if len(given) > MAX_MESSAGES:
@@ -90,102 +90,110 @@ def _not_too_long(given: object) -> object:
 
 
 def _contents(given: Sequence[object]) -> list[object]:
-    """What messages hold, or results of calls, before any of it is known to be right."""
-    contents = [holder.get("content") for holder in given if isinstance(holder, dict)]
+    """Return the content blocks of messages, or of tool results, before they are validated."""
+    contents = [item.get("content") for item in given if isinstance(item, dict)]
     return [block for content in contents if isinstance(content, list) for block in content]
 
 
 Messages = Annotated[
     list[InputMessage],
     Field(min_length=1),
-    BeforeValidator(_not_too_long, json_schema_input_type=list[InputMessage]),
-    AfterValidator(_conversation),
+    BeforeValidator(_check_length, json_schema_input_type=list[InputMessage]),
+    AfterValidator(_check_conversation),
 ]
 
 
 class JsonOutput(RequestModel):
-    """An answer that is JSON and follows a schema."""
+    """JSON output that conforms to a schema."""
 
     type: Literal["json_schema"]
     json_schema: dict[str, Any] = Field(
-        alias="schema", description="The schema, with the limits of response_format in chats."
+        alias="schema",
+        description="The JSON schema, with the same limits as response_format in chat completions.",
     )
 
 
 class OutputConfig(RequestModel):
-    """How the answer is to be."""
+    """Configuration of the output."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="How long to think, for chat templates that know of it."
+        None, description="How much to think, for chat templates that support it."
     )
-    format: JsonOutput | None = Field(None, description="What the answer must be; enforced.")
+    format: JsonOutput | None = Field(None, description="The format of the output; enforced.")
     task_budget: unsupported() = None  # type: ignore[valid-type]
 
 
 class Metadata(RequestModel):
-    """Whose request it is."""
+    """Metadata about the request."""
 
-    user_id: str | None = Field(None, description="Accepted; does nothing here.")
+    user_id: str | None = Field(None, description="Accepted; has no effect.")
 
 
 class Diagnostics(RequestModel):
-    """Asks why an earlier prompt was not in the cache."""
+    """A request for the reason why the prompt was not cached."""
 
-    previous_message_id: str | None = Field(None, description="The earlier answer that is meant.")
+    previous_message_id: str | None = Field(None, description="The id of an earlier message.")
 
 
 def _context_management(given: object) -> None:
-    """Only edits that leave everything as it is."""
+    """Refuse context edits, except those that change nothing."""
     keep_all = {"type": "clear_thinking_20251015", "keep": "all"}
     edits = given.get("edits", []) if isinstance(given, dict) and given.keys() <= {"edits"} else None
     if not isinstance(edits, list) or any(edit != keep_all for edit in edits):
-        raise field_error("unsupported_parameter", "is not supported, but for clear_thinking that keeps all")
+        raise field_error(
+            "unsupported_parameter", "is not supported, except clear_thinking_20251015 with keep: 'all'"
+        )
 
 
 def _thread(_: object) -> None:
     raise field_error(
         "thread_unsupported_request",
-        "is not supported: conversations are not kept here; send the whole conversation without it",
+        "is not supported: conversations are not stored here; send the whole conversation without it",
     )
 
 
-_RUN_THERE = {
-    "phrase": "is not supported: nothing is run, stored or fetched here; leave it out",
-    "description": "Not supported: nothing is run, stored or fetched here.",
+_REMOTE = {
+    "phrase": "is not supported: this server runs, stores and fetches nothing for a client; leave it out",
+    "description": "Not supported: this server runs, stores and fetches nothing for a client.",
 }
 
 
 class ConversationFields(RequestModel):
-    """What makes the prompt, in both bodies."""
+    """The fields that determine the prompt, common to both bodies."""
 
-    model: str | None = Field(None, description="The model or one of its aliases; the served one if absent.")
-    messages: Messages = Field(
-        description="The conversation. It ends with a message of the user: answers are not prefilled."
+    model: str | None = Field(
+        None, description="The model's name or one of its aliases. null: the served model."
     )
-    system: Texts = Field([], description="Text before the conversation, as a string or in blocks.")
-    tools: Tools = Field([], description="Tools of the client's own; Anthropic's are refused by name.")
+    messages: Messages = Field(
+        description="The conversation. It must end with a message of the user: no prefilled responses."
+    )
+    system: Texts = Field([], description="The system prompt, as a string or as text blocks.")
+    tools: Tools = Field([], description="Custom tools; Anthropic's own are refused by name.")
     tool_choice: ToolChoice | None = Field(
         None,
-        description="auto: the model decides; any and tool: it must call one, or this one; none: it may not.",
+        description="auto: the model decides; any: it must call a tool; tool: it must call this one; none: "
+        "it must not.",
     )
-    thinking: Thinking | None = Field(None, description="The chat template's own way if absent.")
+    thinking: Thinking | None = Field(
+        None, description="Whether to think before responding; by default the chat template decides."
+    )
     output_config: OutputConfig | None = Field(
-        None, description="The answer's format, and how long to think."
+        None, description="The format of the output, and how much to think."
     )
     output_format: JsonOutput | None = Field(None, description="Older name of output_config.format.")
-    cache_control: CacheControl | None = Field(None, description="Accepted; does nothing here.")
+    cache_control: CacheControl | None = Field(None, description="Accepted; has no effect.")
     speed: Literal["standard", "fast"] | None = Field(None, description="Accepted; there is one speed.")
 
-    billing_policy: Any = Field(None, description="Accepted; nothing is billed here.")
+    billing_policy: Any = Field(None, description="Accepted; nothing is billed.")
     context_management: Annotated[Any, AfterValidator(_context_management)] = Field(
-        None, description="Only no edits, or clear_thinking_20251015 that keeps all."
+        None, description="Only without edits, or with clear_thinking_20251015 and keep: 'all'."
     )
-    mcp_servers: unsupported([], **_RUN_THERE) = None  # type: ignore[valid-type]
+    mcp_servers: unsupported([], **_REMOTE) = None  # type: ignore[valid-type]
     compaction: unsupported() = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
-    def tools_for_the_choice(self) -> "ConversationFields":
-        """Refuse a choice that the tools do not leave."""
+    def check_tool_choice(self) -> "ConversationFields":
+        """Refuse a tool choice that needs a tool which is not among the tools."""
         names = [tool.name for tool in self.tools]
         if self.tool_choice is not None and self.tool_choice.type in ("any", "tool") and not names:
             raise field_error("invalid_value", "is allowed only with tools; send some", "tool_choice")
@@ -195,17 +203,17 @@ class ConversationFields(RequestModel):
         return self
 
     @model_validator(mode="after")
-    def one_format(self) -> "ConversationFields":
-        """Refuse two formats: nobody could tell which one was meant."""
+    def check_format(self) -> "ConversationFields":
+        """Refuse a request with two output formats."""
         if self.output_format is not None and self.output_config is not None and self.output_config.format:
             raise field_error(
-                "invalid_value", "and output_config.format are both there; send one", "output_format"
+                "invalid_value", "and output_config.format are both set; send only one", "output_format"
             )
         return self
 
     @property
-    def wanted_format(self) -> JsonOutput | None:
-        """What the answer must be, under either name."""
+    def requested_format(self) -> JsonOutput | None:
+        """The format of the output, from either field."""
         return self.output_format or (self.output_config.format if self.output_config else None)
 
 
@@ -220,36 +228,58 @@ def _stop_sequences(given: list[str]) -> list[str]:
 class MessagesRequest(ConversationFields):
     """The body of POST /v1/messages."""
 
-    max_tokens: Count = Field(description="Longest answer; capped by the room left in the context.")
-    temperature: float = Field(1.0, ge=0, le=1, description="0 takes the likeliest token.")
-    top_p: float = Field(1.0, ge=0, le=1, description="Share of the likeliest tokens to draw from.")
-    top_k: int = Field(0, ge=0, le=INT32_MAX, description="0 or the vocabulary's size and more: no limit.")
+    max_tokens: Count = Field(description="Maximum output tokens; the context may allow fewer.")
+    temperature: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Sampling temperature. 0: always the most likely token. Higher is more random.",
+    )
+    top_p: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Sample only from the most likely tokens whose probabilities add up to this. 1: "
+        "no limit.",
+    )
+    top_k: int = Field(
+        0,
+        ge=0,
+        le=INT32_MAX,
+        description="Sample only from this many of the most likely tokens. 0, or the vocabulary's size "
+        "or more: no limit.",
+    )
     stop_sequences: Annotated[
         list[str], Field(max_length=MAX_STOP_SEQUENCES), AfterValidator(_stop_sequences)
-    ] = Field([], description="Strings that end the answer; stop_sequence in the answer says which one did.")
-    stream: bool = Field(False, description="Whether the answer comes as events while it is made.")
-    draft: DraftFields = Field(DraftFields(), description="How to draft; not Anthropic's.")
-    metadata: Metadata | None = Field(None, description="Accepted; does nothing here.")
+    ] = Field(
+        [], description="Strings that end the output; stop_sequence in the response names the one that did."
+    )
+    stream: bool = Field(False, description="Whether to stream the message as events while it is generated.")
+    draft: DraftFields = Field(
+        DraftFields(), description="How to draft for this request. Not in Anthropic's API."
+    )
+    metadata: Metadata | None = Field(None, description="Accepted; has no effect.")
     service_tier: Literal["auto", "standard_only"] | None = Field(
         None, description="Accepted; there is one tier, standard."
     )
-    inference_geo: str | None = Field(None, description="Accepted; inference is where the server is.")
+    inference_geo: str | None = Field(None, description="Accepted; inference runs on this server.")
     diagnostics: Diagnostics | None = Field(
-        None, description="Answered with 'unavailable': why a prompt was not cached is not kept."
+        None,
+        description="The response says 'unavailable': the server does not know why a prompt was not cached.",
     )
-    container: unsupported(**_RUN_THERE) = None  # type: ignore[valid-type]
+    container: unsupported(**_REMOTE) = None  # type: ignore[valid-type]
     thread: Annotated[Any, AfterValidator(_thread)] = Field(
-        None, description="Refused, in the way that makes the SDK send whole conversations instead."
+        None, description="Refused, with an error code that makes the SDK send whole conversations instead."
     )
     fallbacks: unsupported([]) = None  # type: ignore[valid-type]
-    fallback_credit_token: Any = Field(None, description="Accepted; nothing is billed here.")
+    fallback_credit_token: Any = Field(None, description="Accepted; nothing is billed.")
 
     @model_validator(mode="after")
-    def budget_below_the_limit(self) -> "MessagesRequest":
-        """As Anthropic has it: thinking must leave room for an answer."""
+    def check_budget(self) -> "MessagesRequest":
+        """Refuse a thinking budget that is not below max_tokens, as Anthropic does."""
         budget = self.thinking.budget_tokens if isinstance(self.thinking, ThinkingOn) else None
         if budget is not None and budget >= self.max_tokens:
-            phrase = f"is {budget}, but must be below max_tokens, {self.max_tokens}"
+            phrase = f"is {budget}, but must be less than max_tokens, {self.max_tokens}"
             raise field_error("invalid_value", phrase, "thinking.budget_tokens")
         return self
 

@@ -1,4 +1,4 @@
-"""Whether the model is to think before it answers, and what is shown of that."""
+"""Whether the model thinks before it responds, and whether the response shows the thinking."""
 
 from typing import Annotated, Literal
 
@@ -12,40 +12,41 @@ MIN_BUDGET_TOKENS = 1024
 
 
 class ThinkingOn(RequestModel):
-    """Think before the answer, if the chat template knows of thinking."""
+    """Think before responding, if the chat template supports thinking."""
 
     type: Literal["enabled", "adaptive"]
     budget_tokens: int | None = Field(
         None,
         ge=MIN_BUDGET_TOKENS,
         le=INT32_MAX,
-        description="Accepted with enabled; here max_tokens alone limits thinking and answer together.",
+        description="Required with enabled, but ignored: max_tokens alone limits thinking and text together.",
     )
     display: Literal["summarized", "omitted"] = Field(
-        "summarized", description="Summarized shows all of it; omitted leaves its text out of the answer."
+        "summarized",
+        description="summarized: return all thinking; omitted: leave its text out of the response.",
     )
 
     @model_validator(mode="after")
-    def budget_where_it_belongs(self) -> "ThinkingOn":
-        """As Anthropic has it: enabled needs a budget, adaptive has none."""
+    def check_budget(self) -> "ThinkingOn":
+        """Refuse enabled without a budget and adaptive with one, as Anthropic does."""
         if self.type == "enabled" and self.budget_tokens is None:
             raise field_error("missing_required_parameter", "is missing", ".budget_tokens")
         if self.type == "adaptive" and self.budget_tokens is not None:
-            raise field_error("invalid_value", "belongs to thinking of the type 'enabled'", ".budget_tokens")
+            raise field_error("invalid_value", "is allowed only with type 'enabled'", ".budget_tokens")
         return self
 
 
 class ThinkingOff(RequestModel):
-    """Answer without thinking, if the chat template knows how."""
+    """Respond without thinking, if the chat template supports that."""
 
     type: Literal["disabled"]
 
 
 _THINKING = {"enabled": ThinkingOn, "adaptive": ThinkingOn, "disabled": ThinkingOff}
-_NO_SUCH_THINKING = {"between_tools": "which this server does not have; use enabled, adaptive or disabled"}
+_REFUSED = {"between_tools": "which is not supported; use enabled, adaptive or disabled"}
 Thinking = Annotated[
     ThinkingOn | ThinkingOff,
     PlainValidator(
-        tagged_union(_THINKING, refused=_NO_SUCH_THINKING), json_schema_input_type=ThinkingOn | ThinkingOff
+        tagged_union(_THINKING, refused=_REFUSED), json_schema_input_type=ThinkingOn | ThinkingOff
     ),
 ]

@@ -1,4 +1,4 @@
-"""What a request of Anthropic's API means as a chat of OpenAI's."""
+"""Convert a Messages request to a chat request, and map the chat's errors back to the request's fields."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,14 +14,14 @@ from server.messages_api.blocks import (
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
-    joined,
+    join_texts,
 )
 from server.messages_api.schemas import ConversationFields, InputMessage, MessagesRequest
 from server.messages_api.thinking import ThinkingOff
 from server.requests.chat import ChatRequest
 from server.validation.field_errors import validate
 
-_OUR_NAMES = (
+_FIELD_NAMES = (
     (re.compile(r"\btools\[(\d+)\]\.function\.parameters"), r"tools[\1].input_schema"),
     (re.compile(r"\btools\[(\d+)\]\.function"), r"tools[\1]"),
     (re.compile(r"\btool_choice\.function"), "tool_choice"),
@@ -29,12 +29,12 @@ _OUR_NAMES = (
     (re.compile(r"\bresponse_format(\.json_schema)?"), "output_config.format"),
     (re.compile(r"\breasoning_effort"), "output_config.effort"),
 )
-"""What OpenAI's fields are called here, for errors that are found only in the chat."""
+"""(field of the chat request, field of the Messages request), for errors found in the chat request."""
 
 
-def as_chat(body: MessagesRequest) -> ChatRequest:
-    """The request as a chat. Raises BadRequestError, in Anthropic's words."""
-    chat = _conversation(body) | {
+def to_chat_request(body: MessagesRequest) -> ChatRequest:
+    """Return the chat request. Raises BadRequestError that names the fields of the Messages request."""
+    chat = _prompt_fields(body) | {
         "max_tokens": body.max_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -42,21 +42,21 @@ def as_chat(body: MessagesRequest) -> ChatRequest:
         "stream": body.stream,
         "draft": body.draft,
     }
-    # OpenAI allows fewer stop strings than Anthropic; they have been checked.
+    # Added unvalidated: OpenAI allows fewer stop strings than Anthropic, and they are validated already.
     return _chat(chat).model_copy(update={"stop": tuple(body.stop_sequences)})
 
 
-def prompt_of(body: ConversationFields) -> ChatRequest:
-    """A chat with the same prompt. Raises BadRequestError, in Anthropic's words."""
-    return _chat(_conversation(body))
+def to_prompt_request(body: ConversationFields) -> ChatRequest:
+    """Return a chat request with the same prompt. Raises BadRequestError as to_chat_request() does."""
+    return _chat(_prompt_fields(body))
 
 
-def in_their_words(fault: BadRequestError) -> BadRequestError:
-    """An error about the chat, as one about what was sent."""
+def with_request_names(fault: BadRequestError) -> BadRequestError:
+    """Return an error about the chat request as one about the Messages request."""
     message, param = fault.message, fault.param
-    for openais, ours in _OUR_NAMES:
-        message = openais.sub(ours, message)
-        param = openais.sub(ours, param) if param else param
+    for pattern, name in _FIELD_NAMES:
+        message = pattern.sub(name, message)
+        param = pattern.sub(name, param) if param else param
     return BadRequestError(message, param=param, code=fault.code, headers=fault.headers)
 
 
@@ -64,13 +64,13 @@ def _chat(given: dict[str, Any]) -> ChatRequest:
     try:
         return validate(given, ChatRequest)
     except BadRequestError as fault:
-        raise in_their_words(fault) from fault
+        raise with_request_names(fault) from fault
 
 
-def _conversation(body: ConversationFields) -> dict[str, Any]:
-    """The fields that make the prompt."""
+def _prompt_fields(body: ConversationFields) -> dict[str, Any]:
+    """Return the fields that determine the prompt."""
     messages = list(_messages(body.messages))
-    if system := joined(body.system):
+    if system := join_texts(body.system):
         messages.insert(0, {"role": "system", "content": system})
     chat: dict[str, Any] = {"model": body.model, "messages": messages}
     if body.tools:
@@ -83,19 +83,19 @@ def _conversation(body: ConversationFields) -> dict[str, Any]:
         chat["chat_template_kwargs"] = {"enable_thinking": not isinstance(body.thinking, ThinkingOff)}
     if body.output_config is not None and (effort := body.output_config.effort):
         chat["reasoning_effort"] = effort
-    if (wanted := body.wanted_format) is not None:
-        schema = {"name": "output", "strict": True, "schema": wanted.json_schema}
+    if (output_format := body.requested_format) is not None:
+        schema = {"name": "output", "strict": True, "schema": output_format.json_schema}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     return chat
 
 
 def _messages(given: Sequence[InputMessage]) -> Iterator[dict[str, Any]]:
-    """The turns; those of one role that follow each other are one, as Anthropic has it."""
-    for role, turns in groupby(given, key=lambda message: message.role):
-        blocks = [block for turn in turns for block in turn.content]
+    """Yield the chat messages. Consecutive messages of the same role are merged, as Anthropic does."""
+    for role, run in groupby(given, key=lambda message: message.role):
+        blocks = [block for message in run for block in message.content]
         match role:
             case "system":
-                yield {"role": "system", "content": joined(_texts(blocks))}
+                yield {"role": "system", "content": join_texts(_texts(blocks))}
             case "user":
                 yield from _user_messages(blocks)
             case "assistant":
@@ -103,10 +103,10 @@ def _messages(given: Sequence[InputMessage]) -> Iterator[dict[str, Any]]:
 
 
 def _user_messages(blocks: Sequence[ContentBlock]) -> Iterator[dict[str, Any]]:
-    """Results of calls are messages of their own, in the order in which they came."""
+    """Yield a user message for each run of text, and a tool message for each tool result, in order."""
     for is_result, run in groupby(blocks, key=lambda block: isinstance(block, ToolResultBlock)):
         if not is_result:
-            yield {"role": "user", "content": joined(_texts(list(run)))}
+            yield {"role": "user", "content": join_texts(_texts(list(run)))}
             continue
         for block in run:
             if isinstance(block, ToolResultBlock):
@@ -114,11 +114,11 @@ def _user_messages(blocks: Sequence[ContentBlock]) -> Iterator[dict[str, Any]]:
 
 
 def _assistant_message(blocks: Sequence[ContentBlock]) -> dict[str, Any]:
-    """One message; its text is put together as it was when it was an answer."""
+    """Return one message. Its text blocks are joined without line breaks, as they were generated."""
     message: dict[str, Any] = {"role": "assistant", "content": "".join(b.text for b in _texts(blocks))}
-    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-    if any(thoughts):
-        message["reasoning_content"] = "".join(thoughts)
+    reasoning = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    if any(reasoning):
+        message["reasoning_content"] = "".join(reasoning)
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
     if calls:
         message["tool_calls"] = [

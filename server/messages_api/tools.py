@@ -1,4 +1,4 @@
-"""The tools of a request, and what the model may do with them."""
+"""The tools of a request, and the tool choice."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,21 +11,21 @@ from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel, unsupported
 from server.validation.unions import tagged_union
 
-_SERVERS = "which Anthropic runs, and nothing is run here; send tools with a name and an input_schema"
-_ANTHROPICS = "whose schema is Anthropic's own; describe it with a name and an input_schema, without type"
+_SERVER_TOOL = "which only Anthropic's servers run; send tools with a name and an input_schema"
+_CLIENT_TOOL = "whose schema is Anthropic's own; send it with a name and an input_schema, without type"
 _REFUSED = {
-    "web_": _SERVERS,
-    "code_execution": _SERVERS,
-    "tool_search": _SERVERS,
-    "mcp_": _SERVERS,
-    "bash": _ANTHROPICS,
-    "text_editor": _ANTHROPICS,
-    "memory": _ANTHROPICS,
-    "computer": _ANTHROPICS,
-    "browser": _ANTHROPICS,
+    "web_": _SERVER_TOOL,
+    "code_execution": _SERVER_TOOL,
+    "tool_search": _SERVER_TOOL,
+    "mcp_": _SERVER_TOOL,
+    "bash": _CLIENT_TOOL,
+    "text_editor": _CLIENT_TOOL,
+    "memory": _CLIENT_TOOL,
+    "computer": _CLIENT_TOOL,
+    "browser": _CLIENT_TOOL,
 }
 _DEFERRED = {
-    "phrase": "is not supported: there is no search for tools here; leave it out",
+    "phrase": "is not supported: this server has no tool search; leave it out",
     "description": "Only false.",
 }
 
@@ -39,35 +39,35 @@ def _input_schema(given: dict[str, Any]) -> dict[str, Any]:
 def _callers(given: list[str]) -> list[str]:
     if given != ["direct"]:
         raise field_error(
-            "unsupported_value", "must be ['direct']: no code is run here that could call tools"
+            "unsupported_value", "must be ['direct']: this server runs no code that could call tools"
         )
     return given
 
 
 class CustomTool(RequestModel):
-    """A tool of the client's own."""
+    """A tool that the client defines and runs."""
 
     type: Literal["custom"] = "custom"
     name: ToolName = Field(description="1 to 64 letters, digits, underscores and dashes; each name once.")
     description: str | None = Field(
-        None, description="What it does and when to call it; the model reads this."
+        None, description="What the tool does and when to call it; shown to the model."
     )
     input_schema: Annotated[dict[str, Any], AfterValidator(_input_schema)] = Field(
-        description="A JSON schema of the input, an object."
+        description="A JSON schema of the input, which must be an object."
     )
-    strict: bool = Field(False, description="Whether the input of every call must follow the schema.")
+    strict: bool = Field(False, description="Whether to enforce the schema for the input of every call.")
     input_examples: list[dict[str, Any]] = Field(
-        [], description="The model reads them after the description."
+        [], description="Examples of the input; shown to the model after the description."
     )
-    cache_control: CacheControl | None = Field(None, description="Accepted; does nothing here.")
-    eager_input_streaming: bool = Field(False, description="Accepted; inputs are sent whole, once they are.")
+    cache_control: CacheControl | None = Field(None, description="Accepted; has no effect.")
+    eager_input_streaming: bool = Field(False, description="Accepted; an input is sent once it is complete.")
     allowed_callers: Annotated[list[str], AfterValidator(_callers)] = Field(
         ["direct"], description="Only ['direct']."
     )
     defer_loading: unsupported(False, **_DEFERRED) = None  # type: ignore[valid-type]
 
     def as_function(self) -> dict[str, Any]:
-        """The tool in OpenAI's shape."""
+        """Return the tool in OpenAI's format."""
         function: dict[str, Any] = {
             "name": self.name,
             "parameters": self.input_schema,
@@ -91,7 +91,7 @@ Tool = Annotated[
 ]
 
 
-def _not_too_many(given: object) -> object:
+def _check_count(given: object) -> object:
     if isinstance(given, list) and len(given) > MAX_TOOLS:
         raise too_many(len(given), MAX_TOOLS)
     return given
@@ -102,22 +102,22 @@ def _unique(given: list[CustomTool]) -> list[CustomTool]:
     for index, name in enumerate(names):
         if name in names[:index]:
             raise field_error(
-                "invalid_value", "stands twice; each tool has a name of its own", f"[{index}].name"
+                "invalid_value", "is used twice; each tool needs its own name", f"[{index}].name"
             )
     return given
 
 
 Tools = Annotated[
     list[Tool],
-    BeforeValidator(_not_too_many, json_schema_input_type=list[CustomTool]),
+    BeforeValidator(_check_count, json_schema_input_type=list[CustomTool]),
     AfterValidator(_unique),
 ]
 
 
 class Choice(RequestModel):
-    """What all choices but none may have."""
+    """The field that all tool choices except none have."""
 
-    disable_parallel_tool_use: bool = Field(False, description="Whether one call at most may be made.")
+    disable_parallel_tool_use: bool = Field(False, description="Whether to allow at most one tool call.")
 
 
 class AutoChoice(Choice):
@@ -126,7 +126,7 @@ class AutoChoice(Choice):
     type: Literal["auto"]
 
     def as_openai(self) -> str:
-        """The choice in OpenAI's words."""
+        """Return the tool choice in OpenAI's format."""
         return "auto"
 
 
@@ -136,7 +136,7 @@ class AnyChoice(Choice):
     type: Literal["any"]
 
     def as_openai(self) -> str:
-        """The choice in OpenAI's words."""
+        """Return the tool choice in OpenAI's format."""
         return "required"
 
 
@@ -147,7 +147,7 @@ class NamedChoice(Choice):
     name: str = Field(description="The tool that must be called.")
 
     def as_openai(self) -> dict[str, Any]:
-        """The choice in OpenAI's words."""
+        """Return the tool choice in OpenAI's format."""
         return {"type": "function", "function": {"name": self.name}}
 
 
@@ -157,7 +157,7 @@ class NoChoice(RequestModel):
     type: Literal["none"]
 
     def as_openai(self) -> str:
-        """The choice in OpenAI's words."""
+        """Return the tool choice in OpenAI's format."""
         return "none"
 
 

@@ -1,4 +1,4 @@
-"""From the model's text to responses: parse reasoning and tool calls, format OpenAI's objects, count usage.
+"""Turn the model's text into responses: parse reasoning and tool calls, format OpenAI objects, count usage.
 
-Nothing here waits for the engine; generation/ feeds it.
+Nothing here waits for the engine; generation/ supplies the text.
 """

@@ -1,4 +1,4 @@
-"""Log probabilities of tokens, told with the piece of text that the tokens made."""
+"""Match the log probabilities of tokens to the text that those tokens produced."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -6,38 +6,41 @@ from collections.abc import Sequence
 from engine.request import TokenLogprob
 
 
-class Alignment:
-    """Tells which tokens' log probabilities belong to which piece of text, by counting bytes."""
+class LogprobAlignment:
+    """Assigns log probabilities to consecutive stretches of text by counting bytes.
+
+    A token belongs to the stretch in which its first byte lies.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, TokenLogprob]] = deque()
-        self._num_read = 0
-        self._num_told = 0
+        self._num_text_bytes = 0
+        self._num_token_bytes = 0
 
     def add(self, logprobs: Sequence[TokenLogprob]) -> None:
-        """Tokens came."""
+        """Add the log probabilities of the next tokens."""
         for entry in logprobs:
-            self._waiting.append((self._num_told, entry))
-            self._num_told += len(entry.token_bytes)
+            self._waiting.append((self._num_token_bytes, entry))
+            self._num_token_bytes += len(entry.token_bytes)
 
     def take(self, text: str) -> tuple[TokenLogprob, ...]:
-        """Those that begin in the next piece of text. Pieces come in order, each once."""
+        """Return the tokens that start in the next stretch of text. Call it for all text, in order."""
         if not self._waiting:
             return ()
-        self._num_read += len(text.encode())
+        self._num_text_bytes += len(text.encode())
         taken = []
-        while self._waiting and self._waiting[0][0] < self._num_read:
+        while self._waiting and self._waiting[0][0] < self._num_text_bytes:
             taken.append(self._waiting.popleft()[1])
         if not self._waiting:
-            # A token that is no text, or bytes that are no character, do not count for what follows.
-            self._num_told = self._num_read = 0
+            # Tokens without text, and bytes that are no valid character, must not shift what follows.
+            self._num_token_bytes = self._num_text_bytes = 0
         return tuple(taken)
 
     def skip(self, text: str) -> None:
-        """The next piece of text is nobody's."""
+        """Drop the tokens of the next stretch of text."""
         self.take(text)
 
-    def rest(self) -> tuple[TokenLogprob, ...]:
-        """Those whose text never came."""
+    def take_rest(self) -> tuple[TokenLogprob, ...]:
+        """Return the tokens that never produced text."""
         waiting, self._waiting = self._waiting, deque()
         return tuple(entry for _, entry in waiting)

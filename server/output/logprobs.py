@@ -1,4 +1,4 @@
-"""Log probabilities in OpenAI's two shapes: the chat's, entry by entry, the completions', list by list."""
+"""Format log probabilities as OpenAI does: a list of entries for chats, parallel lists for completions."""
 
 import math
 from collections.abc import Sequence
@@ -7,11 +7,14 @@ from engine.request import TokenLogprob
 from server.output.openai_objects import ChatLogprobs, CompletionLogprobs, LikelyToken, TokenEntry
 
 FLOOR = -9999.0
-"""What stands for a probability of nothing: JSON has no infinity. OpenAI's own value."""
+"""Stands for the log probability of a token that cannot occur: JSON has no infinity. OpenAI's own value."""
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob]) -> ChatLogprobs:
-    """The shape of /v1/chat/completions. A token that is part of a character shows U+FFFD and its bytes."""
+    """Format log probabilities for /v1/chat/completions.
+
+    A token that holds only part of a character is shown as U+FFFD, along with its bytes.
+    """
     return ChatLogprobs(content=[_entry(entry) for entry in entries], refusal=None)
 
 
@@ -27,73 +30,79 @@ def _entry(entry: TokenLogprob) -> TokenEntry:
     )
 
 
-class CompletionTokens:
-    """The shape of /v1/completions for one choice, as its tokens come.
+class CompletionLogprobsBuilder:
+    """Log probabilities of one choice of /v1/completions, formatted as its tokens arrive.
 
-    text_offset counts characters of the choice's whole text, over all chunks.
+    text_offset counts characters from the start of the choice's text, over all chunks.
     """
 
     def __init__(self) -> None:
         self._num_characters = 0
-        self._has_begun = False
+        self._has_started = False
 
     def add(self, entries: Sequence[TokenLogprob], text: str) -> CompletionLogprobs:
-        """Take more tokens. text: what they brought, as far as it may be sent yet."""
+        """Format the next tokens.
+
+        text: the part of their text that can be sent already.
+        """
         offsets = [self._advance(entry, text) for entry in entries]
         return CompletionLogprobs(
-            tokens=[_spelled(entry.token_bytes) for entry in entries],
+            tokens=[_token_string(entry.token_bytes) for entry in entries],
             token_logprobs=[None if entry.logprob is None else _finite(entry.logprob) for entry in entries],
-            top_logprobs=[None if entry.logprob is None else _likeliest(entry) for entry in entries],
+            top_logprobs=[None if entry.logprob is None else _top_logprobs(entry) for entry in entries],
             text_offset=offsets,
         )
 
     def add_prompt(self, entries: Sequence[TokenLogprob], text: str) -> CompletionLogprobs:
-        """Take the tokens of a prompt that is echoed. text: all of it; tokens may have none of it."""
-        told = self.add(entries, "")
-        written, at, num_before, offsets = text.encode(), 0, 0, []
+        """Format the tokens of an echoed prompt.
+
+        text: the whole prompt. Some tokens, such as special ones, may not appear in it.
+        """
+        logprobs = self.add(entries, "")
+        encoded, at, num_before, offsets = text.encode(), 0, 0, []
         for entry in entries:
-            is_within = at < len(written) and _is_continuation(written[at])
+            is_within = at < len(encoded) and _is_continuation(encoded[at])
             offsets.append(max(0, num_before - is_within))
-            for piece in (entry.token_bytes, entry.token_bytes.removeprefix(b" ")):
-                if written.startswith(piece, at):
-                    num_before += _count_characters(piece)
-                    at += len(piece)
+            for token_bytes in (entry.token_bytes, entry.token_bytes.removeprefix(b" ")):
+                if encoded.startswith(token_bytes, at):
+                    num_before += _count_characters(token_bytes)
+                    at += len(token_bytes)
                     break
-        self._num_characters, self._has_begun = len(text), True
-        return told.model_copy(update={"text_offset": offsets})
+        self._num_characters, self._has_started = len(text), True
+        return logprobs.model_copy(update={"text_offset": offsets})
 
     def _advance(self, entry: TokenLogprob, text: str) -> int:
-        """The offset of the next token; counts it."""
-        piece = entry.token_bytes
-        if not self._has_begun and text and not text.startswith(" "):
-            # Some tokenizers begin every word with a space, which a text does not begin with.
-            piece = piece.removeprefix(b" ")
-        self._has_begun = True
-        is_within = bool(piece) and _is_continuation(piece[0])
+        """Return the next token's offset and move past the token."""
+        token_bytes = entry.token_bytes
+        if not self._has_started and text and not text.startswith(" "):
+            # Some tokenizers start every word with a space, which is dropped at the start of a text.
+            token_bytes = token_bytes.removeprefix(b" ")
+        self._has_started = True
+        is_within = bool(token_bytes) and _is_continuation(token_bytes[0])
         offset = max(0, self._num_characters - is_within)
-        self._num_characters += _count_characters(piece)
+        self._num_characters += _count_characters(token_bytes)
         return offset
 
 
-def _likeliest(entry: TokenLogprob) -> dict[str, float]:
-    """The likeliest tokens, and the token itself if it is not among them."""
+def _top_logprobs(entry: TokenLogprob) -> dict[str, float]:
+    """Return the most likely tokens, and the sampled token if it is not among them."""
     found: dict[str, float] = {}
     for _, piece, logprob in entry.top:
-        found.setdefault(_spelled(piece), _finite(logprob))
-    found.setdefault(_spelled(entry.token_bytes), _finite(entry.logprob))
+        found.setdefault(_token_string(piece), _finite(logprob))
+    found.setdefault(_token_string(entry.token_bytes), _finite(entry.logprob))
     return found
 
 
-def _text(piece: bytes) -> str:
-    return piece.decode(errors="replace")
+def _text(token_bytes: bytes) -> str:
+    return token_bytes.decode(errors="replace")
 
 
-def _spelled(piece: bytes) -> str:
-    """A token as text, or as OpenAI spells bytes that are no text."""
+def _token_string(token_bytes: bytes) -> str:
+    r"""Return a token as text, or in OpenAI's notation bytes:\xff if it is not valid UTF-8."""
     try:
-        return piece.decode()
+        return token_bytes.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
 
 
 def _finite(logprob: float | None) -> float:
@@ -104,5 +113,5 @@ def _is_continuation(byte: int) -> bool:
     return byte & 0xC0 == 0x80
 
 
-def _count_characters(piece: bytes) -> int:
-    return sum(not _is_continuation(byte) for byte in piece)
+def _count_characters(token_bytes: bytes) -> int:
+    return sum(not _is_continuation(byte) for byte in token_bytes)

@@ -1,24 +1,24 @@
-"""The objects that clients get, in OpenAI's shapes.
+"""The objects of OpenAI's responses.
 
-Fields that OpenAI always sends are set, with null where there is nothing to say; those that it sends
-only when asked are left unset, and unset fields are not sent.
+Fields that OpenAI always sends are always set, to null if there is no value. Fields that OpenAI sends only on
+request are otherwise left unset, and unset fields are not sent.
 """
 
 from typing import Literal
 
 from pydantic import BaseModel
 
-from server.output.parts import EndReason
+from server.output.parts import FinishReason
 
 
 class PromptTokensDetails(BaseModel):
-    """Where the prompt's keys and values came from."""
+    """How many of the prompt's tokens came from the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(BaseModel):
-    """What the answer's tokens were. The prediction is the client's."""
+    """Counts of the completion tokens by kind. The prediction is the one that the client sent."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -27,7 +27,7 @@ class CompletionTokensDetails(BaseModel):
 
 
 class UsageBlock(BaseModel):
-    """Token counts over all choices; a prompt counts once, however many choices it has."""
+    """Token counts over all choices; a prompt counts once, even if it has several choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -37,16 +37,16 @@ class UsageBlock(BaseModel):
 
 
 class DraftCounts(BaseModel):
-    """Tokens that were drafted and verified, and those of them that were right."""
+    """Tokens that were drafted and verified, and how many of them were accepted."""
 
     draft_n: int
     draft_n_accepted: int
 
 
 class TranslationBlock(BaseModel):
-    """What became of the draft model's drafts: see engine.translation.TranslationCounts.
+    """How the draft model's drafts were translated; see TranslationCounts in engine/speculative/translation/.
 
-    strategy: how they were translated. drafted, accepted: tokens of the model's that came of them.
+    strategy: the way of translating. drafted, accepted: counts of target tokens made from the drafts.
     """
 
     strategy: str
@@ -59,7 +59,7 @@ class TranslationBlock(BaseModel):
 
 
 class GateBlock(BaseModel):
-    """What was made of the prompt before the first token: see engine.request.DraftingReport."""
+    """The gate's decision about the prompt before the first token; see engine.request.DraftingReport."""
 
     score: float | None
     decision: str
@@ -67,12 +67,13 @@ class GateBlock(BaseModel):
 
 
 class Timings(BaseModel):
-    """What the answer took, over all choices. Not OpenAI's; the names are those of llama-server.
+    """Times and counts over all choices. Not part of OpenAI's API; the names are those of llama-server.
 
-    prompt_n: tokens computed, without the cache_n tokens that were not.
-    prompt_ms: from the end of the wait for a row to the first token. predicted_ms: from the step that made
-        that token to the end.
-    forwards: those of decoding. gate: the first choice's. translation: sent if a draft model read the prompt.
+    cache_n: prompt tokens taken from the prefix cache. prompt_n: prompt tokens computed.
+    prompt_ms: from the end of the wait for a row to the first token.
+    predicted_ms: from the start of the step that made the first token to the end.
+    forwards: forward passes of decoding. gate: the first choice's.
+    translation: sent if a draft model read the prompt.
     """
 
     cache_n: int
@@ -91,14 +92,20 @@ class Timings(BaseModel):
 
 
 class CalledFunction(BaseModel):
-    """What is called. arguments: JSON text of an object."""
+    """The function to call.
+
+    arguments: a JSON object as text.
+    """
 
     name: str
     arguments: str
 
 
 class MessageToolCall(BaseModel):
-    """A call that the client is asked to make. index: its place among the calls, in chunks only."""
+    """A tool call that the client is asked to make.
+
+    index: its position among the tool calls; in chunks only.
+    """
 
     index: int | None = None
     id: str
@@ -107,7 +114,10 @@ class MessageToolCall(BaseModel):
 
 
 class LikelyToken(BaseModel):
-    """A token that could have stood at a place. bytes: its own, which may be part of a character."""
+    """A token that was possible at a position.
+
+    bytes: the token's bytes, which may be only part of a character.
+    """
 
     token: str
     bytes: list[int]
@@ -115,20 +125,26 @@ class LikelyToken(BaseModel):
 
 
 class TokenEntry(LikelyToken):
-    """A token of the answer. top_logprobs: the likeliest at its place."""
+    """A sampled token.
+
+    top_logprobs: the most likely tokens at its position.
+    """
 
     top_logprobs: list[LikelyToken]
 
 
 class ChatLogprobs(BaseModel):
-    """The tokens of a message's content, or of what a chunk adds to it."""
+    """Log probabilities of a message's content, or of the part of it in a chunk."""
 
     content: list[TokenEntry]
     refusal: None
 
 
 class CompletionLogprobs(BaseModel):
-    """The tokens of a plain completion; four lists of one length. null for the first token of a prompt."""
+    """Log probabilities of a completion, as four lists of the same length.
+
+    The first token of an echoed prompt has null: no probability is known for it.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -137,7 +153,11 @@ class CompletionLogprobs(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """The answer. content: null if there are only calls. reasoning_content: not OpenAI's, if it thought."""
+    """The message of a chat completion.
+
+    content: null if there are only tool calls.
+    reasoning_content: not part of OpenAI's API; sent if there is reasoning.
+    """
 
     role: Literal["assistant"]
     content: str | None
@@ -147,12 +167,12 @@ class AssistantMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One answer of a chat completion."""
+    """A choice of a chat completion."""
 
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: EndReason
+    finish_reason: FinishReason
 
 
 class Delta(BaseModel):
@@ -166,28 +186,28 @@ class Delta(BaseModel):
 
 
 class ChatChunkChoice(BaseModel):
-    """What a chunk says of one answer."""
+    """A choice within a chunk of a chat completion."""
 
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: EndReason | None
+    finish_reason: FinishReason | None
 
 
 class CompletionChoice(BaseModel):
-    """One answer of a plain completion, or what a chunk adds to it."""
+    """A choice of a completion, or what a chunk adds to it."""
 
     text: str
     index: int
     logprobs: CompletionLogprobs | None
-    finish_reason: EndReason | None
+    finish_reason: FinishReason | None
 
 
 Choice = ChatChoice | ChatChunkChoice | CompletionChoice
 
 
 class Envelope(BaseModel):
-    """A whole response or one chunk of a stream."""
+    """A response, or a chunk of a stream."""
 
     id: str
     object: str
@@ -200,12 +220,12 @@ class Envelope(BaseModel):
     timings: Timings | None = None
 
     def to_json(self) -> bytes:
-        """The envelope as it is sent, without what was never set."""
+        """Return the JSON to send, without unset fields."""
         return self.model_dump_json(exclude_unset=True).encode()
 
 
 class ModelCard(BaseModel):
-    """A served model, under one of its names."""
+    """The served model under one of its names."""
 
     id: str
     object: Literal["model"] = "model"
@@ -214,7 +234,7 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All names that a request may give."""
+    """All names by which a request may name the model."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]

@@ -1,4 +1,4 @@
-"""Reads a model's text: what it thought, what it said, and which tools it called."""
+"""Parse the model's text into content, reasoning and tool calls."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,26 +8,31 @@ from typing import Literal
 from engine.model.markers import Marker, Markers
 from engine.model.tool_calls import WrittenCall
 from engine.request import Delta, Finished
-from server.output.logprob_alignment import Alignment
-from server.output.partial_text import JsonStrings, count_undecided, find_first
-from server.output.parts import CallPart, EndPart, MakeParser, Part, PlainParser, ReasoningPart, TextPart
+from server.output.logprob_alignment import LogprobAlignment
+from server.output.partial_text import JsonStringTracker, count_partial_marker, find_first_marker
+from server.output.parts import EndPart, MakeParser, Part, PlainParser, ReasoningPart, TextPart, ToolCallPart
 
 SELF_CONTAINED_FORMATS = frozenset({"json_tools"})
-"""How calls may be written so that one that was cut short cannot be read as a whole one."""
+"""Tool call formats in which a call that was cut short cannot be mistaken for a complete one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallRules:
-    """How calls are read. parse: those in a text, none if it is no call. is_parallel: several count."""
+    """How to parse tool calls.
+
+    parse: returns the tool calls in a text, none if the text is not a tool call.
+    is_parallel: whether a choice may have several tool calls; if not, it ends with the first.
+    """
 
     parse: Callable[[str], Sequence[WrittenCall]]
     is_parallel: bool = True
 
 
 def parser_factory(markers: Markers, is_thinking: bool, rules: ToolCallRules | None) -> MakeParser:
-    """What makes the readers of a request's choices.
+    """Return a function that makes the parser of a choice.
 
-    is_thinking: the prompt has begun the thinking. rules: None where nothing is taken for a call.
+    is_thinking: the prompt has already opened the reasoning.
+    rules: None to leave tool calls in the text.
     """
     if not markers.can_think and (rules is None or not markers.can_call):
         return PlainParser
@@ -35,11 +40,11 @@ def parser_factory(markers: Markers, is_thinking: bool, rules: ToolCallRules | N
 
 
 class MarkerParser:
-    """Tells thinking and calls from content by the model's markers.
+    """Parser that finds reasoning and tool calls by the model's markers.
 
-    Thinking stands before content or after a call; a marker in the midst of content is only spoken of.
-    A call counts once its end has come and it can be read; otherwise its text is what it looks like: text.
-    White space between the markers is nobody's.
+    Reasoning may come before the content or after a tool call; a reasoning marker within content is text.
+    A tool call is emitted once its end marker has arrived and it can be parsed; otherwise its text, markers
+    included, stays in the content or the reasoning. Whitespace between markers is dropped.
     """
 
     def __init__(
@@ -47,7 +52,7 @@ class MarkerParser:
     ) -> None:
         self.num_reasoning_tokens = 0
         self._markers = markers
-        self._begins_thinking = is_thinking
+        self._starts_in_reasoning = is_thinking
         self._rules = rules if markers.can_call else None
         self._state: Literal["content", "reasoning", "call", "done"] = (
             "reasoning" if is_thinking else "content"
@@ -55,196 +60,203 @@ class MarkerParser:
         self._text = ""
         self._parts: list[Part] = []
         self._num_calls = 0
-        self._num_thoughts = 1 if is_thinking else 0
+        self._num_reasoning_blocks = 1 if is_thinking else 0
         self._has_content = False
-        self._has_thought = False
-        self._drops_space = False
-        self._is_thinking_open = is_thinking
-        self._blank = ""
+        self._has_reasoning = False
+        self._drops_whitespace = False
+        self._is_reasoning_open = is_thinking
+        self._held_whitespace = ""
         self._call = ""
-        self._strings = JsonStrings()
-        self._call_is_in: Literal["content", "reasoning"] = "content"
-        self._alignment = Alignment()
+        self._json_strings = JsonStringTracker()
+        self._call_within: Literal["content", "reasoning"] = "content"
+        self._alignment = LogprobAlignment()
 
     def read(self, delta: Delta) -> list[Part]:
-        """See Reader."""
+        """See OutputParser."""
         self._alignment.add(delta.logprobs)
         self._text += delta.text
         while self._advance():
             pass
-        return self._taken()
+        return self._take_parts()
 
     def end(self, finished: Finished) -> list[Part]:
-        """See Reader."""
+        """See OutputParser."""
         text, self._text = self._text, ""
         match self._state:
             case "content" if self._has_content or text.strip():
-                self._say(text.lstrip() if self._drops_space and not self._has_content else text)
-            case "content" if not self._has_thought and not self._num_calls:
-                self._say(text)
+                self._emit_text(text.lstrip() if self._drops_whitespace and not self._has_content else text)
+            case "content" if not self._has_reasoning and not self._num_calls:
+                self._emit_text(text)
             case "reasoning":
-                self._think(text)
+                self._emit_reasoning(text)
             case "call":
                 self._call += text
                 is_whole = self._markers.call_end is None or (
                     finished.reason == "stop" and self._markers.call_format in SELF_CONTAINED_FORMATS
                 )
-                if not is_whole or not self._make_calls():
-                    self._take_back("")
-        if self._state == "content" and (rest := self._alignment.rest()):
+                if not is_whole or not self._emit_calls():
+                    self._emit_call_as_text("")
+        if self._state == "content" and (rest := self._alignment.take_rest()):
             self._parts.append(TextPart("", rest))
         self.num_reasoning_tokens = self._markers.count_reasoning_tokens(
-            finished.tokens, self._begins_thinking, self._num_thoughts
+            finished.tokens, self._starts_in_reasoning, self._num_reasoning_blocks
         )
         has_called = self._num_calls > 0 and finished.reason == "stop"
-        return [*self._taken(), EndPart("tool_calls" if has_called else finished.reason, finished.stop)]
+        end = EndPart("tool_calls" if has_called else finished.reason, finished.stop)
+        return [*self._take_parts(), end]
 
-    def _taken(self) -> list[Part]:
+    def _take_parts(self) -> list[Part]:
         parts, self._parts = self._parts, []
         return parts
 
     def _advance(self) -> bool:
-        """Read on to the next marker; False if more text is needed first."""
+        """Process the text up to the next marker, or all that is certain. Return False if more is needed."""
+        markers = self._markers
         match self._state:
             case "content" if not self._has_content:
-                return self._begin_content()
+                return self._start_content()
             case "content":
-                return self._read_to(self._texts(self._calls_start, *self._markers.separators), self._say)
+                ends = self._marker_texts(self._call_start, *markers.separators)
+                return self._consume_until(ends, self._emit_text)
             case "reasoning":
-                return self._read_to(self._texts(self._markers.think_end, self._calls_start), self._think)
+                ends = self._marker_texts(markers.think_end, self._call_start)
+                return self._consume_until(ends, self._emit_reasoning)
             case "call":
-                inner = self._markers.think_end if self._call_is_in == "reasoning" else None
-                again = self._calls_start if self._markers.call_end else None
-                return self._read_to(self._texts(self._markers.call_end, inner, again), self._collect)
+                think_end = markers.think_end if self._call_within == "reasoning" else None
+                next_start = self._call_start if markers.call_end else None
+                ends = self._marker_texts(markers.call_end, think_end, next_start)
+                return self._consume_until(ends, self._append_to_call)
             case "done":
                 self._alignment.skip(self._text)
                 self._text = ""
                 return False
 
     @property
-    def _calls_start(self) -> Marker | None:
+    def _call_start(self) -> Marker | None:
         return None if self._rules is None else self._markers.call_start
 
     @staticmethod
-    def _texts(*markers: Marker | None) -> list[str]:
+    def _marker_texts(*markers: Marker | None) -> list[str]:
         return [marker.text for marker in markers if marker is not None]
 
-    def _begin_content(self) -> bool:
-        """Before content: white space waits for what follows it."""
+    def _start_content(self) -> bool:
+        """Start the content, or handle a marker that comes first; hold whitespace until either is certain."""
         markers = self._markers
-        end = markers.think_end if self._is_thinking_open else None
-        texts = self._texts(markers.think_start, end, self._calls_start, *markers.separators)
-        begun = self._text.lstrip()
-        complete = [text for text in texts if begun.startswith(text)]
+        think_end = markers.think_end if self._is_reasoning_open else None
+        texts = self._marker_texts(markers.think_start, think_end, self._call_start, *markers.separators)
+        stripped = self._text.lstrip()
+        complete = [text for text in texts if stripped.startswith(text)]
         if complete:
             marker = min(complete, key=len)
-            self._alignment.skip(self._text[: len(self._text) - len(begun)])
-            self._text = begun[len(marker) :]
-            self._cross(marker)
+            self._alignment.skip(self._text[: len(self._text) - len(stripped)])
+            self._text = stripped[len(marker) :]
+            self._handle_marker(marker)
             return True
-        if not begun or any(text.startswith(begun) for text in texts):
+        if not stripped or any(text.startswith(stripped) for text in texts):
             return False
-        if self._drops_space:
-            self._alignment.skip(self._text[: len(self._text) - len(begun)])
-            self._text = begun
+        if self._drops_whitespace:
+            self._alignment.skip(self._text[: len(self._text) - len(stripped)])
+            self._text = stripped
         self._has_content = True
         return True
 
-    def _read_to(self, texts: Sequence[str], take: Callable[[str], None]) -> bool:
-        found = find_first(self._text, texts)
+    def _consume_until(self, texts: Sequence[str], consume: Callable[[str], None]) -> bool:
+        """Pass the text before the first of these markers to consume, then handle the marker."""
+        found = find_first_marker(self._text, texts)
         if found is None:
-            end = len(self._text) - count_undecided(self._text, texts)
+            end = len(self._text) - count_partial_marker(self._text, texts)
             text, self._text = self._text[:end], self._text[end:]
-            take(text)
+            consume(text)
             return False
         at, marker = found
         before, self._text = self._text[:at], self._text[at + len(marker) :]
-        take(before)
-        self._cross(marker)
+        consume(before)
+        self._handle_marker(marker)
         return True
 
-    def _cross(self, text: str) -> None:
-        """Go where a marker leads."""
+    def _handle_marker(self, text: str) -> None:
+        """Change the state as the marker demands."""
         markers = self._markers
         if self._state == "call":
-            self._cross_in_call(text)
-        elif self._calls_start and text == self._calls_start.text:
-            self._call_is_in = "reasoning" if self._state == "reasoning" else "content"
-            self._begin_call()
+            self._handle_marker_in_call(text)
+        elif self._call_start and text == self._call_start.text:
+            self._call_within = "reasoning" if self._state == "reasoning" else "content"
+            self._start_call()
         elif self._state == "content" and markers.think_start and text == markers.think_start.text:
             self._alignment.skip(text)
-            self._state, self._is_thinking_open = "reasoning", True
-            self._num_thoughts += 1
-            self._blank = "\n" if self._has_thought else ""
+            self._state, self._is_reasoning_open = "reasoning", True
+            self._num_reasoning_blocks += 1
+            self._held_whitespace = "\n" if self._has_reasoning else ""
         else:
             self._alignment.skip(text)
             if markers.think_end and text == markers.think_end.text:
-                self._is_thinking_open, self._drops_space = False, True
+                self._is_reasoning_open, self._drops_whitespace = False, True
             self._state, self._has_content = "content", False
 
-    def _begin_call(self) -> None:
-        self._state, self._call, self._strings = "call", "", JsonStrings()
+    def _start_call(self) -> None:
+        self._state, self._call, self._json_strings = "call", "", JsonStringTracker()
 
-    def _collect(self, text: str) -> None:
+    def _append_to_call(self, text: str) -> None:
         self._call += text
         if self._markers.call_format == "json_tools":
-            self._strings.feed(text)
+            self._json_strings.feed(text)
 
-    def _cross_in_call(self, text: str) -> None:
-        end, start = self._markers.call_end, self._calls_start
-        if self._strings.is_open:
-            self._collect(text)
+    def _handle_marker_in_call(self, text: str) -> None:
+        end, start = self._markers.call_end, self._call_start
+        if self._json_strings.is_open:
+            self._append_to_call(text)
         elif end and text == end.text:
-            if not self._make_calls(end.text):
-                self._take_back(end.text)
+            if not self._emit_calls(end.text):
+                self._emit_call_as_text(end.text)
         elif start and text == start.text:
-            # The last one was only spoken of.
-            self._take_back("")
-            self._begin_call()
+            # The earlier start marker was only mentioned in the text.
+            self._emit_call_as_text("")
+            self._start_call()
         else:
-            self._take_back("")
-            self._cross(text)
+            self._emit_call_as_text("")
+            self._handle_marker(text)
 
-    def _make_calls(self, end: str = "") -> bool:
-        """Take what was collected for calls, if it can be read."""
+    def _emit_calls(self, end: str = "") -> bool:
+        """Emit the collected text as tool calls. Return False if it cannot be parsed."""
         rules = self._rules
         calls = [] if rules is None else rules.parse(self._call)
         if rules is None or not calls:
             return False
-        self._alignment.skip(self._written(end))
+        self._alignment.skip(self._call_text(end))
         for call in calls if rules.is_parallel else calls[:1]:
             call_id = call.id or f"call_{token_hex(12)}"
-            self._parts.append(CallPart(call_id, call.name, call.arguments, self._num_calls))
+            self._parts.append(ToolCallPart(call_id, call.name, call.arguments, self._num_calls))
             self._num_calls += 1
         self._state = "content" if rules.is_parallel else "done"
-        self._has_content = self._drops_space = False
+        self._has_content = self._drops_whitespace = False
         return True
 
-    def _take_back(self, end: str) -> None:
-        """What was collected is no call but text."""
-        text = self._written(end)
-        self._state = self._call_is_in
+    def _emit_call_as_text(self, end: str) -> None:
+        """Emit what was collected as content or reasoning: it is not a tool call."""
+        text = self._call_text(end)
+        self._state = self._call_within
         if self._state == "reasoning":
-            self._think(text)
+            self._emit_reasoning(text)
         else:
             self._has_content = True
-            self._say(text)
+            self._emit_text(text)
 
-    def _written(self, end: str) -> str:
-        start = self._calls_start
+    def _call_text(self, end: str) -> str:
+        """Return the collected tool call as the model wrote it, with its markers."""
+        start = self._call_start
         return ("" if start is None else start.text) + self._call + end
 
-    def _say(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         logprobs = self._alignment.take(text)
         if text or logprobs:
             self._parts.append(TextPart(text, logprobs))
 
-    def _think(self, text: str) -> None:
-        """Thinking goes without the white space around it."""
+    def _emit_reasoning(self, text: str) -> None:
+        """Emit reasoning without leading and trailing whitespace; hold whitespace until more text follows."""
         self._alignment.skip(text)
-        text = self._blank + text if self._has_thought else text.lstrip()
-        said = text.rstrip()
-        self._blank = text[len(said) :]
-        if said:
-            self._has_thought = True
-            self._parts.append(ReasoningPart(said))
+        text = self._held_whitespace + text if self._has_reasoning else text.lstrip()
+        stripped = text.rstrip()
+        self._held_whitespace = text[len(stripped) :]
+        if stripped:
+            self._has_reasoning = True
+            self._parts.append(ReasoningPart(stripped))

@@ -1,4 +1,4 @@
-"""Markers in text that is still growing, and where a JSON string has been left open."""
+"""Search text that is still growing: find markers, and track whether a JSON string is open."""
 
 import re
 from collections.abc import Sequence
@@ -6,8 +6,11 @@ from collections.abc import Sequence
 _QUOTE_OR_ESCAPE = re.compile(r'\\.|"', re.DOTALL)
 
 
-def find_first(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
-    """Where the first marker to be complete begins, and which it is; of those that end there, the longest."""
+def find_first_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
+    """Return the start of the marker that ends first in the text, and the marker.
+
+    If several end at the same place, return the longest.
+    """
     found = [(at + len(marker), at, marker) for marker in markers if (at := text.find(marker)) >= 0]
     if not found:
         return None
@@ -15,8 +18,8 @@ def find_first(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
     return at, marker
 
 
-def count_undecided(text: str, markers: Sequence[str]) -> int:
-    """How many characters at the end may be the beginning of a marker."""
+def count_partial_marker(text: str, markers: Sequence[str]) -> int:
+    """Count the characters at the end of the text that may be the start of a marker."""
     longest = max(map(len, markers), default=1) - 1
     for at in range(max(0, len(text) - longest), len(text)):
         ending = text[at:]
@@ -25,15 +28,15 @@ def count_undecided(text: str, markers: Sequence[str]) -> int:
     return 0
 
 
-class JsonStrings:
-    """Follows JSON as it grows: is_open tells whether it stands inside a string."""
+class JsonStringTracker:
+    """Tracks whether JSON that arrives bit by bit currently ends inside a string (is_open)."""
 
     def __init__(self) -> None:
         self.is_open = False
         self._escape = ""
 
     def feed(self, text: str) -> None:
-        """Take more of the JSON."""
+        """Read the next part of the JSON."""
         text = self._escape + text
         num_backslashes = len(text) - len(text.rstrip("\\"))
         self._escape = "\\" if num_backslashes % 2 else ""

@@ -1,21 +1,24 @@
-"""What an answer is made of, once the server has read the model's text.
+"""The parts of a choice: text, reasoning, tool calls and the end.
 
-A reader turns one choice's text into parts as it comes; presenters (presenter.py) show them in the shapes of
-one API. So what is thinking, what is a call and what is content is decided once, for all of them.
+A parser splits the model's text into parts as it arrives, and a presenter (presenter.py) formats them for one
+API. So what is reasoning, a tool call or content is decided once, for all APIs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from engine.request import Delta, Finished, TokenLogprob
 
-EndReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Content. logprobs: of the tokens that made it, if they were asked for."""
+    """Content.
+
+    logprobs: of the tokens that produced it, if requested.
+    """
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -23,19 +26,22 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart(TextPart):
-    """The prompt, where the answer begins with it."""
+    """The prompt, if it is echoed at the start of the choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPart:
-    """What the model thought before it answered."""
+    """Reasoning of the model, apart from the content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class CallPart:
-    """A whole call of a tool. arguments: JSON text of an object. index: how many calls came before it."""
+class ToolCallPart:
+    """A complete tool call.
+
+    arguments: a JSON object as text. index: the number of tool calls before this one.
+    """
 
     id: str
     name: str
@@ -45,58 +51,68 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True)
 class EndPart:
-    """The good end of a choice; nothing follows. stop: the stop string that ended it, if one did."""
+    """The end of a choice that finished normally; no part follows.
 
-    reason: EndReason
+    stop: the stop string that ended it, if any.
+    """
+
+    finish_reason: FinishReason
     stop: str | None = None
 
 
-Part = TextPart | ReasoningPart | CallPart | EndPart
+StreamedText = TextPart | ReasoningPart
+Part = StreamedText | ToolCallPart | EndPart
 
 
 class OutputParser(Protocol):
-    """Reads one choice. num_reasoning_tokens: of the answer's tokens, known once it has ended."""
+    """Splits the text of one choice into parts.
+
+    num_reasoning_tokens: how many of the choice's tokens are reasoning; set by end().
+    """
 
     num_reasoning_tokens: int
 
     def read(self, delta: Delta) -> list[Part]:
-        """What can be said of the answer now; perhaps nothing yet."""
+        """Return the parts that are certain after this delta; possibly none."""
 
     def end(self, finished: Finished) -> list[Part]:
-        """The rest, with an EndPart as the last."""
+        """Return the remaining parts; the last is an EndPart."""
 
 
 MakeParser = Callable[[], OutputParser]
 
 
 class PlainParser:
-    """Takes all text for content."""
+    """Parser that treats all text as content."""
 
     num_reasoning_tokens = 0
 
     def read(self, delta: Delta) -> list[Part]:
-        """See Reader."""
+        """See OutputParser."""
         return [TextPart(delta.text, delta.logprobs)]
 
     def end(self, finished: Finished) -> list[Part]:
-        """See Reader."""
+        """See OutputParser."""
         return [EndPart(finished.reason, finished.stop)]
 
 
 @dataclass
-class Answer:
-    """The parts of one whole choice, put together. prompt: where the answer begins with it; text goes on."""
+class ChoiceOutput:
+    """The whole output of one choice, collected from its parts.
+
+    prompt: set if the prompt is echoed; text does not include it.
+    """
 
     prompt: PromptPart | None = None
     text: str = ""
     reasoning: str = ""
-    calls: list[CallPart] = field(default_factory=list)
+    tool_calls: list[ToolCallPart] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    reason: EndReason = "stop"
+    finish_reason: FinishReason = "stop"
     stop: str | None = None
 
     def add(self, part: Part) -> None:
-        """Take one more part."""
+        """Add the next part."""
         match part:
             case PromptPart():
                 self.prompt = part
@@ -105,7 +121,32 @@ class Answer:
                 self.logprobs += part.logprobs
             case ReasoningPart():
                 self.reasoning += part.text
-            case CallPart():
-                self.calls.append(part)
+            case ToolCallPart():
+                self.tool_calls.append(part)
             case EndPart():
-                self.reason, self.stop = part.reason, part.stop
+                self.finish_reason, self.stop = part.finish_reason, part.stop
+
+
+def merge_adjacent(parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield the parts, with each run of text parts, or of reasoning parts, merged into one."""
+    run: list[StreamedText] = []
+    for part in parts:
+        if run and type(part) is not type(run[0]):
+            yield merge(run)
+            run = []
+        if isinstance(part, StreamedText):
+            run.append(part)
+        else:
+            yield part
+    if run:
+        yield merge(run)
+
+
+def merge(parts: Sequence[StreamedText]) -> StreamedText:
+    """Return one part in place of several of the same kind, at least one."""
+    if len(parts) == 1:
+        return parts[0]
+    text = "".join(part.text for part in parts)
+    if isinstance(parts[0], ReasoningPart):
+        return ReasoningPart(text)
+    return TextPart(text, tuple(e for part in parts if isinstance(part, TextPart) for e in part.logprobs))

@@ -1,32 +1,38 @@
-"""How an API shows answers: one implementation for each kind of response."""
+"""The interface that formats output for one API: OpenAI's two completions APIs, Responses, or Messages."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from server.errors import ApiError
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import Answer, Part
+from server.output.parts import ChoiceOutput, Part
 
 Events = Sequence[tuple[int, Part]]
-"""(index of the choice, part), in the order in which they came."""
+"""(index of the choice, part), in order of arrival."""
 
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class Presenter(Protocol):
-    """Shows the answers to one request, whole or as frames of server-sent events. Used for one request."""
+    """Formats the output of one request, as a whole response or as server-sent events."""
 
-    def whole(self, answers: Sequence[Answer], usage: UsageBlock, timings: Timings) -> bytes:
-        """The JSON of a response that does not stream. answers: one for each choice."""
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
+        """Return the JSON body of a response that is not streamed.
 
-    def opening(self, usage: UsageBlock) -> bytes:
-        """The frames before any part. usage: of which only the prompt's tokens are known yet."""
+        outputs: one for each choice.
+        """
 
-    def parts(self, events: Events) -> bytes:
-        """The frames for parts that came together; never empty."""
+    def format_opening(self, usage: UsageBlock) -> bytes:
+        """Return the events that precede all parts.
 
-    def last(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
-        """The frames for the last parts, and those that end the stream."""
+        usage: at this point it has only the prompt's token count.
+        """
 
-    def error(self, fault: ApiError) -> bytes:
-        """The frames of an error after the stream began; nothing follows."""
+    def format_parts(self, events: Events) -> bytes:
+        """Return the events for parts that arrived together; never empty."""
+
+    def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
+        """Return the events for the last parts and those that end the stream."""
+
+    def format_error(self, fault: ApiError) -> bytes:
+        """Return the events that report an error in a running stream and end it."""

@@ -1,4 +1,4 @@
-"""What a request's sequences took and what drafting did for them: for the response and for the log."""
+"""Count the tokens, times and drafts of a request's sequences, for the response and for the log."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -16,18 +16,18 @@ from server.output.openai_objects import (
 )
 
 DRAFT_MODEL = "draft-model"
-"""What its drafts are called among those of all drafters."""
+"""The draft model's name among the drafters."""
 
 
 def count_usage(
     engine_requests: Sequence[GenerationRequest], ended: Mapping[int, Usage], n: int, num_reasoning: int = 0
 ) -> UsageBlock:
-    """Count tokens over all choices; each prompt, and what was cached of it, once for its n choices.
+    """Count tokens over all choices; each prompt, and its cached part, counts once for its n choices.
 
-    ended: usage of the sequences that have ended, by the index of their order.
-    num_reasoning: tokens of the answers that were thinking.
+    ended: usage of the sequences that have ended, by index in engine_requests.
+    num_reasoning: reasoning tokens, over all choices.
     """
-    num_prompt = sum(len(order.prompt) for order in engine_requests[::n])
+    num_prompt = sum(len(engine_request.prompt) for engine_request in engine_requests[::n])
     num_cached = sum(usage.num_cached_tokens for index, usage in ended.items() if index % n == 0)
     num_completion = sum(usage.num_completion_tokens for usage in ended.values())
     return UsageBlock(
@@ -44,14 +44,15 @@ def count_usage(
     )
 
 
-def time_sequences(usages: Collection[Usage]) -> Timings:
-    """The timings over all choices.
+def measure_timings(usages: Collection[Usage]) -> Timings:
+    """Return the timings over all choices.
 
-    usages: at least one, the first choice's first. All were submitted at one moment, so their times have
-        one origin, and a phase lasts from the first choice's entering it to the last one's leaving it.
+    usages: at least one; the first choice's comes first. All sequences were submitted at the same moment, so
+        their times have the same origin. A phase lasts from when the first choice enters it until the last
+        choice leaves it.
 
-    The first step computes the prompt's last token and draws the first of the answer, or several with a
-    draft. Both phases include it: without it the rate of neither would be true.
+    The first step computes the prompt's last token and samples the first output token, or several if there is
+    a draft. Both phases include this step; without it, both rates would be wrong.
     """
     first = next(iter(usages))
     num_computed = sum(usage.num_prompt_tokens - usage.num_cached_tokens for usage in usages)
@@ -84,7 +85,7 @@ def time_sequences(usages: Collection[Usage]) -> Timings:
 
 
 def count_translation(usages: Collection[Usage]) -> TranslationBlock | None:
-    """What became of the draft model's drafts, None where it did not read a prompt."""
+    """Count the draft model's translated drafts. Return None if the draft model read no prompt."""
     counts: Counter[str] = Counter()
     strategy = None
     for usage in usages:
@@ -97,19 +98,19 @@ def count_translation(usages: Collection[Usage]) -> TranslationBlock | None:
 
 
 def count_by_source(usages: Collection[Usage]) -> dict[str, tuple[int, int]]:
-    """(drafted, accepted) tokens by the name of the drafter."""
+    """Return (drafted, accepted) token counts by drafter name."""
     counts: dict[str, tuple[int, int]] = {}
     for usage in usages:
         for source, drafted, accepted in usage.drafting.by_source:
-            before = counts.get(source, (0, 0))
-            counts[source] = before[0] + drafted, before[1] + accepted
+            previous = counts.get(source, (0, 0))
+            counts[source] = previous[0] + drafted, previous[1] + accepted
     return counts
 
 
-def note_in_record(
+def fill_record(
     record: RequestRecord, engine_requests: Sequence[GenerationRequest], ended: Mapping[int, Usage], n: int
 ) -> None:
-    """Write the counts and times into the record for the log."""
+    """Write the counts and times into the request's log record."""
     counts = count_usage(engine_requests, ended, n)
     record.num_prompt_tokens = counts.prompt_tokens
     record.num_completion_tokens = counts.completion_tokens
@@ -118,13 +119,13 @@ def note_in_record(
     record.drafts = count_by_source(ended.values())
     if translation := count_translation(ended.values()):
         record.translation = translation.model_dump(exclude={"drafted", "accepted"})
-    begun = [usage for usage in ended.values() if usage.num_completion_tokens]
-    if begun:
-        record.first_token_ms = 1000 * min(usage.first_token_s for usage in begun)
-        decode_s = max(usage.total_s for usage in begun) - record.first_token_ms / 1000
-        later = counts.completion_tokens - len(begun)
+    started = [usage for usage in ended.values() if usage.num_completion_tokens]
+    if started:
+        record.first_token_ms = 1000 * min(usage.first_token_s for usage in started)
+        decode_s = max(usage.total_s for usage in started) - record.first_token_ms / 1000
+        later = counts.completion_tokens - len(started)
         record.tokens_per_s = later / decode_s if later > 0 and decode_s > 0 else None
 
 
-def _rate(count: int, spent_s: float) -> float:
-    return round(count / spent_s, 3) if spent_s > 0 else 0.0
+def _rate(count: int, duration_s: float) -> float:
+    return round(count / duration_s, 3) if duration_s > 0 else 0.0

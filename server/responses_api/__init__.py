@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: its request bodies become chats, and responses are presented in its own format.
+"""OpenAI's Responses API: convert its requests to chat requests, format its responses and store them.
 
-Nothing here generates; the chat does.
+Generating is the same as for chat completions; see generation/.
 """

@@ -1,6 +1,6 @@
-"""The items of a conversation, as clients send them and as they are kept.
+"""The items of a conversation, as clients send them and as the server stores them.
 
-What an answer's output holds may be sent back as it came.
+Output items of a response can be sent back unchanged.
 """
 
 import base64
@@ -13,60 +13,60 @@ from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel, unsupported
 from server.validation.unions import tagged_union
 
-CARRIED = "reprise:"
-"""Begins what stands in encrypted_content: the reasoning itself, in base64."""
+REASONING_PREFIX = "reprise:"
+"""Prefix of encrypted_content; the reasoning follows in base64."""
 
 _DIRECT = {"type": "direct"}
 
 ItemStatus = Annotated[
     Literal["in_progress", "completed", "incomplete"],
-    Field(description="Accepted; the model is not told."),
+    Field(description="Accepted; not shown to the model."),
 ]
-ItemId = Annotated[str | None, Field(description="Accepted; a new one is given where it is kept.")]
+ItemId = Annotated[str | None, Field(description="Accepted; stored items get a new id.")]
 
 
 class InputText(RequestModel):
-    """A piece of text of a message, or of what a function returned."""
+    """Text in a message, or in the output of a function."""
 
     type: Literal["input_text"]
     text: str = Field(description="The text.")
     prompt_cache_breakpoint: dict[str, Any] | None = Field(
-        None, description="Accepted; prompts are cached by what they hold."
+        None, description="Accepted; prompts are cached by their content."
     )
 
 
 class OutputText(RequestModel):
-    """A piece of text of an earlier answer."""
+    """Text in an earlier message of the assistant."""
 
     type: Literal["output_text"]
     text: str = Field(description="The text.")
-    annotations: list[dict[str, Any]] = Field([], description="Accepted; the model is not told.")
-    logprobs: list[dict[str, Any]] = Field([], description="Accepted; the model is not told.")
+    annotations: list[dict[str, Any]] = Field([], description="Accepted; not shown to the model.")
+    logprobs: list[dict[str, Any]] = Field([], description="Accepted; not shown to the model.")
 
 
 class Refusal(RequestModel):
-    """An earlier answer that was a refusal."""
+    """A refusal in an earlier message of the assistant."""
 
     type: Literal["refusal"]
-    refusal: str = Field(description="Its words.")
+    refusal: str = Field(description="The text of the refusal.")
 
 
 class ReasoningText(RequestModel):
-    """A piece of earlier thinking."""
+    """Text in an earlier reasoning item."""
 
     type: Literal["reasoning_text"]
     text: str = Field(description="The text.")
 
 
 class SummaryText(RequestModel):
-    """A summary of earlier thinking."""
+    """A summary in an earlier reasoning item."""
 
     type: Literal["summary_text"]
     text: str = Field(description="The text.")
 
 
 _PARTS = {"input_text": InputText, "output_text": OutputText, "refusal": Refusal}
-_TEXT_ONLY = {"input_": "which this server does not take: it reads text, in parts of type input_text"}
+_TEXT_ONLY = {"input_": "but this server accepts only text; send parts of type input_text"}
 ContentPart = InputText | OutputText | Refusal
 
 
@@ -94,26 +94,26 @@ def _text_of(content: list[Any]) -> str:
 
 
 class InputMessage(RequestModel):
-    """What somebody said; of the assistant, an earlier answer."""
+    """A message of the conversation; with the role assistant, an earlier response."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"] = Field(
-        description="Who said it; a developer is the system."
+        description="The author; developer means the same as system."
     )
-    content: Content = Field(description="Text, or parts of it.")
+    content: Content = Field(description="A string, or text parts.")
     id: ItemId = None
     status: ItemStatus = "completed"
     phase: Literal["commentary", "final_answer"] | None = Field(
-        None, description="Accepted; the model is not told."
+        None, description="Accepted; not shown to the model."
     )
 
     @property
     def text(self) -> str:
-        """All its text."""
+        """The text of all parts."""
         return _text_of(self.content)
 
-    def kept(self, item_id: str) -> dict[str, Any]:
-        """The item as it is listed."""
+    def as_listed(self, item_id: str) -> dict[str, Any]:
+        """Return the JSON object to store and to list."""
         parts: list[dict[str, Any]] = []
         for part in self.content:
             if self.role != "assistant":
@@ -127,30 +127,30 @@ class InputMessage(RequestModel):
 
 
 class FunctionCall(RequestModel):
-    """A call that the model made earlier; arguments are the JSON text of an object."""
+    """A function call that the model made earlier."""
 
     type: Literal["function_call"]
-    call_id: str = Field(description="What the output names it by.")
-    name: str = Field(description="The function.")
-    arguments: str = Field(description="The JSON text of an object.")
+    call_id: str = Field(description="The id that the function call output refers to.")
+    name: str = Field(description="The name of the function.")
+    arguments: str = Field(description="The arguments: a JSON object as text.")
     id: ItemId = None
     status: ItemStatus = "completed"
     caller: unsupported(_DIRECT) = None  # type: ignore[valid-type]
     namespace: unsupported() = None  # type: ignore[valid-type]
     is_async: unsupported(False) = Field(None, alias="async")  # type: ignore[valid-type]
 
-    def kept(self, item_id: str) -> dict[str, Any]:
-        """The item as it is listed."""
+    def as_listed(self, item_id: str) -> dict[str, Any]:
+        """Return the JSON object to store and to list."""
         head = {"id": item_id, "type": self.type, "call_id": self.call_id, "status": self.status}
         return {**head, "name": self.name, "arguments": self.arguments}
 
 
 class FunctionCallOutput(RequestModel):
-    """What a function returned to an earlier call."""
+    """The output of a function for an earlier function call."""
 
     type: Literal["function_call_output"]
-    call_id: str = Field(description="Which call this answers.")
-    output: Content = Field(description="What it returned: text, or parts of it.")
+    call_id: str = Field(description="The call_id of that function call.")
+    output: Content = Field(description="The output: a string, or text parts.")
     id: ItemId = None
     status: ItemStatus = "completed"
     caller: unsupported(_DIRECT) = None  # type: ignore[valid-type]
@@ -158,60 +158,62 @@ class FunctionCallOutput(RequestModel):
 
     @property
     def text(self) -> str:
-        """All its text."""
+        """The text of all parts."""
         return _text_of(self.output)
 
-    def kept(self, item_id: str) -> dict[str, Any]:
-        """The item as it is listed."""
+    def as_listed(self, item_id: str) -> dict[str, Any]:
+        """Return the JSON object to store and to list."""
         head = {"id": item_id, "type": self.type, "call_id": self.call_id, "status": self.status}
         return {**head, "output": self.text}
 
 
 class ReasoningItem(RequestModel):
-    """What the model thought earlier, for templates that show it."""
+    """Earlier reasoning, for chat templates that show it."""
 
     type: Literal["reasoning"]
-    summary: list[SummaryText] = Field([], description="Accepted; the model is told the content.")
-    content: list[ReasoningText] = Field([], description="What was thought.")
+    summary: list[SummaryText] = Field(
+        [], description="Accepted; not shown to the model, which sees the content."
+    )
+    content: list[ReasoningText] = Field([], description="The reasoning.")
     encrypted_content: str | None = Field(
-        None, description="What this server gave, in place of the content; of no other server."
+        None, description="Used in place of the content if that is empty; only as this server sent it."
     )
     id: ItemId = None
     status: ItemStatus = "completed"
 
     @model_validator(mode="after")
-    def can_be_read(self) -> "ReasoningItem":
-        """Refuse what another server has encrypted."""
-        if self.encrypted_content is not None and carried(self.encrypted_content) is None:
+    def check_encrypted_content(self) -> "ReasoningItem":
+        """Refuse encrypted_content from another server."""
+        if self.encrypted_content is not None and decode_reasoning(self.encrypted_content) is None:
             raise field_error(
                 "invalid_value",
-                "did not come from this server and cannot be read here; leave it out",
+                "was not made by this server, which cannot read it; leave it out",
                 ".encrypted_content",
             )
         return self
 
     @property
     def text(self) -> str:
-        """What was thought."""
+        """The reasoning, from the content or else from encrypted_content."""
         if self.content or self.encrypted_content is None:
             return _text_of(self.content)
-        return carried(self.encrypted_content) or ""
+        return decode_reasoning(self.encrypted_content) or ""
 
-    def kept(self, item_id: str) -> dict[str, Any]:
-        """The item as it is listed."""
+    def as_listed(self, item_id: str) -> dict[str, Any]:
+        """Return the JSON object to store and to list."""
         content = [{"type": "reasoning_text", "text": self.text}]
         return {"id": item_id, "type": self.type, "summary": [], "content": content, "status": self.status}
 
 
 class ItemReference(RequestModel):
-    """An item of a response that is kept here, in place of the item itself."""
+    """A reference to an item of a stored response, in place of the item."""
 
     type: Literal["item_reference"] = "item_reference"
     id: str = Field(description="The item's id.")
 
 
-SaidItem = InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem
-AnyItem = SaidItem | ItemReference
+ConversationItem = InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem
+AnyItem = ConversationItem | ItemReference
 _KINDS: dict[str, type[RequestModel]] = {
     "message": InputMessage,
     "function_call": FunctionCall,
@@ -223,7 +225,7 @@ _choose = tagged_union(_KINDS, default="message")
 
 
 def _item(given: object) -> Any:
-    """The item. Without a type it is a message, or a reference if it has nothing but an id."""
+    """Return the item. Without a type it is a message, or a reference if it has only an id."""
     if isinstance(given, dict) and given.get("type") is None and given.keys() <= {"type", "id"}:
         given = {**given, "type": "item_reference"}
     return _choose(given)
@@ -233,21 +235,21 @@ InputItem = Annotated[AnyItem, PlainValidator(_item, json_schema_input_type=AnyI
 _ITEMS: TypeAdapter[list[AnyItem]] = TypeAdapter(list[InputItem])
 
 
-def said_items(kept: list[dict[str, Any]]) -> list[SaidItem]:
-    """Items that were kept, as they were."""
-    return [item for item in _ITEMS.validate_python(kept) if not isinstance(item, ItemReference)]
+def parse_items(stored: list[dict[str, Any]]) -> list[ConversationItem]:
+    """Parse stored items."""
+    return [item for item in _ITEMS.validate_python(stored) if not isinstance(item, ItemReference)]
 
 
-def carry(reasoning: str) -> str:
-    """Reasoning as encrypted_content, for clients that send back only that. It is no secret."""
-    return CARRIED + base64.b64encode(reasoning.encode()).decode()
+def encode_reasoning(reasoning: str) -> str:
+    """Encode reasoning as encrypted_content, for clients that send back only that. It is not encrypted."""
+    return REASONING_PREFIX + base64.b64encode(reasoning.encode()).decode()
 
 
-def carried(content: str) -> str | None:
-    """The reasoning that carry() was given; None if it was never here."""
-    if not content.startswith(CARRIED):
+def decode_reasoning(content: str) -> str | None:
+    """Decode what encode_reasoning() returned. Return None if the content came from elsewhere."""
+    if not content.startswith(REASONING_PREFIX):
         return None
     try:
-        return base64.b64decode(content.removeprefix(CARRIED), validate=True).decode()
+        return base64.b64decode(content.removeprefix(REASONING_PREFIX), validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
         return None

@@ -1,74 +1,76 @@
-"""The output of a response, item by item, and the events that tell of it."""
+"""Build the output items of a response, and the events that stream them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from engine.request import TokenLogprob
 from server.output.logprobs import chat_logprobs
-from server.output.parts import CallPart, EndPart, Part, ReasoningPart, TextPart
-from server.responses_api.items import carry
+from server.output.openai_format import ResponseHead
+from server.output.parts import EndPart, Part, ReasoningPart, TextPart, ToolCallPart
+from server.responses_api.ids import item_id
+from server.responses_api.items import encode_reasoning
 
 Json = dict[str, Any]
-NewId = Callable[[str, int], str]
-"""Makes the id of an item from the prefix of its kind and its place in the output."""
 
 
-class Output:
-    """Builds the items from parts as they come. Events lack their numbers yet.
+class OutputItems:
+    """The output items of a response, built from its parts.
 
-    items: what there is; those that are done do not change any more.
+    items: the items so far. Items that are done do not change anymore.
+    num_input: number of items in the request's input; output item ids count on from there.
     """
 
-    def __init__(self, new_id: NewId, carries_reasoning: bool) -> None:
+    def __init__(self, head: ResponseHead, num_input: int, includes_reasoning: bool) -> None:
         self.items: list[Json] = []
-        self._new_id = new_id
-        self._carries_reasoning = carries_reasoning
+        self._head = head
+        self._num_input = num_input
+        self._includes_reasoning = includes_reasoning
         self._open: Literal["message", "reasoning"] | None = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
 
     def add(self, part: Part) -> Iterator[Json]:
-        """Take the next part."""
+        """Add the next part and yield its events, which have no sequence numbers yet."""
         match part:
             case TextPart() if part.text or part.logprobs:
                 if self._open != "message":
                     yield from self._close("completed")
-                    yield from self._begin("message")
+                    yield from self._start("message")
                 self._texts.append(part.text)
                 self._logprobs += part.logprobs
-                logprobs = _shown(part.logprobs, with_bytes=False)
+                logprobs = _logprobs_json(part.logprobs, with_bytes=False)
                 yield self._event("output_text.delta", content_index=0, delta=part.text, logprobs=logprobs)
             case ReasoningPart() if part.text:
                 if self._open != "reasoning":
                     yield from self._close("completed")
-                    yield from self._begin("reasoning")
+                    yield from self._start("reasoning")
                 self._texts.append(part.text)
                 yield self._event("reasoning_text.delta", content_index=0, delta=part.text)
-            case CallPart():
+            case ToolCallPart():
                 yield from self._close("completed")
                 yield from self._call(part)
             case EndPart():
                 yield from self._end(part)
 
     def interrupt(self) -> list[Json]:
-        """The items of an answer that came to a bad end."""
+        """Close the open item as incomplete and return all items, for a response that failed."""
         for _ in self._close("incomplete"):
             pass
         return self.items
 
     def _end(self, end: EndPart) -> Iterator[Json]:
-        is_cut = end.reason == "length"
-        has_answered = any(item["type"] != "reasoning" for item in self.items)
-        # Who looks for the text finds one, if there is nothing else.
-        if not has_answered and not (is_cut and self.items):
+        is_cut = end.finish_reason == "length"
+        has_output = any(item["type"] != "reasoning" for item in self.items)
+        # Clients expect a message, if only an empty one, unless reasoning was cut off.
+        if not has_output and not (is_cut and self.items):
             yield from self._close("completed")
-            yield from self._begin("message")
+            yield from self._start("message")
         yield from self._close("incomplete" if is_cut else "completed")
 
-    def _begin(self, kind: Literal["message", "reasoning"]) -> Iterator[Json]:
+    def _start(self, kind: Literal["message", "reasoning"]) -> Iterator[Json]:
         self._open, self._texts, self._logprobs = kind, [], []
-        item_id = self._new_id("msg" if kind == "message" else "rs", len(self.items))
-        item: Json = {"id": item_id, "type": kind, "status": "in_progress"}
+        new_id = self._new_id("msg" if kind == "message" else "rs")
+        item: Json = {"id": new_id, "type": kind, "status": "in_progress"}
         item |= {"role": "assistant", "content": []} if kind == "message" else {"summary": [], "content": []}
         yield self._added(item)
         yield self._event("content_part.added", content_index=0, part=self._content())
@@ -78,20 +80,20 @@ class Output:
             return
         content, item = self._content(), self.items[-1]
         if self._open == "message":
-            logprobs = _shown(self._logprobs, with_bytes=False)
+            logprobs = _logprobs_json(self._logprobs, with_bytes=False)
             yield self._event("output_text.done", content_index=0, text=content["text"], logprobs=logprobs)
         else:
             yield self._event("reasoning_text.done", content_index=0, text=content["text"])
-            if self._carries_reasoning:
-                item["encrypted_content"] = carry(content["text"])
+            if self._includes_reasoning:
+                item["encrypted_content"] = encode_reasoning(content["text"])
         yield self._event("content_part.done", content_index=0, part=content)
         self._open = None
         item |= {"status": status, "content": [content]}
         yield self._done(item)
 
-    def _call(self, call: CallPart) -> Iterator[Json]:
+    def _call(self, call: ToolCallPart) -> Iterator[Json]:
         item = {
-            "id": self._new_id("fc", len(self.items)),
+            "id": self._new_id("fc"),
             "type": "function_call",
             "status": "in_progress",
             "call_id": call.id,
@@ -104,17 +106,19 @@ class Output:
         item |= {"status": "completed", "arguments": call.arguments}
         yield self._done(item)
 
+    def _new_id(self, prefix: str) -> str:
+        return item_id(self._head, prefix, self._num_input + len(self.items))
+
     def _content(self) -> Json:
         text = "".join(self._texts)
         if self._open == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        logprobs = _shown(self._logprobs, with_bytes=True)
+        logprobs = _logprobs_json(self._logprobs, with_bytes=True)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _added(self, item: Json) -> Json:
         self.items.append(item)
-        shown = dict(item)
-        return {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": shown}
+        return {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": dict(item)}
 
     def _done(self, item: Json) -> Json:
         return {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": dict(item)}
@@ -124,29 +128,7 @@ class Output:
         return {"type": f"response.{name}", **where, **fields}
 
 
-def _shown(entries: Sequence[TokenLogprob], with_bytes: bool) -> list[Json]:
-    """Log probabilities of tokens; with their bytes in items, without them in events, as OpenAI has it."""
-    left_out: Any = None if with_bytes else {"bytes": True, "top_logprobs": {"__all__": {"bytes"}}}
-    return [entry.model_dump(exclude=left_out) for entry in chat_logprobs(entries).content]
-
-
-def joined(parts: Sequence[Part]) -> Iterator[Part]:
-    """Parts of which neighbours of one kind, text or thinking, are one."""
-    waiting: list[TextPart | ReasoningPart] = []
-    for part in parts:
-        if waiting and type(part) is not type(waiting[0]):
-            yield _one(waiting)
-            waiting = []
-        if isinstance(part, TextPart | ReasoningPart):
-            waiting.append(part)
-        else:
-            yield part
-    if waiting:
-        yield _one(waiting)
-
-
-def _one(parts: Sequence[TextPart | ReasoningPart]) -> Part:
-    text = "".join(part.text for part in parts)
-    if isinstance(parts[0], ReasoningPart):
-        return ReasoningPart(text)
-    return TextPart(text, tuple(e for part in parts if isinstance(part, TextPart) for e in part.logprobs))
+def _logprobs_json(entries: Sequence[TokenLogprob], with_bytes: bool) -> list[Json]:
+    """Format log probabilities: with bytes for items, without bytes for events, as OpenAI does."""
+    excluded: Any = None if with_bytes else {"bytes": True, "top_logprobs": {"__all__": {"bytes"}}}
+    return [entry.model_dump(exclude=excluded) for entry in chat_logprobs(entries).content]

@@ -1,4 +1,4 @@
-"""Answers in the shapes of the Responses API, whole and as events."""
+"""Format responses for the Responses API, whole or as a stream of events."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,42 +9,43 @@ from pydantic_core import to_json
 from server.errors import ApiError
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import Answer, EndPart, Part, ReasoningPart, TextPart
+from server.output.parts import ChoiceOutput, EndPart, Part, ReasoningPart, TextPart, merge_adjacent
 from server.output.presenter import KEEP_ALIVE, Events
-from server.responses_api.output_items import Json, Output, joined
+from server.responses_api.ids import response_id
+from server.responses_api.output_items import Json, OutputItems
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 
-Keep = Callable[[Json], None]
-"""Takes a response that ended well, before the client hears of its end."""
+StoreResponse = Callable[[Json], None]
+"""Called with a response that finished normally, before its last event is sent."""
 
 
 class ResponsePresenter:
-    """Presents the one answer to a request.
+    """Presenter for /v1/responses. A request has one choice.
 
-    num_input: items of the request's own input; their ids come before those of the output.
+    num_input: number of items in the request's input.
     """
 
-    def __init__(self, heading: ResponseHead, body: ResponsesRequest, num_input: int, keep: Keep) -> None:
-        self._heading = heading
+    def __init__(
+        self, head: ResponseHead, body: ResponsesRequest, num_input: int, store_response: StoreResponse
+    ) -> None:
+        self._head = head
         self._echo = _echo(body)
-        self._keep = keep
+        self._store_response = store_response
         self._num_events = 0
-        self._output = Output(
-            lambda prefix, index: item_id(heading, prefix, num_input + index), body.carries_reasoning
-        )
+        self._output = OutputItems(head, num_input, body.includes_reasoning)
 
-    def whole(self, answers: Sequence[Answer], usage: UsageBlock, timings: Timings) -> bytes:
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
         """See Presenter."""
-        (answer,) = answers
-        text = TextPart(answer.text, tuple(answer.logprobs))
-        end = EndPart(answer.reason, answer.stop)
-        parts: list[Part] = [ReasoningPart(answer.reasoning), text, *answer.calls, end]
+        (output,) = outputs
+        text = TextPart(output.text, tuple(output.logprobs))
+        end = EndPart(output.finish_reason, output.stop)
+        parts: list[Part] = [ReasoningPart(output.reasoning), text, *output.tool_calls, end]
         for part in parts:
             for _ in self._output.add(part):
                 pass
-        return to_json(self._ended(end, usage, timings))
+        return to_json(self._finish(end, usage, timings))
 
-    def opening(self, _usage: UsageBlock) -> bytes:
+    def format_opening(self, _usage: UsageBlock) -> bytes:
         """See Presenter."""
         response = self._response("in_progress", [])
         return b"".join(
@@ -52,34 +53,35 @@ class ResponsePresenter:
             for name in ("created", "in_progress")
         )
 
-    def parts(self, events: Events) -> bytes:
+    def format_parts(self, events: Events) -> bytes:
         """See Presenter."""
-        parts = joined([part for _, part in events])
+        parts = merge_adjacent(part for _, part in events)
         return b"".join(self._frame(e) for part in parts for e in self._output.add(part)) or KEEP_ALIVE
 
-    def last(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
+    def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
         """See Presenter."""
-        frames = self.parts(events)
+        frames = self.format_parts(events)
         end = next(part for _, part in events if isinstance(part, EndPart))
-        response = self._ended(end, usage, timings)
+        response = self._finish(end, usage, timings)
         return frames + self._frame({"type": f"response.{response['status']}", "response": response})
 
-    def error(self, fault: ApiError) -> bytes:
+    def format_error(self, fault: ApiError) -> bytes:
         """See Presenter."""
-        told = {"type": "error", "code": fault.code, "message": fault.message, "param": fault.param}
+        error = {"type": "error", "code": fault.code, "message": fault.message, "param": fault.param}
         response = self._response("failed", self._output.interrupt())
         response["error"] = {"code": "server_error", "message": fault.message}
-        return self._frame(told) + self._frame({"type": "response.failed", "response": response})
+        return self._frame(error) + self._frame({"type": "response.failed", "response": response})
 
-    def _ended(self, end: EndPart, usage: UsageBlock, timings: Timings) -> Json:
-        is_cut = end.reason == "length"
+    def _finish(self, end: EndPart, usage: UsageBlock, timings: Timings) -> Json:
+        """Return the finished response, and store it."""
+        is_cut = end.finish_reason == "length"
         response = self._response("incomplete" if is_cut else "completed", self._output.items)
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         response["completed_at"] = None if is_cut else time.time()
         response["usage"] = {
             "input_tokens": usage.prompt_tokens,
-            # What is written to the cache is not counted: it costs nobody anything.
+            # Cache writes are not counted: they are not billed.
             "input_tokens_details": {
                 "cached_tokens": usage.prompt_tokens_details.cached_tokens,
                 "cache_write_tokens": 0,
@@ -89,17 +91,17 @@ class ResponsePresenter:
             "total_tokens": usage.total_tokens,
         }
         response["timings"] = timings.model_dump()
-        self._keep(response)
+        self._store_response(response)
         return response
 
     def _response(self, status: str, output: list[Json]) -> Json:
         return {
-            "id": response_id(self._heading),
+            "id": response_id(self._head),
             "object": "response",
-            "created_at": float(self._heading.created),
+            "created_at": float(self._head.created),
             "completed_at": None,
             "status": status,
-            "model": self._heading.model,
+            "model": self._head.model,
             "output": output,
             "error": None,
             "incomplete_details": None,
@@ -114,18 +116,8 @@ class ResponsePresenter:
         return f"event: {kind}\ndata: ".encode() + to_json(numbered) + b"\n\n"
 
 
-def response_id(heading: ResponseHead) -> str:
-    """The id of the response to a request."""
-    return f"resp_{heading.id}"
-
-
-def item_id(heading: ResponseHead, prefix: str, index: int) -> str:
-    """The id of an item. index: its place among the items of input and output."""
-    return f"{prefix}_{heading.id}{index:04x}"
-
-
 def _echo(body: ResponsesRequest) -> Json:
-    """What a response says of the request that it answers."""
+    """Return the request fields that a response repeats."""
     return {
         "instructions": body.instructions,
         "previous_response_id": body.previous_response_id,
@@ -144,7 +136,7 @@ def _echo(body: ResponsesRequest) -> Json:
             }
             for tool in body.tools
         ],
-        "tool_choice": _dumped(body.tool_choice),
+        "tool_choice": _dump(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "text": _text(body),
         "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
@@ -160,12 +152,12 @@ def _echo(body: ResponsesRequest) -> Json:
 
 
 def _text(body: ResponsesRequest) -> Json:
-    wanted = body.text.format
-    shown = _dumped(wanted)
-    if isinstance(wanted, JsonSchemaFormat):
-        shown = {"strict": False, **wanted.model_dump(by_alias=True, exclude_none=True)}
+    text_format = body.text.format
+    shown = _dump(text_format)
+    if isinstance(text_format, JsonSchemaFormat):
+        shown = {"strict": False, **text_format.model_dump(by_alias=True, exclude_none=True)}
     return {"format": shown}
 
 
-def _dumped(value: Any) -> Any:
+def _dump(value: Any) -> Any:
     return value if isinstance(value, str) else value.model_dump()

@@ -1,4 +1,4 @@
-"""What may follow the question mark, where kept responses are asked for."""
+"""Query parameters of the endpoints for stored responses."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,18 +10,18 @@ from server.validation.fields import RequestModel, unsupported
 MAX_LISTED = 100
 
 _INCLUDE = unsupported(
-    phrase="is not supported here: what the request itself included is there",
-    description="Not supported: what the request itself included is there.",
+    phrase="is not supported; the response has what its own request included",
+    description="Not supported; the response has what its own request included.",
 )
 
 
 class GetQuery(RequestModel):
-    """How to show a response."""
+    """Query of GET /v1/responses/{response_id}."""
 
     include: _INCLUDE = None  # type: ignore[valid-type]
     include_obfuscation: Literal["true", "false"] | None = Field(None, description="Accepted.")
-    stream: unsupported("false", phrase="must be false: the response has been said") = None  # type: ignore[valid-type]
-    starting_after: unsupported(phrase="goes with stream, which is not supported here") = None  # type: ignore[valid-type]
+    stream: unsupported("false", phrase="must be false: stored responses cannot be streamed") = None  # type: ignore[valid-type]
+    starting_after: unsupported(phrase="is not supported: stored responses cannot be streamed") = None  # type: ignore[valid-type]
 
 
 def _limit(given: object) -> object:
@@ -31,27 +31,27 @@ def _limit(given: object) -> object:
 
 
 class ListQuery(RequestModel):
-    """Which items to list."""
+    """Query of GET /v1/responses/{response_id}/input_items."""
 
     limit: Annotated[int, BeforeValidator(_limit), Field(ge=1, le=MAX_LISTED)] = Field(
-        20, description="How many to list."
+        20, description="Maximum number of items to list."
     )
-    order: Literal["asc", "desc"] = Field("desc", description="desc: the last item first.")
-    after: str | None = Field(None, description="The item that the page before ended with.")
+    order: Literal["asc", "desc"] = Field("desc", description="asc: oldest item first; desc: newest first.")
+    after: str | None = Field(None, description="The id of the previous page's last item.")
     include: _INCLUDE = None  # type: ignore[valid-type]
 
 
 def page(items: list[dict[str, Any]], query: ListQuery) -> dict[str, Any]:
-    """A list of items in OpenAI's shape; those after one that is not there are none."""
+    """Return a page of the items as an OpenAI list. It is empty if query.after is not among the items."""
     ordered = items if query.order == "asc" else items[::-1]
     if query.after is not None:
         ids = [item["id"] for item in ordered]
         ordered = ordered[ids.index(query.after) + 1 :] if query.after in ids else []
-    shown = ordered[: query.limit]
+    listed = ordered[: query.limit]
     return {
         "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else "",
-        "last_id": shown[-1]["id"] if shown else "",
-        "has_more": len(shown) < len(ordered),
+        "data": listed,
+        "first_id": listed[0]["id"] if listed else "",
+        "last_id": listed[-1]["id"] if listed else "",
+        "has_more": len(listed) < len(ordered),
     }

@@ -15,30 +15,32 @@ from server.validation.unions import tagged_union
 
 MAX_TOP_LOGPROBS = 20
 MAX_ITEMS = 8192
-"""Items of one input, and parts of all of them: each takes time before anything else can be found wrong."""
-LOGPROBS = "message.output_text.logprobs"
-CARRIED_REASONING = "reasoning.encrypted_content"
+"""Maximum items of an input, and maximum parts in all items: validating each takes time."""
+INCLUDE_LOGPROBS = "message.output_text.logprobs"
+INCLUDE_REASONING = "reasoning.encrypted_content"
 
 
-def _of_chat(name: str, note: str = "") -> Any:
-    """The type of a field that chat completions have as well, and that they check.
+def _chat_field(name: str, note: str = "") -> Any:
+    """Return the type of a field that is validated later, as part of the chat request.
 
-    note: what there is to say besides what they say.
+    name: the field of ChatRequest that supplies the schema and the description.
+    note: added to the description.
     """
-    known = ChatRequest.model_fields[name]
-    parts = (known.annotation, Field(), *known.metadata)
-    shown = Annotated.__class_getitem__(parts)  # type: ignore[attr-defined]
-    unchecked = BeforeValidator(lambda given: given, json_schema_input_type=shown)
-    return Annotated[Any, unchecked, Field(description=f"{known.description}{note}")]
+    field = ChatRequest.model_fields[name]
+    parts = (field.annotation, Field(), *field.metadata)
+    documented = Annotated.__class_getitem__(parts)  # type: ignore[attr-defined]
+    unchecked = BeforeValidator(lambda given: given, json_schema_input_type=documented)
+    return Annotated[Any, unchecked, Field(description=f"{field.description}{note}")]
 
 
-def _extra(name: str) -> Any:
-    is_told = "not openai's" in (ChatRequest.model_fields[name].description or "").lower()
-    return _of_chat(name, "" if is_told else " Not OpenAI's here.")
+def _extension(name: str) -> Any:
+    """Return the type of a chat field that OpenAI's Responses API does not have."""
+    has_note = "not in openai's api" in (ChatRequest.model_fields[name].description or "").lower()
+    return _chat_field(name, "" if has_note else " Not in OpenAI's Responses API.")
 
 
 class PlainFormat(RequestModel):
-    """Any text."""
+    """Unconstrained text."""
 
     type: Literal["text"]
 
@@ -50,7 +52,7 @@ class JsonObjectFormat(RequestModel):
 
 
 class JsonSchemaFormat(RequestModel):
-    """JSON that follows a schema."""
+    """JSON that conforms to a schema."""
 
     type: Literal["json_schema"]
     name: str = Field(description="1 to 64 letters, digits, underscores and dashes; not shown to the model.")
@@ -65,26 +67,26 @@ TextFormat = Annotated[AnyFormat, PlainValidator(tagged_union(_FORMATS), json_sc
 
 
 class TextConfig(RequestModel):
-    """What the text of the answer must be."""
+    """Configuration of the output text."""
 
     format: TextFormat = Field(
         PlainFormat(type="text"),
-        description="text; json_object: any JSON object; json_schema: what keeps to it.",
+        description="text: any text; json_object: any JSON object; json_schema: JSON that follows a schema.",
     )
     verbosity: unsupported("medium") = None  # type: ignore[valid-type]
 
 
 _NO_SUMMARIES = unsupported(
     "auto",
-    phrase="must be 'auto' or absent: nothing is summarised here, all reasoning is told as it is",
-    description="Accepted if it is auto; reasoning is told whole, never summarised.",
+    phrase="must be 'auto' or absent: reasoning is not summarized, it is returned in full",
+    description="Only auto. Reasoning is not summarized; it is returned in full.",
 )
 
 
 class Reasoning(RequestModel):
-    """How to think."""
+    """Configuration of the reasoning."""
 
-    effort: _of_chat("reasoning_effort") = None  # type: ignore[valid-type]
+    effort: _chat_field("reasoning_effort") = None  # type: ignore[valid-type]
     summary: _NO_SUMMARIES = None  # type: ignore[valid-type]
     generate_summary: _NO_SUMMARIES = None  # type: ignore[valid-type]
     context: unsupported("auto") = None  # type: ignore[valid-type]
@@ -92,15 +94,13 @@ class Reasoning(RequestModel):
 
 
 class StreamOptions(RequestModel):
-    """How to stream."""
+    """Options for a stream."""
 
-    include_obfuscation: bool = Field(
-        False, description="Accepted; nothing is padded here, the connection does not leave the machine."
-    )
+    include_obfuscation: bool = Field(False, description="Accepted; events are not padded.")
 
 
 class CacheOptions(PromptCacheOptions):
-    """How prompts are cached."""
+    """Options for prompt caching."""
 
     comparison_response_id: unsupported() = None  # type: ignore[valid-type]
     prewarm: unsupported(False) = None  # type: ignore[valid-type]
@@ -125,11 +125,11 @@ def _count_parts(item: object) -> int:
 
 def _include(given: list[str]) -> list[str]:
     for index, name in enumerate(given):
-        if name not in (LOGPROBS, CARRIED_REASONING):
+        if name not in (INCLUDE_LOGPROBS, INCLUDE_REASONING):
             raise field_error(
                 "unsupported_value",
-                f"is '{shortened(name)}', which this server does not have; "
-                f"it has {LOGPROBS} and {CARRIED_REASONING}",
+                f"is '{shortened(name)}', which is not supported; "
+                f"send {INCLUDE_LOGPROBS} or {INCLUDE_REASONING}",
                 f"[{index}]",
             )
     return given
@@ -139,83 +139,99 @@ Input = Annotated[list[InputItem], BeforeValidator(_input, json_schema_input_typ
 
 
 class ResponsesRequest(RequestModel):
-    """The body of POST /v1/responses. What it shares with chat completions is checked there."""
+    """The body of POST /v1/responses. Fields shared with chats are validated as part of the chat request."""
 
-    model: str | None = Field(None, description="The model or one of its aliases; the served one if absent.")
-    input: Input = Field([], description="What to answer; not needed after an earlier response.")
+    model: str | None = Field(
+        None, description="The model's name or one of its aliases. null: the served model."
+    )
+    input: Input = Field([], description="A string, or items. Optional with previous_response_id.")
     instructions: str | None = Field(
-        None, description="A system message before all else; not carried over to the next response."
+        None, description="A system message at the start; not carried over to the next response."
     )
-    previous_response_id: str | None = Field(
-        None, description="A response that is kept here, which this one continues."
-    )
+    previous_response_id: str | None = Field(None, description="The id of a stored response to continue.")
     store: bool = Field(
-        True, description="Whether to keep the response, in memory and for a while, to continue it."
+        True,
+        description="Whether to store the response so that it can be continued: in memory, until evicted.",
     )
-    stream: bool = Field(False, description="Whether to send the response as events, while it is made.")
-    stream_options: StreamOptions | None = Field(None, description="How to stream; only with stream.")
+    stream: bool = Field(False, description="Whether to stream the response as events while it is generated.")
+    stream_options: StreamOptions | None = Field(None, description="Options for a stream; only with stream.")
     max_output_tokens: Count | None = Field(
-        None, description="Longest answer, reasoning included; capped by the room left in the context."
+        None, description="Maximum output tokens, reasoning included; the context may allow fewer."
     )
-    temperature: float = Field(1.0, ge=0, le=2, description="0 takes the likeliest token always.")
-    top_p: float = Field(1.0, ge=0, le=1, description="Share of the probability that tokens are drawn from.")
+    temperature: float = Field(
+        1.0,
+        ge=0,
+        le=2,
+        description="Sampling temperature. 0: always the most likely token. Higher is more random.",
+    )
+    top_p: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Sample only from the most likely tokens whose probabilities add up to this. 1: "
+        "no limit.",
+    )
     tools: Tools = Field([], description="Functions that the model may call. There are no built-in tools.")
-    tool_choice: ToolChoice = Field("auto", description="As in chat completions, with the names inside.")
-    parallel_tool_calls: bool = Field(True, description="false: the answer ends with the first call.")
+    tool_choice: ToolChoice = Field(
+        "auto", description="As in chat completions, but a function's name is not nested in an object."
+    )
+    parallel_tool_calls: bool = Field(
+        True, description="false: the response ends after the first function call."
+    )
     text: TextConfig = Field(
-        default_factory=lambda: TextConfig.model_validate({}), description="What the text must be."
+        default_factory=lambda: TextConfig.model_validate({}), description="Configuration of the output text."
     )
     reasoning: Reasoning = Field(
-        default_factory=lambda: Reasoning.model_validate({}), description="How to think."
+        default_factory=lambda: Reasoning.model_validate({}), description="Configuration of the reasoning."
     )
     include: Annotated[list[str], AfterValidator(_include)] = Field(
         [],
-        description=f"{LOGPROBS}: log probabilities. {CARRIED_REASONING}: the reasoning in base64, not "
-        "encrypted, so that clients that send back only that lose nothing.",
+        description=f"{INCLUDE_LOGPROBS}: log probabilities. {INCLUDE_REASONING}: the reasoning in base64 "
+        "(not encrypted), for clients that send back only this field.",
     )
     top_logprobs: int | None = Field(
         None,
         ge=0,
         le=MAX_TOP_LOGPROBS,
-        description="Likeliest tokens at each place; more than 0 asks for them.",
+        description="Number of most likely tokens to return at each position. Above 0 turns on logprobs.",
     )
-    metadata: Metadata = Field({}, description="Given back.")
+    metadata: Metadata = Field({}, description="Returned unchanged in the response.")
 
     max_tool_calls: Count | None = Field(
         None, description="Accepted; it limits built-in tools, and there are none."
     )
-    user: str | None = Field(None, description="Accepted; given back.")
-    safety_identifier: str | None = Field(None, description="Accepted; given back.")
-    prompt_cache_key: str | None = Field(None, description="Accepted; prompts are cached by what they hold.")
+    user: str | None = Field(None, description="Accepted; returned unchanged in the response.")
+    safety_identifier: str | None = Field(None, description="Accepted; returned unchanged in the response.")
+    prompt_cache_key: str | None = Field(None, description="Accepted; prompts are cached by their content.")
     prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(
-        None, description="Accepted; does nothing here."
+        None, description="Accepted; has no effect."
     )
     prompt_cache_options: CacheOptions | None = Field(
-        None, description="Accepted; prompts are cached by what they hold."
+        None, description="Accepted; prompts are cached by their content."
     )
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = Field(
         None, description="Accepted; there is one tier, default."
     )
 
-    seed: _extra("seed") = None  # type: ignore[valid-type]
-    stop: _extra("stop") = None  # type: ignore[valid-type]
-    top_k: _extra("top_k") = None  # type: ignore[valid-type]
-    min_p: _extra("min_p") = None  # type: ignore[valid-type]
-    presence_penalty: _extra("presence_penalty") = None  # type: ignore[valid-type]
-    frequency_penalty: _extra("frequency_penalty") = None  # type: ignore[valid-type]
-    repetition_penalty: _extra("repetition_penalty") = None  # type: ignore[valid-type]
-    logit_bias: _extra("logit_bias") = None  # type: ignore[valid-type]
-    draft: _extra("draft") = None  # type: ignore[valid-type]
-    guided_json: _extra("guided_json") = None  # type: ignore[valid-type]
-    guided_regex: _extra("guided_regex") = None  # type: ignore[valid-type]
-    guided_choice: _extra("guided_choice") = None  # type: ignore[valid-type]
-    guided_grammar: _extra("guided_grammar") = None  # type: ignore[valid-type]
-    chat_template_kwargs: _extra("chat_template_kwargs") = None  # type: ignore[valid-type]
+    seed: _extension("seed") = None  # type: ignore[valid-type]
+    stop: _extension("stop") = None  # type: ignore[valid-type]
+    top_k: _extension("top_k") = None  # type: ignore[valid-type]
+    min_p: _extension("min_p") = None  # type: ignore[valid-type]
+    presence_penalty: _extension("presence_penalty") = None  # type: ignore[valid-type]
+    frequency_penalty: _extension("frequency_penalty") = None  # type: ignore[valid-type]
+    repetition_penalty: _extension("repetition_penalty") = None  # type: ignore[valid-type]
+    logit_bias: _extension("logit_bias") = None  # type: ignore[valid-type]
+    draft: _extension("draft") = None  # type: ignore[valid-type]
+    guided_json: _extension("guided_json") = None  # type: ignore[valid-type]
+    guided_regex: _extension("guided_regex") = None  # type: ignore[valid-type]
+    guided_choice: _extension("guided_choice") = None  # type: ignore[valid-type]
+    guided_grammar: _extension("guided_grammar") = None  # type: ignore[valid-type]
+    chat_template_kwargs: _extension("chat_template_kwargs") = None  # type: ignore[valid-type]
 
     truncation: unsupported(  # type: ignore[valid-type]
         "disabled",
-        phrase="must be 'disabled': nothing is dropped from a conversation unasked; send a shorter input",
-        description="Only disabled: an input that is too long is a 400.",
+        phrase="must be 'disabled': this server does not truncate conversations; send a shorter input",
+        description="Only disabled: an input that is too long gets a 400.",
     ) = None
     background: unsupported(  # type: ignore[valid-type]
         False,
@@ -227,8 +243,8 @@ class ResponsesRequest(RequestModel):
         description="Not supported: see previous_response_id.",
     ) = None
     prompt: unsupported(  # type: ignore[valid-type]
-        phrase="is not supported: no templates are kept here; send instructions and input",
-        description="Not supported: no templates are kept here.",
+        phrase="is not supported: no prompt templates are stored here; send instructions and input",
+        description="Not supported: no prompt templates are stored here.",
     ) = None
     context_management: unsupported([]) = None  # type: ignore[valid-type]
     moderation: unsupported() = None  # type: ignore[valid-type]
@@ -237,20 +253,24 @@ class ResponsesRequest(RequestModel):
     personality: unsupported() = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
-    def fits_together(self) -> "ResponsesRequest":
-        """Refuse options for a stream that was not asked for, and a request about nothing."""
+    def check_combination(self) -> "ResponsesRequest":
+        """Refuse stream_options without stream, and a request with neither input nor previous_response_id."""
         if self.stream_options is not None and not self.stream:
             raise field_error("invalid_value", "is allowed only with stream: true", "stream_options")
         if self.previous_response_id is None and not self.input:
-            raise field_error("missing_required_parameter", "is missing or empty; say something", "input")
+            raise field_error(
+                "missing_required_parameter",
+                "is missing or empty; send input, or previous_response_id",
+                "input",
+            )
         return self
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether log probabilities were asked for."""
-        return LOGPROBS in self.include or bool(self.top_logprobs)
+        """Whether log probabilities are requested."""
+        return INCLUDE_LOGPROBS in self.include or bool(self.top_logprobs)
 
     @property
-    def carries_reasoning(self) -> bool:
-        """Whether reasoning items are to have encrypted_content."""
-        return CARRIED_REASONING in self.include
+    def includes_reasoning(self) -> bool:
+        """Whether reasoning items get encrypted_content."""
+        return INCLUDE_REASONING in self.include

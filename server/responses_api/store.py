@@ -1,4 +1,4 @@
-"""Responses that a later request may continue or ask for: in memory, bounded, each its owner's alone."""
+"""Store responses in memory, within a limit, so that later requests of the same owner can use them."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -7,54 +7,59 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from server.errors import NotFoundError, shortened
-from server.responses_api.items import SaidItem, said_items
+from server.responses_api.items import ConversationItem, parse_items
 
 MAX_RESPONSES = 10_000
 OVERHEAD_BYTES = 1024
 ITEM_OVERHEAD_BYTES = 512
-"""What a response or a turn, and each item, take besides their JSON: places in tables, rounded up."""
+"""Memory of a response or a turn, and of each item, besides its JSON: table entries, rounded up."""
 
 Json = dict[str, Any]
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """What one response added to a conversation, as JSON.
+    """The items that one response added to a conversation.
 
-    Turns form a chain to the first; several responses may continue one. A turn is counted for as long as a
-    kept response or a later turn needs it, so that what is kept can always be continued.
+    Each turn links to the previous one; several responses may continue the same turn. A turn stays in memory
+    for as long as a stored response or a later turn needs it, so every stored response can be continued.
 
-    said: the items of the input and of the output, in that order; num_input of them are the input's.
+    items_json: the input items, then the output items, as JSON; the first num_input belong to the input.
+    num_references: number of stored responses and later turns that need this turn.
     """
 
     previous: "Turn | None"
-    said: bytes
+    items_json: bytes
     num_input: int
-    num_holders: int = 0
+    num_references: int = 0
 
     @property
     def num_bytes(self) -> int:
-        """What it counts for."""
-        return len(self.said) + OVERHEAD_BYTES
+        """Memory that the turn counts for."""
+        return len(self.items_json) + OVERHEAD_BYTES
 
     def items(self) -> list[Json]:
-        """Input and output."""
-        items: list[Json] = from_json(self.said)
+        """Return the items of the input and the output."""
+        items: list[Json] = from_json(self.items_json)
         return items
 
-    def conversation(self) -> list[SaidItem]:
-        """All items from the first turn to the end of this one, without any instructions."""
+    def conversation(self) -> list[ConversationItem]:
+        """Return all items from the first turn to this one. Instructions are not included."""
         turns = []
         turn: Turn | None = self
         while turn is not None:
             turns.append(turn)
             turn = turn.previous
-        return [item for turn in reversed(turns) for item in said_items(turn.items())]
+        return [item for turn in reversed(turns) for item in parse_items(turn.items())]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KeptResponse:
-    """A response that ended well. body: the JSON that the client got."""
+class StoredResponse:
+    """A stored response.
+
+    body: the JSON that the client received.
+    item_ids: of the items in its turn.
+    """
 
     turn: Turn
     body: bytes
@@ -62,64 +67,67 @@ class KeptResponse:
 
     @property
     def num_bytes(self) -> int:
-        """What it counts for, its turn left out."""
+        """Memory that the response counts for, without its turn."""
         return len(self.body) + OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES * len(self.item_ids)
 
 
 class ResponseStore:
-    """Keeps what was used last, up to max_bytes of JSON. Lives on the event loop.
+    """Stored responses; the least recently used are evicted. Use it on the event loop only.
 
-    owner, in all methods: whose the response is; nobody else finds it.
+    max_bytes: limit for the JSON and its overhead.
+    owner, in all methods: only the owner that added a response can find it.
     """
 
     def __init__(self, max_bytes: int, max_responses: int = MAX_RESPONSES) -> None:
         self.num_bytes = 0
         self.max_bytes = max_bytes
         self._max_responses = max_responses
-        self._kept: OrderedDict[tuple[str, str], KeptResponse] = OrderedDict()
-        self._home: dict[tuple[str, str], str] = {}
+        self._responses: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
+        self._response_ids: dict[tuple[str, str], str] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._responses)
 
     def __contains__(self, owner_and_id: tuple[str, str]) -> bool:
-        return owner_and_id in self._kept
+        return owner_and_id in self._responses
 
     def add(
-        self, owner: str, response: Json, previous: Turn | None, said: list[Json], num_input: int
+        self, owner: str, response: Json, previous: Turn | None, items: list[Json], num_input: int
     ) -> None:
-        """Keep a response, and let go of what was used longest ago where there is no room.
+        """Store a response, and evict the least recently used ones if there is no room.
 
-        said: items of input and output, see Turn.
+        items: of the input, then of the output; the first num_input belong to the input.
         """
-        turn = Turn(previous, to_json(said), num_input)
-        kept = KeptResponse(turn, to_json(response), tuple(str(item["id"]) for item in said))
+        turn = Turn(previous, to_json(items), num_input)
+        stored = StoredResponse(turn, to_json(response), tuple(str(item["id"]) for item in items))
         response_id = str(response["id"])
-        self._kept[owner, response_id] = kept
-        self._home.update({(owner, item_id): response_id for item_id in kept.item_ids})
-        self.num_bytes += kept.num_bytes
-        self._hold(turn)
-        while self._kept and (self.num_bytes > self.max_bytes or len(self._kept) > self._max_responses):
-            self._drop(next(iter(self._kept)))
+        self._responses[owner, response_id] = stored
+        self._response_ids.update({(owner, item_id): response_id for item_id in stored.item_ids})
+        self.num_bytes += stored.num_bytes
+        self._retain(turn)
+        while self._responses and (
+            self.num_bytes > self.max_bytes or len(self._responses) > self._max_responses
+        ):
+            self._remove(next(iter(self._responses)))
 
     def find(
         self, owner: str, response_id: str, param: str = "response_id", code: str | None = None
-    ) -> KeptResponse:
-        """The response. Raises NotFoundError with the given param and code."""
-        kept = self._kept.get((owner, response_id))
-        if kept is None:
+    ) -> StoredResponse:
+        """Return a stored response. Raises NotFoundError with the given param and code."""
+        stored = self._responses.get((owner, response_id))
+        if stored is None:
             raise NotFoundError(
-                f"There is no response '{shortened(response_id)}' here: it had store: false, failed, "
-                "belongs to another API key, or made room for others (--response-store-bytes).",
+                f"There is no response '{shortened(response_id)}' here. It had store: false, failed, belongs "
+                "to another API key, or was evicted to make room (--response-store-bytes).",
                 param=param,
                 code=code,
             )
-        self._kept.move_to_end((owner, response_id))
-        return kept
+        self._responses.move_to_end((owner, response_id))
+        return stored
 
-    def find_item(self, owner: str, item_id: str, param: str) -> SaidItem:
-        """An item of a response that is kept. Raises NotFoundError."""
-        response_id = self._home.get((owner, item_id))
+    def find_item(self, owner: str, item_id: str, param: str) -> ConversationItem:
+        """Return an item of a stored response. Raises NotFoundError."""
+        response_id = self._response_ids.get((owner, item_id))
         if response_id is None:
             raise NotFoundError(
                 f"'{param}': there is no item '{shortened(item_id)}' here; send the item itself.",
@@ -127,35 +135,35 @@ class ResponseStore:
                 code="item_not_found",
             )
         items = self.find(owner, response_id).turn.items()
-        return said_items([item for item in items if item["id"] == item_id])[0]
+        return parse_items([item for item in items if item["id"] == item_id])[0]
 
     def remove(self, owner: str, response_id: str) -> None:
-        """Forget a response. Raises NotFoundError."""
+        """Delete a response. Raises NotFoundError."""
         self.find(owner, response_id)
-        self._drop((owner, response_id))
+        self._remove((owner, response_id))
 
-    def _drop(self, key: tuple[str, str]) -> None:
-        kept = self._kept.pop(key)
-        for item_id in kept.item_ids:
-            del self._home[key[0], item_id]
-        self.num_bytes -= kept.num_bytes
-        self._let_go(kept.turn)
+    def _remove(self, key: tuple[str, str]) -> None:
+        stored = self._responses.pop(key)
+        for item_id in stored.item_ids:
+            del self._response_ids[key[0], item_id]
+        self.num_bytes -= stored.num_bytes
+        self._release(stored.turn)
 
-    def _hold(self, turn: Turn) -> None:
-        """One more needs the turn; the first to do so brings its bytes, and needs the one before."""
+    def _retain(self, turn: Turn) -> None:
+        """Add a reference to a turn. The first counts the turn's bytes and references the previous turn."""
         current: Turn | None = turn
         while current is not None:
-            current.num_holders += 1
-            if current.num_holders > 1:
+            current.num_references += 1
+            if current.num_references > 1:
                 return
             self.num_bytes += current.num_bytes
             current = current.previous
 
-    def _let_go(self, turn: Turn) -> None:
+    def _release(self, turn: Turn) -> None:
         current: Turn | None = turn
         while current is not None:
-            current.num_holders -= 1
-            if current.num_holders > 0:
+            current.num_references -= 1
+            if current.num_references > 0:
                 return
             self.num_bytes -= current.num_bytes
             current = current.previous

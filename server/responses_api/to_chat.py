@@ -1,4 +1,4 @@
-"""A request of the Responses API as the chat that it means, and the chat's errors in the request's words."""
+"""Convert a Responses request to a chat request, and map the chat's errors back to the request's fields."""
 
 import re
 from collections.abc import Sequence
@@ -6,13 +6,19 @@ from typing import Any
 
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
-from server.responses_api.items import FunctionCall, FunctionCallOutput, InputMessage, ReasoningItem, SaidItem
+from server.responses_api.items import (
+    ConversationItem,
+    FunctionCall,
+    FunctionCallOutput,
+    InputMessage,
+    ReasoningItem,
+)
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 from server.responses_api.store import Turn
 from server.responses_api.tools import AllowedTools, NamedFunction
 from server.validation.field_errors import validate
 
-AS_IN_CHAT = (
+CHAT_FIELDS = (
     "seed",
     "stop",
     "top_k",
@@ -28,7 +34,7 @@ AS_IN_CHAT = (
     "guided_grammar",
     "chat_template_kwargs",
 )
-"""Extras that chat completions check."""
+"""Fields that are passed to the chat request unchanged and validated there."""
 
 _NAMES = (
     (re.compile(r"messages\b"), "input"),
@@ -44,34 +50,37 @@ _NAMES = (
 PREVIOUS = "previous_response_id"
 
 
-class Conversation:
-    """Messages of a chat, made from items.
+class MessageBuilder:
+    """Chat messages built from items.
 
-    Where each comes from is noted, so that an error about a message names the item.
+    The origin of each message is recorded, so that an error about a message can name the item.
     """
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self._origins: dict[str, str] = {}
-        self._answer: dict[str, Any] | None = None
+        self._assistant: dict[str, Any] | None = None
         self._last_kind = ""
 
-    def instruct(self, instructions: str) -> None:
-        """Begin with a system message."""
+    def add_instructions(self, instructions: str) -> None:
+        """Add the instructions as a system message. Call it before add()."""
         self._append({"role": "system", "content": instructions}, "instructions", {"content": "instructions"})
 
-    def add(self, item: SaidItem, origin: str) -> None:
-        """Add what was said. origin: path of the item in the request."""
+    def add(self, item: ConversationItem, origin: str) -> None:
+        """Add an item.
+
+        origin: path of the item in the request.
+        """
         match item:
             case InputMessage(role="assistant"):
-                answer = self._add_to_answer("message", origin)
-                answer["content"] = answer.get("content", "") + item.text
-                self._note("content", f"{origin}.content")
+                message = self._assistant_message("message", origin)
+                message["content"] = message.get("content", "") + item.text
+                self._set_origin("content", f"{origin}.content")
             case ReasoningItem():
-                answer = self._add_to_answer("reasoning", origin)
+                message = self._assistant_message("reasoning", origin)
                 if item.text:
-                    answer["reasoning_content"] = answer.get("reasoning_content", "") + item.text
-                    self._note("reasoning_content", f"{origin}.content")
+                    message["reasoning_content"] = message.get("reasoning_content", "") + item.text
+                    self._set_origin("reasoning_content", f"{origin}.content")
             case FunctionCall():
                 self._add_call(item, origin)
             case FunctionCallOutput():
@@ -83,12 +92,12 @@ class Conversation:
                 self._append(message, origin, {"content": f"{origin}.content"})
 
     def end(self) -> list[dict[str, Any]]:
-        """All messages."""
-        self._end_answer()
+        """Return all messages."""
+        self._end_assistant()
         return self.messages
 
     def origin(self, param: str) -> str | None:
-        """Where in the request a path into the chat's messages leads; None if it does not."""
+        """Map a path into the chat's messages to a path in the request. Return None if it is no such path."""
         match = re.match(r"messages\[\d+\]", param)
         if match is None:
             return None
@@ -101,83 +110,85 @@ class Conversation:
         return origin + param[len(rest) :]
 
     def _append(self, message: dict[str, Any], origin: str, names: dict[str, str]) -> None:
-        self._end_answer()
+        self._end_assistant()
         self.messages.append(message)
-        self._origins[self._here] = origin
+        self._origins[self._path] = origin
         for name, path in names.items():
-            self._note(name, path)
+            self._set_origin(name, path)
 
-    def _add_to_answer(self, kind: str, origin: str) -> dict[str, Any]:
-        """The answer that an item belongs to.
+    def _assistant_message(self, kind: str, origin: str) -> dict[str, Any]:
+        """Return the assistant message that an item belongs to.
 
-        One answer may be several items: thinking, text, calls. After its text only calls follow, so what
-        else follows a message begins another answer.
+        One message may come from several items: reasoning, text, function calls. After the text only function
+        calls follow, so any other item after the text starts a new message.
         """
-        if self._answer is None or (self._last_kind == "message" and kind != "call"):
+        if self._assistant is None or (self._last_kind == "message" and kind != "call"):
             self._append({"role": "assistant"}, origin, {})
-            self._answer = self.messages[-1]
+            self._assistant = self.messages[-1]
         self._last_kind = kind
-        return self._answer
+        return self._assistant
 
     def _add_call(self, item: FunctionCall, origin: str) -> None:
-        calls = self._add_to_answer("call", origin).setdefault("tool_calls", [])
+        calls = self._assistant_message("call", origin).setdefault("tool_calls", [])
         function = {"name": item.name, "arguments": item.arguments}
-        self._note(f"tool_calls[{len(calls)}].function", origin)
-        self._note(f"tool_calls[{len(calls)}].id", f"{origin}.call_id")
+        self._set_origin(f"tool_calls[{len(calls)}].function", origin)
+        self._set_origin(f"tool_calls[{len(calls)}].id", f"{origin}.call_id")
         calls.append({"id": item.call_id, "type": "function", "function": function})
 
-    def _end_answer(self) -> None:
-        if self._answer is not None and not self._answer.get("tool_calls"):
-            self._answer.setdefault("content", "")
-        self._answer = None
+    def _end_assistant(self) -> None:
+        if self._assistant is not None and not self._assistant.get("tool_calls"):
+            self._assistant.setdefault("content", "")
+        self._assistant = None
 
     @property
-    def _here(self) -> str:
+    def _path(self) -> str:
         return f"messages[{len(self.messages) - 1}]"
 
-    def _note(self, name: str, path: str) -> None:
-        origin = self._origins[self._here]
-        self._origins[f"{self._here}.{name}"] = origin if origin in (PREVIOUS, "instructions") else path
+    def _set_origin(self, name: str, path: str) -> None:
+        origin = self._origins[self._path]
+        self._origins[f"{self._path}.{name}"] = origin if origin in (PREVIOUS, "instructions") else path
 
 
-class Translation:
-    """One request, and the chat that it means.
+class ChatConversion:
+    """The conversion of one Responses request to a chat request.
 
-    previous: the turn that it continues. said: its own items, references resolved.
+    previous: the stored turn that the request continues. items: the input items, with references resolved.
     """
 
-    def __init__(self, body: ResponsesRequest, previous: Turn | None, said: Sequence[SaidItem]) -> None:
+    def __init__(
+        self, body: ResponsesRequest, previous: Turn | None, items: Sequence[ConversationItem]
+    ) -> None:
         self.body = body
         self.previous = previous
-        self.said = said
-        self._conversation = Conversation()
+        self.items = items
+        self._messages = MessageBuilder()
 
     def chat(self) -> ChatRequest:
-        """The chat. Raises BadRequestError in the request's words."""
+        """Return the chat request. Raises BadRequestError that names the fields of the Responses request."""
         if self.body.instructions is not None:
-            self._conversation.instruct(self.body.instructions)
+            self._messages.add_instructions(self.body.instructions)
         for item in self.previous.conversation() if self.previous else ():
-            self._conversation.add(item, PREVIOUS)
-        for index, item in enumerate(self.said):
-            self._conversation.add(item, f"input[{index}]")
-        given = {"messages": self._conversation.end(), **_fields(self.body)}
+            self._messages.add(item, PREVIOUS)
+        for index, item in enumerate(self.items):
+            self._messages.add(item, f"input[{index}]")
+        given = {"messages": self._messages.end(), **_fields(self.body)}
         try:
             return validate(given, ChatRequest)
         except BadRequestError as fault:
-            raise self.reworded(fault) from fault
+            raise self.with_request_names(fault) from fault
 
-    def reworded(self, fault: BadRequestError) -> BadRequestError:
-        """An error about the chat as one about the request."""
+    def with_request_names(self, fault: BadRequestError) -> BadRequestError:
+        """Return an error about the chat request as one about the Responses request."""
         param = fault.param
         if param is None:
             return fault
-        name = self._conversation.origin(param) or renamed(param)
+        name = self._messages.origin(param) or request_name(param)
         message = fault.message.replace(f"'{param}'", f"'{name}'")
         return BadRequestError(message, param=name, code=fault.code, headers=fault.headers)
 
 
-def renamed(param: str) -> str:
-    """A path into a chat's body as a path into the request."""
+def request_name(param: str) -> str:
+    """Map a path in the chat request to a path in the Responses request."""
     for pattern, name in _NAMES:
         if pattern.match(param):
             param = pattern.sub(name, param, count=1)
@@ -185,7 +196,7 @@ def renamed(param: str) -> str:
 
 
 def _fields(body: ResponsesRequest) -> dict[str, Any]:
-    """All that is not said. Null means default, here and in chats."""
+    """Return the fields of the chat request apart from its messages. None means the default."""
     return {
         "model": body.model,
         "stream": body.stream,
@@ -199,7 +210,7 @@ def _fields(body: ResponsesRequest) -> dict[str, Any]:
         "reasoning_effort": body.reasoning.effort,
         "logprobs": body.wants_logprobs or None,
         "top_logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
-        **{name: getattr(body, name) for name in AS_IN_CHAT},
+        **{name: getattr(body, name) for name in CHAT_FIELDS},
     }
 
 
@@ -219,11 +230,14 @@ def _tool_choice(choice: str | NamedFunction | AllowedTools) -> str | dict[str, 
 
 
 def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:
-    wanted = body.text.format
-    if not isinstance(wanted, JsonSchemaFormat):
-        return None if wanted.type == "text" else {"type": wanted.type}
-    return {"type": "json_schema", "json_schema": {**_schema_fields(wanted), "schema": wanted.json_schema}}
+    text_format = body.text.format
+    if not isinstance(text_format, JsonSchemaFormat):
+        return None if text_format.type == "text" else {"type": text_format.type}
+    return {
+        "type": "json_schema",
+        "json_schema": {**_schema_fields(text_format), "schema": text_format.json_schema},
+    }
 
 
-def _schema_fields(wanted: JsonSchemaFormat) -> dict[str, Any]:
-    return wanted.model_dump(include={"name", "description", "strict"}, exclude_none=True)
+def _schema_fields(text_format: JsonSchemaFormat) -> dict[str, Any]:
+    return text_format.model_dump(include={"name", "description", "strict"}, exclude_none=True)

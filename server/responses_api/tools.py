@@ -1,4 +1,4 @@
-"""The tools of a request to /v1/responses: functions alone, flatter than in chats."""
+"""Tools of a request to /v1/responses: only functions, whose fields are not nested as in chats."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,30 +9,30 @@ from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel, unsupported
 from server.validation.unions import tagged_union
 
-_FUNCTIONS_ONLY = {"": "but this server runs no tools of its own; send functions and run them yourself"}
+_FUNCTIONS_ONLY = {"": "but this server runs no tools; send functions and run them yourself"}
 
 
-def _few(given: object) -> object:
-    """Look at no more tools than there may be."""
+def _check_count(given: object) -> object:
+    """Refuse too many tools before validating each."""
     if isinstance(given, list) and len(given) > MAX_TOOLS:
         raise field_error("invalid_value", f"has {len(given)} entries; at most {MAX_TOOLS} are allowed")
     return given
 
 
 class NamedFunction(RequestModel):
-    """One of the tools, by its name."""
+    """One of the tools, named."""
 
     type: Literal["function"]
     name: str = Field(description="The function's name.")
 
 
 class AllowedTools(RequestModel):
-    """Some of the tools, the others being out of bounds."""
+    """The subset of the tools that the model may call."""
 
     type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"] = Field(description="Whether the model may or must call one.")
-    tools: Annotated[list[NamedFunction], BeforeValidator(_few)] = Field(
-        description="The tools that are left."
+    mode: Literal["auto", "required"] = Field(description="auto: the model may call one; required: it must.")
+    tools: Annotated[list[NamedFunction], BeforeValidator(_check_count)] = Field(
+        description="The tools that may be called."
     )
 
 
@@ -40,7 +40,7 @@ class FunctionTool(FunctionDefinition):
     """A function that the model may ask the client to call."""
 
     type: Literal["function"]
-    output_schema: dict[str, Any] | None = Field(None, description="Accepted; the model is not told.")
+    output_schema: dict[str, Any] | None = Field(None, description="Accepted; not shown to the model.")
     defer_loading: unsupported(False) = None  # type: ignore[valid-type]
     allowed_callers: unsupported(["direct"]) = None  # type: ignore[valid-type]
     is_async: unsupported(False) = Field(None, alias="async")  # type: ignore[valid-type]
@@ -73,5 +73,5 @@ Tools = Annotated[
             ),
         ],
     ],
-    BeforeValidator(_few),
+    BeforeValidator(_check_count),
 ]

@@ -3,11 +3,11 @@
 from fastapi import APIRouter, Request, Response
 
 from server.generation.chat import answer_chat
-from server.generation.respond import head
+from server.generation.respond import response_head
 from server.generation.service import service_of
 from server.http.openapi import body_schema
-from server.output.openai_chunks import ChunkPresenter
 from server.output.openai_format import ChatFormat
+from server.output.openai_presenter import OpenAIPresenter
 from server.requests.chat import ChatRequest
 from server.validation.body import read_body
 
@@ -22,8 +22,8 @@ async def create_chat_completion(request: Request) -> Response:
     service.check_ready()
     service.check_model(body.model)
     # There is only one tier, whichever was requested.
-    heading = head(request, service, body.model, "default" if body.service_tier else None)
+    head = response_head(request, service, body.model, "default" if body.service_tier else None)
     # OpenAI's streams begin with null content if there are tools, else with an empty string.
-    dialect = ChatFormat(None if body.shown_tools else "", body.logprobs)
-    presenter = ChunkPresenter(heading, dialect, body.n, body.wants_usage_chunk)
+    response_format = ChatFormat(None if body.shown_tools else "", body.logprobs)
+    presenter = OpenAIPresenter(head, response_format, body.n, body.wants_usage_chunk)
     return await answer_chat(request, service, body, presenter)

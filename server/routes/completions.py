@@ -2,12 +2,12 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.generation.respond import head, respond
+from server.generation.respond import respond, response_head
 from server.generation.service import service_of
 from server.http.openapi import body_schema
 from server.output.echo import echo_parsers
-from server.output.openai_chunks import ChunkPresenter
 from server.output.openai_format import CompletionFormat
+from server.output.openai_presenter import OpenAIPresenter
 from server.output.parts import MakeParser, PlainParser
 from server.requests.completions import CompletionRequest
 from server.validation.body import read_body
@@ -23,12 +23,12 @@ async def create_completion(request: Request) -> Response:
     service.check_ready()
     service.check_model(body.model)
     prompts = await service.prompts.encode_prompts(request, body)
-    heading = head(request, service, body.model)
-    dialect = CompletionFormat(body.num_top_logprobs is not None)
-    presenter = ChunkPresenter(heading, dialect, body.n * len(prompts), body.wants_usage_chunk)
-    grammar = await service.prompts.check_form(request, body)
+    head = response_head(request, service, body.model)
+    response_format = CompletionFormat(body.num_top_logprobs is not None)
+    presenter = OpenAIPresenter(head, response_format, body.n * len(prompts), body.wants_usage_chunk)
+    grammar = await service.prompts.compile_requested_grammar(request, body)
     make_parser: MakeParser = PlainParser
     if body.echo:
-        texts = await service.prompts.prompt_texts(request, body)
+        texts = await service.prompts.decode_prompts(request, body)
         make_parser = echo_parsers(texts, body.n, body.wants_prompt_logprobs)
     return await respond(request, service, body, presenter, prompts, make_parser, grammar=grammar)

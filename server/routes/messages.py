@@ -5,13 +5,13 @@ from fastapi.responses import JSONResponse
 
 from server.errors import BadRequestError
 from server.generation.chat import answer_chat, check_tools
-from server.generation.respond import head
+from server.generation.respond import response_head
 from server.generation.service import service_of
 from server.http.openapi import body_schema
 from server.http.request_log import record_of
 from server.messages_api.presenter import MessagePresenter
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
-from server.messages_api.to_chat import as_chat, in_their_words, prompt_of
+from server.messages_api.to_chat import to_chat_request, to_prompt_request, with_request_names
 from server.validation.body import read_body
 
 router = APIRouter()
@@ -23,12 +23,12 @@ async def create_message(request: Request) -> Response:
     service = service_of(request)
     body = await read_body(request, MessagesRequest)
     service.check_ready()
-    heading = head(request, service, body.model)
-    presenter = MessagePresenter(heading, record_of(request).id, body)
+    head = response_head(request, service, body.model)
+    presenter = MessagePresenter(head, record_of(request).id, body)
     try:
-        return await answer_chat(request, service, as_chat(body), presenter)
+        return await answer_chat(request, service, to_chat_request(body), presenter)
     except BadRequestError as fault:
-        raise in_their_words(fault) from fault
+        raise with_request_names(fault) from fault
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountTokensRequest))
@@ -39,9 +39,9 @@ async def count_tokens(request: Request) -> JSONResponse:
     service.check_ready()
     service.check_model(body.model)
     try:
-        chat = prompt_of(body)
+        chat = to_prompt_request(body)
         check_tools(service, chat)
         prompt = await service.prompts.encode_chat(request, chat)
     except BadRequestError as fault:
-        raise in_their_words(fault) from fault
+        raise with_request_names(fault) from fault
     return JSONResponse({"input_tokens": len(prompt.tokens)})

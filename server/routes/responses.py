@@ -7,15 +7,16 @@ from fastapi.responses import JSONResponse
 
 from server.errors import BadRequestError
 from server.generation.chat import answer_chat, check_tools
-from server.generation.respond import head
+from server.generation.respond import response_head
 from server.generation.service import Service, service_of
 from server.http.openapi import body_schema, query_schema
 from server.http.tenants import key_digest
+from server.responses_api.ids import item_id
 from server.responses_api.items import ItemReference
-from server.responses_api.presenter import ResponsePresenter, item_id
+from server.responses_api.presenter import ResponsePresenter
 from server.responses_api.queries import GetQuery, ListQuery, page
 from server.responses_api.schemas import ResponsesRequest
-from server.responses_api.to_chat import PREVIOUS, Translation
+from server.responses_api.to_chat import PREVIOUS, ChatConversion
 from server.validation.body import read_body
 from server.validation.field_errors import validate
 
@@ -29,25 +30,25 @@ async def create_response(request: Request) -> Response:
     service = service_of(request)
     body = await read_body(request, ResponsesRequest)
     service.check_ready()
-    heading = head(request, service, body.model)
-    translation = _translation(request, service, body)
-    chat, input_items = translation.chat(), translation.said
+    head = response_head(request, service, body.model)
+    conversion = _conversion(request, service, body)
+    chat, input_items = conversion.chat(), conversion.items
 
     def store(response: dict[str, Any]) -> None:
         if body.store:
             stored_input = [
-                item.kept(item_id(heading, _PREFIXES[item.type], i)) for i, item in enumerate(input_items)
+                item.as_listed(item_id(head, _PREFIXES[item.type], i)) for i, item in enumerate(input_items)
             ]
             all_items = stored_input + response["output"]
             service.responses.add(
-                key_digest(request), response, translation.previous, all_items, len(stored_input)
+                key_digest(request), response, conversion.previous, all_items, len(stored_input)
             )
 
-    presenter = ResponsePresenter(heading, body, len(input_items), store)
+    presenter = ResponsePresenter(head, body, len(input_items), store)
     try:
         return await answer_chat(request, service, chat, presenter)
     except BadRequestError as fault:
-        raise translation.reworded(fault) from fault
+        raise conversion.with_request_names(fault) from fault
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest))
@@ -57,13 +58,13 @@ async def count_input_tokens(request: Request) -> JSONResponse:
     body = await read_body(request, ResponsesRequest)
     service.check_ready()
     service.check_model(body.model)
-    translation = _translation(request, service, body)
-    chat = translation.chat()
+    conversion = _conversion(request, service, body)
+    chat = conversion.chat()
     try:
         check_tools(service, chat)
         prompt = await service.prompts.encode_chat(request, chat)
     except BadRequestError as fault:
-        raise translation.reworded(fault) from fault
+        raise conversion.with_request_names(fault) from fault
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
 
 
@@ -90,7 +91,7 @@ async def list_input_items(request: Request, response_id: str) -> JSONResponse:
     return JSONResponse(page(turn.items()[: turn.num_input], query))
 
 
-def _translation(request: Request, service: Service, body: ResponsesRequest) -> Translation:
+def _conversion(request: Request, service: Service, body: ResponsesRequest) -> ChatConversion:
     """Resolve the stored responses and items that the request names. Raises NotFoundError."""
     owner, store = key_digest(request), service.responses
     previous = None
@@ -101,4 +102,4 @@ def _translation(request: Request, service: Service, body: ResponsesRequest) -> 
         store.find_item(owner, item.id, f"input[{index}].id") if isinstance(item, ItemReference) else item
         for index, item in enumerate(body.input)
     ]
-    return Translation(body, previous, input_items)
+    return ChatConversion(body, previous, input_items)

@@ -33,7 +33,7 @@ async def tokenize(request: Request) -> JSONResponse:
         "token_strs": None,
     }
     if body.with_pieces or body.return_token_strs:
-        pieces = await service.prompts.split(request, tokens)
+        pieces = await service.prompts.token_bytes(request, tokens)
         if body.with_pieces:
             answer["tokens"] = _with_pieces(tokens, pieces)
         if body.return_token_strs:

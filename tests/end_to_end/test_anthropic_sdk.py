@@ -196,7 +196,7 @@ def test_errors_are_the_sdks_own_classes(client, fields, error, kind):
 
 def test_an_image_is_refused_in_words(client):
     image = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/cat.png"}}
-    with pytest.raises(anthropic.BadRequestError, match="this model reads text alone"):
+    with pytest.raises(anthropic.BadRequestError, match="this server accepts only text"):
         client.messages.create(**ASK | {"messages": [{"role": "user", "content": [image]}]})
 
 

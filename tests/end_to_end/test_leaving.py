@@ -25,7 +25,7 @@ from engine.sequence import Sequence
 from engine.setup import flat_costs
 from server.app import create_app
 from server.generation.event_queue import EventQueue
-from server.generation.generation import Generation
+from server.generation.request_output import RequestOutput
 from server.generation.submission import Submission
 from tests.end_to_end.traffic import SCHEMA, TOOLS
 from tests.server.served import served
@@ -46,7 +46,7 @@ NEIGHBOUR = {
     "stream": True,
 }
 """What it is told is compared to the last bit, probabilities too."""
-PER_REQUEST = (Sequence, Submission, Generation, EventQueue)
+PER_REQUEST = (Sequence, Submission, RequestOutput, EventQueue)
 """What there is for every request, and no longer than it."""
 HELD_OVER_COUNTED = 1.25
 """MLX may give a kept prefix a buffer that is a little larger than what it takes."""

@@ -1,4 +1,4 @@
-"""The grammar of a whole answer, read by llguidance: what it lets pass and what it does not."""
+"""The grammar of a whole output, checked with llguidance: what it accepts and what it rejects."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def ask(tools=(WEATHER, NOW), **fields):
 
 ONE = {"parallel_tool_calls": False}
 ANSWERS = [
-    # What is asked for, what content must be, then a whole answer and whether it passes.
+    # (request, grammar of the content, output, whether the grammar accepts it)
     (ask(tool_choice="required"), None, ROME, True),
     (ask(tool_choice="required"), None, CLOCK, True),
     (ask(tool_choice="required"), None, THOUGHT + ROME, True),
@@ -92,7 +92,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("body", "content", "answer", "passes"), ANSWERS)
-def test_answers_are_what_was_asked_for(thinker, grammars, body, content, answer, passes):
+def test_the_grammar_accepts_only_the_requested_output(thinker, grammars, body, content, answer, passes):
     grammar = chat_grammar(body, thinker.markers, False, content)
     assert _passes(thinker, grammars, grammar, answer) == passes
 
@@ -101,18 +101,18 @@ def test_answers_are_what_was_asked_for(thinker, grammars, body, content, answer
     ("answer", "passes"),
     [("hm</think>" + ROME, True), ("</think>\n" + ROME, True), (ROME, False), ("hm</think>hello", False)],
 )
-def test_where_the_prompt_has_begun_the_thinking_the_answer_ends_it(thinker, grammars, answer, passes):
+def test_if_the_prompt_opened_the_reasoning_the_output_must_close_it(thinker, grammars, answer, passes):
     grammar = chat_grammar(ask(tool_choice="required"), thinker.markers, True)
     assert _passes(thinker, grammars, grammar, answer) == passes
 
 
-def test_where_anything_may_be_said_there_is_no_grammar(thinker):
+def test_unconstrained_output_has_no_grammar(thinker):
     assert chat_grammar(ask(), thinker.markers, False) is None
     assert chat_grammar(ask([]), thinker.markers, True) is None
     assert chat_grammar(ask([STRICT], tool_choice="none"), thinker.markers, False) is None
 
 
-def test_strictness_needs_a_marker_that_text_cannot_spell(thinker):
+def test_strict_tools_need_a_marker_that_is_one_token(thinker):
     start = type(thinker.markers.call_start)("<tool_call>", (5, 6))
     markers = type(thinker.markers)(call_start=start, call_end=start, call_format="json_tools")
     assert chat_grammar(ask(tool_choice="required"), markers, False) is not None

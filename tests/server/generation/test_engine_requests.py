@@ -6,14 +6,14 @@ from server.requests.completions import CompletionRequest
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
-def test_the_first_choice_has_the_seed_itself_and_the_others_differ(seed):
+def test_the_first_choice_has_the_requests_seed_and_the_others_differ(seed):
     seeds = [choice_seed(seed, choice) for choice in range(64)]
     assert seeds[0] == seed % 2**64
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= value < 2**64 for value in seeds)
 
 
-async def test_without_a_seed_no_two_requests_have_the_same(client, engine):
+async def test_without_a_seed_every_choice_gets_a_different_one(client, engine):
     for _ in range(5):
         await client.post("/v1/completions", json={"prompt": "a", "n": 2})
     assert len({request.sampling.seed for request in engine.requests}) == 10
@@ -27,7 +27,7 @@ async def test_a_temperature_that_would_overflow_the_logits_is_greedy(client, en
 async def test_more_sequences_than_the_server_holds_are_refused_for_good(client, engine):
     response = await client.post("/v1/completions", json={"prompt": ["a"] * 64, "n": 8})
     assert response.status_code == 400
-    assert "are 512 sequences; this server holds 264" in response.json()["error"]["message"]
+    assert "are 512 sequences; this server holds at most 264" in response.json()["error"]["message"]
     assert engine.requests == []
 
 

@@ -1,4 +1,4 @@
-"""What clients are told when the engine cannot serve them."""
+"""Errors that clients get if the engine cannot serve them."""
 
 import openai
 import pytest
@@ -31,7 +31,9 @@ def _ends_with(kind):
         ("cancelled", 503, "draining", True),
     ],
 )
-async def test_a_bad_end_has_its_status(client, engine, path, stream, kind, status, code, is_temporary):
+async def test_each_kind_of_failure_has_its_status(
+    client, engine, path, stream, kind, status, code, is_temporary
+):
     engine.script = _ends_with(kind)
     response = await client.post(path, json=BODIES[path] | {"stream": stream})
     assert response.status_code == status
@@ -49,10 +51,12 @@ async def test_a_bad_end_has_its_status(client, engine, path, stream, kind, stat
         ("engine_dead", 503, "server_error", False),
     ],
 )
-async def test_a_refusal_has_its_status(client, engine, stream, refusal, status, kind, is_temporary):
+async def test_each_kind_of_refusal_has_its_status(
+    client, engine, stream, refusal, status, kind, is_temporary
+):
     engine.script = fake_engine.wait_first
     engine.refusal = refusal
-    # queue_full comes with the second of the choices, when the first has been taken.
+    # The fake engine accepts the first choice and refuses the second with queue_full.
     response = await client.post("/v1/completions", json={"prompt": "a", "n": 2, "stream": stream})
     assert response.status_code == status
     assert_error(response.json(), None, refusal)
@@ -73,7 +77,7 @@ async def test_one_failed_choice_ends_the_others(client, engine):
     assert engine.cancelled_ids == [request.id for request in engine.requests[1:]]
 
 
-async def test_a_dead_engine_is_told_to_those_who_wait_and_those_who_come(client, engine):
+async def test_a_dead_engine_is_reported_to_waiting_and_to_new_requests(client, engine):
     engine.script = fake_engine.die
     first = await client.post("/v1/completions", json={"prompt": "a"})
     assert first.status_code == 503
@@ -86,7 +90,7 @@ async def test_a_dead_engine_is_told_to_those_who_wait_and_those_who_come(client
     assert health.json()["reason"] == "RuntimeError: out of luck"
 
 
-async def test_a_stalled_engine_is_told_to_those_who_watch_and_those_who_come(client, engine):
+async def test_a_stalled_engine_is_reported_by_health_and_to_new_requests(client, engine):
     engine.state, engine.fault = "stalled", "no token and no prefill progress for 120 s while requests wait"
     health = await client.get("/health")
     assert health.status_code == 503
@@ -98,7 +102,7 @@ async def test_a_stalled_engine_is_told_to_those_who_watch_and_those_who_come(cl
     assert int(refused.headers["retry-after"]) >= 1
 
 
-async def test_a_fault_of_the_servers_own_is_a_500_and_not_the_end(client, engine, caplog):
+async def test_a_server_bug_is_a_500_and_the_server_keeps_working(client, engine, caplog):
     def broken(_messages, _tools=None, _arguments=None):
         raise ZeroDivisionError("a fault")
 
@@ -127,7 +131,7 @@ def test_the_sdk_raises_the_error_class_that_the_status_means(url, engine, scrip
         client.completions.create(model="alias", prompt="a", n=2)
 
 
-async def test_an_answer_of_no_tokens_is_an_answer(client, engine):
+async def test_an_output_without_tokens_is_a_valid_response(client, engine):
     engine.script = lambda _engine, _job: Finished("stop", Usage(num_prompt_tokens=5, total_s=0.1))
     response = await client.post("/v1/completions", json={"prompt": "hello"})
     assert response.json()["choices"][0]["text"] == ""

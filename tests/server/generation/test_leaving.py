@@ -1,4 +1,4 @@
-"""A client that leaves is noticed within a second, wherever its request is."""
+"""A client that disconnects is noticed within a second, whatever state its request is in."""
 
 import httpx
 import pytest
@@ -11,8 +11,8 @@ NOTICED_S = 1.0
 
 
 def _leave(url, engine, num_sequences, **fields):
-    """Send a request, wait until the engine has all of it, and hang up."""
-    # A read timeout as short as this is how the client leaves; the engine says nothing until let go.
+    """Send a request, wait until the engine has all its sequences, and disconnect."""
+    # The client disconnects by a short read timeout: the engine sends nothing until it is released.
     with httpx.Client(timeout=httpx.Timeout(10, read=0.2)) as http, pytest.raises(httpx.ReadTimeout):
         http.post(url + CHAT, json=BODY | fields)
     assert len(engine.requests) == num_sequences
@@ -46,7 +46,7 @@ def test_while_generating_without_streaming(url, engine):
     assert engine.cancellation_delay_s(1) < NOTICED_S
 
 
-def test_who_stays_is_not_disturbed(url, engine):
+def test_other_clients_are_not_disturbed(url, engine):
     engine.script = fake_engine.wait_midway
     with httpx.Client() as http, http.stream("POST", url + CHAT, json=BODY | {"stream": True}) as staying:
         lines = staying.iter_lines()

@@ -1,4 +1,4 @@
-"""What --record keeps: every finished answer with what was asked, and no trouble for anybody."""
+"""--record writes every finished output with its request, and never disturbs a request."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ Recording = Callable[..., Any]
 
 @pytest.fixture
 def recording(engine: FakeEngine, tmp_path: Path) -> Recording:
-    """A client of a server that records in recorded.jsonl; on leaving, everything has been written."""
+    """Return a context with a client of a server that records; after it, recorded.jsonl is complete."""
 
     @asynccontextmanager
     async def start(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
@@ -50,7 +50,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "recorded.jsonl").read_text().splitlines()]
 
 
-async def test_a_line_says_what_was_asked_and_answered(
+async def test_a_line_has_the_request_and_the_output(
     recording: Recording, engine: FakeEngine, tmp_path: Path
 ) -> None:
     engine.script = says("good ", "morning")
@@ -88,7 +88,7 @@ async def test_every_choice_of_every_endpoint_has_its_line(
     assert sum(line.get("messages") == HELLO["messages"] for line in lines) == 5
 
 
-async def test_what_was_recorded_is_read_as_prompts_and_as_pairs(
+async def test_recorded_lines_can_be_read_as_prompts_and_as_pairs(
     recording: Recording, engine: FakeEngine, tmp_path: Path
 ) -> None:
     engine.script = says("hi")
@@ -106,7 +106,7 @@ async def test_what_was_recorded_is_read_as_prompts_and_as_pairs(
     assert pairs[0].prompt == "user: hello\n"
 
 
-async def test_the_token_that_ends_an_answer_is_no_part_of_it(
+async def test_the_end_of_sequence_token_is_not_part_of_the_output(
     recording: Recording, engine: FakeEngine, tmp_path: Path
 ) -> None:
     engine.tokenizer.eos_ids = frozenset(b".")
@@ -116,7 +116,7 @@ async def test_the_token_that_ends_an_answer_is_no_part_of_it(
     assert lines_of(tmp_path)[0]["output"] == "one. two"
 
 
-async def test_only_the_owner_may_read_the_file_and_the_log_tells_of_it(
+async def test_only_the_owner_may_read_the_file_and_the_log_mentions_it(
     recording: Recording, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "recorded.jsonl"
@@ -124,7 +124,7 @@ async def test_only_the_owner_may_read_the_file_and_the_log_tells_of_it(
     async with recording() as client:
         await client.post(CHAT, json=HELLO)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert f"what is asked and answered is recorded in {file}" in caplog.text
+    assert f"prompts and outputs are recorded in {file}" in caplog.text
 
 
 async def test_without_the_setting_nothing_is_recorded(client: httpx.AsyncClient, tmp_path: Path) -> None:
@@ -133,19 +133,19 @@ async def test_without_the_setting_nothing_is_recorded(client: httpx.AsyncClient
     assert not [*tmp_path.iterdir()]  # noqa: ASYNC240
 
 
-async def test_a_folder_that_is_gone_disturbs_no_request_and_is_told_once(
+async def test_a_deleted_folder_disturbs_no_request_and_is_logged_once(
     recording: Recording, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with recording() as client:
         shutil.rmtree(tmp_path)
         for _ in range(3):
             assert (await client.post(CHAT, json=HELLO)).status_code == 200
-    assert [record.getMessage() for record in caplog.records if "not everything" in record.getMessage()] == [
-        f"{tmp_path / 'recorded.jsonl'}: No such file or directory; not everything is recorded"
+    assert [record.getMessage() for record in caplog.records if "some requests" in record.getMessage()] == [
+        f"{tmp_path / 'recorded.jsonl'}: No such file or directory; some requests are not recorded"
     ]
 
 
-async def test_a_full_disk_leaves_no_half_line(
+async def test_a_full_disk_leaves_no_partial_line(
     recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
@@ -156,13 +156,13 @@ async def test_a_full_disk_leaves_no_half_line(
 
     async with recording() as client:
         monkeypatch.setattr("server.generation.recorder.os.write", write_little)
-        for said in ("first", "second"):
-            body = {"messages": [{"role": "user", "content": said}]}
+        for text in ("first", "second"):
+            body = {"messages": [{"role": "user", "content": text}]}
             assert (await client.post(CHAT, json=body)).status_code == 200
     assert [line["messages"][0]["content"] for line in lines_of(tmp_path)] == ["second"]
 
 
-async def test_no_more_than_its_bytes_are_recorded(
+async def test_no_more_than_record_bytes_are_recorded(
     recording: Recording, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with recording(record_bytes=1000) as client:
@@ -170,7 +170,7 @@ async def test_no_more_than_its_bytes_are_recorded(
             assert (await client.post(CHAT, json=HELLO)).status_code == 200
     assert 0 < (tmp_path / "recorded.jsonl").stat().st_size <= 1000
     assert lines_of(tmp_path)
-    assert sum("nothing more is recorded" in record.getMessage() for record in caplog.records) == 1
+    assert sum("no more requests are recorded" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_line_that_a_crash_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
@@ -178,12 +178,12 @@ def test_a_line_that_a_crash_cut_off_does_not_spoil_the_next(tmp_path: Path) -> 
     file.write_bytes(b'{"half')
     recorder = Recorder(file, 10**6)
     recorder.start()
-    recorder.note(lambda: [b"{}\n"])
+    recorder.record(lambda: [b"{}\n"])
     recorder.close()
     assert file.read_bytes() == b'{"half\n{}\n'
 
 
-def test_what_cannot_be_made_into_a_line_is_logged_and_others_follow(
+def test_a_line_that_cannot_be_made_is_logged_and_the_next_is_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> list[bytes]:
@@ -192,20 +192,20 @@ def test_what_cannot_be_made_into_a_line_is_logged_and_others_follow(
     recorder = Recorder(tmp_path / "recorded.jsonl", 10**6)
     recorder.start()
     for make_lines in (fail, fail, lambda: [b"{}\n"]):
-        recorder.note(make_lines)
+        recorder.record(make_lines)
     recorder.close()
     assert (tmp_path / "recorded.jsonl").read_bytes() == b"{}\n"
     assert sum("could not be recorded" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_a_disk_that_hangs_keeps_nobody_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # Not started: nothing is ever taken.
+def test_a_hanging_disk_delays_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # Not started, so the queue is never emptied.
     recorder = Recorder(tmp_path / "recorded.jsonl", 10**6)
     for _ in range(1000):
-        recorder.note(lambda: [b"{}\n"])
+        recorder.record(lambda: [b"{}\n"])
     messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert messages == [
-        f"{recorder.path} takes too long to write; some of what is said is not recorded",
+        f"writing to {recorder.path} takes too long; some requests are not recorded",
     ]
 
 

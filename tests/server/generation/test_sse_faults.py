@@ -1,12 +1,12 @@
-"""Faults behind the engine: in what submits, reads and writes an answer. No sequence stays."""
+"""Faults in submitting, reading and writing an output are reported and leave no sequence running."""
 
 import asyncio
 
 import pytest
 
-from server.generation.generation import Generation
+from server.generation.request_output import RequestOutput
 from server.generation.submission import Submission
-from server.output.openai_chunks import ChunkPresenter
+from server.output.openai_presenter import OpenAIPresenter
 from server.output.parts import PlainParser
 from tests.server import fake_engine
 from tests.server.openai_shapes import assert_error
@@ -15,7 +15,7 @@ BODY = {"prompt": "hello", "n": 2}
 
 
 def breaks(monkeypatch, owner, name, at=1):
-    """The at-th call raises, those before and after work."""
+    """Make the at-th call raise; the calls before and after it work."""
     original, calls = getattr(owner, name), []
 
     def broken(*args, **named):
@@ -29,7 +29,7 @@ def breaks(monkeypatch, owner, name, at=1):
 
 
 async def settle(engine):
-    """Wait until the engine has nothing left of what was asked."""
+    """Wait until the engine has no sequences left."""
     assert await asyncio.to_thread(engine.wait_until, lambda: engine.num_live == 0, 30)
 
 
@@ -54,12 +54,12 @@ async def test_a_fault_in_submitting_is_a_500_and_leaves_no_choice_running(
         (Submission, "receive"),
         (PlainParser, "read"),
         (PlainParser, "end"),
-        (Generation, "usage"),
-        (Generation, "timings"),
+        (RequestOutput, "usage"),
+        (RequestOutput, "timings"),
     ],
     ids=["mailbox", "detokenised text", "end", "usage", "timings"],
 )
-async def test_a_fault_in_reading_an_answer_is_told_and_leaves_nothing_running(
+async def test_a_fault_while_reading_the_output_is_reported_and_leaves_nothing_running(
     client, engine, monkeypatch, stream, owner, name
 ):
     is_midway = stream and name in ("receive", "read")
@@ -78,10 +78,10 @@ async def test_a_fault_in_reading_an_answer_is_told_and_leaves_nothing_running(
     assert (await client.post("/v1/completions", json={"prompt": "hello"})).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["opening", "parts", "last"])
-async def test_a_fault_in_writing_a_stream_is_told_in_it(client, engine, monkeypatch, name):
-    engine.script = fake_engine.wait_midway if name == "parts" else fake_engine.echo
-    breaks(monkeypatch, ChunkPresenter, name)
+@pytest.mark.parametrize("name", ["format_opening", "format_parts", "format_end"])
+async def test_a_fault_while_writing_a_stream_is_reported_in_it(client, engine, monkeypatch, name):
+    engine.script = fake_engine.wait_midway if name == "format_parts" else fake_engine.echo
+    breaks(monkeypatch, OpenAIPresenter, name)
     response = await client.post("/v1/completions", json=BODY | {"stream": True})
     assert '"error"' in response.text
     assert response.headers["x-request-id"] in response.text
@@ -125,7 +125,7 @@ async def test_a_connection_that_cannot_be_written_to_frees_the_engine(app, engi
     async with app.router.lifespan_context(app):
         serving = asyncio.create_task(app(scope, receive, send))
         if stream and at == 3:
-            # What was said is out; the rest comes when the engine goes on.
+            # The first part has been sent; the rest follows once the engine continues.
             await asyncio.sleep(0.2)
             engine.release()
         async with asyncio.timeout(30):

@@ -45,7 +45,7 @@ def test_a_completion_stream_has_no_role(url):
     assert (last.choices[0].text, last.choices[0].finish_reason) == ("", "stop")
 
 
-def test_headers_keep_proxies_from_holding_the_stream_back(url):
+def test_headers_keep_proxies_from_buffering_the_stream(url):
     headers = _stream(url).headers
     assert headers["content-type"].startswith("text/event-stream")
     assert headers["cache-control"] == "no-cache"
@@ -66,11 +66,11 @@ def test_usage_comes_last_when_asked_for_and_is_null_before(url, path, valid):
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_usage_is_not_even_named_when_not_asked_for(url, path):
+def test_without_include_usage_there_is_no_usage_field(url, path):
     assert '"usage"' not in _stream(url, path).text
 
 
-def test_several_choices_are_told_apart_by_index(url):
+def test_choices_are_distinguished_by_index(url):
     chunks = valid_chat_chunks(_stream(url, n=3, stream_options={"include_usage": True}).text)
     parts = {index: [] for index in range(3)}
     for chunk in chunks[:-1]:
@@ -91,14 +91,14 @@ def test_the_sdk_puts_the_stream_together(url):
     assert final.choices[0].finish_reason == "stop"
 
 
-def test_silence_is_filled_with_comments_that_the_sdk_does_not_see(engine):
+def test_keep_alive_comments_are_sent_during_silence(engine):
     engine.script = fake_engine.wait_first
     app = create_app(engine, Settings(keep_alive_s=0.05))
     with served(app) as url, httpx.Client() as http:
         body = {"messages": HELLO, "stream": True}
         with http.stream("POST", url + CHAT, json=body, timeout=20) as response:
             lines = response.iter_lines()
-            # The headers went out with the first comment: no token has come yet.
+            # The headers were sent with the first comment: there is no token yet.
             assert response.status_code == 200
             comments = itertools.islice((line for line in lines if line.startswith(":")), 3)
             assert list(comments) == [": keep-alive"] * 3

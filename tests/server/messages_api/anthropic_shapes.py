@@ -1,4 +1,4 @@
-"""Validates responses against the anthropic package's own models, with unknown fields forbidden."""
+"""Validate responses against the anthropic package's models, with unknown fields forbidden."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ def valid_message(given: dict[str, Any]) -> Message:
 
 
 def valid_events(body: str) -> list[Any]:
-    """The events of a whole stream, without pings and comments; checks that blocks follow one another."""
+    """Return the events of a whole stream, without pings and comments; check that blocks do not overlap."""
     events = []
     for frame in body.strip().split("\n\n"):
         if frame.startswith(":"):

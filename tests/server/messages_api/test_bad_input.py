@@ -1,4 +1,4 @@
-"""Whatever a client of Anthropic's API sends, it gets Anthropic's error object; the engine hears nothing."""
+"""Bad input gets Anthropic's error object and never reaches the engine."""
 
 import json
 
@@ -52,14 +52,17 @@ BAD = [
     ),
     (
         _turn({"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/x"}}),
-        "'messages[0].content[0].type' is 'image', but this model reads text alone",
+        "'messages[0].content[0].type' is 'image', but this server accepts only text",
     ),
-    (_turn({"type": "document", "source": {}}), "is 'document', but this model reads text alone"),
+    (_turn({"type": "document", "source": {}}), "is 'document', but this server accepts only text"),
     (
         _turn({"type": "server_tool_use"}),
         "is 'server_tool_use'; this server supports 'text', 'thinking', 'tool_use', 'tool_result'",
     ),
-    (_turn(CALLED), "'messages[0].content[0].type' is 'tool_use', which a message of the user does not have"),
+    (
+        _turn(CALLED),
+        "'messages[0].content[0].type' is 'tool_use', which is not allowed in a message of the user",
+    ),
     (_turn(RESULT), "'messages[0].content[0].tool_use_id' names no tool_use block"),
     (
         {"messages": [*ANSWERED, *_turn(RESULT | {"content": [{"type": "image"}]})["messages"]]},
@@ -96,7 +99,10 @@ BAD = [
     ({"stream": 1}, "'stream' must be a valid boolean"),
     ({"metadata": {"a": "b"}}, "Unknown parameter: 'metadata.a'"),
     ({"service_tier": "priority"}, "'service_tier' must be 'auto' or 'standard_only'"),
-    ({"container": "c1"}, "'container' is not supported: nothing is run, stored or fetched here"),
+    (
+        {"container": "c1"},
+        "'container' is not supported: this server runs, stores and fetches nothing for a client",
+    ),
     ({"mcp_servers": [{"url": "http://127.0.0.1:1"}]}, "'mcp_servers' is not supported"),
     (
         {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
@@ -112,11 +118,11 @@ BAD = [
     ),
     (
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-        "'thinking.budget_tokens' is 1024, but must be below max_tokens, 50",
+        "'thinking.budget_tokens' is 1024, but must be less than max_tokens, 50",
     ),
     (
         {"thinking": {"type": "between_tools"}},
-        "'thinking.type' is 'between_tools', which this server does not have",
+        "'thinking.type' is 'between_tools', which is not supported",
     ),
     ({"output_config": {"effort": "huge"}}, "'output_config.effort' must be 'low', 'medium'"),
     (
@@ -126,7 +132,7 @@ BAD = [
     ({"output_config": {"task_budget": {}}}, "'output_config.task_budget' is not supported yet"),
     (
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-        "'tools[0].type' is 'web_search_20250305', which Anthropic runs",
+        "'tools[0].type' is 'web_search_20250305', which only Anthropic's servers run",
     ),
     (
         {"tools": [{"type": "bash_20250124", "name": "bash"}]},
@@ -147,7 +153,7 @@ BAD = [
     ),
     ({"tools": [LOOK | {"name": "look here"}]}, "'tools[0].name'"),
     ({"tools": [LOOK] * 129}, "'tools' has 129 entries; at most 128 are allowed"),
-    ({"tools": [LOOK, LOOK]}, "'tools[1].name' stands twice"),
+    ({"tools": [LOOK, LOOK]}, "'tools[1].name' is used twice"),
     ({"tools": [LOOK | {"defer_loading": True}]}, "'tools[0].defer_loading' is not supported"),
     (
         {"tools": [LOOK | {"allowed_callers": ["code_execution_20250825"]}]},
@@ -163,36 +169,36 @@ BAD = [
 
 
 OF_THE_PROMPT = [
-    (fields, told)
-    for fields, told in BAD
-    if fields.keys() <= CountTokensRequest.model_fields.keys() and "max_tokens" not in told
+    (fields, phrase)
+    for fields, phrase in BAD
+    if fields.keys() <= CountTokensRequest.model_fields.keys() and "max_tokens" not in phrase
 ]
 
 
 def _named(rows):
     return pytest.mark.parametrize(
-        ("fields", "told"), rows, ids=[json.dumps(fields)[:60] for fields, _ in rows]
+        ("fields", "phrase"), rows, ids=[json.dumps(fields)[:60] for fields, _ in rows]
     )
 
 
-async def _assert_told(client, engine, path, body, told):
+async def _assert_refused(client, engine, path, body, phrase):
     response = await client.post(path, json={key: value for key, value in body.items() if value is not None})
     status, kind = (404, "not_found_error") if "model" in body else (400, "invalid_request_error")
     assert response.status_code == status, response.text
-    assert told in assert_anthropic_error(response.json(), kind)
+    assert phrase in assert_anthropic_error(response.json(), kind)
     assert not engine.requests
 
 
 @_named(BAD)
-async def test_bad_input_is_told_in_anthropics_shape(client, engine, fields, told):
-    await _assert_told(client, engine, PATH, {"max_tokens": 50, "messages": HELLO, **fields}, told)
+async def test_bad_input_gets_anthropics_error_object(client, engine, fields, phrase):
+    await _assert_refused(client, engine, PATH, {"max_tokens": 50, "messages": HELLO, **fields}, phrase)
 
 
 @_named(OF_THE_PROMPT)
-async def test_what_is_wrong_with_a_prompt_is_wrong_with_its_count(client, engine, fields, told):
-    await _assert_told(client, engine, COUNT, {"messages": HELLO, **fields}, told)
+async def test_count_tokens_refuses_the_same_bad_prompts(client, engine, fields, phrase):
+    await _assert_refused(client, engine, COUNT, {"messages": HELLO, **fields}, phrase)
 
 
-async def test_a_count_has_no_fields_of_sampling(client, engine):
+async def test_count_tokens_has_no_sampling_fields(client, engine):
     body = {"messages": HELLO, "temperature": 1}
-    await _assert_told(client, engine, COUNT, body, "Unknown parameter: 'temperature'")
+    await _assert_refused(client, engine, COUNT, body, "Unknown parameter: 'temperature'")

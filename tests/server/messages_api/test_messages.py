@@ -1,4 +1,4 @@
-"""Anthropic's Messages API over the fake engine: every shape is the anthropic package's own."""
+"""Anthropic's Messages API over the fake engine, validated with the anthropic package's models."""
 
 import json
 
@@ -15,7 +15,7 @@ from config.settings import Settings
 from engine.request import Delta, Finished, Usage
 from server.app import create_app
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
-from server.messages_api.to_chat import as_chat
+from server.messages_api.to_chat import to_chat_request
 from tests.server.fake_engine import THINKING, FakeEngine, fail_first, fail_midway, wait_midway
 from tests.server.messages_api.anthropic_shapes import assert_anthropic_error, valid_events, valid_message
 from tests.server.openai_shapes import valid
@@ -26,7 +26,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 LOOK = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}
 CALLED = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": [1, 2]}}
 HEADERS_OF_THE_SDK = {"betas", "user_profile_id", "workspace_id"}
-"""Parameters that its methods send as headers."""
+"""Parameters that the SDK's methods send as headers."""
 
 
 def ask(**fields):
@@ -34,7 +34,7 @@ def ask(**fields):
 
 
 def saying(*pieces, reason="stop", stop=None, num_tokens=5):
-    """A script that says these pieces."""
+    """Return a script that generates these texts."""
 
     def say(_, job):
         for piece in pieces:
@@ -57,13 +57,13 @@ async def test_an_answer_is_what_the_sdk_expects(client):
     assert message.id == "msg_" + response.headers["request-id"].removeprefix("req-")
 
 
-async def test_usage_tells_cached_tokens_apart(client):
+async def test_usage_counts_cached_tokens_separately(client):
     usage = valid_message((await client.post(PATH, json=ask())).json()).usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (9, 3, 0)
     assert usage.output_tokens == 12
 
 
-async def test_a_stream_says_what_a_whole_answer_says(client):
+async def test_a_stream_equals_a_whole_response(client):
     whole = valid_message((await client.post(PATH, json=ask())).json())
     start, *events, delta, _ = valid_events((await client.post(PATH, json=ask(stream=True))).text)
     begun = start.message.usage
@@ -73,8 +73,8 @@ async def test_a_stream_says_what_a_whole_answer_says(client):
     text = "".join(event.delta.text for event in events if event.type == "content_block_delta")
     assert text == whole.content[0].text
     assert delta.delta.stop_reason == whole.stop_reason
-    told = delta.usage
-    assert (told.input_tokens, told.cache_read_input_tokens, told.output_tokens) == (9, 3, 12)
+    phrase = delta.usage
+    assert (phrase.input_tokens, phrase.cache_read_input_tokens, phrase.output_tokens) == (9, 3, 12)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ async def test_a_stream_says_what_a_whole_answer_says(client):
     ],
     ids=["end", "stop", "max_tokens", "context", "tool", "nothing"],
 )
-async def test_the_reason_of_an_end_is_told(client, engine, script, reason, sequence):
+async def test_stop_reason_and_stop_sequence(client, engine, script, reason, sequence):
     engine.script = script
     body = ask(tools=[LOOK], stop_sequences=["END"])
     whole = valid_message((await client.post(PATH, json=body)).json())
@@ -98,7 +98,7 @@ async def test_the_reason_of_an_end_is_told(client, engine, script, reason, sequ
     assert (delta.delta.stop_reason, delta.delta.stop_sequence) == (reason, sequence)
 
 
-async def test_thinking_text_and_calls_are_blocks_in_their_order(client, engine):
+async def test_thinking_text_and_tool_use_are_blocks_in_order(client, engine):
     engine.tokenizer.markers = THINKING
     engine.script = saying(
         "<think>hm", " hm</think>", "\n\nI ", "look.",
@@ -114,18 +114,18 @@ async def test_thinking_text_and_calls_are_blocks_in_their_order(client, engine)
     events = valid_events((await client.post(PATH, json=body | {"stream": True})).text)
     starts = [event.content_block.type for event in events if event.type == "content_block_start"]
     assert starts == ["thinking", "text", "tool_use", "tool_use"]
-    said = {"thinking": "", "signature": "", "text": "", "partial_json": ""}
+    streamed = {"thinking": "", "signature": "", "text": "", "partial_json": ""}
     for event in events:
         if event.type == "content_block_delta":
-            for field in said:
-                said[field] += getattr(event.delta, field, "")
-    assert (said["thinking"], said["text"]) == ("hm hm", "I look.")
-    assert said["signature"] == thinking.signature != ""
-    assert said["partial_json"].endswith("{}")
-    assert json.loads(said["partial_json"].removesuffix("{}")) == first.input
+            for field in streamed:
+                streamed[field] += getattr(event.delta, field, "")
+    assert (streamed["thinking"], streamed["text"]) == ("hm hm", "I look.")
+    assert streamed["signature"] == thinking.signature != ""
+    assert streamed["partial_json"].endswith("{}")
+    assert json.loads(streamed["partial_json"].removesuffix("{}")) == first.input
 
 
-async def test_thinking_may_be_left_out_of_the_answer(client, engine):
+async def test_thinking_text_can_be_omitted(client, engine):
     engine.tokenizer.markers = THINKING
     engine.script = saying("<think>secret</think>", "yes")
     body = ask(thinking={"type": "adaptive", "display": "omitted"})
@@ -136,7 +136,7 @@ async def test_thinking_may_be_left_out_of_the_answer(client, engine):
     assert "secret" not in whole.text + stream.text
 
 
-async def test_an_answer_may_be_sent_back_as_it_came(client, engine):
+async def test_a_response_can_be_sent_back_unchanged(client, engine):
     engine.tokenizer.markers = THINKING
     engine.script = saying("<think>hm</think>yes", '<tool_call>{"name": "look", "arguments": {}}</tool_call>')
     answer = (await client.post(PATH, json=ask(tools=[LOOK]))).json()
@@ -146,8 +146,8 @@ async def test_an_answer_may_be_sent_back_as_it_came(client, engine):
         history = [*HELLO, {"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
         response = await client.post(PATH, json=ask(messages=history))
         assert response.status_code == 200, response.text
-    *_, said, _ = engine.tokenizer.rendered[-1][0]
-    assert (said["content"], said["reasoning_content"]) == ("yes", "hm")
+    *_, rendered, _ = engine.tokenizer.rendered[-1][0]
+    assert (rendered["content"], rendered["reasoning_content"]) == ("yes", "hm")
 
 
 async def test_the_conversation_reaches_the_template_as_a_chat(client, engine):
@@ -208,10 +208,10 @@ async def test_tools_reach_the_template_with_their_examples(client, engine):
     ],
     ids=lambda value: value.get("type") if isinstance(value, dict) else "",
 )
-def test_a_choice_of_tools_is_the_chats(choice, mode, names):
+def test_tool_choice_is_converted(choice, mode, names):
     for is_single in (False, True) if mode != "none" else (None,):
         more = {} if is_single is None else {"disable_parallel_tool_use": is_single}
-        chat = as_chat(MessagesRequest(**ask(tools=[LOOK], tool_choice=choice | more)))
+        chat = to_chat_request(MessagesRequest(**ask(tools=[LOOK], tool_choice=choice | more)))
         assert (chat.tool_choice.mode, chat.tool_choice.names) == (mode, names)
         assert chat.parallel_tool_calls is not bool(is_single)
 
@@ -230,7 +230,7 @@ def test_a_choice_of_tools_is_the_chats(choice, mode, names):
     ],
     ids=str,
 )
-async def test_how_to_think_reaches_the_template(client, engine, fields, arguments):
+async def test_thinking_and_effort_reach_the_template(client, engine, fields, arguments):
     response = await client.post(PATH, json=ask(**fields))
     assert response.status_code == 200, response.text
     assert (engine.tokenizer.rendered[0][1] or {}) == arguments
@@ -282,18 +282,18 @@ async def test_null_means_default_for_every_field(client, engine):
     ],
     ids=str,
 )
-async def test_a_field_that_asks_for_nothing_changes_nothing(client, field):
+async def test_fields_without_effect_are_accepted(client, field):
     response = await client.post(PATH, json=ask(**field))
     assert response.status_code == 200, response.text
     assert "hello" in valid_message(response.json()).content[0].text
 
 
-async def test_who_asks_for_diagnostics_is_told_that_there_are_none(client):
+async def test_diagnostics_are_unavailable(client):
     response = await client.post(PATH, json=ask(diagnostics={"previous_message_id": "msg_1"}))
     assert valid_message(response.json()).diagnostics.cache_miss_reason.type == "unavailable"
 
 
-async def test_count_tokens_counts_what_an_answer_would_be_billed_for(client, engine):
+async def test_count_tokens_equals_the_input_tokens_of_a_message(client, engine):
     body = {"messages": HELLO, "system": "be kind", "tools": [LOOK]}
     counted = (await client.post(COUNT, json=body)).json()
     assert not engine.requests
@@ -308,28 +308,28 @@ async def test_count_tokens_counts_what_an_answer_would_be_billed_for(client, en
         ("GET", PATH, 405, "invalid_request_error"),
     ],
 )
-async def test_addresses_that_are_not_there_are_told_in_the_same_shape(client, method, path, status, kind):
+async def test_unknown_paths_get_anthropics_error_object(client, method, path, status, kind):
     response = await client.request(method, path)
     assert response.status_code == status
     assert_anthropic_error(response.json(), kind)
 
 
-async def test_a_thread_is_refused_in_the_way_that_the_sdk_acts_upon(client):
+async def test_thread_is_refused_with_the_error_that_the_sdk_expects(client):
     response = await client.post(PATH, json=ask(thread={"type": "create"}))
     assert response.status_code == 400
     error = response.json()["error"]
     details = valid(ThreadUnsupportedRequestErrorDetails, error.pop("details"))
     assert details.error_code == "thread_unsupported_request"
-    assert error["message"].startswith("'thread' is not supported: conversations are not kept here")
+    assert error["message"].startswith("'thread' is not supported: conversations are not stored here")
 
 
-async def test_other_paths_keep_openais_shape(client):
+async def test_other_paths_get_openais_error_object(client):
     response = await client.get("/v1/messagesx")
     assert set(response.json()) == {"error"}
     assert "request-id" not in response.headers
 
 
-async def test_what_the_framework_finds_is_told_in_the_same_shape(client):
+async def test_body_errors_get_anthropics_error_object(client):
     huge = await client.post(PATH, json=ask(system="x" * 200_000))
     assert huge.status_code == 413
     assert "--max-body-bytes" in assert_anthropic_error(huge.json())
@@ -345,7 +345,7 @@ async def test_what_the_framework_finds_is_told_in_the_same_shape(client):
     ("refusal", "status", "kind"),
     [("draining", 503, "overloaded_error"), ("engine_dead", 503, "overloaded_error")],
 )
-async def test_an_engine_that_takes_nothing_is_overloaded(client, engine, refusal, status, kind):
+async def test_an_unavailable_engine_is_an_overloaded_error(client, engine, refusal, status, kind):
     engine.refusal = refusal
     response = await client.post(PATH, json=ask())
     assert response.status_code == status

@@ -1,4 +1,4 @@
-"""How likely the tokens were, in OpenAI's shapes; a token of the fake engine is a byte."""
+"""Log probabilities in OpenAI's two formats. A token of the fake engine is one byte."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import math
 import pytest
 
 from engine.request import Delta, Finished, TokenLogprob, Usage
-from server.output.logprobs import CompletionTokens, chat_logprobs
+from server.output.logprobs import CompletionLogprobsBuilder, chat_logprobs
 from tests.server.fake_engine import says
 from tests.server.openai_shapes import (
     assert_error,
@@ -32,11 +32,11 @@ async def complete(client, **fields):
     return response
 
 
-def said(piece: bytes, logprob: float = -1.0, *top: tuple[int, bytes, float]) -> TokenLogprob:
+def entry_of(piece: bytes, logprob: float = -1.0, *top: tuple[int, bytes, float]) -> TokenLogprob:
     return TokenLogprob(0, piece, logprob, top)
 
 
-async def test_a_chat_tells_each_tokens_own_and_the_likeliest(client, engine):
+async def test_chat_logprobs_have_the_sampled_token_and_the_most_likely_ones(client, engine):
     engine.script = says("az")
     answer = valid_chat((await chat(client, logprobs=True, top_logprobs=2)).json())
     first, second = answer.choices[0].logprobs.content
@@ -50,7 +50,7 @@ async def test_a_chat_tells_each_tokens_own_and_the_likeliest(client, engine):
     assert "z" not in {one.token for one in second.top_logprobs}
 
 
-async def test_a_chat_tells_nothing_unasked_and_no_alternatives_by_default(client, engine):
+async def test_chat_logprobs_are_off_by_default_and_alternatives_are_optional(client, engine):
     engine.script = says("a")
     assert valid_chat((await chat(client)).json()).choices[0].logprobs is None
     assert engine.requests[-1].top_logprobs is None
@@ -61,22 +61,22 @@ async def test_a_chat_tells_nothing_unasked_and_no_alternatives_by_default(clien
 
 
 @pytest.mark.parametrize("text", ["plain", "é ✓ 🙂", ""])
-async def test_a_stream_tells_what_a_whole_answer_tells(client, engine, text):
+async def test_a_stream_has_the_same_logprobs_as_a_whole_response(client, engine, text):
     engine.script = says(*text)
     whole = valid_chat((await chat(client, logprobs=True, top_logprobs=3)).json()).choices[0]
     chunks = valid_chat_chunks((await chat(client, logprobs=True, top_logprobs=3, stream=True)).text)
     choices = [chunk.choices[0] for chunk in chunks]
     assert "".join(choice.delta.content or "" for choice in choices) == whole.message.content == text
-    told = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
-    assert told == whole.logprobs.content
-    assert bytes(byte for entry in told for byte in entry.bytes) == text.encode()
+    logprobs = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
+    assert logprobs == whole.logprobs.content
+    assert bytes(byte for entry in logprobs for byte in entry.bytes) == text.encode()
 
 
-async def test_tokens_that_complete_no_character_yet_are_told_at_once(client, engine):
+async def test_tokens_of_an_incomplete_character_have_logprobs_at_once(client, engine):
     def script(_, job):
-        job.sink(Delta("", (said(b"\xe2"),)))
-        job.sink(Delta("", (said(b"\x9c"),)))
-        job.sink(Delta("✓", (said(b"\x93"),)))
+        job.sink(Delta("", (entry_of(b"\xe2"),)))
+        job.sink(Delta("", (entry_of(b"\x9c"),)))
+        job.sink(Delta("✓", (entry_of(b"\x93"),)))
         return Finished("stop", Usage(), (0xE2, 0x9C, 0x93))
 
     engine.script = script
@@ -89,62 +89,62 @@ async def test_tokens_that_complete_no_character_yet_are_told_at_once(client, en
     ]
     chunks = valid_chat_chunks((await chat(client, logprobs=True, stream=True)).text)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "✓"
-    told = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
-    assert [entry for logprobs in told for entry in logprobs.content] == whole.logprobs.content
+    all_logprobs = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+    assert [entry for logprobs in all_logprobs for entry in logprobs.content] == whole.logprobs.content
 
 
-async def test_a_completion_tells_lists(client, engine):
+async def test_a_completion_has_logprobs_as_parallel_lists(client, engine):
     engine.script = says("a", "é", "z")
-    told = valid_completion((await complete(client, logprobs=1)).json()).choices[0].logprobs
-    assert told.tokens == ["a", "bytes:\\xc3", "bytes:\\xa9", "z"]
-    assert told.token_logprobs == [-97 / 4, -0xC3 / 4, -0xA9 / 4, -122 / 4]
-    assert told.text_offset == [0, 1, 1, 2]
-    assert told.top_logprobs[3] == {"a": -0.25, "z": -122 / 4}
+    logprobs = valid_completion((await complete(client, logprobs=1)).json()).choices[0].logprobs
+    assert logprobs.tokens == ["a", "bytes:\\xc3", "bytes:\\xa9", "z"]
+    assert logprobs.token_logprobs == [-97 / 4, -0xC3 / 4, -0xA9 / 4, -122 / 4]
+    assert logprobs.text_offset == [0, 1, 1, 2]
+    assert logprobs.top_logprobs[3] == {"a": -0.25, "z": -122 / 4}
 
 
-async def test_a_completions_own_token_stands_among_the_likeliest_even_with_none_of_them(client, engine):
+async def test_top_logprobs_of_a_completion_include_the_sampled_token_even_with_logprobs_0(client, engine):
     engine.script = says("z")
-    told = valid_completion((await complete(client, logprobs=0)).json()).choices[0].logprobs
-    assert told.top_logprobs == [{"z": -122 / 4}]
+    logprobs = valid_completion((await complete(client, logprobs=0)).json()).choices[0].logprobs
+    assert logprobs.top_logprobs == [{"z": -122 / 4}]
     assert valid_completion((await complete(client)).json()).choices[0].logprobs is None
 
 
 def streamed(body: str, index: int = 0) -> tuple[str, dict[str, list]]:
-    """A choice's text and all that is told of it."""
+    """Return the text and the log probabilities of a choice, collected from all chunks."""
     *chunks, done = stream_data(body)
     assert done == "[DONE]"
-    text, told = "", {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    text, logprobs = "", {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for choice in (choice for chunk in chunks for choice in json.loads(chunk)["choices"]):
         if choice["index"] != index:
             continue
         text += choice["text"]
         for name, values in (choice["logprobs"] or {}).items():
-            told[name] += values
-    return text, told
+            logprobs[name] += values
+    return text, logprobs
 
 
 @pytest.mark.parametrize("fields", [{}, {"echo": True}, {"echo": True, "n": 2}])
-async def test_a_completions_stream_tells_what_a_whole_answer_tells(client, engine, fields):
+async def test_a_completion_stream_has_the_same_logprobs_as_a_whole_response(client, engine, fields):
     engine.script = says(*"wörld")
     whole = (await complete(client, prompt="hé ", logprobs=2, **fields)).json()
     body = (await complete(client, prompt="hé ", logprobs=2, stream=True, **fields)).text
     for choice in whole["choices"]:
-        text, told = streamed(body, choice["index"])
-        assert (text, told) == (choice["text"], choice["logprobs"])
+        text, logprobs = streamed(body, choice["index"])
+        assert (text, logprobs) == (choice["text"], choice["logprobs"])
         assert text == ("hé wörld" if fields else "wörld")
-        assert [text[at] for at in told["text_offset"]] == [
+        assert [text[at] for at in logprobs["text_offset"]] == [
             character for character in text for _ in character.encode()
         ]
 
 
-async def test_echo_says_the_prompt_first(client, engine):
+async def test_echo_puts_the_prompt_first(client, engine):
     engine.script = says("a", "b")
     assert (await complete(client, prompt="hey ", echo=True)).json()["choices"][0]["text"] == "hey ab"
     assert not engine.requests[-1].prompt_logprobs
     assert streamed((await complete(client, prompt="hey ", echo=True, stream=True)).text)[0] == "hey ab"
 
 
-async def test_echo_says_each_choices_own_prompt_and_decodes_token_ids(client, engine):
+async def test_echo_repeats_each_choices_own_prompt_and_decodes_token_ids(client, engine):
     engine.script = says("!")
     fields = {"prompt": [[104, 105], [121, 111]], "n": 2, "echo": True}
     answers = valid_completion((await complete(client, **fields)).json())
@@ -153,7 +153,7 @@ async def test_echo_says_each_choices_own_prompt_and_decodes_token_ids(client, e
     assert [streamed(body, index)[0] for index in range(4)] == ["hi!", "hi!", "yo!", "yo!"]
 
 
-async def test_echo_says_the_prompt_though_nothing_follows(client, engine):
+async def test_echo_repeats_the_prompt_even_if_nothing_follows(client, engine):
     engine.script = says()
     for fields in ({}, {"logprobs": 1}):
         answer = (await complete(client, prompt="hey", echo=True, **fields)).json()["choices"][0]
@@ -164,33 +164,36 @@ async def test_echo_says_the_prompt_though_nothing_follows(client, engine):
         )
 
 
-async def test_echo_with_logprobs_tells_the_prompts_tokens_and_of_the_first_nothing(client, engine):
+async def test_echo_with_logprobs_includes_the_prompts_tokens_with_null_for_the_first(client, engine):
     engine.script = says("c")
-    told = (await complete(client, prompt="ab", echo=True, logprobs=1)).json()["choices"][0]["logprobs"]
+    logprobs = (await complete(client, prompt="ab", echo=True, logprobs=1)).json()["choices"][0]["logprobs"]
     assert engine.requests[-1].prompt_logprobs
-    assert told["tokens"] == ["a", "b", "c"]
-    assert told["token_logprobs"] == [None, -98 / 4, -99 / 4]
-    assert told["top_logprobs"] == [None, {"a": -0.25, "b": -98 / 4}, {"a": -0.25, "c": -99 / 4}]
-    assert told["text_offset"] == [0, 1, 2]
+    assert logprobs["tokens"] == ["a", "b", "c"]
+    assert logprobs["token_logprobs"] == [None, -98 / 4, -99 / 4]
+    assert logprobs["top_logprobs"] == [None, {"a": -0.25, "b": -98 / 4}, {"a": -0.25, "c": -99 / 4}]
+    assert logprobs["text_offset"] == [0, 1, 2]
 
 
-def test_no_probability_is_a_finite_number():
-    entries = [said(b"x", -math.inf, (1, b"y", math.nan)), said(b"x", -10_000.0)]
+def test_a_probability_of_zero_is_a_finite_number():
+    entries = [entry_of(b"x", -math.inf, (1, b"y", math.nan)), entry_of(b"x", -10_000.0)]
     (first, second) = chat_logprobs(entries).content
     assert (first.logprob, first.top_logprobs[0].logprob, second.logprob) == (-9999.0, -9999.0, -9999.0)
-    told = CompletionTokens().add(entries, "xx")
-    assert told.token_logprobs == [-9999.0, -9999.0]
+    logprobs = CompletionLogprobsBuilder().add(entries, "xx")
+    assert logprobs.token_logprobs == [-9999.0, -9999.0]
 
 
-def test_offsets_pass_over_tokens_that_the_prompts_text_does_not_show():
-    tokens = CompletionTokens()
-    prompt = [TokenLogprob(1, b"<s>", None), said(b" Hello"), said(b" you")]
+def test_offsets_skip_tokens_that_are_not_in_the_prompts_text():
+    tokens = CompletionLogprobsBuilder()
+    prompt = [TokenLogprob(1, b"<s>", None), entry_of(b" Hello"), entry_of(b" you")]
     assert tokens.add_prompt(prompt, "Hello you").text_offset == [0, 0, 5]
-    assert tokens.add([said(b"!"), said(b"!")], "!!").text_offset == [9, 10]
+    assert tokens.add([entry_of(b"!"), entry_of(b"!")], "!!").text_offset == [9, 10]
 
 
-def test_offsets_pass_over_a_space_that_the_answer_does_not_begin_with():
-    assert CompletionTokens().add([said(b" Hi"), said(b" you")], "Hi you").text_offset == [0, 2]
+def test_offsets_skip_a_leading_space_that_the_text_does_not_have():
+    assert CompletionLogprobsBuilder().add([entry_of(b" Hi"), entry_of(b" you")], "Hi you").text_offset == [
+        0,
+        2,
+    ]
 
 
 WRONG = [
@@ -206,9 +209,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("path", "fields", "param", "code", "told"), WRONG, ids=repr)
-async def test_wrong_fields_are_400s_that_name_them(client, path, fields, param, code, told):
+@pytest.mark.parametrize(("path", "fields", "param", "code", "phrase"), WRONG, ids=repr)
+async def test_wrong_fields_are_400s_that_name_them(client, path, fields, param, code, phrase):
     prompt = {"messages": HELLO} if path == CHAT else {"prompt": "a"}
     response = await client.post(path, json={**prompt, **fields})
     assert response.status_code == 400
-    assert told in assert_error(response.json(), param, code)
+    assert phrase in assert_error(response.json(), param, code)

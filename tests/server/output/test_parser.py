@@ -1,4 +1,4 @@
-"""What the model wrote is told apart rightly, and alike however its text is dealt out."""
+"""Content, reasoning and tool calls are parsed the same however the text is split."""
 
 import json
 from dataclasses import replace
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from engine.model.tool_calls import read_calls
 from engine.request import Delta, Finished, TokenLogprob, Usage
 from server.output.parser import MarkerParser, ToolCallRules, parser_factory
-from server.output.partial_text import JsonStrings
-from server.output.parts import Answer, CallPart, PlainParser, ReasoningPart, TextPart
+from server.output.partial_text import JsonStringTracker
+from server.output.parts import ChoiceOutput, PlainParser, ReasoningPart, TextPart, ToolCallPart
 from tests.server.fake_engine import CALLING, THINKING, marker
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -24,24 +24,24 @@ def parse(text):
 
 
 def read(pieces, markers=THINKING, is_thinking=False, rules=ToolCallRules(parse), reason="stop"):  # noqa: B008
-    reader = MarkerParser(markers, is_thinking, rules)
-    parts = [part for piece in pieces for part in reader.read(Delta(piece))]
-    answer = Answer()
-    for part in parts + reader.end(Finished(reason, Usage())):
-        answer.add(part)
-    return answer
+    parser = MarkerParser(markers, is_thinking, rules)
+    parts = [part for piece in pieces for part in parser.read(Delta(piece))]
+    output = ChoiceOutput()
+    for part in parts + parser.end(Finished(reason, Usage())):
+        output.add(part)
+    return output
 
 
-def told(answer):
+def parsed(output):
     return (
-        answer.reasoning,
-        answer.text,
-        [(call.name, call.arguments) for call in answer.calls],
-        answer.reason,
+        output.reasoning,
+        output.text,
+        [(call.name, call.arguments) for call in output.tool_calls],
+        output.finish_reason,
     )
 
 
-READINGS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
+CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hello", "", "hello", []),
     ("  hello \n", "", "  hello \n", []),
     (" \n", "", " \n", []),
@@ -77,15 +77,15 @@ READINGS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("text", "reasoning", "content", "calls"), READINGS, ids=[repr(r[0]) for r in READINGS]
-)
-def test_thinking_calls_and_content_are_told_apart_wherever_the_text_is_cut(text, reasoning, content, calls):
+@pytest.mark.parametrize(("text", "reasoning", "content", "calls"), CASES, ids=[repr(r[0]) for r in CASES])
+def test_reasoning_tool_calls_and_content_are_separated_wherever_the_text_is_split(
+    text, reasoning, content, calls
+):
     wanted = (reasoning, content, calls, "tool_calls" if calls else "stop")
-    assert told(read([text])) == wanted
-    assert told(read(list(text))) == wanted
+    assert parsed(read([text])) == wanted
+    assert parsed(read(list(text))) == wanted
     for at in range(1, len(text)):
-        assert told(read([text[:at], text[at:]])) == wanted
+        assert parsed(read([text[:at], text[at:]])) == wanted
 
 
 FRAGMENTS = st.sampled_from(
@@ -110,79 +110,79 @@ FRAGMENTS = st.sampled_from(
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(FRAGMENTS, max_size=8), st.data(), st.booleans(), st.sampled_from(["stop", "length"]))
-def test_however_text_is_dealt_out_the_parts_are_the_same(fragments, data, is_thinking, reason):
+def test_the_output_is_the_same_however_the_text_is_split(fragments, data, is_thinking, reason):
     text = "".join(fragments)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert told(read(pieces, is_thinking=is_thinking, reason=reason)) == told(
+    assert parsed(read(pieces, is_thinking=is_thinking, reason=reason)) == parsed(
         read([text], is_thinking=is_thinking, reason=reason)
     )
 
 
 @settings(deadline=None)
 @given(st.lists(FRAGMENTS, max_size=8))
-def test_without_markers_and_blanks_nothing_of_the_text_is_lost(fragments):
+def test_without_reasoning_and_tools_no_text_is_lost(fragments):
     text = "".join(fragments)
-    answer = read([text], rules=None, markers=CALLING)
-    assert answer.text == text
+    output = read([text], rules=None, markers=CALLING)
+    assert output.text == text
 
 
-def test_a_prompt_that_began_the_thinking_needs_no_marker():
-    assert told(read(["hm</think>hello"], is_thinking=True)) == ("hm", "hello", [], "stop")
+def test_if_the_prompt_opened_the_reasoning_no_start_marker_is_needed():
+    assert parsed(read(["hm</think>hello"], is_thinking=True)) == ("hm", "hello", [], "stop")
 
 
-def test_a_call_that_was_cut_short_is_text_and_the_finish_says_so():
+def test_a_tool_call_that_was_cut_short_is_text_with_finish_reason_length():
     text = CALL.removesuffix("</tool_call>")
-    assert told(read([text], reason="length")) == ("", text, [], "length")
-    assert told(read([CALL + " and"], reason="length")) == ("", " and", [F], "length")
+    assert parsed(read([text], reason="length")) == ("", text, [], "length")
+    assert parsed(read([CALL + " and"], reason="length")) == ("", " and", [F], "length")
 
 
-def test_when_one_call_is_asked_for_the_answer_ends_with_it():
+def test_without_parallel_tool_calls_the_output_ends_with_the_first_one():
     one = ToolCallRules(parse, is_parallel=False)
-    assert told(read([CALL, "\nmore ", OTHER], rules=one)) == ("", "", [F], "tool_calls")
+    assert parsed(read([CALL, "\nmore ", OTHER], rules=one)) == ("", "", [F], "tool_calls")
     several = ToolCallRules(lambda _: parse('{"name": "g"}') * 2, is_parallel=False)
-    assert told(read([CALL], rules=several)) == ("", "", [G], "tool_calls")
+    assert parsed(read([CALL], rules=several)) == ("", "", [G], "tool_calls")
 
 
-def test_without_tools_calls_are_text():
-    assert told(read([CALL], rules=None)) == ("", CALL, [], "stop")
+def test_without_tools_tool_calls_are_text():
+    assert parsed(read([CALL], rules=None)) == ("", CALL, [], "stop")
 
 
-def test_a_form_without_an_end_lasts_to_the_end():
+def test_a_tool_call_format_without_an_end_marker_lasts_to_the_end():
     markers = replace(CALLING, call_start=marker("[CALLS]"), call_end=None, call_format="mistral")
-    assert told(read(['hm [CALLS]{"name": ', '"g"}'], markers)) == ("", "hm ", [G], "tool_calls")
-    assert told(read(['hm [CALLS]{"name": '], markers)) == ("", 'hm [CALLS]{"name": ', [], "stop")
+    assert parsed(read(['hm [CALLS]{"name": ', '"g"}'], markers)) == ("", "hm ", [G], "tool_calls")
+    assert parsed(read(['hm [CALLS]{"name": '], markers)) == ("", 'hm [CALLS]{"name": ', [], "stop")
 
 
-def test_separators_are_no_content():
+def test_separators_are_not_content():
     markers = replace(THINKING, separators=(marker("<|say|>"), marker("<|said|>")))
-    assert told(read(["<think>hm</think><|say|>hello<|sa", "id|>"], markers)) == ("hm", "hello", [], "stop")
+    assert parsed(read(["<think>hm</think><|say|>hello<|sa", "id|>"], markers)) == ("hm", "hello", [], "stop")
 
 
-def test_each_call_has_its_place_and_an_id_of_its_own():
-    answer = read([CALL + OTHER])
-    assert [call.index for call in answer.calls] == [0, 1]
-    assert len({call.id for call in answer.calls}) == 2
-    assert all(call.id.startswith("call_") and len(call.id) == 29 for call in answer.calls)
+def test_each_tool_call_has_an_index_and_a_unique_id():
+    output = read([CALL + OTHER])
+    assert [call.index for call in output.tool_calls] == [0, 1]
+    assert len({call.id for call in output.tool_calls}) == 2
+    assert all(call.id.startswith("call_") and len(call.id) == 29 for call in output.tool_calls)
 
 
-def test_text_is_told_at_once_but_for_what_may_begin_a_marker():
-    reader = MarkerParser(THINKING, False, ToolCallRules(parse))
-    assert reader.read(Delta("<thi")) == []
-    assert reader.read(Delta("s is")) == [TextPart("<this is")]
-    assert reader.read(Delta(" good <to")) == [TextPart(" good ")]
-    assert reader.read(Delta("p>")) == [TextPart("<top>")]
+def test_text_is_emitted_at_once_except_for_a_possible_marker():
+    parser = MarkerParser(THINKING, False, ToolCallRules(parse))
+    assert parser.read(Delta("<thi")) == []
+    assert parser.read(Delta("s is")) == [TextPart("<this is")]
+    assert parser.read(Delta(" good <to")) == [TextPart(" good ")]
+    assert parser.read(Delta("p>")) == [TextPart("<top>")]
 
 
-def test_a_call_is_told_as_soon_as_it_is_whole():
-    reader = MarkerParser(THINKING, True, ToolCallRules(parse))
-    assert reader.read(Delta("hm ")) == [ReasoningPart("hm")]
-    assert reader.read(Delta("so</think>" + CALL[:-1])) == [ReasoningPart(" so")]
-    (call,) = reader.read(Delta(CALL[-1]))
-    assert isinstance(call, CallPart)
+def test_a_tool_call_is_emitted_as_soon_as_it_is_complete():
+    parser = MarkerParser(THINKING, True, ToolCallRules(parse))
+    assert parser.read(Delta("hm ")) == [ReasoningPart("hm")]
+    assert parser.read(Delta("so</think>" + CALL[:-1])) == [ReasoningPart(" so")]
+    (call,) = parser.read(Delta(CALL[-1]))
+    assert isinstance(call, ToolCallPart)
 
 
-def test_models_that_mark_nothing_are_read_plainly():
+def test_models_without_markers_get_the_plain_parser():
     assert parser_factory(CALLING, False, None) is PlainParser
     assert isinstance(parser_factory(CALLING, False, ToolCallRules(parse))(), MarkerParser)
     assert isinstance(parser_factory(THINKING, False, None)(), MarkerParser)
@@ -201,11 +201,11 @@ def test_models_that_mark_nothing_are_read_plainly():
         (f"<think>hm</think>{CALL}<think>so</think>", False, 34),
     ],
 )
-def test_tokens_of_thinking_are_counted(text, is_open, count):
-    reader = MarkerParser(THINKING, is_open, ToolCallRules(parse))
-    reader.read(Delta(text))
-    reader.end(Finished("stop", Usage(), tuple(text.encode())))
-    assert reader.num_reasoning_tokens == count
+def test_reasoning_tokens_are_counted(text, is_open, count):
+    parser = MarkerParser(THINKING, is_open, ToolCallRules(parse))
+    parser.read(Delta(text))
+    parser.end(Finished("stop", Usage(), tuple(text.encode())))
+    assert parser.num_reasoning_tokens == count
 
 
 def _entries(text):
@@ -213,23 +213,23 @@ def _entries(text):
 
 
 @given(st.data())
-def test_content_brings_the_log_probabilities_of_its_own_tokens(data):
+def test_content_has_the_logprobs_of_its_own_tokens_only(data):
     text = f"<think>hm</think>\nżółw 😀{CALL} ok"
-    reader = MarkerParser(THINKING, False, ToolCallRules(parse))
+    parser = MarkerParser(THINKING, False, ToolCallRules(parse))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
     parts = []
     for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        parts += reader.read(Delta(text[a:b], _entries(text[a:b])))
-    answer = Answer()
-    for part in [*parts, *reader.end(Finished("stop", Usage()))]:
-        answer.add(part)
-    assert b"".join(entry.token_bytes for entry in answer.logprobs).decode() == answer.text == "żółw 😀 ok"
+        parts += parser.read(Delta(text[a:b], _entries(text[a:b])))
+    output = ChoiceOutput()
+    for part in [*parts, *parser.end(Finished("stop", Usage()))]:
+        output.add(part)
+    assert b"".join(entry.token_bytes for entry in output.logprobs).decode() == output.text == "żółw 😀 ok"
 
 
 @given(st.text(st.sampled_from('a"\\{'), max_size=20), st.integers(0, 20))
 @example('"\\"', 2)
-def test_open_strings_are_known_however_the_json_is_dealt_out(text, at):
-    strings = JsonStrings()
+def test_open_strings_are_tracked_however_the_json_is_split(text, at):
+    strings = JsonStringTracker()
     strings.feed(text[:at])
     strings.feed(text[at:])
     is_open, is_escaped = False, False

@@ -1,4 +1,4 @@
-"""Thinking is told apart from the answer, counted, and asked for."""
+"""Reasoning is separated from the content, counted, and controlled by the request."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def thinker(engine):
     return engine
 
 
-async def test_thinking_is_no_content(client, thinker):
+async def test_reasoning_is_not_content(client, thinker):
     thinker.script = says(*THOUGHT)
     response = await client.post(PATH, json={"messages": HELLO})
     answer = valid_chat(response.json())
@@ -27,7 +27,7 @@ async def test_thinking_is_no_content(client, thinker):
     assert answer.usage.completion_tokens == len(THOUGHT)
 
 
-async def test_thinking_is_streamed_as_it_comes(client, thinker):
+async def test_reasoning_is_streamed(client, thinker):
     thinker.script = says(*THOUGHT)
     asked = {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}
     *chunks, closing = valid_chat_chunks((await client.post(PATH, json=asked)).text)
@@ -38,7 +38,7 @@ async def test_thinking_is_streamed_as_it_comes(client, thinker):
     assert closing.usage.completion_tokens_details.reasoning_tokens == len("<think>\nhm, so\n</think>")
 
 
-async def test_a_prompt_may_have_begun_the_thinking(client, thinker):
+async def test_the_prompt_may_have_opened_the_reasoning(client, thinker):
     thinker.tokenizer.opening = "assistant: <think>"
     thinker.script = says("hm</think>Hi!")
     answer = valid_chat((await client.post(PATH, json={"messages": HELLO})).json())
@@ -47,7 +47,7 @@ async def test_a_prompt_may_have_begun_the_thinking(client, thinker):
     assert answer.usage.completion_tokens_details.reasoning_tokens == len("hm</think>")
 
 
-async def test_an_answer_that_was_cut_while_thinking_has_no_content(client, thinker):
+async def test_a_response_cut_off_in_the_reasoning_has_no_content(client, thinker):
     thinker.script = says("<think>hm", reason="length")
     response = await client.post(PATH, json={"messages": HELLO, "n": 2})
     for choice in valid_chat(response.json()).choices:
@@ -56,21 +56,21 @@ async def test_an_answer_that_was_cut_while_thinking_has_no_content(client, thin
     assert response.json()["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2 * len("<think>hm")
 
 
-async def test_without_thinking_nothing_is_said_of_it(client, thinker):
+async def test_without_reasoning_there_is_no_reasoning_field(client, thinker):
     thinker.script = says("Hi!")
     response = await client.post(PATH, json={"messages": HELLO})
     assert "reasoning_content" not in response.json()["choices"][0]["message"]
     assert response.json()["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
 
 
-async def test_plain_completions_show_the_text_as_it_is(client, thinker):
+async def test_completions_return_the_text_unparsed(client, thinker):
     thinker.script = says(THOUGHT)
     response = await client.post("/v1/completions", json={"prompt": "hello"})
     assert response.json()["choices"][0]["text"] == THOUGHT
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-async def test_earlier_thinking_reaches_the_template(client, thinker, name):
+async def test_earlier_reasoning_reaches_the_template(client, thinker, name):
     answer = {"role": "assistant", "content": "Hi!", name: "hm"}
     response = await client.post(PATH, json={"messages": [*HELLO, answer, *HELLO]})
     assert response.status_code == 200, response.text
@@ -100,7 +100,7 @@ async def test_an_unknown_effort_is_refused(client, effort):
     assert "'minimal'" in assert_error(response.json(), "reasoning_effort", "invalid_value")
 
 
-async def test_what_must_be_said_comes_after_the_thinking(client, thinker):
+async def test_a_required_tool_call_comes_after_the_reasoning(client, thinker):
     tool = {"type": "function", "function": {"name": "f"}}
     asked = {"messages": HELLO, "tools": [tool], "tool_choice": "required"}
     await client.post(PATH, json=asked)

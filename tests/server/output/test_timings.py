@@ -1,4 +1,4 @@
-"""Every answer says what it took, in llama-server's words."""
+"""Every response has timings, with the names of llama-server."""
 
 import json
 
@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from engine.request import DraftingReport, Usage
-from server.output.usage import time_sequences
+from server.output.usage import measure_timings
 from tests.server import fake_engine
 from tests.server.openai_shapes import stream_data, valid_timings
 
@@ -24,7 +24,7 @@ DRAFTING = DraftingReport(
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_an_answer_carries_its_timings(client, engine, path):
+async def test_a_response_has_timings(client, engine, path):
     engine.drafting = DRAFTING
     answer = (await client.post(path, json=BODIES[path])).json()
     timings = valid_timings(answer["timings"])
@@ -49,7 +49,7 @@ async def test_an_answer_carries_its_timings(client, engine, path):
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("include_usage", [True, False])
-async def test_the_last_chunk_of_a_stream_and_no_other_carries_them(client, engine, path, n, include_usage):
+async def test_only_the_last_chunk_of_a_stream_has_timings(client, engine, path, n, include_usage):
     engine.drafting = DRAFTING
     options = {"stream": True, "n": n, "stream_options": {"include_usage": include_usage}}
     whole = (await client.post(path, json=BODIES[path] | {"n": n})).json()
@@ -63,7 +63,7 @@ async def test_the_last_chunk_of_a_stream_and_no_other_carries_them(client, engi
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_they_say_what_became_of_drafts_of_another_vocabulary(client, engine, path):
+async def test_timings_count_translated_drafts(client, engine, path):
     counts = {"translated": 9, "absorbed": 2, "resynchronised": 1, "skipped": 3}
     engine.drafting = DraftingReport(
         by_source=(("draft-model", 14, 11),), strategy="context", translation=counts
@@ -80,7 +80,7 @@ async def test_they_say_what_became_of_drafts_of_another_vocabulary(client, engi
     assert "translation" not in answer["timings"]
 
 
-def test_the_sdk_lets_them_be_read(url, engine):
+def test_the_sdk_gives_access_to_timings(url, engine):
     engine.drafting = DRAFTING
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     answer = client.chat.completions.create(model="alias", **BODIES[CHAT])
@@ -89,22 +89,22 @@ def test_the_sdk_lets_them_be_read(url, engine):
     assert last.timings["by_source"]["suffix"]["draft_n"] == 10
 
 
-async def test_a_stream_that_fails_carries_none(client, engine):
+async def test_a_stream_that_fails_has_no_timings(client, engine):
     engine.script = fake_engine.fail_midway
     response = await client.post(CHAT, json=BODIES[CHAT] | {"stream": True})
     assert "timings" not in response.text
 
 
-def test_choices_are_added_up_and_their_times_overlap():
+def test_counts_of_choices_are_summed_and_their_times_overlap():
     early = Usage(10, 4, 20, queue_s=1, prefill_s=2, first_token_s=2.5, total_s=4, drafting=DRAFTING)
     late = Usage(10, 9, 30, queue_s=2, prefill_s=3, first_token_s=3.5, total_s=7, drafting=DraftingReport())
-    timings = time_sequences([early, late])
+    timings = measure_timings([early, late])
     assert (timings.cache_n, timings.prompt_n, timings.predicted_n) == (13, 7, 50)
     assert (timings.prompt_ms, timings.predicted_ms, timings.predicted_per_second) == (2500, 5000, 10)
     assert (timings.draft_n, timings.draft_n_accepted, timings.forwards) == (14, 11, 5)
     assert timings.gate.decision == "lookup"
 
 
-def test_a_sequence_of_no_time_has_no_rates():
-    timings = time_sequences([Usage(num_prompt_tokens=3)])
+def test_a_sequence_that_took_no_time_has_rates_of_zero():
+    timings = measure_timings([Usage(num_prompt_tokens=3)])
     assert (timings.prompt_per_second, timings.predicted_per_second) == (0, 0)

@@ -294,7 +294,7 @@ async def test_without_parallel_calls_the_answer_ends_after_the_first(client, en
 async def test_a_model_without_tool_calls_refuses_tools(client, engine):
     engine.tokenizer.markers = Markers()
     response = await client.post(PATH, json=ASK)
-    assert "known here" in assert_error(response.json(), "tools", "tools_not_supported")
+    assert "this server knows" in assert_error(response.json(), "tools", "tools_not_supported")
     assert (await client.post(PATH, json={**ASK, "tool_choice": "none"})).status_code == 200
 
 
@@ -344,7 +344,7 @@ async def test_a_call_format_that_cannot_be_enforced_is_refused(client, engine, 
         CALLING.call_start, call_start=CALLING.call_start, call_format="pythonic"
     )
     response = await client.post(PATH, json={**ASK, **fields})
-    assert "this one's form is pythonic" in assert_error(response.json(), param, "unsupported_value")
+    assert "this model's format is pythonic" in assert_error(response.json(), param, "unsupported_value")
     assert (await client.post(PATH, json=ASK)).status_code == 200
 
 

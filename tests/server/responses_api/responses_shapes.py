@@ -1,4 +1,4 @@
-"""Validates /v1/responses against the openai package's own models; see openai_shapes.py."""
+"""Validate /v1/responses against the openai package's models; see openai_shapes.py."""
 
 import json
 from typing import Any, get_args
@@ -28,7 +28,7 @@ def valid_items(given: dict[str, Any]) -> ResponseItemList:
 
 
 def raw_events(body: str) -> list[dict[str, Any]]:
-    """The data of a stream's events, each named on the line before."""
+    """Return the data of a stream's events; check that each event line has the same type."""
     events = []
     for frame in body.split("\n\n")[:-1]:
         if frame.startswith(":"):
@@ -41,7 +41,7 @@ def raw_events(body: str) -> list[dict[str, Any]]:
 
 
 def valid_events(body: str) -> list[Any]:
-    """The typed events of a whole stream, which hang together."""
+    """Return the typed events of a whole stream; check that they are consistent."""
     raw = raw_events(body)
     assert [event["sequence_number"] for event in raw] == list(range(len(raw)))
     assert [event["type"] for event in raw[:2]] == ["response.created", "response.in_progress"]
@@ -57,7 +57,7 @@ def valid_events(body: str) -> list[Any]:
 
 
 def _check_items(events: list[Any]) -> None:
-    """Every item is begun once, told in pieces that make the whole, and as it is in the response at last."""
+    """Check that each item is added once, has deltas that make up its text, and is in the response."""
     begun, done, texts = {}, {}, {}
     for event in events:
         if event.type == "response.output_item.added":

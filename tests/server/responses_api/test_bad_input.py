@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request to /v1/responses, the error names the field as the client wrote it."""
+"""Errors about requests to /v1/responses name the field as the client wrote it."""
 
 import json
 import time
@@ -15,7 +15,7 @@ from tests.server.responses_api.test_responses import PATH, WEATHER
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "o"}
 HI = {"role": "user", "content": "hi"}
-INCLUDED = "this server does not have"
+INCLUDED = "is not supported; send message.output_text"
 
 
 def items(*given):
@@ -36,8 +36,8 @@ def text_format(**given):
 
 BAD = [
     # (fields, param, code, part of the message)
-    ({"input": None}, "input", "missing_required_parameter", "say something"),
-    ({"input": []}, "input", "missing_required_parameter", "say something"),
+    ({"input": None}, "input", "missing_required_parameter", "send input"),
+    ({"input": []}, "input", "missing_required_parameter", "send input"),
     ({"input": 5}, "input", "invalid_type", "must be a string or an array"),
     ({"input": {}}, "input", "invalid_type", "must be a string or an array"),
     (items(5), "input[0]", "invalid_type", "must be an object"),
@@ -54,7 +54,7 @@ BAD = [
         content({"type": "input_image", "image_url": "http://localhost/x.png"}),
         "input[0].content[0].type",
         "unsupported_value",
-        "it reads text",
+        "accepts only text",
     ),
     (
         content(
@@ -62,7 +62,7 @@ BAD = [
         ),
         "input[0].content[1].type",
         "unsupported_value",
-        "it reads text",
+        "accepts only text",
     ),
     (
         content({"type": "input_text", "text": 5}),
@@ -96,19 +96,19 @@ BAD = [
         items(HI, CALL, {**OUTPUT, "output": [{"type": "input_image"}]}),
         "input[2].output[0].type",
         "unsupported_value",
-        "it reads text",
+        "accepts only text",
     ),
     (
         items({"type": "reasoning", "summary": [], "encrypted_content": "gAAAAB"}),
         "input[0].encrypted_content",
         "invalid_value",
-        "did not come from this server",
+        "was not made by this server",
     ),
     (
         items({"type": "reasoning", "encrypted_content": "reprise:?"}),
         "input[0].encrypted_content",
         "invalid_value",
-        "did not come from this server",
+        "was not made by this server",
     ),
     (items({"role": "user", "content": "refuse me"}), "input", "template_error", "roles must alternate"),
     ({"input": "x" * 1200}, "input", "context_length_exceeded", "this model takes 1000"),
@@ -204,7 +204,7 @@ BAD = [
         {"reasoning": {"summary": "detailed"}},
         "reasoning.summary",
         "unsupported_parameter",
-        "nothing is summarised",
+        "reasoning is not summarized",
     ),
     ({"reasoning": {"mode": "pro"}}, "reasoning.mode", "unsupported_parameter", "leave it out"),
     ({"include": ["file_search_call.results"]}, "include[0]", "unsupported_value", INCLUDED),
@@ -215,10 +215,10 @@ BAD = [
     ({"metadata": {"a": "x" * 513}}, "metadata.a", "invalid_value", "a value at most 512"),
     ({"metadata": {"a" * 65: "x"}}, "metadata." + "a" * 61 + "...", "invalid_value", "64 characters"),
     ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "invalid_value", "at most 16"),
-    ({"truncation": "auto"}, "truncation", "unsupported_parameter", "nothing is dropped"),
+    ({"truncation": "auto"}, "truncation", "unsupported_parameter", "does not truncate"),
     ({"background": True}, "background", "unsupported_parameter", "stream it"),
     ({"conversation": "conv_1"}, "conversation", "unsupported_parameter", "previous_response_id"),
-    ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter", "no templates"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter", "no prompt templates"),
     ({"moderation": {"model": "m"}}, "moderation", "unsupported_parameter", "leave it out"),
     ({"context_management": [{"type": "x"}]}, "context_management", "unsupported_parameter", "leave it out"),
     ({"access_programs": {"cyber": "standard"}}, "access_programs", "unsupported_parameter", "leave it out"),
@@ -248,7 +248,7 @@ async def test_bad_input_is_named_and_never_reaches_the_engine(client, engine, f
     assert engine.requests == []
 
 
-async def test_a_schema_that_the_library_cannot_use_is_named(client, engine):
+async def test_an_unsupported_schema_is_named(client, engine):
     engine.grammar_fault = 'Unimplemented keys: ["not"]'
     schema = text_format(type="json_schema", name="n", schema={"not": {}})
     response = await client.post(PATH, json={"input": "hello", **schema})
@@ -286,7 +286,7 @@ async def test_an_unknown_model_is_a_404(client):
     assert_error(response.json(), "model", "model_not_found")
 
 
-async def test_what_is_wrong_with_what_was_kept_is_charged_to_the_chain(client):
+async def test_an_error_in_stored_items_names_previous_response_id(client):
     one = (await client.post(PATH, json={"input": "x" * 400})).json()
     response = await client.post(PATH, json={"input": "x" * 400, "previous_response_id": one["id"]})
     assert response.status_code == 400
@@ -307,7 +307,7 @@ async def test_what_is_wrong_with_what_was_kept_is_charged_to_the_chain(client):
         ("/input_items?before=x", "before"),
     ],
 )
-async def test_a_query_that_means_nothing_is_refused(client, query, param):
+async def test_an_invalid_query_is_refused(client, query, param):
     one = (await client.post(PATH, json={"input": "x"})).json()
     response = await client.get(f"{PATH}/{one['id']}{query}")
     assert response.status_code == 400
@@ -330,8 +330,8 @@ PART = {"type": "input_text", "text": ""}
     ],
     ids=["deep", "items", "parts", "tools", "include", "metadata", "text"],
 )
-async def test_what_is_far_too_much_is_refused_in_no_time(body, param):
-    # No other work of a busy machine counts.
+async def test_a_far_too_large_input_is_refused_quickly(body, param):
+    # CPU time of this process only: the machine may be busy.
     app = create_app(FakeEngine(), Settings())
     async with (
         app.router.lifespan_context(app),

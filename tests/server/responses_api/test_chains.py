@@ -1,4 +1,4 @@
-"""Items become messages of a chat, and a kept response can be continued, listed and deleted."""
+"""Items are converted to chat messages, and stored responses can be continued, listed and deleted."""
 
 import json
 
@@ -78,8 +78,8 @@ async def test_items_become_the_messages_of_a_chat(client, engine):
 
 
 @pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
-async def test_a_chain_is_the_same_chat_sent_whole(client, engine, is_streaming):
-    """Thinking, text, two calls, their outputs, an answer and one question more, both ways."""
+async def test_a_chain_of_responses_equals_the_whole_chat(client, engine, is_streaming):
+    """Compare both for reasoning, text, two function calls and their outputs, and another question."""
     engine.tokenizer.markers = THINKING
     first = "<think>hm</think>Let me see." + ROME + OSLO
 
@@ -128,7 +128,7 @@ async def test_a_chain_is_the_same_chat_sent_whole(client, engine, is_streaming)
     assert prompt == engine.requests[-1].prompt
 
 
-async def test_output_sent_back_is_the_chain_without_a_store(client, engine):
+async def test_sending_the_output_back_equals_a_chain_of_responses(client, engine):
     engine.tokenizer.markers = THINKING
     engine.script = says("<think>hm</think>Let me see." + ROME)
     include = ["reasoning.encrypted_content"]
@@ -139,13 +139,13 @@ async def test_output_sent_back_is_the_chain_without_a_store(client, engine):
     question = {"role": "user", "content": "Q"}
     await ask(client, input=[question, *raw["output"], result], store=False)
     assert seen(engine) == chained
-    # Some clients keep of reasoning only what they take for encrypted.
+    # Some clients keep only the encrypted_content of reasoning.
     del raw["output"][0]["content"]
     await ask(client, input=[question, *raw["output"], result], store=False)
     assert seen(engine) == chained
 
 
-async def test_references_stand_for_items_that_are_kept(client, engine):
+async def test_item_references_resolve_to_stored_items(client, engine):
     one = await ask(client, input="Q")
     item = one.output[0]
     await ask(
@@ -156,7 +156,7 @@ async def test_references_stand_for_items_that_are_kept(client, engine):
     assert seen(engine) == [{"role": "assistant", "content": one.output_text}]
 
 
-async def test_a_response_can_be_continued_without_saying_more(client, engine):
+async def test_a_response_can_be_continued_without_input(client, engine):
     one = await ask(client, input="Q", max_output_tokens=4)
     assert (await client.post(PATH, json={"previous_response_id": one.id})).status_code == 200
     assert [message["content"] for message in seen(engine)] == ["Q", "user"]
@@ -180,19 +180,19 @@ async def test_the_tokens_of_an_input_are_counted(client):
     assert_error(response.json(), "input", "template_error")
 
 
-async def test_a_kept_response_is_given_as_it_was(client):
+async def test_a_stored_response_is_returned_unchanged(client):
     for response in (await ask(client), (await stream(client))[-1].response):
         kept = await client.get(f"{PATH}/{response.id}")
         assert valid_response(kept.json()) == response
 
 
-async def test_input_items_are_listed_by_pages(client):
-    said = [{"role": "user", "content": str(i)} for i in range(5)]
+async def test_input_items_are_listed_in_pages(client):
+    messages = [{"role": "user", "content": str(i)} for i in range(5)]
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": "o"}
     answer = {"role": "assistant", "content": "a"}
     one = await ask(client, input="first")
-    two = await ask(client, input=[*said, answer, call, output], previous_response_id=one.id)
+    two = await ask(client, input=[*messages, answer, call, output], previous_response_id=one.id)
     url = f"{PATH}/{two.id}/input_items"
     whole = valid_items((await client.get(url, params={"order": "asc"})).json())
     kinds = ["message"] * 6 + ["function_call", "function_call_output"]
@@ -207,7 +207,7 @@ async def test_input_items_are_listed_by_pages(client):
     assert (beyond["data"], beyond["has_more"], beyond["first_id"]) == ([], False, "")
 
 
-async def test_a_deleted_response_is_gone_but_not_from_what_continues_it(client, engine):
+async def test_deleting_a_response_does_not_break_those_that_continue_it(client, engine):
     one = await ask(client, input="Q")
     two = await ask(client, input="R", previous_response_id=one.id)
     deleted = await client.delete(f"{PATH}/{one.id}")
@@ -221,13 +221,13 @@ async def test_a_deleted_response_is_gone_but_not_from_what_continues_it(client,
     assert contents == ["Q", one.output_text, "R", two.output_text, "S"]
 
 
-async def test_what_is_not_to_be_stored_is_not(client):
+async def test_store_false_stores_nothing(client):
     for response in (await ask(client, store=False), (await stream(client, store=False))[-1].response):
         assert "store: false" in await assert_unknown(client, response.id)
         assert (await client.get(f"{PATH}/{response.id}")).status_code == 404
 
 
-async def test_keys_keep_their_holders_apart(client):
+async def test_api_keys_separate_stored_responses(client):
     mine, other = ({"headers": {"Authorization": f"Bearer {key}"}} for key in ("mine", "other"))
     raw = (await client.post(PATH, json={"input": "secret"}, **mine)).json()
     await assert_unknown(client, raw["id"])

@@ -1,4 +1,4 @@
-"""The Responses API over the fake engine: every shape is the openai package's own."""
+"""The Responses API over the fake engine, validated with the openai package's models."""
 
 import json
 
@@ -42,7 +42,7 @@ async def stream(client, **fields):
 
 
 def seen(engine):
-    """The messages that the template got last."""
+    """Return the messages that were rendered last."""
     return engine.tokenizer.rendered[-1][0]
 
 
@@ -73,7 +73,7 @@ async def test_usage_has_the_names_of_this_api(client):
     assert usage.output_tokens_details.reasoning_tokens == 0
 
 
-async def test_a_stream_says_what_a_whole_answer_says(client):
+async def test_a_stream_equals_a_whole_response(client):
     whole = await ask(client)
     events = await stream(client)
     last = events[-1]
@@ -97,7 +97,7 @@ async def test_a_stream_says_what_a_whole_answer_says(client):
     ]
 
 
-async def test_an_answer_that_was_cut_is_incomplete(client):
+async def test_a_response_that_was_cut_off_is_incomplete(client):
     whole = await ask(client, max_output_tokens=4)
     assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert (whole.output_text, whole.output[0].status, whole.max_output_tokens) == ("user", "incomplete", 4)
@@ -106,14 +106,14 @@ async def test_an_answer_that_was_cut_is_incomplete(client):
     assert last.response.output[0].content == whole.output[0].content
 
 
-async def test_an_empty_answer_is_an_empty_message(client, engine):
+async def test_an_empty_output_is_an_empty_message(client, engine):
     engine.script = says("")
     for response in (await ask(client), (await stream(client))[-1].response):
         assert response.output_text == ""
         assert [item.type for item in response.output] == ["message"]
 
 
-async def test_thinking_is_an_item_of_its_own(client, engine):
+async def test_reasoning_is_a_separate_item(client, engine):
     engine.tokenizer.markers = THINKING
     engine.script = says(*THOUGHT)
     whole = await ask(client)
@@ -124,18 +124,18 @@ async def test_thinking_is_an_item_of_its_own(client, engine):
     assert whole.usage.output_tokens_details.reasoning_tokens > 0
     streamed = events[-1].response
     assert [item.content for item in streamed.output] == [item.content for item in whole.output]
-    told = "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
-    assert told == "hm, so"
+    reasoning = "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
+    assert reasoning == "hm, so"
 
 
-async def test_an_answer_that_was_cut_while_thinking_is_thinking_alone(client, engine):
+async def test_a_response_cut_off_in_the_reasoning_has_only_a_reasoning_item(client, engine):
     engine.tokenizer.markers = THINKING
     engine.script = says("<think>hm", reason="length")
     for response in (await ask(client), (await stream(client))[-1].response):
         assert [(item.type, item.status) for item in response.output] == [("reasoning", "incomplete")]
 
 
-async def test_calls_are_items_of_their_own(client, engine):
+async def test_function_calls_are_separate_items(client, engine):
     engine.script = says(*("Let me see." + ROME + OSLO))
     whole = await ask(client, tools=[WEATHER])
     events = await stream(client, tools=[WEATHER])
@@ -161,7 +161,7 @@ async def test_calls_are_items_of_their_own(client, engine):
         {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
     ],
 )
-async def test_a_choice_of_tools_is_given_back(client, engine, choice):
+async def test_tool_choice_is_returned_in_the_response(client, engine, choice):
     engine.script = says(ROME)
     response = await client.post(PATH, json={"input": "hello", "tools": [WEATHER], "tool_choice": choice})
     valid_response(response.json())
@@ -178,7 +178,7 @@ async def test_a_choice_of_tools_is_given_back(client, engine, choice):
     ],
     ids=lambda given: given["type"],
 )
-async def test_a_format_of_text_reaches_the_engine_and_is_given_back(client, engine, given):
+async def test_text_format_reaches_the_engine_and_is_returned(client, engine, given):
     response = await client.post(PATH, json={"input": "JSON, please", "text": {"format": given}})
     valid_response(response.json())
     assert response.json()["text"]["format"] == given
@@ -192,7 +192,7 @@ async def test_reasoning_effort_reaches_the_template(client, engine):
     assert response.reasoning.effort == "low"
 
 
-async def test_log_probabilities_come_with_bytes_in_items_and_without_in_events(client, engine):
+async def test_logprobs_have_bytes_in_items_but_not_in_events(client, engine):
     entry = TokenLogprob(104, b"h", -0.5, ((104, b"h", -0.5), (105, b"\xff", float("-inf"))))
 
     def script(_, job):
@@ -209,11 +209,11 @@ async def test_log_probabilities_come_with_bytes_in_items_and_without_in_events(
     ]
     assert engine.requests[-1].top_logprobs == 2
     events = await stream(client, **fields)
-    told = [event.logprobs for event in events if event.type == "response.output_text.delta"]
-    assert [entry.token for entries in told for entry in entries] == ["h"]
+    logprobs = [event.logprobs for event in events if event.type == "response.output_text.delta"]
+    assert [entry.token for entries in logprobs for entry in entries] == ["h"]
 
 
-async def test_extras_of_chats_are_extras_here(client, engine):
+async def test_extra_chat_fields_are_accepted(client, engine):
     extras = {"seed": 7, "top_k": 5, "min_p": 0.1, "stop": ["x"], "draft": {"type": "none"}, "temperature": 0}
     await ask(client, **extras, chat_template_kwargs={"a": 1})
     request = engine.requests[-1]
@@ -242,7 +242,7 @@ async def test_extras_of_chats_are_extras_here(client, engine):
     ],
     ids=str,
 )
-async def test_what_cannot_matter_here_is_taken(client, harmless):
+async def test_fields_without_effect_are_accepted(client, harmless):
     response = await client.post(PATH, json={"input": "hello", **harmless})
     assert response.status_code == 200, response.text
 
@@ -252,7 +252,7 @@ def test_every_parameter_of_the_sdk_is_known():
     assert known.keys() <= ResponsesRequest.model_fields.keys()
 
 
-def test_addresses_of_responses_are_few_labels():
+def test_response_ids_are_left_out_of_metric_labels():
     known = f"{PATH}/{{id}}"
     for path, label in (
         (PATH, PATH),
@@ -265,7 +265,7 @@ def test_addresses_of_responses_are_few_labels():
         assert endpoint_of(path) == label
 
 
-async def test_a_stream_that_breaks_says_so_and_keeps_nothing(client, engine):
+async def test_a_failed_stream_reports_the_error_and_stores_nothing(client, engine):
     engine.script = fail_midway
     events = await stream(client)
     error, failed = events[-2:]
@@ -277,7 +277,7 @@ async def test_a_stream_that_breaks_says_so_and_keeps_nothing(client, engine):
     await assert_unknown(client, failed.response.id)
 
 
-async def test_a_failure_before_the_first_word_has_its_status(client, engine):
+async def test_a_failure_before_the_first_token_has_its_status(client, engine):
     engine.script = fail_first
     for is_streaming in (True, False):
         response = await client.post(PATH, json={"input": "hello", "stream": is_streaming})
@@ -285,7 +285,7 @@ async def test_a_failure_before_the_first_word_has_its_status(client, engine):
         assert_error(response.json(), None, "request_failed")
 
 
-def test_an_answer_whose_client_left_is_not_kept(url, engine, app):
+def test_the_response_of_a_client_that_left_is_not_stored(url, engine, app):
     engine.script = wait_midway
     with httpx.Client(base_url=url) as http:
         with http.stream("POST", PATH, json={"input": "hello", "stream": True}) as response:
@@ -297,7 +297,7 @@ def test_an_answer_whose_client_left_is_not_kept(url, engine, app):
     assert len(app.state.service.responses) == 0
 
 
-def test_silence_is_bridged_by_comments(engine):
+def test_keep_alive_comments_are_sent_during_silence(engine):
     engine.script = wait_midway
     body = ""
     asked = {"input": "hello", "stream": True}

@@ -1,19 +1,19 @@
-"""What is kept of responses stays within its bounds, and can be continued as long as it is kept."""
+"""The response store stays within its limits, and every stored response can be continued."""
 
 from server.responses_api.items import InputMessage
 from server.responses_api.store import ITEM_OVERHEAD_BYTES, OVERHEAD_BYTES, ResponseStore
 
 
 def add(store, number, previous=None, owner="", size=100):
-    said = [InputMessage(role="user", content="x" * size).kept(f"msg_{number}")]
-    store.add(owner, {"id": f"resp_{number}"}, previous, said, 1)
+    items = [InputMessage(role="user", content="x" * size).as_listed(f"msg_{number}")]
+    store.add(owner, {"id": f"resp_{number}"}, previous, items, 1)
 
 
 def ids(store, count, owner=""):
     return [n for n in range(count) if (owner, f"resp_{n}") in store]
 
 
-def test_the_store_lets_go_of_what_was_used_longest_ago():
+def test_the_least_recently_used_response_is_evicted():
     store = ResponseStore(10**9, max_responses=3)
     for number in range(3):
         add(store, number)
@@ -23,7 +23,7 @@ def test_the_store_lets_go_of_what_was_used_longest_ago():
     assert len(store) == 3
 
 
-def test_the_store_holds_no_more_bytes_than_it_may():
+def test_the_store_stays_within_max_bytes():
     store = ResponseStore(50_000)
     for number in range(100):
         add(store, number, size=number * 20)
@@ -33,19 +33,19 @@ def test_the_store_holds_no_more_bytes_than_it_may():
     assert kept == list(range(100 - len(kept), 100))
 
 
-def test_a_response_too_large_for_the_store_is_not_kept():
+def test_a_response_too_large_for_the_store_is_not_stored():
     store = ResponseStore(5000)
     add(store, 0, size=5000)
     assert (len(store), store.num_bytes) == (0, 0)
 
 
-def test_a_store_of_no_size_keeps_nothing():
+def test_a_store_of_size_zero_stores_nothing():
     store = ResponseStore(0)
     add(store, 0)
     assert (len(store), store.num_bytes) == (0, 0)
 
 
-def test_a_turn_counts_once_for_all_that_continue_it_and_as_long_as_they_do():
+def test_a_turn_counts_once_until_nothing_continues_it():
     store = ResponseStore(10**9)
     add(store, 0, size=10_000)
     alone = store.num_bytes
@@ -62,7 +62,7 @@ def test_a_turn_counts_once_for_all_that_continue_it_and_as_long_as_they_do():
     assert (len(store), store.num_bytes) == (0, 0)
 
 
-def test_a_turn_that_was_let_go_counts_again_once_it_is_continued():
+def test_a_released_turn_counts_again_once_it_is_continued():
     store = ResponseStore(10**9)
     add(store, 0, size=10_000)
     turn = store.find("", "resp_0").turn

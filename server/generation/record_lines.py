@@ -1,10 +1,10 @@
-"""What is recorded of a request: a line for each finished choice, which `reprise bench` can read.
+"""Make the lines that --record writes: one for each finished choice, readable by `reprise bench`.
 
     {"id": "req-12-0", "model": "...", "messages": [...], "tools": [...], "temperature": 0.2,
      "prompt": "<|im_start|>user...", "output": "def f...", "draft_type": "auto", "finish_reason": "stop",
      "prompt_tokens": 812, "cached_tokens": 640, "completion_tokens": 97, ...}
 
-A line serves as a chat request (`--prompts`), and as a pair of prompt and answer (`--pairs`).
+A line can be read as a request (`--prompts`) or as a pair of prompt and output (`--pairs`).
 """
 
 import json
@@ -19,7 +19,7 @@ from server.generation.submission import Submission
 from server.requests.chat import ChatRequest
 from server.requests.generation_fields import GenerationFields
 
-KEPT = {
+RECORDED_FIELDS = {
     "messages",
     "response_format",
     "guided_json",
@@ -40,37 +40,37 @@ KEPT = {
     "reasoning_effort",
     "chat_template_kwargs",
 }
-"""Fields of a request that are recorded if it has them: those that say what is asked, and how."""
+"""Request fields that are recorded if they are set: the ones that determine the output."""
 
 
-def record_answers(service: Service, body: GenerationFields, submission: Submission) -> None:
-    """Have a request's finished choices recorded, where the server records."""
+def record_choices(service: Service, body: GenerationFields, submission: Submission) -> None:
+    """Record the finished choices of a request, if the server records requests."""
     if service.recorder is not None and submission.finished:
         ends = [(submission.engine_requests[at], end) for at, end in sorted(submission.finished.items())]
-        service.recorder.note(partial(_lines, service, body, ends))
+        service.recorder.record(partial(_lines, service, body, ends))
 
 
 def _lines(
     service: Service, body: GenerationFields, ends: Sequence[tuple[GenerationRequest, Finished]]
 ) -> Iterator[bytes]:
-    said = body.model_dump(mode="json", by_alias=True, exclude_unset=True, include=KEPT)
+    fields = body.model_dump(mode="json", by_alias=True, exclude_unset=True, include=RECORDED_FIELDS)
     if isinstance(body, ChatRequest) and body.shown_tools:
-        said["tools"] = [tool.model_dump(mode="json", exclude_unset=True) for tool in body.shown_tools]
+        fields["tools"] = [tool.model_dump(mode="json", exclude_unset=True) for tool in body.shown_tools]
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    for order, end in ends:
-        line = {"time": now, "id": order.id, "model": service.engine.info.name} | said
-        line |= _text(service, order, end)
-        line["draft_type"] = order.draft.type or service.settings.draft_type
+    for engine_request, end in ends:
+        line = {"time": now, "id": engine_request.id, "model": service.engine.info.name} | fields
+        line |= _text(service, engine_request, end)
+        line["draft_type"] = engine_request.draft.type or service.settings.draft_type
         yield json.dumps(line | _counts(end)).encode() + b"\n"
 
 
-def _text(service: Service, order: GenerationRequest, end: Finished) -> dict[str, str]:
+def _text(service: Service, engine_request: GenerationRequest, end: Finished) -> dict[str, str]:
     tokenizer = service.engine.tokenizer
     tokens = end.tokens
     if tokens and tokens[-1] in tokenizer.eos_ids:
         tokens = tokens[:-1]
     decode: Callable[[Sequence[int]], str] = tokenizer.decode
-    prompt, output = service.prompts.beside(lambda: (decode(order.prompt), decode(tokens)))
+    prompt, output = service.prompts.run_and_wait(lambda: (decode(engine_request.prompt), decode(tokens)))
     return {"prompt": prompt, "output": output}
 
 

@@ -2,31 +2,31 @@ import json
 
 import pytest
 
-from server.output.openai_chunks import ChunkPresenter
 from server.output.openai_format import ChatFormat, CompletionFormat, ResponseHead
+from server.output.openai_presenter import OpenAIPresenter
 from server.output.parts import EndPart, TextPart
 from tests.server.openai_shapes import stream_data
 
-HEADING = ResponseHead(
-    id="1", created=5, model='a "model"', system_fingerprint="fp_1", service_tier="default"
-)
+HEAD = ResponseHead(id="1", created=5, model='a "model"', system_fingerprint="fp_1", service_tier="default")
 TEXTS = ["a", 'say "hi"\n', "\\", "\x00\x1f\x7f", "é ✓ 🙂", "\u2028\u2029\x85", "</script>", " " * 5000]
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=repr)
 @pytest.mark.parametrize("wants_usage", [True, False])
-@pytest.mark.parametrize("dialect", [ChatFormat(), CompletionFormat()])
-def test_a_text_chunk_made_of_parts_equals_the_typed_models_dump(dialect, wants_usage, text):
-    writer = ChunkPresenter(HEADING, dialect, num_choices=3, wants_usage=wants_usage)
+@pytest.mark.parametrize("response_format", [ChatFormat(), CompletionFormat()])
+def test_a_text_chunk_equals_the_dump_of_the_typed_model(response_format, wants_usage, text):
+    writer = OpenAIPresenter(HEAD, response_format, num_choices=3, wants_usage=wants_usage)
     for index in range(3):
         usage = {"usage": None} if wants_usage else {}
-        whole = HEADING.chunk(dialect, [dialect.part(index, TextPart(text))], **usage).to_json()
-        assert writer.text(index, text) == b"data: " + whole + b"\n\n"
+        whole = HEAD.chunk(
+            response_format, [response_format.chunk_choice(index, TextPart(text))], **usage
+        ).to_json()
+        assert writer.format_text(index, text) == b"data: " + whole + b"\n\n"
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=repr)
 def test_a_frame_is_one_line_of_json(text):
-    frame = ChunkPresenter(HEADING, ChatFormat(), 1, wants_usage=False).text(0, text)
+    frame = OpenAIPresenter(HEAD, ChatFormat(), 1, wants_usage=False).format_text(0, text)
     data, *rest = frame.decode().split("\n")
     assert rest == ["", ""]
     assert "\r" not in data
@@ -34,7 +34,7 @@ def test_a_frame_is_one_line_of_json(text):
 
 
 def test_text_of_one_choice_that_queued_up_becomes_one_chunk():
-    presenter = ChunkPresenter(HEADING, CompletionFormat(), num_choices=2, wants_usage=False)
+    presenter = OpenAIPresenter(HEAD, CompletionFormat(), num_choices=2, wants_usage=False)
     events = [
         (0, TextPart("a")),
         (1, TextPart("x")),
@@ -42,7 +42,7 @@ def test_text_of_one_choice_that_queued_up_becomes_one_chunk():
         (0, EndPart("stop")),
         (1, TextPart("y")),
     ]
-    chunks = stream_data(presenter.parts(events).decode())
+    chunks = stream_data(presenter.format_parts(events).decode())
     assert len(chunks) == 3
     assert '"ab"' in chunks[0]
     assert '"stop"' in chunks[1]

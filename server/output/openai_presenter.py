@@ -1,0 +1,109 @@
+"""Format completions and chat completions for OpenAI's API, whole or as a stream of chunks."""
+
+import secrets
+from collections.abc import Sequence
+
+from pydantic_core import to_json
+
+from server.errors import ApiError
+from server.output.openai_format import ResponseFormat, ResponseHead
+from server.output.openai_objects import Choice, Timings, UsageBlock
+from server.output.parts import ChoiceOutput, Part, ReasoningPart, StreamedText, TextPart, merge
+from server.output.presenter import Events
+
+DONE = b"data: [DONE]\n\n"
+
+
+class OpenAIPresenter:
+    """Presenter for /v1/chat/completions and /v1/completions.
+
+    wants_usage: every chunk then has a usage field, null except in the last one, as in OpenAI's API.
+    """
+
+    def __init__(
+        self, head: ResponseHead, response_format: ResponseFormat, num_choices: int, wants_usage: bool
+    ) -> None:
+        self._head = head
+        self._format = response_format
+        self._num_choices = num_choices
+        self._wants_usage = wants_usage
+        self._no_usage: dict[str, None] = {"usage": None} if wants_usage else {}
+        self._around_text: dict[tuple[int, type[StreamedText]], tuple[bytes, bytes]] = {}
+
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
+        """See Presenter."""
+        choices = [self._format.choice(index, output) for index, output in enumerate(outputs)]
+        return self._head.response(self._format, choices, usage, timings).to_json()
+
+    def format_opening(self, _usage: UsageBlock) -> bytes:
+        """See Presenter. Each choice of a chat starts with a chunk that has the role."""
+        choices = [self._format.opening_choice(index) for index in range(self._num_choices)]
+        return b"".join(self._chunk(choice) for choice in choices if choice is not None)
+
+    def format_parts(self, events: Events) -> bytes:
+        """See Presenter."""
+        return b"".join(self._part(index, part) for index, part in _merge_by_choice(events))
+
+    def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
+        """See Presenter. The last chunk carries the timings."""
+        *earlier, (index, end) = _merge_by_choice(events)
+        frames = [self._part(*event) for event in earlier]
+        if self._wants_usage:
+            closing = self._head.chunk(self._format, [], usage=usage, timings=timings)
+            frames += [self._part(index, end), _frame(closing.to_json())]
+        else:
+            frames.append(self._part(index, end, timings))
+        return b"".join(frames) + DONE
+
+    def format_error(self, fault: ApiError) -> bytes:
+        """See Presenter."""
+        return _frame(to_json(fault.body()))
+
+    def format_text(self, index: int, text: str, kind: type[StreamedText] = TextPart) -> bytes:
+        """Return the chunk for a text or reasoning part.
+
+        Called for every token, so only the text is serialized; the JSON around it is made once per choice.
+        """
+        if (index, kind) not in self._around_text:
+            self._around_text[index, kind] = self._split_at_text(index, kind)
+        before, after = self._around_text[index, kind]
+        return before + to_json(text) + after
+
+    def _part(self, index: int, part: Part, timings: Timings | None = None) -> bytes:
+        if isinstance(part, TextPart) and not part.logprobs:
+            return self.format_text(index, part.text)
+        if isinstance(part, ReasoningPart):
+            return self.format_text(index, part.text, ReasoningPart)
+        return self._chunk(self._format.chunk_choice(index, part), timings)
+
+    def _chunk(self, choice: Choice, timings: Timings | None = None) -> bytes:
+        closing: dict[str, Timings | None] = {} if timings is None else {"timings": timings}
+        return _frame(self._head.chunk(self._format, [choice], **self._no_usage, **closing).to_json())
+
+    def _split_at_text(self, index: int, kind: type[StreamedText]) -> tuple[bytes, bytes]:
+        """Return what precedes and what follows the text in a chunk, found with a random placeholder."""
+        placeholder = secrets.token_hex(16)
+        chunk = self._chunk(self._format.chunk_choice(index, kind(placeholder)))
+        before, _, after = chunk.partition(to_json(placeholder))
+        return before, after
+
+
+def _merge_by_choice(events: Events) -> list[tuple[int, Part]]:
+    """Merge each choice's text into as few parts as possible, even if other choices' parts came in between.
+
+    The order of parts within a choice is kept.
+    """
+    merged: list[tuple[int, Part]] = []
+    texts: dict[int, list[StreamedText]] = {}
+    for index, part in events:
+        if index in texts and not isinstance(part, type(texts[index][0])):
+            merged.append((index, merge(texts.pop(index))))
+        if isinstance(part, StreamedText):
+            texts.setdefault(index, []).append(part)
+        else:
+            merged.append((index, part))
+    return merged + [(index, merge(parts)) for index, parts in texts.items()]
+
+
+def _frame(json: bytes) -> bytes:
+    return b"data: " + json + b"\n\n"
