@@ -9,7 +9,7 @@ from itertools import chain, zip_longest
 from rich.console import Console
 
 from bench import argument_types, document, draft_model, outputs
-from bench.decode.progress import Work
+from bench.decode.progress import WorkProgress
 from bench.economics.controlled import forced_costs
 from bench.economics.report import Meter, print_report, rows, section
 from bench.economics.trials import LEVELS, DraftQuery, Laboratory, Trial
@@ -130,13 +130,13 @@ def _measure(
             with LocalEngine(_settings(arguments, Settings().num_draft_tokens)) as local:
                 chats = _chats(arguments, prompts, local)
                 record = document.new_document(
-                    document.typed(arguments), local.engine.info, local.engine.costs
+                    document.command_line(arguments), local.engine.info, local.engine.costs
                 )
                 controlled = _mixed(chats, arguments.chats)
                 drafts: list[list[DraftQuery]] = [[("auto", local.engine.settings.num_draft_tokens)]]
                 num_runs = len(chats) * 3 + len(chats) * (1 + sum(len(group) + 1 for group in groups))
                 num_runs += len(lengths) * (3 + len(controlled) * (2 + len(LEVELS)))
-                work = told.enter_context(Work(Console(stderr=True), num_runs))
+                work = told.enter_context(WorkProgress(Console(stderr=True), num_runs))
                 laboratory = _laboratory(arguments, local, meter, work)
                 for number, chat in enumerate(chats):
                     work.begin(f"auto, as a server has it: {chat.workload}")
@@ -158,7 +158,7 @@ def _measure(
 
 
 def _laboratory(
-    arguments: argparse.Namespace, local: LocalEngine, meter: EnergyMeter, work: Work
+    arguments: argparse.Namespace, local: LocalEngine, meter: EnergyMeter, work: WorkProgress
 ) -> Laboratory:
     a = arguments
     return Laboratory(local, meter, a.max_tokens, a.seed, lambda: work.advance(1), a.repeats)

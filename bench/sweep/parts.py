@@ -77,7 +77,7 @@ def sweep(arguments: argparse.Namespace, bars: Bars) -> document.Document:
         if "tables" in parts:
             section["table_sizes"], section["ngram_sizes"] = _tables(arguments, local, setup, bars)
         return document.new_document(
-            document.typed(arguments), local.engine.info, local.engine.costs, sweep=section
+            document.command_line(arguments), local.engine.info, local.engine.costs, sweep=section
         )
 
 

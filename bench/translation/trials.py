@@ -12,8 +12,8 @@ from types import TracebackType
 from rich.console import Console
 
 from bench import document
-from bench.decode.measuring import Group, make_groups, measure, num_rounds, num_ways
-from bench.decode.progress import Work
+from bench.decode.measuring import Group, make_groups, measure, num_configurations, num_rounds
+from bench.decode.progress import WorkProgress
 from bench.decode.rows import Trial
 from bench.decode.runs import Configuration, Meter, Runner
 from bench.economics.controlled import forced_costs
@@ -43,7 +43,7 @@ class Trials:
     rows: list[Row] = field(default_factory=list)
     record: document.Document = field(default_factory=dict)
     _groups: list[Group] = field(default_factory=list)
-    _work: Work | None = None
+    _work: WorkProgress | None = None
 
     def measure(self, pair: Pair) -> None:
         """Measure a pair.
@@ -70,19 +70,19 @@ class Trials:
             found += measure(runner, group, ways, self.arguments.repeats, work.advance)
         self.rows += rows_of(pair, is_adaptive, found)
 
-    def _begin(self, local: LocalEngine) -> Work:
+    def _begin(self, local: LocalEngine) -> WorkProgress:
         """Make the chats, which need a tokenizer to be counted, and see how much work they are."""
-        typed = document.typed(self.arguments)
-        self.record = document.new_document(typed, local.engine.info, local.engine.costs)
+        command = document.command_line(self.arguments)
+        self.record = document.new_document(command, local.engine.info, local.engine.costs)
         self._groups = _groups(self.arguments, self.own_chats, local)
         weight = sum(
             group.weight
             * num_rounds(group, self.arguments.repeats)
-            * num_ways(group, ways_of(self.arguments, is_adaptive))
+            * num_configurations(group, ways_of(self.arguments, is_adaptive))
             for is_adaptive in (ADAPTIVE, FORCED)
             for group in self._groups
         )
-        self._work = Work(self.console, self.num_pairs * weight)
+        self._work = WorkProgress(self.console, self.num_pairs * weight)
         return self._work.__enter__()
 
     def __enter__(self) -> "Trials":

@@ -1,10 +1,10 @@
-"""Quotes from passages."""
+"""Texts to quote from or to repeat."""
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.workloads.chats import Grow, Message, Turn, Workload, ask, assistant, user
+from bench.workloads.chats import Grow, Message, Turn, Workload, assistant, single_turn, user
 from bench.workloads.words import ADJECTIVES, NOUNS, Supply, names, number
 
 NUM_QUOTES = 3
@@ -23,7 +23,7 @@ PATTERNS = (
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One sentence and whom it is about."""
+    """One sentence, and the person that it is about."""
 
     text: str
     who: str
@@ -41,7 +41,7 @@ def _sentences(rng: random.Random) -> Iterator[Sentence]:
 
 
 def _joined(sentences: Sequence[Sentence]) -> str:
-    """Paragraphs of seven sentences."""
+    """Join sentences into paragraphs of seven."""
     paragraphs = [sentences[at : at + 7] for at in range(0, len(sentences), 7)]
     return "\n\n".join(" ".join(one.text for one in paragraph) for paragraph in paragraphs)
 
@@ -72,7 +72,7 @@ def _quotes(sentences: Sequence[Sentence], rng: random.Random, num_turns: int) -
 
 def _repeat(rng: random.Random, _: Grow) -> Sequence[Turn]:
     text = _joined(Supply(_sentences(rng)).first(6))
-    return [ask(f"Repeat the text.\n\n{text}", text)]
+    return [single_turn(f"Repeat the text.\n\n{text}", text)]
 
 
 def _summary(rng: random.Random, _: Grow) -> Sequence[Turn]:
@@ -84,7 +84,7 @@ def _summary(rng: random.Random, _: Grow) -> Sequence[Turn]:
         "begins with the name and quotes the sentence."
     )
     answer = "\n".join(f'- {sentences[at].who}: "{sentences[at].text}"' for at in quoted)
-    return [ask(f"{request}\n\n{_joined(sentences)}", answer)]
+    return [single_turn(f"{request}\n\n{_joined(sentences)}", answer)]
 
 
 WORKLOADS = (

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from bench.child import BareLoop, OwnServer, is_ready, terminated_like_interrupted
+from bench.child import BareLoop, OwnServer, exit_on_sigterm, is_ready
 from bench.errors import BenchError
 from bench.prompts import PromptMaker
 from engine.model.mlx_lm_baseline import load_tokenizer
@@ -37,7 +37,7 @@ def test_a_server_of_our_own_is_found_by_what_it_says_and_stopped_at_the_end():
 
 def test_a_benchmark_that_is_terminated_stops_its_server_first():
     own = OwnServer(["--max-rows", "2"], stub(STUB))
-    with pytest.raises(SystemExit, match="143"), terminated_like_interrupted(), own:
+    with pytest.raises(SystemExit, match="143"), exit_on_sigterm(), own:
         signal.raise_signal(signal.SIGTERM)
     assert own.url.startswith("http://127.0.0.1:")
     assert not is_ready(own.url)

@@ -14,7 +14,7 @@ from rich.console import Console
 from bench.decode.progress import duration
 from bench.decode.rows import Row, Trial, row_of, rows_of
 from bench.decode.runs import Configuration, Counts, TurnRun
-from bench.decode.samples import pieces
+from bench.decode.samples import token_texts
 from bench.decode.table import COLUMNS, flat, print_rows
 from bench.local_engine import LocalEngine
 from bench.parity import Parity
@@ -149,7 +149,7 @@ def printed(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
 
 def test_a_character_of_several_tokens_stands_with_the_last_of_them() -> None:
     spelled = {1: b"a", 2: b"\xc3", 3: b"\xa9", 9: b"<end>"}
-    found = pieces((1, 2, 3, 9), [("model", 1), ("suffix", 3)], spelled.__getitem__, {9})
+    found = token_texts((1, 2, 3, 9), [("model", 1), ("suffix", 3)], spelled.__getitem__, {9})
     assert found == [["a", "model"], ["", "suffix"], ["é", "suffix"]]
 
 

@@ -2,11 +2,11 @@ import socket
 
 import pytest
 
-from bench.load import Asking, ServerSide
+from bench.load import RequestOptions, ServerUnderLoad
 from bench.measurement import Arrival, Measurement
 from bench.prompts import PromptMaker
 
-ASKING = Asking(max_tokens=4, forbidden_ids=(1, 7))
+OPTIONS = RequestOptions(max_tokens=4, forbidden_ids=(1, 7))
 
 
 @pytest.fixture
@@ -14,9 +14,9 @@ def measure(server, tokenizer):
     """Runs one round of chats against the scripted server."""
     maker = PromptMaker(tokenizer, 64, seed=3)
 
-    def measured(num_requests=1, concurrency=1, asking=ASKING, idle_limit_s=60.0):
-        side = ServerSide("it", server.url, "tiny", lambda text: len(text.split()), idle_limit_s)
-        return side.measure([maker.make() for _ in range(num_requests)], asking, concurrency, 1)
+    def measured(num_requests=1, concurrency=1, options=OPTIONS, idle_limit_s=60.0):
+        side = ServerUnderLoad("it", server.url, "tiny", lambda text: len(text.split()), idle_limit_s)
+        return side.measure([maker.make() for _ in range(num_requests)], options, concurrency, 1)
 
     return measured
 
@@ -58,7 +58,7 @@ def test_what_is_sent_is_what_any_openai_server_takes(server, measure, full_answ
 
 def test_a_seed_is_sent_where_there_is_one(server, measure, full_answer):
     server.play(*full_answer)
-    measure(asking=Asking(max_tokens=4, temperature=0.5, seed=9))
+    measure(options=RequestOptions(max_tokens=4, temperature=0.5, seed=9))
     assert server.bodies[0]["seed"] == 9
     assert "logit_bias" not in server.bodies[0]
 
@@ -100,9 +100,9 @@ def test_failures_of_every_kind_are_kept_beside_what_succeeded(server, measure, 
 def test_a_server_that_is_not_there_fails_each_request(tokenizer):
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    side = ServerSide("it", f"http://127.0.0.1:{port}", "tiny", len)
+    side = ServerUnderLoad("it", f"http://127.0.0.1:{port}", "tiny", len)
     maker = PromptMaker(tokenizer, 64, seed=3)
-    seen = side.measure([maker.make(), maker.make()], ASKING, 2, 1)
+    seen = side.measure([maker.make(), maker.make()], OPTIONS, 2, 1)
     assert all("cannot connect" in (m.error or "") for m in seen.measurements)
     assert seen.tokens_per_s is None
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from bench.peers.clients import Question, Reply
 from bench.peers.comparison import compared
-from bench.peers.rounds import GIVE_UP_AFTER, ask_all
-from bench.peers.sides import Question, Reply
+from bench.peers.rounds import MAX_FAILURES_IN_A_ROW, ask_all
 from bench.workloads import Turn
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -83,7 +83,7 @@ def test_a_turn_that_only_fills_memory_is_asked_but_not_counted():
 def test_a_side_that_keeps_failing_is_given_up_and_the_others_go_on():
     gone = Scripted("gone", others={n: Reply(error="nothing listens") for n in range(100)})
     rows = rows_of([Scripted("plain"), gone], [questions(3)] * 3)
-    assert len(gone.asked) == GIVE_UP_AFTER
+    assert len(gone.asked) == MAX_FAILURES_IN_A_ROW
     assert (rows["gone"]["failed"], rows["gone"]["requests"]) == (6, 6)
     assert rows["gone"]["error"] == "nothing listens"
     assert rows["gone"]["speedup"] is rows["gone"]["ttft_ms"] is None

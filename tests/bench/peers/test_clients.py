@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from bench.child import BareLoop
-from bench.peers.sides import LoopPeer, Question, ServerPeer
+from bench.peers.clients import LoopPeer, Question, ServerPeer
 from bench.workloads import Turn
 
 QUESTION = Question("edits", Turn(({"role": "user", "content": "hello"},), None), (5, 9, 31))
