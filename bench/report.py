@@ -22,6 +22,7 @@ NOTES = (
     "failed, refused, early: counts over all requests, warm-up included; refused (429) requests also failed.",
     "first token: time from opening the connection to the first text. inter-token: gap between two reads",
     "with text, divided among the tokens of the second read; each token counts once.",
+    "ratio: of the medians over rounds. per round: lowest and highest ratio of a round.",
 )
 
 
@@ -114,7 +115,7 @@ def _latency(lines: Sequence[Line]) -> Table:
 
 
 def _ratios(comparisons: Sequence[Comparison]) -> Table:
-    table = _table("streams", "quantity", "against", "ratio of medians", "ratio per round", "better")
+    table = _table("streams", "quantity", "against", "ratio", "per round", "better")
     for comparison in comparisons:
         ratio = comparison.ratio
         table.add_row(

@@ -101,7 +101,7 @@ def _remarks(m: Measurement) -> list[str]:
     if m.counted_by == "text":
         found.append("reported no usage; tokens were counted from the text")
     elif m.num_chunks > m.num_completion_tokens:
-        found.append("sent more text chunks than the tokens in its usage")
+        found.append("sent more text chunks than its usage counts tokens")
     if m.num_prompt_tokens not in (None, m.num_prompt_tokens_asked):
         found.append("counted other prompt tokens than --model's tokenizer; does it serve that model?")
     # All prompts share the first tokens of the chat template, so some cached tokens are expected.

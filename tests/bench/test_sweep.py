@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from bench.cost_curves import FLAT, M4_PRO
 from bench.pairs import TokenPair
 from bench.sweep import gate, grid, tables, warm
-from bench.sweep.asking import ToldChat
+from bench.sweep.answering import AnsweredChat
 from bench.sweep.grid import Configuration
 from bench.sweep.replaying import Setup
 from bench.sweep.traffic import AGAIN, EDIT, NEW, make_traffic, source_files
-from bench.sweep.warm import Side
+from bench.sweep.warm import TableUser
 from bench.sweep.watched_table import WatchedTable
 from bench.workloads import Chat
 from cli.main import main
@@ -169,14 +169,14 @@ def test_a_gate_that_is_on_drafts_nothing_below_its_threshold() -> None:
     assert found[0.9, "auto"]["speedup"] > 1.5
 
 
-def told(pairs: list[TokenPair]) -> list[ToldChat]:
-    return [ToldChat(Chat("copies", ()), tuple(pairs[at : at + 2])) for at in range(0, len(pairs), 2)]
+def told(pairs: list[TokenPair]) -> list[AnsweredChat]:
+    return [AnsweredChat(Chat("copies", ()), tuple(pairs[at : at + 2])) for at in range(0, len(pairs), 2)]
 
 
 def test_a_warm_table_knows_what_the_first_model_said_and_misses_where_the_other_differs(
     tmp_path: Path,
 ) -> None:
-    first = Side(warm.SAME, SETUP, told(copies(2)))
+    first = TableUser(warm.SAME, SETUP, told(copies(2)))
     rows = list(warm.replays(first, first, tmp_path, {}, lambda: None))
     found = {(row["memory"], row["draft_type"], row["turn"]): row for row in rows}
     cold, warmed, others = (found[memory, "ngram-mod", None] for memory in warm.MEMORIES)
@@ -186,15 +186,15 @@ def test_a_warm_table_knows_what_the_first_model_said_and_misses_where_the_other
     other = [
         TokenPair(p.prompt, tuple(9000 + t for t in p.answer), p.workload, p.chat, p.turn) for p in copies(2)
     ]
-    rows = list(warm.replays(first, Side(warm.OTHER, SETUP, told(other)), tmp_path, {}, lambda: None))
+    rows = list(warm.replays(first, TableUser(warm.OTHER, SETUP, told(other)), tmp_path, {}, lambda: None))
     found = {(row["memory"], row["draft_type"], row["turn"]): row for row in rows}
     assert found["warm", "ngram-mod", 1]["acceptance"] in (None, 0.0)
     assert {row["same_answer"] for row in rows} == {0.0}
 
 
 def test_a_table_goes_to_no_model_with_another_vocabulary(tmp_path: Path) -> None:
-    first = Side(warm.SAME, SETUP, told(copies(1)))
-    other = Side(warm.OTHER, Setup(Settings(), M4_PRO, "another"), told(copies(1)))
+    first = TableUser(warm.SAME, SETUP, told(copies(1)))
+    other = TableUser(warm.OTHER, Setup(Settings(), M4_PRO, "another"), told(copies(1)))
     with pytest.raises(TableFileError, match="its vocabulary is replay, here it is another"):
         list(warm.replays(first, other, tmp_path, {}, lambda: None))
 

@@ -3,9 +3,9 @@
 import pytest
 
 from bench.economics import figures
-from bench.economics.report import Meter, rows, section
+from bench.economics.report import EnergySource, rows, section
 
-NO_METER = Meter(None, "no counters")
+NO_METER = EnergySource(None, "no counters")
 
 
 def test_planted_lines_and_break_evens_are_found_again(planted):
