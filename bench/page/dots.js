@@ -1,4 +1,4 @@
-// A dot plot after Cleveland: one band for each row, one lane in it for each series, values in a column.
+// A Cleveland dot plot: one band per row, one lane in it per series, values in a column on the right.
 import { isNumber, svg } from "./dom.js";
 import { cut, short } from "./format.js";
 import { extent, linear } from "./scale.js";
@@ -11,8 +11,9 @@ const TOP = 42;
 const LETTER = 6.7;
 
 /**
- * rows: {label, sub, points: [{series, value, low, high, best, tip}]}; low and high give a whisker, best a
- * small upright line: what was possible. hasStems: whether lines run to the dots. axis: its name; reference: where plain decoding stands, and said.
+ * rows: {label, sub, points: [{series, value, low, high, best, tip}]}; low and high draw a whisker, best a small
+ * upright mark. hasStems: whether lines run from the reference to the dots. axis: its name. reference: the value of
+ * plain decoding, labelled with referenceLabel.
  */
 export function dotPlot(width, { rows, axis, format, reference, referenceLabel = "plain", domain, label, hasStems = true }) {
   const numbers = rows.flatMap((row) => row.points.flatMap((point) => [point.value, point.low, point.high, point.best])).filter(isNumber);

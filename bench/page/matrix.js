@@ -1,10 +1,10 @@
-// A table whose cells are tinted by how far they are from a reference: above it one colour, below another.
+// A table whose cells are tinted by their distance from a reference, with one colour above and another below it.
 import { h, isNumber } from "./dom.js";
 import { rove, tip } from "./tooltip.js";
 
 /**
- * columns, rows: headings. cell(row, column): {value, text, tip, kind} or null; kind "good" or "bad" tints it
- * fully, otherwise value does, against reference; most is the largest distance from it.
+ * columns, rows: headings. cell(row, column): {value, text, tip, kind} or null; kind "good" or "bad" tints it fully,
+ * otherwise the distance of value from reference does; most is the distance that is tinted fully.
  */
 export function matrix({ caption, corner, columns, rows, cell, reference = 1, most = 1 }) {
   const element = h("table", { class: "matrix" },

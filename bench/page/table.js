@@ -1,9 +1,9 @@
-// Tables that sort by the column whose heading is pressed.
+// Tables that are sorted by clicking a column heading.
 import { h, isNumber } from "./dom.js";
 
 /**
- * A table inside a fold. columns: {name, label, format, help}; a name is a field of a row, or a function of it.
- * Numbers stand to the right, and sort as numbers; what is missing goes last.
+ * A collapsible table. columns: {name, label, format, help}; name is a field of the rows, or a function of a row.
+ * Numbers are right-aligned and sorted as numbers; missing values come last.
  */
 export function table(summary, columns, rows) {
   const value = (row, column) => (typeof column.name === "function" ? column.name(row) : row[column.name]);
@@ -16,7 +16,7 @@ export function table(summary, columns, rows) {
     h("button", { type: "button", title: column.help ?? null, onclick: () => sort(column) }, column.label)));
   const sort = (column) => {
     const own = headings[used.indexOf(column)];
-    // Numbers are asked for because the largest matter.
+    // Numbers start descending, because the largest ones are usually wanted.
     const first = isRight(column) ? "descending" : "ascending";
     const other = first === "ascending" ? "descending" : "ascending";
     const order = own.getAttribute("aria-sort") === first ? other : first;

@@ -1,4 +1,4 @@
-"""Sweep the gate's threshold: the repetition in a prompt from which the gate drafts at full length at once."""
+"""Sweep the gate's threshold: how repetitive a prompt must be for the gate to start with long drafts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -95,7 +95,7 @@ def overall(rows: Sequence[Mapping[str, Any]]) -> dict[Configuration, tuple[floa
 
 
 def best_of(rows: Sequence[Mapping[str, Any]], draft_type: str | None = None) -> Configuration:
-    """Return the configuration with the highest mean, of all or of one draft type; shortest drafts win ties."""
+    """Return the configuration with the highest mean, of all or one draft type; shorter drafts win ties."""
     means = {p: mean for p, (mean, _) in overall(rows).items() if draft_type in (None, p.draft_type)}
     return max(means, key=lambda point: (round(means[point], 3), -point.num_draft_tokens))
 

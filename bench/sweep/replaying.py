@@ -1,4 +1,4 @@
-"""Replay known answers under given settings: the server's drafters, gate and slowdown budget, without a model."""
+"""Replay known answers with given settings: the server's drafters, gate and slowdown budget, but no model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -96,8 +96,8 @@ def print_tables(console: Console, rows: Rows, of_ngram_sizes: Rows, settings: S
         )
         _print_held(console, "n-gram size", of_ngram_sizes, "ngram_size")
     console.print(
-        "ngram-mod alone, replayed. overwritten: writes that replaced another n-gram's token. foreign drafts: "
-        "drafted tokens that another n-gram had written. known: answer tokens that the table predicts.",
+        "ngram-mod alone, replayed. overwritten: writes that replaced another n-gram's token. foreign "
+        "drafts: drafted tokens that another n-gram had written. known: answer tokens the table predicts.",
         highlight=False,
     )
 
@@ -131,8 +131,8 @@ def print_gate(console: Console, rows: Rows, settings: Settings) -> None:
         table.add_row(f"{threshold:g}", _share(above), *(f"{number:.3f}" for number in (*found, *on)))
     console.print(table)
     console.print(
-        "Draft type auto, replayed speedup: mean over workloads, and the lowest. Below the threshold gate auto "
-        "starts cautiously and learns; gate on never drafts.",
+        "Draft type auto, replayed speedup: mean over workloads, and the lowest. Below the threshold, gate "
+        "auto starts with short drafts and learns; gate on never drafts.",
         style="dim",
     )
 
@@ -156,8 +156,8 @@ def print_warm(console: Console, rows: Rows) -> None:
         console.print(f"{_warm_sentence(rows, pair)}", highlight=False)
     console.print(table)
     console.print(
-        "Replayed speedup; measured: on the engine, over all turns. Cold: the table is empty before each chat. "
-        "Warm: it holds the first model's answers to all chats; warm from other chats: to all other chats.",
+        "Replayed speedup; measured: on the engine, over all turns. Cold: the table is empty before each "
+        "chat. Warm: it holds the first model's answers to all chats, or to all other chats.",
         style="dim",
     )
 

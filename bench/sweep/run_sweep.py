@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Answer chats plainly once, then replay the answers under hundreds of settings with the step costs "
         "measured here; the default and the best settings are also measured on the engine. grid: draft type "
-        "by draft length by n-gram size. tables: sizes of ngram-mod's table under long traffic of source files. "
-        "gate: thresholds of the gate. warm: an n-gram table filled earlier, by the same model or another with "
-        "the same vocabulary. Workloads: " + ", ".join(WORKLOADS)
+        "by draft length by n-gram size. tables: sizes of ngram-mod's table under long traffic of source "
+        "files. gate: thresholds of the gate. warm: an n-gram table filled earlier, by the same model or "
+        "another with the same vocabulary. Workloads: " + ", ".join(WORKLOADS)
     )
     add, count, numbers = parser.add_argument, argument_types.count, argument_types.levels
     add("--model", type=argument_types.model_folder, metavar="DIR", help="Default: the bundled model.")

@@ -108,7 +108,7 @@ class _Texts:
         return text or "pass\n"
 
     def past(self) -> tuple[int, str] | None:
-        """Return an earlier text and its request number; all orders of magnitude of age are equally likely."""
+        """Return an earlier text and its request number; all orders of magnitude of age are as likely."""
         if not self._used:
             return None
         back = round(math.exp(math.log(len(self._used)) * self.rng.random()))

@@ -44,6 +44,7 @@ class Collisions:
 
 
 @dataclass(frozen=True, slots=True)
+class Lookups:
     """Results of looking up every n-gram of a text; the counts add up to the number of n-grams.
 
     right: the next token. wrong: another token, written by the same n-gram. foreign: a token that another
@@ -103,7 +104,7 @@ class WatchedTable(NgramModTable):
         return tokens
 
     def look_up(self, text: Sequence[int]) -> Lookups:
-        """Look up every n-gram of a text of more than n tokens, and compare with the token that follows it."""
+        """Look up every n-gram of a text of more than n tokens, and compare with the token after it."""
         tokens = np.asarray(text, np.int64)
         hashes, follows = self.hashes(tokens), tokens[self.n :]
         slots = self.slots(hashes)

@@ -94,7 +94,7 @@ def test_every_section_is_drawn_and_nothing_is_asked_for(page, files):
         assert "NaN" not in page.run(f"{own}.innerHTML"), name
         assert "undefined" not in page.run(f"{own}.innerHTML"), name
     assert page.run("document.querySelectorAll('nav a').length") == len(SECTIONS) + 1
-    # Plain decoding is a line in every plot of speed-ups.
+    # Plain decoding is a line in every plot of speedups.
     assert "plain 1\N{MULTIPLICATION SIGN}" in page.run(
         "document.querySelector('#speedup .reference-name').textContent"
     )
@@ -114,7 +114,7 @@ def test_a_legend_switches_its_series_off_and_on(page):
 def test_what_is_shown_can_be_chosen(page):
     for text, axis, unit in (
         ("acceptance", "accepted", "%"),
-        ("speed-up", "plain decoding", "\N{MULTIPLICATION SIGN}"),
+        ("speedup", "plain decoding", "\N{MULTIPLICATION SIGN}"),
     ):
         page.run(f"{button('#speedup .choice', text)}.click()")
         assert axis in page.run("document.querySelector('#speedup .axis-name').textContent")
@@ -144,7 +144,7 @@ def test_marks_tell_their_figures_to_pointer_and_keyboard(page):
 
 
 def test_tables_sort_by_the_heading_that_is_pressed(page):
-    heading = button("#speedup th", "speed-up")
+    heading = button("#speedup th", "speedup")
     at = page.run(f"[...{heading}.closest('tr').children].indexOf({heading}.closest('th'))")
     rows = "[...document.querySelectorAll('#speedup tbody tr')]"
     for is_falling in (True, False):
