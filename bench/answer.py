@@ -86,7 +86,7 @@ def _add_chunk(answer: Answer, payload: bytes, at: float) -> None:
             if text:
                 answer.chunks.append((at, text))
     except (AttributeError, TypeError):
-        answer.error = answer.error or f"not a chat completion chunk: {payload[:80]!r}"
+        answer.error = answer.error or f"a chunk is not a chat completion chunk: {payload[:80]!r}"
 
 
 def _text(delta: dict[str, Any]) -> str:

@@ -61,7 +61,7 @@ COLUMNS: dict[str, Column] = {
     "turn": Column("turn", _turn),
     "streams": Column("streams", _word, is_trivial=lambda value: value == 1),
     "draft_type": Column("drafts", _word),
-    "num_draft_tokens": Column("max\ndraft", _word, is_trivial=lambda value: value == 31),
+    "num_draft_tokens": Column("max\nlen", _word, is_trivial=lambda value: value == 31),
     "answers": Column("answers", _word, is_shown=False),
     "tokens": Column("tokens", _word, is_shown=False),
     "plain_tps": Column("plain\ntok/s", _number(0)),
@@ -76,7 +76,7 @@ COLUMNS: dict[str, Column] = {
     "constrained_plain_tps": Column("constrained\nplain tok/s", _number(0), is_shown=False),
     "acceptance": Column("% ac-\ncepted", _percent),
     "acceptance_by_position": Column("% accepted at\n1 2 4 8 16 31", _positions, is_shown=False),
-    "drafted_share": Column("% draf-\nted", _percent),
+    "drafted_share": Column("% of\ntext", _percent),
     "tokens_per_forward": Column("tok/\nfwd", _number(2)),
     "by_source": Column("accepted/drafted by", _sources, is_shown=False),
     "drafter_us_per_token": Column("us/\ntoken", _number(0)),
@@ -100,8 +100,8 @@ _WORDS = ("workload", "draft_type", "acceptance_by_position", "by_source")
 NOTES = (
     "tok/s: decoding speed after prefill, best run of each turn; counts are over all runs.",
     "% of best: speedup relative to the best possible fixed width, chosen for each answer in hindsight.",
-    "% drafted: share of the answer's tokens that came from drafts. us/token: time spent in drafters.",
-    "first ms: time to first token with an empty cache. pre-fill: prompt tokens/s.",
+    "% of text: share of the answer's tokens that came from drafts. max len: maximum draft length.",
+    "us/token: time spent in drafters. first ms: time to first token, empty cache. pre-fill: prompt tokens/s.",
     "parity: every plain run compared with every drafted run, by token ids.",
 )
 

@@ -29,7 +29,7 @@ def stub(program):
     return sys.executable, "-c", program
 
 
-def test_a_server_of_our_own_is_found_by_what_it_says_and_stopped_at_the_end():
+def test_an_own_server_is_found_by_its_log_and_stopped_at_the_end():
     with OwnServer(["--max-rows", "2"], stub(STUB)) as own:
         assert is_ready(own.url)
     assert not is_ready(own.url)
@@ -45,13 +45,13 @@ def test_a_benchmark_that_is_terminated_stops_its_server_first():
 
 def test_a_server_that_does_not_start_is_an_error_with_its_last_words():
     server = OwnServer([], stub("import sys; sys.exit('no such model\\n')"))
-    with pytest.raises(BenchError, match="ended with status 1: no such model"), server:
+    with pytest.raises(BenchError, match="exited with status 1: no such model"), server:
         pass
 
 
 def test_a_bare_loop_that_does_not_start_is_an_error_with_its_last_words():
     loop = BareLoop("nowhere", stub("import sys; sys.exit('no such folder')"))
-    with pytest.raises(BenchError, match="ended with status 1: no such folder"), loop:
+    with pytest.raises(BenchError, match="exited with status 1: no such folder"), loop:
         pass
 
 

@@ -1,4 +1,4 @@
-"""A result document says where its figures come from, and what it says can be read again."""
+"""A result document records the origin of its figures, and is read as it was written."""
 
 import argparse
 from pathlib import Path
@@ -29,5 +29,5 @@ def test_what_is_no_document_is_refused_by_name(text: str, tmp_path: Path) -> No
 
 
 def test_a_section_has_one_of_the_known_names() -> None:
-    with pytest.raises(ValueError, match="decoding: a section is one of"):
+    with pytest.raises(ValueError, match="decoding: unknown section"):
         document.new_document("reprise bench", decoding={})
