@@ -209,11 +209,13 @@ def _run(arguments: argparse.Namespace) -> int:
 def _servers(
     arguments: argparse.Namespace, children: ExitStack, count_tokens: CountTokens
 ) -> list[ServerUnderLoad]:
-    own = None if arguments.url else OwnServer(["--model", str(arguments.model)])
-    url = children.enter_context(own).url if own else arguments.url
-    key = None if own else arguments.api_key or _key_of_environment()
+    own_server = None if arguments.url else OwnServer(["--model", str(arguments.model)])
+    url = children.enter_context(own_server).url if own_server else arguments.url
+    key = None if own_server else arguments.api_key or _key_of_environment()
     model = arguments.url_model or first_model(url, "--url-model", key, "--api-key")
-    servers = [ServerUnderLoad("reprise" if own else _name(url), url, model, count_tokens, api_key=key)]
+    servers = [
+        ServerUnderLoad("reprise" if own_server else _name(url), url, model, count_tokens, api_key=key)
+    ]
     if arguments.against:
         url, key = arguments.against, arguments.against_api_key
         model = arguments.against_model or first_model(url, "--against-model", key, "--against-api-key")

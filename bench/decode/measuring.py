@@ -64,8 +64,7 @@ def measure(
     """Return a trial for each turn and configuration.
 
     Configurations are interleaved, and their order is reversed in every other round, so that a machine that
-    slows down favours none. The first group of a workload has an additional warm-up round, which is not
-    measured.
+    slows down favours none. The first group of a workload has an additional, unmeasured warm-up round.
     advance: called with the weight of each finished run.
     """
     baseline = FREE if group.has_schema else PLAIN

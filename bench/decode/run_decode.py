@@ -1,8 +1,7 @@
 """`reprise bench decode`: decode chats plainly and with drafts, alternating, and compare tokens and times.
 
 Runs the engine without HTTP. Drafter tables are cleared before each chat and there is no prefix cache, so a
-run
-shows what a chat gains from its own text: later turns from earlier ones.
+run shows what a chat gains from its own text: later turns from earlier ones.
 """
 
 import argparse

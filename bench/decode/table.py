@@ -101,7 +101,7 @@ NOTES = (
     "tok/s: decoding speed after prefill, best run of each turn; counts are over all runs.",
     "% of best: speedup relative to the best possible fixed width, chosen for each answer in hindsight.",
     "% of text: share of the answer's tokens that came from drafts. max len: maximum draft length.",
-    "us/token: time spent in drafters. first ms: time to first token, empty cache. pre-fill: prompt tokens/s.",
+    "us/token: time spent in drafters. first ms: time to first token without a cache. pre-fill: tokens/s.",
     "parity: every plain run compared with every drafted run, by token ids.",
 )
 

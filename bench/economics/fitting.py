@@ -1,11 +1,10 @@
 """Lines, break-evens and their 95 % intervals. Pure functions over numbers.
 
 Runs of one chat are not independent: they share its length, its text and the state of the machine. So the
-chat is
-the unit of sampling: everything is recomputed without each chat in turn, and the spread of the results gives
-the interval (delete-one jackknife, Student's t with the number of chats less one as degrees of freedom). This
-works for ratios such as a break-even and assumes nothing about noise within a chat. It says nothing about
-other machines or other kinds of text.
+chat is the unit of sampling: everything is recomputed without each chat in turn, and the spread of the
+results gives the interval (delete-one jackknife, Student's t with the number of chats less one as degrees of
+freedom). This works for ratios such as a break-even and assumes nothing about noise within a chat. It says
+nothing about other machines or other kinds of text.
 """
 
 from collections.abc import Callable, Sequence

@@ -5,18 +5,18 @@ import { counted, share, whole } from "./format.js";
 import { slotOf, swatch } from "./series.js";
 import { rove, tip } from "./tooltip.js";
 
-function samplesOf(own) {
-  return list(own.decode?.samples).filter((sample) => list(sample?.tokens).length);
+function samplesOf(doc) {
+  return list(doc.decode?.samples).filter((sample) => list(sample?.tokens).length);
 }
 
 /** The section, or null if no document has samples. */
 export function answersSection(documents) {
-  const having = documents.filter((own) => samplesOf(own).length);
+  const having = documents.filter((doc) => samplesOf(doc).length);
   return having.length ? section("answers", "The source of each token", having, build) : null;
 }
 
-function build(own) {
-  const samples = samplesOf(own);
+function build(doc) {
+  const samples = samplesOf(doc);
   const workloads = distinct(samples.map((sample) => String(sample.workload)));
   const view = h("div", { class: "answer" });
   const types = h("div");

@@ -11,13 +11,13 @@ function pointsOf(curve) {
 
 /** The section, or null if no document has a curve. Curves of several machines share one plot. */
 export function costsSection(documents) {
-  const having = documents.filter((own) => pointsOf(own.cost_curve).length > 1 && pointsOf(own.cost_curve)[0].width === 1);
+  const having = documents.filter((doc) => pointsOf(doc.cost_curve).length > 1 && pointsOf(doc.cost_curve)[0].width === 1);
   if (!having.length) return null;
   const apart = withoutTwins(having);
   const names = namesOf(apart);
-  const curves = apart.map((own) => {
-    const points = pointsOf(own.cost_curve);
-    return { name: apart.length > 1 ? names.get(own) : "c(w)", of: own, points: points.map((one) => ({ width: one.width, seconds: one.seconds, ratio: one.seconds / points[0].seconds })) };
+  const curves = apart.map((doc) => {
+    const points = pointsOf(doc.cost_curve);
+    return { name: apart.length > 1 ? names.get(doc) : "c(w)", of: doc, points: points.map((one) => ({ width: one.width, seconds: one.seconds, ratio: one.seconds / points[0].seconds })) };
   });
   return h("section", { id: "costs", "aria-labelledby": "costs-title" },
     h("h2", { id: "costs-title" }, "Cost curve"),
@@ -28,7 +28,7 @@ export function costsSection(documents) {
 
 // For each model and machine only the curve with the most widths, because documents of one session have nearly equal ones.
 function withoutTwins(documents) {
-  const groups = grouped(documents, (own) => JSON.stringify([own.machine?.cpu, own.model?.name]));
+  const groups = grouped(documents, (doc) => JSON.stringify([doc.machine?.cpu, doc.model?.name]));
   return [...groups.values()].map((of) => of.toSorted((a, b) => pointsOf(b.cost_curve).length - pointsOf(a.cost_curve).length)[0]);
 }
 

@@ -33,13 +33,13 @@ export function uniqueId(stem) {
 
 /** Buttons of which one is pressed. options: [value, label]; chosen(value) is called when another is pressed. */
 export function choice(label, options, value, chosen) {
-  const buttons = options.map(([own, text]) =>
+  const buttons = options.map(([option, text]) =>
     h("button", {
       type: "button",
-      "aria-pressed": String(own === value),
+      "aria-pressed": String(option === value),
       onclick: (event) => {
         for (const button of buttons) button.setAttribute("aria-pressed", String(button === event.currentTarget));
-        chosen(own);
+        chosen(option);
       },
     }, text));
   return h("div", { class: "choice", role: "group", "aria-label": label }, h("span", { class: "choice-label" }, label), buttons);
@@ -54,9 +54,9 @@ export function distinct(values) {
 export function grouped(rows, key) {
   const groups = new Map();
   for (const row of rows) {
-    const own = key(row);
-    if (!groups.has(own)) groups.set(own, []);
-    groups.get(own).push(row);
+    const groupKey = key(row);
+    if (!groups.has(groupKey)) groups.set(groupKey, []);
+    groups.get(groupKey).push(row);
   }
   return groups;
 }

@@ -30,9 +30,9 @@ export function dotPlot(width, { rows, axis, format, reference, referenceLabel =
   drawAxis(plot, x, { left, right, height, axis, format, reference, referenceLabel });
   let y = TOP;
   for (const row of rows) {
-    const own = heightOf(row);
-    drawRow(plot, row, { x, y, own, head, left, width, reference, format, isNarrow, hasStems });
-    y += own;
+    const rowHeight = heightOf(row);
+    drawRow(plot, row, { x, y, rowHeight, head, left, width, reference, format, isNarrow, hasStems });
+    y += rowHeight;
   }
   return plot;
 }
@@ -50,9 +50,9 @@ function drawAxis(plot, x, { left, right, height, axis, format, reference, refer
     svg("text", { class: "reference-name", x: at, y: TOP - 11, "text-anchor": at - left < 20 ? "start" : "middle" }, `${referenceLabel} ${short(format(reference))}`));
 }
 
-function drawRow(plot, row, { x, y, own, head, left, width, reference, format, isNarrow, hasStems }) {
-  const middle = y + head + (own - head - BETWEEN) / 2;
-  plot.append(svg("line", { class: "row-line", x1: 0, x2: width, y1: y + own - BETWEEN / 2, y2: y + own - BETWEEN / 2 }));
+function drawRow(plot, row, { x, y, rowHeight, head, left, width, reference, format, isNarrow, hasStems }) {
+  const middle = y + head + (rowHeight - head - BETWEEN) / 2;
+  plot.append(svg("line", { class: "row-line", x1: 0, x2: width, y1: y + rowHeight - BETWEEN / 2, y2: y + rowHeight - BETWEEN / 2 }));
   plot.append(isNarrow
     ? svg("text", { class: "row-name", x: 0, y: y + 13 }, cut(row.label, width / LETTER),
       row.sub && svg("tspan", { class: "row-sub", dx: 8 }, row.sub))

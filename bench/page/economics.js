@@ -11,12 +11,12 @@ import { table } from "./table.js";
 
 /** The section, or null if no document has one. */
 export function economicsSection(documents) {
-  const having = documents.filter((own) => ["fits", "choices", "buckets", "predicted", "advice"].some((part) => list(own.economics?.[part]).length));
+  const having = documents.filter((doc) => ["fits", "choices", "buckets", "predicted", "advice"].some((part) => list(doc.economics?.[part]).length));
   return having.length ? section("economics", "When drafting pays", having, build) : null;
 }
 
-function build(own) {
-  const { economics } = own;
+function build(doc) {
+  const { economics } = doc;
   const fits = list(economics.fits).filter((fit) => isNumber(fit?.a) && isNumber(fit?.b));
   const points = list(economics.points).filter((point) => isNumber(point?.acceptance) && isNumber(point?.decode_tps) && !point.is_gated);
   const plain = plainOf(economics, fits);
@@ -79,10 +79,10 @@ function fitsFigure(fits, points, plain) {
     title: "Speed by acceptance and draft length",
     note: "Each mark is an answer; the slanted line is the least-squares fit a + b·α over drafts of controlled acceptance. It crosses plain decoding at the break-even; the band is the 95 % interval.",
     series: types,
-    draw: (width, isShown) => panels(width, fits.map((fit) => [nameOf(fit.num_draft_tokens), (own) => {
+    draw: (width, isShown) => panels(width, fits.map((fit) => [nameOf(fit.num_draft_tokens), (panelWidth) => {
       const slot = slotOf(types.includes("controlled") || !types.length ? "controlled" : types[0]);
       const hasBand = isNumber(fit.low) && isNumber(fit.high);
-      return xyPlot(own, {
+      return xyPlot(panelWidth, {
         height: 240,
         label: `tokens per second by acceptance, k = ${fit.num_draft_tokens}`,
         x: { name: "acceptance α", format: share, domain: [0, 1], ticks: [0, 0.25, 0.5, 0.75, 1] },
@@ -120,13 +120,13 @@ function choicesFigure(choices) {
       rows: distinct(of.map((one) => String(one.workload))),
       most,
       cell: (workload, length) => {
-        const own = of.find((one) => String(one.workload) === workload && one.num_draft_tokens === length);
-        if (!own) return null;
-        const isOpen = isNumber(own.low) && isNumber(own.high) && own.low < 1 && own.high > 1;
+        const choice = of.find((one) => String(one.workload) === workload && one.num_draft_tokens === length);
+        if (!choice) return null;
+        const isOpen = isNumber(choice.low) && isNumber(choice.high) && choice.low < 1 && choice.high > 1;
         return {
-          value: own.speedup,
-          text: `${fixed2(own.speedup)}${isOpen ? "†" : ""}`,
-          tip: [`${workload}, ${name}, max draft ${length}`, `${times(own.speedup)} speedup`, `95 %: ${times(own.low)} to ${times(own.high)}`, `${share(own.acceptance)} accepted`, ...(isNumber(own.n) ? [counted(own.n, "chat")] : [])],
+          value: choice.speedup,
+          text: `${fixed2(choice.speedup)}${isOpen ? "†" : ""}`,
+          tip: [`${workload}, ${name}, max draft ${length}`, `${times(choice.speedup)} speedup`, `95 %: ${times(choice.low)} to ${times(choice.high)}`, `${share(choice.acceptance)} accepted`, ...(isNumber(choice.n) ? [counted(choice.n, "chat")] : [])],
         };
       },
     }))),
@@ -201,8 +201,8 @@ function predictedFigure(rows) {
     title: "Predicted and measured speedup",
     note: "No prediction uses the answer that it predicts. On the slanted line, prediction and measurement agree.",
     series: names,
-    draw: (width, isShown) => panels(Math.min(width, 900), [...grouped(rows, (row) => row.by ?? null)].map(([by, of]) => [by === null ? "" : `by the ${by}`, (own) => xyPlot(own, {
-      height: Math.min(own * 0.82, 360),
+    draw: (width, isShown) => panels(Math.min(width, 900), [...grouped(rows, (row) => row.by ?? null)].map(([by, of]) => [by === null ? "" : `by the ${by}`, (panelWidth) => xyPlot(panelWidth, {
+      height: Math.min(panelWidth * 0.82, 360),
       label: "predicted by measured speedup",
       x: { name: "measured speedup", format: times, domain },
       y: { name: "predicted speedup", format: times, domain },

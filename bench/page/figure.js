@@ -57,9 +57,9 @@ export function panels(width, all, least = 250) {
   const most = Math.max(1, Math.floor((width + GAP) / (least + GAP)));
   // The same number in each row where possible: four are two and two, not three and one.
   const columns = Math.ceil(all.length / Math.ceil(all.length / most));
-  const own = Math.floor((width - GAP * (columns - 1)) / columns);
+  const panelWidth = Math.floor((width - GAP * (columns - 1)) / columns);
   const grid = h("div", { class: "panels" }, all.map(([heading, draw]) =>
-    h("div", { class: "panel" }, h("h4", {}, heading), draw(own))));
-  grid.style.gridTemplateColumns = `repeat(${columns}, ${own}px)`;
+    h("div", { class: "panel" }, h("h4", {}, heading), draw(panelWidth))));
+  grid.style.gridTemplateColumns = `repeat(${columns}, ${panelWidth}px)`;
   return grid;
 }

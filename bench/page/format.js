@@ -72,7 +72,7 @@ export const MEASURES = {
 
 /** The formats of fields, including those in MEASURES. */
 export const FORMATS = {
-  ...Object.fromEntries(Object.entries(MEASURES).map(([name, own]) => [name, own.format])),
+  ...Object.fromEntries(Object.entries(MEASURES).map(([name, measure]) => [name, measure.format])),
   entries: whole, bytes, occupancy: share, collisions: whole, overwritten: share, foreign_drafts: share, known: share,
   known_again: share, threshold: number, repetitive: share, measured_speedup: times, same_answer: share,
 };

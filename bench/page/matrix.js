@@ -11,12 +11,12 @@ export function matrix({ caption, corner, columns, rows, cell, reference = 1, mo
     caption && h("caption", {}, caption),
     h("thead", {}, h("tr", {}, h("td", { class: "corner" }, corner ?? ""), columns.map((column) => h("th", { scope: "col" }, String(column))))),
     h("tbody", {}, rows.map((row) => h("tr", {}, h("th", { scope: "row" }, String(row)), columns.map((column) => {
-      const own = cell(row, column);
-      if (!own) return h("td", { class: "none" }, "·");
-      const inner = tip(h("span", { class: "cell" }, own.text), own.tip);
-      const tinted = h("td", { class: own.kind ?? "" }, inner);
-      if (!own.kind && isNumber(own.value)) {
-        const distance = Math.max(-1, Math.min(1, (own.value - reference) / most));
+      const content = cell(row, column);
+      if (!content) return h("td", { class: "none" }, "·");
+      const inner = tip(h("span", { class: "cell" }, content.text), content.tip);
+      const tinted = h("td", { class: content.kind ?? "" }, inner);
+      if (!content.kind && isNumber(content.value)) {
+        const distance = Math.max(-1, Math.min(1, (content.value - reference) / most));
         tinted.className = distance >= 0 ? "above" : "below";
         tinted.style.setProperty("--strength", `${Math.round(Math.abs(distance) * 62)}%`);
       }

@@ -23,7 +23,7 @@ const sections = [
   translationSection, peersSection, replaySection, sources,
 ].map((make) => make(documents)).filter(Boolean);
 
-const models = distinct(documents.map((own) => own.model?.name).filter(Boolean));
+const models = distinct(documents.map((doc) => doc.model?.name).filter(Boolean));
 report.replaceChildren(
   h("div", { class: "opening" },
     h("h1", {}, "Speedup from drafting"),

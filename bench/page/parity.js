@@ -6,16 +6,16 @@ import { counted, number, whole } from "./format.js";
 import { matrix } from "./matrix.js";
 import { caseOf, decodeRows } from "./speedup.js";
 
-const judged = (own) => decodeRows(own).filter((row) => row.parity);
+const judged = (doc) => decodeRows(doc).filter((row) => row.parity);
 
 /** The section, or null if no document has compared tokens. */
 export function paritySection(documents) {
-  const having = documents.filter((own) => judged(own).length);
+  const having = documents.filter((doc) => judged(doc).length);
   return having.length ? section("parity", "Parity", having, build) : null;
 }
 
-function build(own) {
-  const rows = judged(own);
+function build(doc) {
+  const rows = judged(doc);
   const together = rows.filter((row) => !isNumber(row.turn));
   const drawn = together.length ? together : rows;
   const nameOf = (row) => [row.workload, caseOf(row, rows)].filter(Boolean).join(", ");

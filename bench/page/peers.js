@@ -10,18 +10,18 @@ const NAMES = ["server", "peer", "name", "side", "system"];
 const TIP_FIELDS = ["tokens_per_s", "decode_tps", "ttft_ms", "inter_token_ms", "speedup", "requests", "failed"];
 const SPEEDS = ["tokens_per_s", "decode_tps", "tps", "speedup", "ttft_ms"];
 
-function rowsOf(own) {
-  return list(own.peers?.rows).filter((row) => row && typeof row === "object");
+function rowsOf(doc) {
+  return list(doc.peers?.rows).filter((row) => row && typeof row === "object");
 }
 
 /** The section, or null if no document has one. */
 export function peersSection(documents) {
-  const having = documents.filter((own) => rowsOf(own).length);
+  const having = documents.filter((doc) => rowsOf(doc).length);
   return having.length ? section("peers", "Compared with others", having, build) : null;
 }
 
-function build(own) {
-  const rows = rowsOf(own);
+function build(doc) {
+  const rows = rowsOf(doc);
   const field = NAMES.find((name) => rows.some((row) => row[name])) ?? "server";
   const measures = SPEEDS.filter((name) => rows.some((row) => isNumber(row[name])));
   const columns = distinct(rows.flatMap((row) => Object.keys(row)))
@@ -32,7 +32,7 @@ function build(own) {
 
 function lead(rows, field, measure) {
   const names = distinct(rows.map((row) => String(row[field])));
-  const wins = [...grouped(rows, (row) => row.workload ?? "all").values()].map((own) => own.filter((row) => isNumber(row[measure])).toSorted((a, b) => b[measure] - a[measure])[0]).filter(Boolean);
+  const wins = [...grouped(rows, (row) => row.workload ?? "all").values()].map((ofWorkload) => ofWorkload.filter((row) => isNumber(row[measure])).toSorted((a, b) => b[measure] - a[measure])[0]).filter(Boolean);
   const winners = distinct(wins.map((row) => String(row[field])));
   const summary = winners.map((name) => `${name} was fastest on ${wins.filter((row) => String(row[field]) === name).length} of ${wins.length} workloads`);
   return `${names.length} peers with the same prompts, alternating${measure ? `: ${summary.join(", ")}` : ""}.`;

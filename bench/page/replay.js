@@ -13,22 +13,22 @@ const nameOf = (row) => String(row.drafter ?? row.rule ?? row.policy ?? row.name
 
 // Speedup by the name of the cost curve; a document may also have a single number.
 function speedups(row) {
-  const own = row.speedup ?? row.speedups ?? {};
-  return isNumber(own) ? { "cost curve": own } : own;
+  const found = row.speedup ?? row.speedups ?? {};
+  return isNumber(found) ? { "cost curve": found } : found;
 }
 
-function rowsOf(own) {
-  return list(own.replay?.rows).filter((row) => row && typeof row === "object");
+function rowsOf(doc) {
+  return list(doc.replay?.rows).filter((row) => row && typeof row === "object");
 }
 
 /** The section, or null if no document has one. */
 export function replaySection(documents) {
-  const having = documents.filter((own) => rowsOf(own).length);
+  const having = documents.filter((doc) => rowsOf(doc).length);
   return having.length ? section("replay", "Replayed without a model", having, build) : null;
 }
 
-function build(own) {
-  const rows = rowsOf(own);
+function build(doc) {
+  const rows = rowsOf(doc);
   const curves = distinct(rows.flatMap((row) => Object.keys(speedups(row))));
   const workloads = distinct(rows.map(workloadOf));
   // The row over all workloads is the one to choose defaults by.
@@ -38,7 +38,7 @@ function build(own) {
     chosen.workload = name;
     for (const one of figures) one.redraw();
   }));
-  return { lead: lead(rows.filter((row) => workloadOf(row) === chosen.workload), curves), parts: [control, ...figures, tableOf(rows, curves), ...curveNotes(own.replay.curves)] };
+  return { lead: lead(rows.filter((row) => workloadOf(row) === chosen.workload), curves), parts: [control, ...figures, tableOf(rows, curves), ...curveNotes(doc.replay.curves)] };
 }
 
 const workloadOf = (row) => String(row.workload ?? row.corpus ?? "all");

@@ -37,7 +37,7 @@ export function extent(values, margin = 0, including = []) {
 function niceTicks(low, high, count) {
   const rough = (high - low) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((own) => own >= rough * 0.999);
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= rough * 0.999);
   const ticks = [];
   for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at += 1) {
     ticks.push(Number((at * step).toPrecision(12)));

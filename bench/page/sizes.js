@@ -19,9 +19,9 @@ function groupName(row) {
 export function enoughEntries(rows) {
   const groups = [...grouped(rows, groupName).values()];
   const entries = distinct(rows.map((row) => row.entries)).filter(isNumber).sort((a, b) => a - b);
-  const found = entries.find((size) => groups.every((own) => {
-    const largest = own.find((row) => row.entries === entries.at(-1));
-    const row = own.find((one) => one.entries === size);
+  const found = entries.find((size) => groups.every((group) => {
+    const largest = group.find((row) => row.entries === entries.at(-1));
+    const row = group.find((one) => one.entries === size);
     return row && largest && JUDGED.every((name) => !isNumber(largest[name]) || row[name] >= NOTHING_LOST * largest[name]);
   }));
   return found === entries.at(-1) ? null : found ?? null;
@@ -64,7 +64,7 @@ function sweptFigure(rows, { title, note, field, axis, rules, describe }) {
     title,
     note,
     series: distinct(rows.map(groupName)),
-    draw: (width, isShown) => panels(width, names.map((name) => [SIZES[name], (own) => xyPlot(own, {
+    draw: (width, isShown) => panels(width, names.map((name) => [SIZES[name], (panelWidth) => xyPlot(panelWidth, {
       height: 200,
       label: `${words(name)} by ${axis.name}`,
       x: axis,

@@ -30,8 +30,8 @@ const COLUMNS = [
 ];
 
 /** Rows of a document's decode section, with an additional field series: the draft type, and the draft length if several occur. */
-export function decodeRows(own) {
-  const rows = list(own.decode?.rows).filter((row) => row && typeof row === "object");
+export function decodeRows(doc) {
+  const rows = list(doc.decode?.rows).filter((row) => row && typeof row === "object");
   const lengths = grouped(rows, (row) => row.draft_type);
   const hasLengths = [...lengths.values()].some((some) => distinct(some.map((row) => row.num_draft_tokens)).length > 1);
   return rows.map((row) => ({
@@ -51,12 +51,12 @@ export function caseOf(row, rows) {
 
 /** The section, or null if no document has rows. */
 export function speedupSection(documents) {
-  const having = documents.filter((own) => decodeRows(own).length);
+  const having = documents.filter((doc) => decodeRows(doc).length);
   return having.length ? section("speedup", "Speedup", having, build) : null;
 }
 
-function build(own) {
-  const rows = decodeRows(own);
+function build(doc) {
+  const rows = decodeRows(doc);
   const together = rows.filter((row) => !isNumber(row.turn));
   const parts = [plotOf(together.length ? together : rows), table("All figures as a table", COLUMNS, rows)];
   return { lead: lead(together.filter((row) => isNumber(row.speedup))), parts };
@@ -79,7 +79,7 @@ function plotOf(rows) {
   let measure = "speedup";
   const names = Object.keys(MEASURES).filter((name) => rows.some((row) => isNumber(row[name])));
   const order = orderOf(rows);
-  const own = figure({
+  const result = figure({
     title: "Workloads by speedup",
     note: [
       "The lines start at plain decoding.",
@@ -89,7 +89,7 @@ function plotOf(rows) {
     series: distinct(rows.map((row) => row.series)),
     controls: names.length > 1 ? [choice("Show", names.map((name) => [name, MEASURES[name].label]), names.includes(measure) ? measure : names[0], (name) => {
       measure = name;
-      own.redraw();
+      result.redraw();
     })] : [],
     draw: (width, isShown) => dotPlot(width, {
       ...MEASURES[measure],
@@ -108,7 +108,7 @@ function plotOf(rows) {
       })),
     }),
   });
-  return own;
+  return result;
 }
 
 // Workloads with the highest speedup first, whatever is shown.
@@ -142,9 +142,9 @@ function sourceLines(bySource) {
 
 /** The main figures of the first document, for the top of the page. */
 export function headline(documents) {
-  const own = documents.find((one) => decodeRows(one).length);
-  if (!own) return null;
-  const rows = decodeRows(own).filter((row) => !isNumber(row.turn));
+  const doc = documents.find((one) => decodeRows(one).length);
+  if (!doc) return null;
+  const rows = decodeRows(doc).filter((row) => !isNumber(row.turn));
   const speeds = rows.map((row) => row.speedup).filter(isNumber);
   if (!speeds.length) return null;
   const judged = rows.filter((row) => row.parity);

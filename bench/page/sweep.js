@@ -11,18 +11,18 @@ import { enoughEntries, ngramsFigure, sizesFigure } from "./sizes.js";
 import { table } from "./table.js";
 
 const PARTS = ["grid", "measured", "table_sizes", "ngram_sizes", "gate", "warm"];
-function rowsOf(own, part) {
-  return list(own.sweep?.[part]).filter((row) => row && typeof row === "object");
+function rowsOf(doc, part) {
+  return list(doc.sweep?.[part]).filter((row) => row && typeof row === "object");
 }
 
 /** The section, or null if no document has one. */
 export function sweepSection(documents) {
-  const having = documents.filter((own) => PARTS.some((part) => rowsOf(own, part).length));
+  const having = documents.filter((doc) => PARTS.some((part) => rowsOf(doc, part).length));
   return having.length ? section("sweep", "Settings", having, build) : null;
 }
 
-function build(own) {
-  const [grid, measured, sizes, ngrams, gate, warm] = PARTS.map((part) => rowsOf(own, part));
+function build(doc) {
+  const [grid, measured, sizes, ngrams, gate, warm] = PARTS.map((part) => rowsOf(doc, part));
   const folds = [["Grid", grid], ["Measured on the engine", measured], ["Table sizes", sizes], ["N-gram sizes", ngrams], ["Gate thresholds", gate], ["Cold and warm", warm]]
     .filter(([, rows]) => rows.length).map(([name, rows]) => fold(`${name}, as a table`, rows));
   return {
@@ -62,14 +62,14 @@ function gridFigure(rows) {
   const most = Math.max(0.2, ...rows.map((row) => Math.abs((row.speedup ?? 1) - 1)));
   let workload = workloads.length > 1 ? null : workloads[0];
   const cell = (type) => (size, length) => {
-    const own = rows.filter((row) => row.draft_type === type && (row.ngram_size ?? null) === size && row.num_draft_tokens === length
+    const found = rows.filter((row) => row.draft_type === type && (row.ngram_size ?? null) === size && row.num_draft_tokens === length
       && (workload === null || row.workload === workload) && isNumber(row.speedup));
-    if (!own.length) return null;
-    const value = mean(own.map((row) => row.speedup));
-    const lines = [`${type}, max draft ${length}${size === null ? "" : `, n = ${size}`}`, `${times(value)} speedup${own.length > 1 ? ", geometric mean" : ""}`];
-    lines.push(...(own.length > 1
-      ? own.map((row) => `${row.workload}: ${times(row.speedup)}`)
-      : [`${fixed2(own[0].tokens_per_forward)} tokens per forward`, `${share(own[0].acceptance)} accepted`]));
+    if (!found.length) return null;
+    const value = mean(found.map((row) => row.speedup));
+    const lines = [`${type}, max draft ${length}${size === null ? "" : `, n = ${size}`}`, `${times(value)} speedup${found.length > 1 ? ", geometric mean" : ""}`];
+    lines.push(...(found.length > 1
+      ? found.map((row) => `${row.workload}: ${times(row.speedup)}`)
+      : [`${fixed2(found[0].tokens_per_forward)} tokens per forward`, `${share(found[0].acceptance)} accepted`]));
     return { value, text: fixed2(value), tip: lines };
   };
   const result = figure({
@@ -102,13 +102,13 @@ function gateFigure(rows) {
     note: "How repetitive a prompt must be for the gate to start with long drafts (thresholds are spaced evenly). "
       + "A low threshold tries drafts that lose time; a high one misses gains.",
     series: names,
-    draw: (width, isShown) => panels(width, modes.map(([mode, of]) => [mode === null ? "" : `gate ${mode}`, (own) => xyPlot(own, {
+    draw: (width, isShown) => panels(width, modes.map(([mode, of]) => [mode === null ? "" : `gate ${mode}`, (panelWidth) => xyPlot(panelWidth, {
       height: 260,
       label: "speedup by threshold",
       x: { name: "threshold", format: (at) => number(thresholds[at]), domain: [0, Math.max(1, thresholds.length - 1)], ticks: thresholds.map((_, at) => at) },
       y: { name: "speedup over plain decoding", format: times, domain: [Math.min(...speeds, 1) - room, Math.max(...speeds, 1) + room] },
       rules: [{ y: 1, label: "plain" }],
-      named: own > 480 && names.length < 9,
+      named: panelWidth > 480 && names.length < 9,
       series: [...grouped(of.filter((row) => isShown(row.workload)), (row) => row.workload)].map(([name, some]) => ({
         name,
         points: some.toSorted((a, b) => a.threshold - b.threshold).map((row) => ({
@@ -185,7 +185,7 @@ function warmTurnsFigure(rows) {
       const shown = rows.filter((row) => TYPE(row) === chosen.type);
       const [low, high] = extent(shown.map((row) => row[chosen.measure]).filter(isNumber), 0.06, isNumber(reference) ? [reference] : []);
       const groups = [...grouped(shown, (row) => [row.workload, row.pair].filter(Boolean).join(", "))];
-      return panels(width, groups.map(([name, of]) => [name, (own) => xyPlot(own, {
+      return panels(width, groups.map(([name, of]) => [name, (panelWidth) => xyPlot(panelWidth, {
         height: 210,
         label: `${name}: ${MEASURES[chosen.measure].label} by turn`,
         x: { name: "turn", format: whole, domain: [turns[0], Math.max(turns.at(-1), turns[0] + 1)], ticks: turns },

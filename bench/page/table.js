@@ -15,12 +15,12 @@ export function table(summary, columns, rows) {
   const headings = used.map((column) => h("th", { scope: "col", "aria-sort": "none", class: isRight(column) ? "number" : null },
     h("button", { type: "button", title: column.help ?? null, onclick: () => sort(column) }, column.label)));
   const sort = (column) => {
-    const own = headings[used.indexOf(column)];
+    const pressed = headings[used.indexOf(column)];
     // Numbers start descending, because the largest ones are usually wanted.
     const first = isRight(column) ? "descending" : "ascending";
     const other = first === "ascending" ? "descending" : "ascending";
-    const order = own.getAttribute("aria-sort") === first ? other : first;
-    for (const heading of headings) heading.setAttribute("aria-sort", heading === own ? order : "none");
+    const order = pressed.getAttribute("aria-sort") === first ? other : first;
+    for (const heading of headings) heading.setAttribute("aria-sort", heading === pressed ? order : "none");
     fill(rows.toSorted((a, b) => compare(value(a, column), value(b, column), order === "ascending" ? 1 : -1)));
   };
   fill(rows);

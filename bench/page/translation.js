@@ -25,13 +25,13 @@ const COLUMNS = [
   { name: "parity", label: "parity" },
 ];
 
-function rowsOf(own) {
-  return list(own.translation?.rows).filter((row) => row && typeof row === "object");
+function rowsOf(doc) {
+  return list(doc.translation?.rows).filter((row) => row && typeof row === "object");
 }
 
 /** The section, or null if no document has one. */
 export function translationSection(documents) {
-  const having = documents.filter((own) => rowsOf(own).length);
+  const having = documents.filter((doc) => rowsOf(doc).length);
   return having.length ? section("translation", "Across vocabularies", having, build) : null;
 }
 
@@ -39,16 +39,16 @@ const lengthOf = (row) => (row.is_adaptive ? "adaptive" : anything(row.num_draft
 const strategyOf = (row) => String(row.strategy);
 const modelOf = (row) => String(row.draft_model);
 
-function build(own) {
-  const rows = rowsOf(own);
-  const findings = list(own.translation.findings);
+function build(doc) {
+  const rows = rowsOf(doc);
+  const findings = list(doc.translation.findings);
   return {
     lead: `${counted(distinct(rows.map(modelOf)).length, "draft model")}, whose vocabularies may differ from the target's, and the strategies to translate their drafts.`,
     parts: [
       findings.length && h("aside", { class: "advice", "aria-label": "Findings" }, h("h3", {}, "Findings"), h("ul", {}, findings.map((sentence) => h("li", {}, String(sentence))))),
       plotOf(rows),
       table("Translation as a table", COLUMNS.map((column) => ({ format: anything, ...column })), rows),
-      ...list(own.translation.refused).map((one) => h("p", { class: "note" }, `${anything(one?.draft_model)}, ${anything(one?.strategy)}: skipped: ${anything(one?.reason)}`)),
+      ...list(doc.translation.refused).map((one) => h("p", { class: "note" }, `${anything(one?.draft_model)}, ${anything(one?.strategy)}: skipped: ${anything(one?.reason)}`)),
     ],
   };
 }

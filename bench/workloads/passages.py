@@ -26,7 +26,7 @@ class Sentence:
     """One sentence, and the person that it is about."""
 
     text: str
-    who: str
+    person: str
 
 
 def _sentences(rng: random.Random) -> Iterator[Sentence]:
@@ -63,7 +63,7 @@ def _quotes(sentences: Sequence[Sentence], rng: random.Random, num_turns: int) -
     turns: list[Turn] = []
     for at in range(num_turns):
         sentence = rng.choice(sentences)
-        request = f"Quote the sentence that mentions {sentence.who}."
+        request = f"Quote the sentence that mentions {sentence.person}."
         messages = (*messages, user(request if at else f"{request}\n\n{_joined(sentences)}"))
         turns.append(Turn(messages, f'"{sentence.text}"'))
         messages = (*messages, assistant(f'"{sentence.text}"'))
@@ -78,12 +78,12 @@ def _repeat(rng: random.Random, _: Grow) -> Sequence[Turn]:
 def _summary(rng: random.Random, _: Grow) -> Sequence[Turn]:
     sentences = Supply(_sentences(rng)).first(21)
     quoted = sorted(rng.sample(range(len(sentences)), 4))
-    people = [sentences[at].who for at in quoted]
+    people = [sentences[at].person for at in quoted]
     request = (
         f"Summarize the text for {', '.join(people[:-1])} and {people[-1]}: one line for each of them, that "
         "begins with the name and quotes the sentence."
     )
-    answer = "\n".join(f'- {sentences[at].who}: "{sentences[at].text}"' for at in quoted)
+    answer = "\n".join(f'- {sentences[at].person}: "{sentences[at].text}"' for at in quoted)
     return [single_turn(f"{request}\n\n{_joined(sentences)}", answer)]
 
 
