@@ -105,7 +105,7 @@ class EnergyMeter:
         try:
             return sum(counter.joules() for counter in self._counters)
         except (OSError, ValueError) as fault:
-            # Without the failed counter the sum would be wrong, not just smaller.
+            # A sum that suddenly lacks a component would be a wrong figure.
             self.close()
             self.source, self.reason = None, f"an energy counter stopped working: {fault}"
             return None

@@ -7,7 +7,7 @@ from typing import Any
 
 Tokens = Sequence[int]
 Margin = Callable[[tuple[int, ...]], float]
-"""Returns the difference between the two highest logits after these tokens of an answer."""
+"""Returns by how much the best token leads the second best after these tokens of an answer."""
 
 
 @dataclass(frozen=True, slots=True)

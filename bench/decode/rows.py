@@ -101,7 +101,7 @@ def row_of(trials: Sequence[Trial], turn: int | None) -> Row:
     by_source = {name: [counts.by_source[name, False], counts.by_source[name, True]] for name in names}
     num_drafted, num_accepted = (sum(pair[at] for pair in by_source.values()) for at in (0, 1))
     speedup = _ratio(drafted.tps, plain.tps)
-    # The best runs of several turns may be from different rounds, so their ratio can exceed that of any round.
+    # The best runs of several turns may be of different rounds, so their ratio can exceed that of any round.
     found = [*_speedups(trials), *([speedup] if speedup else [])]
     best_width = _mean([trial.best_width for trial in trials])
     hindsight = _mean([trial.hindsight for trial in trials])

@@ -139,7 +139,7 @@ class TrialRunner:
         try:
             for level in levels if len(before.tokens) >= MIN_TOKENS else ():
                 oracle.chance = chance_for(level, num_draft_tokens)
-                # The type draft-model uses no lookups, so only the prediction is drafted.
+                # Type draft-model uses no lookups, so nothing but the prediction is drafted.
                 spent.append(self._run(one, "draft-model", num_draft_tokens, before.tokens))
         finally:
             self.local.drafters[PLACE] = original
