@@ -1,1 +1,1 @@
-"""Measurements of running servers: workloads, rounds, reports."""
+"""Benchmarks: workloads, measurements, and reports about them."""

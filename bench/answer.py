@@ -1,4 +1,4 @@
-"""What a transcript says: the chunks of an OpenAI-compatible stream, its usage, and what went wrong."""
+"""Parse recorded streams of OpenAI-compatible servers: text chunks, usage, errors."""
 
 import json
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ _TEXT_FIELDS = ("content", "reasoning", "reasoning_content")
 class Answer:
     """One streamed answer.
 
-    chunks: (perf_counter(), text) of each chunk that brought text.
-    ended: perf_counter() of the read with [DONE], or of the connection's end.
-    is_refused: the server was too busy, and said so.
+    chunks: (perf_counter(), text) of each chunk that has text.
+    ended: perf_counter() of the read that contained [DONE], or of the connection's end.
+    is_refused: the server answered 429.
     """
 
     ended: float
@@ -29,22 +29,22 @@ class Answer:
 
 
 def read_answer(transcript: Transcript) -> Answer:
-    """Parse what one request brought back. Whatever is wrong with it ends up in Answer.error."""
+    """Parse the transcript of one request. Any error ends up in Answer.error; nothing is raised."""
     answer = Answer(transcript.ended)
     response = Response()
     try:
         for at, data in transcript.reads:
             for line in response.feed(data):
                 if response.status == 200 and line.startswith(b"data:"):
-                    _take(answer, line[5:].strip(), at)
+                    _add_chunk(answer, line[5:].strip(), at)
     except NotHttpError as fault:
         answer.error = answer.error or str(fault)
     answer.is_refused = response.status == TOO_BUSY
-    answer.error = answer.error or transcript.fault or _complaint(response, answer)
+    answer.error = answer.error or transcript.fault or _find_error(response, answer)
     return answer
 
 
-def _complaint(response: Response, answer: Answer) -> str | None:
+def _find_error(response: Response, answer: Answer) -> str | None:
     if response.status is None:
         return "the connection closed without an answer"
     if response.status != 200:
@@ -55,7 +55,7 @@ def _complaint(response: Response, answer: Answer) -> str | None:
 
 
 def _message(body: bytes) -> str:
-    """The message in an error body of OpenAI's shape, or else the body's beginning."""
+    """Return the message of an error body in OpenAI's shape, or else the first 200 bytes of the body."""
     try:
         error = json.loads(body)["error"]
         return str(error["message"] if isinstance(error, dict) else error)
@@ -63,7 +63,7 @@ def _message(body: bytes) -> str:
         return body[:200].decode(errors="replace").strip()
 
 
-def _take(answer: Answer, payload: bytes, at: float) -> None:
+def _add_chunk(answer: Answer, payload: bytes, at: float) -> None:
     if payload == b"[DONE]":
         answer.done, answer.ended = True, at
         return
@@ -86,7 +86,7 @@ def _take(answer: Answer, payload: bytes, at: float) -> None:
             if text:
                 answer.chunks.append((at, text))
     except (AttributeError, TypeError):
-        answer.error = answer.error or f"a chunk is none of a chat completion: {payload[:80]!r}"
+        answer.error = answer.error or f"a chunk is not a chat completion chunk: {payload[:80]!r}"
 
 
 def _text(delta: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What the values of flags may be; argparse turns the errors into one line."""
+"""Parsers for the values of command-line flags; argparse prints their errors in one line."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,7 @@ from config.access import KEY
 
 
 def count(text: str) -> int:
-    """A whole number above 0."""
+    """Parse a positive whole number."""
     number = int(text) if text.isdecimal() else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
@@ -17,12 +17,12 @@ def count(text: str) -> int:
 
 
 def levels(text: str) -> tuple[int, ...]:
-    """Numbers of streams, separated by commas."""
+    """Parse numbers of concurrent streams, separated by commas."""
     return tuple(dict.fromkeys(count(part.strip()) for part in text.split(",")))
 
 
 def temperature(text: str) -> float:
-    """A sampling temperature."""
+    """Parse a sampling temperature from 0 to 2."""
     try:
         value = float(text)
     except ValueError:
@@ -33,27 +33,27 @@ def temperature(text: str) -> float:
 
 
 def url(text: str) -> str:
-    """The address of a server, without /v1."""
+    """Parse the base URL of a server; a trailing /v1 is dropped."""
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL:
         url = httpx.URL("")
     if url.scheme not in ("http", "https") or not url.host:
         raise argparse.ArgumentTypeError(f"{text} is not an address such as http://127.0.0.1:8000")
-    # People paste the base URL that their client takes.
+    # People paste the base URL that they give their client.
     return text.rstrip("/").removesuffix("/v1")
 
 
 def api_key(text: str) -> str:
-    """A key that a header can carry."""
+    """Parse a key that can be sent in a header."""
     if not KEY.fullmatch(text):
-        # Not the key itself: what is printed may be kept.
+        # The message leaves the key out, because terminal output may be logged.
         raise argparse.ArgumentTypeError("a key must be visible ASCII characters without spaces")
     return text
 
 
 def model_folder(text: str) -> Path:
-    """A folder with a model."""
+    """Parse the path of a model folder."""
     folder = Path(text).expanduser()
     if not (folder / "config.json").is_file():
         raise argparse.ArgumentTypeError(f"{text} is not a model folder: it has no config.json")
@@ -61,16 +61,16 @@ def model_folder(text: str) -> Path:
 
 
 def output_file(text: str) -> Path:
-    """A file that can be written, as far as can be told before."""
+    """Parse the path of a file to write; its folder must exist."""
     file = Path(text)
     if file.is_dir() or not file.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+        raise argparse.ArgumentTypeError(f"cannot write {text}: it is a folder, or its folder does not exist")
     return file
 
 
 def input_file(text: str) -> Path:
-    """A file that is there."""
+    """Parse the path of an existing file."""
     file = Path(text).expanduser()
     if not file.is_file():
-        raise argparse.ArgumentTypeError(f"{text} is no file")
+        raise argparse.ArgumentTypeError(f"{text} is not a file")
     return file

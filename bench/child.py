@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts and ends: a server of its own, and the bare loop."""
+"""Child processes of a benchmark: its own `reprise serve`, and the bare loop."""
 
 import json
 import os
@@ -27,8 +27,8 @@ _SERVE = "import sys; from cli.main import main; sys.exit(main())"
 
 
 @contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM unwind as Ctrl-C does, so that no child outlives a benchmark that was told to end."""
+def exit_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that child processes are stopped when the benchmark is terminated."""
 
     def leave(number: int, _: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
@@ -41,39 +41,39 @@ def terminated_like_interrupted() -> Iterator[None]:
 
 
 class Log:
-    """What a process says, in a file and not in a pipe: nobody has to read along while the rounds run."""
+    """The output of a process, in a file: a pipe would block the process when it is full."""
 
     def __init__(self) -> None:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
 
     def read(self) -> str:
-        """All that was said so far."""
-        # pread, because the process writes at the place that a seek of ours would move.
+        """Return all output so far."""
+        # pread, because seeking would move the position at which the process writes.
         size = os.fstat(self.file.fileno()).st_size
         return os.pread(self.file.fileno(), size, 0).decode(errors="replace")
 
     def last_line(self) -> str:
-        """What was said last, as a failed process says why."""
+        """Return the last line of output, where a failed process gives its reason."""
         lines = [line.strip() for line in self.read().splitlines() if line.strip()]
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "no output"
 
     def close(self) -> None:
-        """Forget it."""
+        """Delete the file."""
         self.file.close()
 
 
 class OwnServer:
-    """`reprise serve` on any free port, for as long as the context lasts.
+    """`reprise serve` on a free port, running while the context is open.
 
-    arguments: flags beyond those of the address.
-    Entering waits until the server answers, and raises BenchError if it ends before it does.
+    arguments: flags besides those of the address.
+    Entering the context waits until the server answers; raises BenchError if it exits before that.
     """
 
     def __init__(
         self, arguments: Sequence[str], command: Sequence[str] = (sys.executable, "-c", _SERVE)
     ) -> None:
         self.url = ""
-        # The text log has the address in it, whatever format the environment asks for. Nor are there keys.
+        # The text log contains the address. Keys that the environment sets are switched off.
         fixed = ["serve", "--host", "127.0.0.1", "--port", "0", "--log-format", "text"]
         fixed += ["--api-key", "", "--api-key-file", "none"]
         self._command = [*command, *fixed, *arguments]
@@ -88,7 +88,7 @@ class OwnServer:
             text=True,
         )
         try:
-            self._wait_until_it_answers()
+            self._wait_until_ready()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -97,31 +97,31 @@ class OwnServer:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        end(self._process, lambda: self._process.send_signal(signal.SIGINT))
+        stop_process(self._process, lambda: self._process.send_signal(signal.SIGINT))
         self._log.close()
 
-    def _wait_until_it_answers(self) -> None:
-        give_up = time.monotonic() + _START_S
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _START_S
         while self._process.poll() is None:
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 raise BenchError(
                     f"reprise serve did not answer within {_START_S:g} s: {self._log.last_line()}"
                 )
-            said = _ADDRESS.search(self._log.read())
-            if said and is_ready(said.group()):
-                self.url = said.group()
+            address = _ADDRESS.search(self._log.read())
+            if address and is_ready(address.group()):
+                self.url = address.group()
                 return
             time.sleep(_POLL_S)
         raise BenchError(
-            f"reprise serve ended with status {self._process.returncode}: {self._log.last_line()}"
+            f"reprise serve exited with status {self._process.returncode}: {self._log.last_line()}"
         )
 
 
 class BareLoop:
-    """`python -m engine.bare_loop` in a process of its own, for as long as the context lasts.
+    """`python -m engine.model.mlx_lm_baseline` in its own process, running while the context is open.
 
-    arguments: flags beyond that of the model.
-    Raises BenchError when the process ends before it was told to.
+    arguments: flags besides --model.
+    Raises BenchError if the process exits early.
     """
 
     name = "bare loop"
@@ -149,17 +149,17 @@ class BareLoop:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        end(self._process, lambda: _pipe(self._process.stdin).close())
+        stop_process(self._process, lambda: _pipe(self._process.stdin).close())
         _pipe(self._process.stdout).close()
         self._log.close()
 
     def measure(self, prompts: Sequence[Prompt], max_tokens: int, number: int) -> Round:
-        """Run one round, a prompt after the other."""
+        """Run one round, one prompt after the other."""
         began = time.perf_counter()
         measurements = []
         for request, prompt in enumerate(prompts):
             started_s = time.perf_counter() - began
-            result = self.ask(prompt.ids, max_tokens)
+            result = self.answer(prompt.ids, max_tokens)
             arrived_s = [float(at_s) for at_s in result["arrived_s"]]
             measurements.append(
                 Measurement(
@@ -177,15 +177,15 @@ class BareLoop:
             )
         return Round(self.name, 1, number, time.perf_counter() - began, tuple(measurements))
 
-    def ask(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
-        """Have one prompt answered; returns engine.bare_loop.Result by name."""
+    def answer(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
+        """Answer one prompt; return the fields of engine.model.mlx_lm_baseline.Result by name."""
         job = {"prompt": list(prompt), "max_tokens": max_tokens}
         jobs = _pipe(self._process.stdin)
         try:
             jobs.write(json.dumps(job) + "\n")
             jobs.flush()
         except BrokenPipeError:
-            pass  # It has ended: reading says so, and why.
+            pass  # The process has exited; _read() raises with the reason.
         return self._read()
 
     def _read(self) -> dict[str, Any]:
@@ -194,19 +194,19 @@ class BareLoop:
             answer: dict[str, Any] = json.loads(line)
             return answer
         status = self._process.wait()
-        raise BenchError(f"the bare loop ended with status {status}: {self._log.last_line()}")
+        raise BenchError(f"the bare loop exited with status {status}: {self._log.last_line()}")
 
 
 def is_ready(url: str) -> bool:
-    """Whether a server at url lists its models."""
+    """Return whether the server at url lists its models."""
     try:
         return httpx.get(f"{url}/v1/models", timeout=5.0).status_code == 200
     except httpx.HTTPError:
         return False
 
 
-def end(process: "subprocess.Popen[str]", ask: Callable[[], None]) -> None:
-    """Ask a process to end; end it, if it does not."""
+def stop_process(process: "subprocess.Popen[str]", ask: Callable[[], None]) -> None:
+    """Ask a process to exit, and kill it if it does not."""
     try:
         ask()
         process.wait(_END_S)
@@ -216,5 +216,5 @@ def end(process: "subprocess.Popen[str]", ask: Callable[[], None]) -> None:
 
 
 def _pipe(pipe: IO[str] | None) -> IO[str]:
-    assert pipe is not None, "every process here has the pipes that are asked for"
+    assert pipe is not None, "every process here is started with this pipe"
     return pipe

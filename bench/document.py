@@ -1,4 +1,4 @@
-"""A result document: one JSON file into which each command writes its section, and which the page draws.
+"""Result documents: JSON files in which each command writes its section, and from which the page is drawn.
 
 {"reprise": version, "date": ISO, "machine": ..., "model": ..., "command": "reprise bench ...",
 "cost_curve": [{"width": 1, "seconds": ...}, ...], and "decode", "sweep", "economics", "translation", "peers"
@@ -22,19 +22,21 @@ from engine.speculative.step_costs import StepCosts
 Document = dict[str, Any]
 
 SECTIONS = ("decode", "sweep", "economics", "translation", "peers", "replay")
-"""The names under which commands keep what they found."""
+"""The names of the sections; each command writes one."""
 
 
 def new_document(
     command: str, model: ModelInfo | None = None, costs: StepCosts | None = None, **sections: Any
 ) -> Document:
-    """A document of today on this machine.
+    """Build a document dated now, with a description of this machine.
 
-    command: what was typed; see typed(). model, costs: of the engine, if there was one. sections: by name.
-    Raises ValueError for a section that is none of SECTIONS.
+    command: the command line; see command_line(). model, costs: of the engine, if one ran. sections: by name.
+    Raises ValueError for a section that is not in SECTIONS.
     """
     if unknown := sections.keys() - set(SECTIONS):
-        raise ValueError(f"{', '.join(sorted(unknown))}: a section is one of {', '.join(SECTIONS)}")
+        raise ValueError(
+            f"{', '.join(sorted(unknown))}: unknown section; the sections are {', '.join(SECTIONS)}"
+        )
     return {
         "reprise": version("reprise"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -46,13 +48,13 @@ def new_document(
     }
 
 
-def typed(arguments: argparse.Namespace) -> str:
-    """The command line as it was typed: "reprise bench decode --json ..."."""
+def command_line(arguments: argparse.Namespace) -> str:
+    """Return the command line as the user typed it: "reprise bench decode --json ..."."""
     return shlex.join(["reprise", *getattr(arguments, "given", ())])
 
 
 def describe_model(info: ModelInfo) -> dict[str, Any]:
-    """What the page and the tables say about a model; no paths."""
+    """Return what the page and the tables show of a model; no paths."""
     facts = asdict(info)
     kept = (
         "name architecture context_tokens vocab_size num_layers num_parameters weight_bytes dtype device "
@@ -62,23 +64,23 @@ def describe_model(info: ModelInfo) -> dict[str, Any]:
 
 
 def cost_curve(costs: StepCosts) -> list[dict[str, float]]:
-    """Seconds of a step of one row by its width, as the engine works with them now."""
+    """Return the seconds of a one-row step for each width, as the engine estimates them now."""
     return [{"width": width, "seconds": costs.seconds(1, width)} for width in costs.widths]
 
 
 def write(path: Path, document: Document) -> None:
-    """Write it, whole or not at all. Raises OSError."""
+    """Write a document atomically. Raises OSError."""
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     new.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     new.replace(path)
 
 
 def read(path: Path) -> Document:
-    """Read one that write() wrote. Raises OSError, and ValueError with the reason for anything else."""
+    """Read a document. Raises OSError if it cannot be read, ValueError if it is not a result document."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as fault:
-        raise ValueError(f"{path} is no JSON: {fault}") from None
+        raise ValueError(f"{path} is not JSON: {fault}") from None
     if not isinstance(document, dict) or not any(name in document for name in SECTIONS):
-        raise ValueError(f"{path} has none of the sections {', '.join(SECTIONS)}")
+        raise ValueError(f"{path} is not a result document: it has none of {', '.join(SECTIONS)}")
     return document

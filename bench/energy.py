@@ -1,7 +1,8 @@
-"""Energy that the machine says it took: RAPL on Linux, powermetrics on macOS, NVML for NVIDIA's GPUs.
+"""Energy counters of the machine: RAPL on Linux, powermetrics on macOS, NVML for NVIDIA GPUs.
 
-All of them count the whole part, whatever ran on it: other work, and what idling takes, is in the figure.
-Where nobody may read, nothing is guessed: EnergyMeter.read() is None and EnergyMeter.reason says why.
+They count whole components, whatever ran on them: other work and idle power are included.
+Where counters cannot be read, nothing is estimated: EnergyMeter.read() returns None and EnergyMeter.reason
+says why.
 """
 
 import os
@@ -21,22 +22,23 @@ _MICRO = 1e-6
 
 
 class EnergyCounter(Protocol):
-    """A part of the machine that counts its energy. what: the part, in words."""
+    """A component of the machine that counts its energy. what: the component, in words."""
 
     what: str
 
     def joules(self) -> float:
-        """Joules since some start; never falls. Raises OSError if it can be read no more."""
+        """Return the joules since some fixed start; never falls. Raises OSError once it cannot be read."""
 
     def close(self) -> None:
-        """End what reading needed."""
+        """Release the counter."""
 
 
 class RaplZone:
-    """One counter of RAPL, as Linux shows it; it begins again at 0 when it has reached its range.
+    """One RAPL counter, as Linux shows it. It wraps to 0 at the end of its range.
 
-    Raises OSError if it may not be read: most systems let only root do so.
-    A wrap is seen once between two calls, so there must be one in each range: a minute or more at full power.
+    Raises OSError if it cannot be read: on most systems only root can.
+    At most one wrap can be detected between two calls, so call at least once per range, which lasts a minute
+    or more at full power.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,7 +49,7 @@ class RaplZone:
         self.what = (folder / "name").read_text().strip()
 
     def joules(self) -> float:
-        """Joules since it was made. Raises OSError."""
+        """Return the joules since this object was made. Raises OSError."""
         now_uj = self._read_uj()
         step_uj = now_uj - self._last_uj
         self._total_uj += step_uj if step_uj >= 0 else step_uj + self._range_uj
@@ -55,16 +57,16 @@ class RaplZone:
         return self._total_uj * _MICRO
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     def _read_uj(self) -> int:
         return int(self._counter.read_text())
 
 
 def rapl_zones(powercap: Path = POWERCAP) -> list[Path]:
-    """The folders of all processors and of memory; their sum counts nothing twice.
+    """Return the folders of all processor packages and of memory; their sum counts nothing twice.
 
-    Cores and graphics are within their processor; "psys" is the whole board, with all of these in it.
+    Cores and graphics are part of their package; "psys" is the whole board and contains all of these.
     """
     found = []
     for folder in sorted(powercap.glob("intel-rapl:*")):
@@ -78,10 +80,10 @@ def rapl_zones(powercap: Path = POWERCAP) -> list[Path]:
 
 
 class EnergyMeter:
-    """Adds up what the parts of this machine count.
+    """Adds up the energy counters of this machine.
 
-    source: what is counted, in words; None if nothing is. reason: why nothing is.
-    counters: instead of those of this machine.
+    source: what is counted, in words; None if nothing is. reason: why nothing is counted.
+    counters: used instead of this machine's.
     """
 
     def __init__(self, counters: Sequence[EnergyCounter] | None = None) -> None:
@@ -92,24 +94,24 @@ class EnergyMeter:
         if self._counters:
             self.source = ", ".join(counter.what for counter in self._counters)
             if faults:
-                self.source += f"; not in it: {'; '.join(faults)}"
+                self.source += f"; not included: {'; '.join(faults)}"
         else:
-            self.reason = "; ".join(faults) or "this machine tells nobody its power"
+            self.reason = "; ".join(faults) or "this machine has no energy counters"
 
     def read(self) -> float | None:
-        """Joules since some start; None where they are not measured. Two calls tell what lay between."""
+        """Return joules since some fixed start, to be subtracted from a later reading; None if unmeasured."""
         if not self._counters:
             return None
         try:
             return sum(counter.joules() for counter in self._counters)
         except (OSError, ValueError) as fault:
-            # A sum that suddenly misses a part would be a wrong figure.
+            # A sum that suddenly lacks a component would be a wrong figure.
             self.close()
-            self.source, self.reason = None, f"a counter could be read no more: {fault}"
+            self.source, self.reason = None, f"an energy counter stopped working: {fault}"
             return None
 
     def close(self) -> None:
-        """End what reading needed; from now on nothing is measured."""
+        """Release the counters; from now on nothing is measured."""
         for counter in self._counters:
             counter.close()
         self._counters = []
@@ -124,21 +126,21 @@ class EnergyMeter:
 
 
 def _machine_counters(faults: list[str]) -> list[EnergyCounter]:
-    """Every counter that can be read here; what cannot be is named in faults."""
+    """Return every counter that can be read here, and add to faults those that cannot."""
     if sys.platform == "darwin":
-        return _tried([PowerMetrics], "powermetrics", faults)
+        return _open_counters([PowerMetrics], "powermetrics", faults)
     zones = rapl_zones()
-    found = _tried([partial(RaplZone, zone) for zone in zones], "RAPL", faults)
+    found = _open_counters([partial(RaplZone, zone) for zone in zones], "RAPL", faults)
     if not zones and sys.platform == "linux":
         faults.append("no RAPL counters under /sys/class/powercap")
     if len(found) < len(zones):
         found = []
     if NVIDIA_DRIVER.exists():
-        found += _tried([NvmlCounter], "NVML", faults)
+        found += _open_counters([NvmlCounter], "NVML", faults)
     return found
 
 
-def _tried(
+def _open_counters(
     makers: Sequence[Callable[[], EnergyCounter]], what: str, faults: list[str]
 ) -> list[EnergyCounter]:
     found: list[EnergyCounter] = []
@@ -146,8 +148,8 @@ def _tried(
         try:
             found.append(make())
         except PermissionError:
-            root = "" if os.geteuid() == 0 else ", which only root may"
-            faults.append(f"{what} may not be read{root}")
+            root = "" if os.geteuid() == 0 else " (needs root)"
+            faults.append(f"no permission to read {what}{root}")
             break
         except (OSError, ValueError) as fault:
             faults.append(f"{what}: {fault}")

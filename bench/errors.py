@@ -1,9 +1,9 @@
-"""What stops a benchmark."""
+"""The errors that end a benchmark."""
 
 
 class BenchError(Exception):
-    """The benchmark cannot go on; the message is one line that says why, and the way out."""
+    """The benchmark has to stop; the message is one line with the reason and the way out."""
 
 
 class ArgumentsError(BenchError):
-    """The arguments do not go together."""
+    """These arguments cannot be combined."""

@@ -1,8 +1,8 @@
 """One streamed HTTP request, with the time of every read.
 
-Client and server often share two cores here, so what the client does while a stream runs is what it
-takes from the server. Hence no HTTP library on this path: a read is stored with its time, nothing is
-parsed before the round is over, and the end is the connection's end, which the request asks for.
+The client often shares two cores with the server, so work that it does during a stream slows the server down.
+Hence no HTTP library here: each read is stored with its time and parsed only after the round. The request
+asks for "Connection: close", so the end of the connection marks the end of the response.
 """
 
 import asyncio
@@ -12,16 +12,16 @@ from time import perf_counter
 from urllib.parse import urlsplit
 
 IDLE_LIMIT_S = 300.0
-"""Longest silence before a request is given up."""
+"""A request fails after this long without data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """All that came back for one request.
+    """Everything received for one request.
 
-    started, ended: perf_counter() when the connection was asked for and when it was over.
+    started, ended: perf_counter() when connecting began and when the connection was over.
     reads: (perf_counter(), bytes) of each read.
-    fault: why it broke off, if it did.
+    fault: why the connection failed, if it did.
     """
 
     started: float
@@ -31,18 +31,18 @@ class Transcript:
 
 
 class _Recorder(asyncio.Protocol):
-    """Stores what comes until the other side closes."""
+    """Stores all data until the server closes the connection."""
 
     def __init__(self) -> None:
         self.reads: list[tuple[float, bytes]] = []
         self.closed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
     def data_received(self, data: bytes) -> None:
-        """Keep data and its time."""
+        """Store data with its time."""
         self.reads.append((perf_counter(), data))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let the waiting request go on."""
+        """Wake the waiting request."""
         if not self.closed.done():
             self.closed.set_result(exc)
 
@@ -50,10 +50,10 @@ class _Recorder(asyncio.Protocol):
 async def post(
     url: str, body: bytes, idle_limit_s: float = IDLE_LIMIT_S, api_key: str | None = None
 ) -> Transcript:
-    """Send body as JSON to url and record the answer until the connection ends.
+    """Send body as JSON to url and record the response until the connection ends.
 
     api_key: sent as a bearer token.
-    The time to connect is part of what is measured: each request has a connection of its own.
+    Each request opens its own connection, and the time to connect is part of the measurement.
     """
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
@@ -79,22 +79,22 @@ async def post(
 
 
 async def _wait(recorder: _Recorder, idle_limit_s: float) -> str | None:
-    """Wait for the connection's end; say what went wrong, or None."""
+    """Wait for the end of the connection; return what went wrong, or None."""
     while not recorder.closed.done():
         seen = len(recorder.reads)
         await asyncio.wait({recorder.closed}, timeout=idle_limit_s)
         if not recorder.closed.done() and len(recorder.reads) == seen:
-            return f"nothing came for {idle_limit_s:g} s"
+            return f"no data for {idle_limit_s:g} s"
     lost = recorder.closed.result()
     return f"connection lost: {lost}" if lost else None
 
 
 class NotHttpError(ValueError):
-    """The bytes are not an HTTP/1 response; the message shows where they stop being one."""
+    """The bytes are not an HTTP/1 response; the message quotes the first unexpected ones."""
 
 
 class Response:
-    """An HTTP/1 response, fed read by read: chunked, or plain until the connection's end."""
+    """Incremental parser of an HTTP/1 response, with a chunked body or one that ends with the connection."""
 
     def __init__(self) -> None:
         self.status: int | None = None
@@ -104,7 +104,7 @@ class Response:
         self._line = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take a read; return the lines of the body that it completes, without their ends.
+        """Parse the next read; yield the lines of the body that it completes, without line ends.
 
         Raises NotHttpError.
         """
@@ -123,7 +123,7 @@ class Response:
         first, *fields = head.split(b"\r\n")
         words = first.split(b" ", 2)
         if not first.startswith(b"HTTP/1.") or len(words) < 2 or not words[1].isdigit():
-            raise NotHttpError(f"the answer is not HTTP: {first[:80]!r}")
+            raise NotHttpError(f"the response is not HTTP: {first[:80]!r}")
         self._chunked = any(
             name.lower() == b"transfer-encoding" and b"chunked" in value.lower()
             for name, _, value in (field.partition(b":") for field in fields)
@@ -132,7 +132,7 @@ class Response:
         return True
 
     def _parts(self) -> Iterator[bytes]:
-        """What is complete of the body; an incomplete chunk waits for its rest."""
+        """Yield the complete parts of the body; an incomplete chunk stays in the buffer."""
         if not self._chunked:
             held, self._held = self._held, b""
             yield held
@@ -142,7 +142,7 @@ class Response:
             try:
                 size = int(size_text, 16)
             except ValueError:
-                raise NotHttpError(f"a chunk's size is {size_text[:80]!r}") from None
+                raise NotHttpError(f"invalid chunk size {size_text[:80]!r}") from None
             stop = end + 2 + size
             if size == 0 or len(self._held) < stop + 2:
                 return

@@ -1,4 +1,4 @@
-"""Rows in a file for spreadsheets."""
+"""Write rows as CSV."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as CSV, with all names that any of them has; lists are joined by spaces. Raises OSError."""
+    """Write rows as CSV, with all names of any row as columns; lists are joined by spaces. Raises OSError."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names)

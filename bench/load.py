@@ -1,4 +1,4 @@
-"""The load: so many streams at once, each sending its next request when its last one has ended."""
+"""Load on a server: N concurrent streams, each sending its next request when the previous one ended."""
 
 import asyncio
 import json
@@ -14,15 +14,15 @@ from bench.prompts import Prompt
 from bench.statistics import share_tokens
 
 CountTokens = Callable[[str], int]
-"""Tokens of a text by itself."""
+"""Returns the number of tokens of a text on its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """What every request asks for besides its prompt.
+class RequestOptions:
+    """What every request contains besides its prompt.
 
     forbidden_ids: tokens that would end the answer early; they get a logit bias of -100.
-    seed: sent only if not None. mlx_lm.server decodes seeded requests one after the other.
+    seed: sent only if not None. mlx_lm.server does not batch requests with a seed.
     """
 
     max_tokens: int
@@ -31,7 +31,7 @@ class Asking:
     forbidden_ids: tuple[int, ...] = ()
 
     def body(self, model: str, prompt: Prompt) -> bytes:
-        """The body of POST /v1/chat/completions."""
+        """Build the body of POST /v1/chat/completions."""
         fields: dict[str, Any] = {
             "model": model,
             "messages": prompt.messages,
@@ -48,8 +48,8 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSide:
-    """A server under load. url: up to, and without, /v1. model: the name to send. api_key: if any."""
+class ServerUnderLoad:
+    """A server to measure. url: without /v1. model: the name to send. api_key: if it needs one."""
 
     name: str
     url: str
@@ -58,12 +58,14 @@ class ServerSide:
     idle_limit_s: float = IDLE_LIMIT_S
     api_key: str | None = None
 
-    def measure(self, prompts: Sequence[Prompt], asking: Asking, concurrency: int, number: int) -> Round:
-        """Run one round. A request that fails is a Measurement with an error; nothing is raised for it."""
-        bodies = [asking.body(self.model, prompt) for prompt in prompts]
+    def measure(
+        self, prompts: Sequence[Prompt], options: RequestOptions, concurrency: int, number: int
+    ) -> Round:
+        """Run one round. Failed requests become Measurements with an error; nothing is raised for them."""
+        bodies = [options.body(self.model, prompt) for prompt in prompts]
         began, transcripts = asyncio.run(self._drive(bodies, concurrency))
         measurements = [
-            _measurement(index, prompt, asking, transcript, began, self.count_tokens)
+            _measurement(index, prompt, options, transcript, began, self.count_tokens)
             for index, (prompt, transcript) in enumerate(zip(prompts, transcripts, strict=True))
         ]
         wall_s = max(m.started_s + m.duration_s for m in measurements)
@@ -74,7 +76,7 @@ class ServerSide:
         waiting = iter(enumerate(bodies))
 
         async def stream() -> None:
-            # All streams take from the one iterator, so that none idles while requests are left.
+            # All streams share the iterator, so that none idles while requests are left.
             for index, body in waiting:
                 url = f"{self.url}/v1/chat/completions"
                 transcripts[index] = await post(url, body, self.idle_limit_s, self.api_key)
@@ -85,7 +87,12 @@ class ServerSide:
 
 
 def _measurement(
-    request: int, prompt: Prompt, asking: Asking, transcript: Transcript, began: float, count: CountTokens
+    request: int,
+    prompt: Prompt,
+    options: RequestOptions,
+    transcript: Transcript,
+    began: float,
+    count: CountTokens,
 ) -> Measurement:
     answer = read_answer(transcript)
     usage = answer.usage or {}
@@ -95,7 +102,7 @@ def _measurement(
     return Measurement(
         request=request,
         num_prompt_tokens_asked=len(prompt.ids),
-        max_tokens=asking.max_tokens,
+        max_tokens=options.max_tokens,
         num_prompt_tokens=usage.get("prompt_tokens"),
         num_cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
         num_completion_tokens=num_tokens if answer.error is None else 0,
@@ -111,7 +118,7 @@ def _measurement(
 
 
 def _arrivals(answer: Answer, num_tokens: int, counted: Sequence[int], started: float) -> tuple[Arrival, ...]:
-    """The chunks' times and tokens; chunks that one read brought become one arrival."""
+    """Return times and token counts of the text; chunks of the same read become one arrival."""
     shares = share_tokens(num_tokens, [text for _, text in answer.chunks], counted)
     by_time: dict[float, float] = {}
     for (at, _), tokens in zip(answer.chunks, shares, strict=True):

@@ -1,4 +1,4 @@
-"""An engine in this process, without HTTP, that answers requests and waits for their ends."""
+"""An engine in this process, without HTTP, that answers requests synchronously."""
 
 import queue
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from engine.speculative.step_costs import StepCosts
 
 
 class LocalEngine:
-    """Starts on entering, stops on leaving.
+    """An engine that runs while the context is open.
 
-    costs: what steps cost, instead of measuring it.
-    drafters: by name, once it runs; others may be put in their places while nothing is asked.
+    costs: step costs to use instead of measuring them.
+    drafters: by name, once the engine runs; they may be replaced while no request runs.
     """
 
     def __init__(self, settings: Settings, costs: StepCosts | None = None) -> None:
@@ -44,32 +44,32 @@ class LocalEngine:
     def prompt(
         self, messages: str | Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
     ) -> tuple[int, ...]:
-        """Token ids of one user message or a whole chat; of its texts where there is no chat template."""
+        """Return the token ids of a user message or a chat; of its plain text without a chat template."""
         return render(self.engine.tokenizer, messages, tools)
 
     def prompt_of(self, turn: Turn) -> tuple[int, ...]:
-        """Token ids of what a turn asks."""
+        """Return the token ids of a turn's prompt."""
         return render_turn(self.engine.tokenizer, turn)
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a prompt has that is one message of the user."""
+        """Return the number of tokens of a prompt that is this one user message."""
         return len(self.prompt(text))
 
-    def answer(self, asked: Sequence[GenerationRequest]) -> list[Finished]:
-        """Answer all of them together. Raises RuntimeError if one fails."""
+    def answer(self, requests: Sequence[GenerationRequest]) -> list[Finished]:
+        """Answer all requests at once and return when all have finished. Raises RuntimeError if one fails."""
         ended: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
 
         def listen(at: int, event: Event) -> None:
             if event.is_terminal:
                 ended.put((at, event))
 
-        for at, request in enumerate(asked):
+        for at, request in enumerate(requests):
             self.engine.submit(request, lambda event, at=at: listen(at, event))  # type: ignore[misc]
-        ends = dict(ended.get() for _ in asked)
+        ends = dict(ended.get() for _ in requests)
         found = []
-        for at in range(len(asked)):
+        for at in range(len(requests)):
             end = ends[at]
             if not isinstance(end, Finished):
-                raise RuntimeError(f"a chat failed: {end.message if isinstance(end, Failed) else end}")
+                raise RuntimeError(f"a request failed: {end.message if isinstance(end, Failed) else end}")
             found.append(end)
         return found

@@ -1,4 +1,4 @@
-"""What a figure was measured on. No host names, nothing that tells whose machine it is."""
+"""Describe the machine of a measurement, without host names or anything else that identifies its owner."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ Machine = dict[str, str | int | float | None]
 
 
 def describe_machine() -> Machine:
-    """Processor, cores, memory, system, versions, and the load at this moment."""
+    """Return processor, cores, memory, system, versions, and the current load."""
     return {
         "cpu": _cpu_model(),
         "cores": _num_cores(),
@@ -37,7 +37,7 @@ def _cpu_model() -> str:
 
 
 def _num_cores() -> int | None:
-    # What this process may use, which in a container is often less than what there is.
+    # The cores that this process may use; in a container often fewer than the machine has.
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
 
 

@@ -1,4 +1,4 @@
-"""What was seen of one request and of one round, and the quantities that follow from it."""
+"""Measurements of one request and of one round, and the quantities that follow from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from bench.statistics import rate
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Text that came in one read: when, in seconds since the request was sent, and how many tokens.
+    """Text received in one read: seconds since the request was sent, and its number of tokens.
 
     num_tokens need not be whole: see bench.statistics.share_tokens.
     """
@@ -21,14 +21,14 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One request, whether it went well or not.
+    """One request, whether it succeeded or failed.
 
-    num_prompt_tokens, num_cached_tokens: what the server counted; None if it did not tell.
-    num_completion_tokens: what came, by what counted_by says; 0 if the request failed.
-    num_chunks: chunks that brought text.
-    started_s: since the round began. duration_s: until the end of the stream.
-    arrivals: chunks of one read are one arrival.
-    is_refused: it failed because the server said that it was too busy.
+    num_prompt_tokens, num_cached_tokens: as the server reported; None if it did not.
+    num_completion_tokens: tokens received; counted_by says how they were counted; 0 if the request failed.
+    num_chunks: chunks with text.
+    started_s: since the start of the round. duration_s: until the end of the stream.
+    arrivals: chunks of the same read are one arrival.
+    is_refused: it failed because the server was too busy (429).
     """
 
     request: int
@@ -48,17 +48,17 @@ class Measurement:
 
     @property
     def ended_early(self) -> bool:
-        """Whether the answer came in order, but shorter than asked."""
+        """Whether the request succeeded, but the answer is shorter than asked."""
         return self.error is None and self.num_completion_tokens < self.max_tokens
 
     @property
     def first_token_s(self) -> float | None:
-        """Time to the first text; None if there was none."""
+        """Time to the first text; None if there was no text."""
         return self.arrivals[0].at_s if self.arrivals else None
 
     @property
     def num_decoded_tokens(self) -> float:
-        """Tokens that came after the first arrival."""
+        """Tokens received after the first arrival."""
         return sum(arrival.num_tokens for arrival in self.arrivals[1:])
 
     @property
@@ -67,10 +67,10 @@ class Measurement:
         return self.arrivals[-1].at_s - self.arrivals[0].at_s if self.arrivals else 0.0
 
     def inter_token_s(self) -> list[tuple[float, float]]:
-        """(seconds per token, tokens) of every arrival after the first.
+        """Return (seconds per token, tokens) for every arrival after the first.
 
-        The gap before an arrival is shared equally by the tokens that it brought, and each of these
-        tokens counts as one when percentiles are taken.
+        The gap before an arrival is divided equally among its tokens, and each of these tokens has weight 1
+        in percentiles.
         """
         return [
             ((after.at_s - before.at_s) / after.num_tokens, after.num_tokens)
@@ -81,9 +81,9 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """All requests of one level on one side, one round. Round 0 warms up and is not reported.
+    """All requests of one round, at one level against one server. Round 0 is a warm-up and is not reported.
 
-    wall_s: from the first request's start to the last one's end.
+    wall_s: from the start of the first request to the end of the last.
     """
 
     side: str
@@ -99,28 +99,28 @@ class Round:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Throughput: all completion tokens over the wall time."""
+        """Throughput: all completion tokens divided by the wall time."""
         return rate(sum(m.num_completion_tokens for m in self.succeeded), self.wall_s)
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens after the first ones over the time they took, per stream."""
+        """Decode speed per stream: tokens after the first arrival, divided by the time they took."""
         good = self.succeeded
         return rate(sum(m.num_decoded_tokens for m in good), sum(m.decode_s for m in good))
 
     @property
     def request_tokens_per_s(self) -> float | None:
-        """All tokens over the whole time of their requests, prompt included, per stream."""
+        """Speed per stream including prefill: all tokens divided by the duration of their requests."""
         good = self.succeeded
         return rate(sum(m.num_completion_tokens for m in good), sum(m.duration_s for m in good))
 
 
 def first_tokens_s(rounds: Sequence[Round]) -> list[tuple[float, float]]:
-    """(time to first text, 1) of every request that did not fail."""
+    """Return (time to first text, 1) for every request that did not fail."""
     times = (m.first_token_s for one in rounds for m in one.succeeded)
     return [(time, 1.0) for time in times if time is not None]
 
 
 def inter_tokens_s(rounds: Sequence[Round]) -> list[tuple[float, float]]:
-    """(seconds per token, tokens) of every arrival of every request that did not fail."""
+    """Return (seconds per token, tokens) for every arrival of every request that did not fail."""
     return [pair for one in rounds for m in one.succeeded for pair in m.inter_token_s()]

@@ -1,4 +1,4 @@
-"""The energy counter of NVIDIA's GPUs, by way of the driver's own library."""
+"""The energy counter of NVIDIA GPUs, read through the driver's NVML library."""
 
 import ctypes
 from typing import Any
@@ -7,9 +7,9 @@ _MILLI = 1e-3
 
 
 class NvmlCounter:
-    """Every GPU that the driver shows. Raises OSError if there is no driver or a GPU does not count.
+    """The sum over all GPUs. Raises OSError if there is no driver or a GPU has no energy counter.
 
-    library: the driver's, unless another is to answer.
+    library: used instead of the driver's, for tests.
     """
 
     def __init__(self, library: Any = None) -> None:
@@ -22,7 +22,7 @@ class NvmlCounter:
         self.joules()
 
     def joules(self) -> float:
-        """Joules since the driver was loaded. Raises OSError."""
+        """Return the joules since the driver was loaded. Raises OSError."""
         total_mj = 0
         for device in self._devices:
             counted = ctypes.c_ulonglong()
@@ -31,7 +31,7 @@ class NvmlCounter:
         return total_mj * _MILLI
 
     def close(self) -> None:
-        """Leave the library."""
+        """Shut the library down."""
         self._library.nvmlShutdown()
 
     def _device(self, index: int) -> ctypes.c_void_p:
@@ -41,4 +41,4 @@ class NvmlCounter:
 
     def _check(self, status: int) -> None:
         if status:
-            raise OSError(f"the driver's library answered {status}")
+            raise OSError(f"NVML returned error {status}")

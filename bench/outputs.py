@@ -1,4 +1,4 @@
-"""Where findings go: a terminal, or a pipe without a width of its own; and the files that were asked for."""
+"""Outputs of a benchmark command: the console, the progress bar, and the JSON, CSV and HTML files."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -12,35 +12,35 @@ from bench.flat_file import write_rows
 
 
 def make_console(width: int) -> Console:
-    """A console as wide as the terminal; where there is none, of this width in columns."""
+    """Return a console as wide as the terminal, or of this width in columns if there is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=width)
 
 
 def make_progress(console: Console) -> Progress:
-    """A bar that counts and tells the time left, and is gone when all is done."""
+    """Return a progress bar with a count and the time left; it disappears at the end."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     return Progress(*columns, console=console, transient=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser, csv_help: str) -> None:
-    """Give the parser --json, --csv and --html. csv_help: what the rows are."""
+    """Add --json, --csv and --html to the parser. csv_help: help text that says what the rows are."""
     add = parser.add_argument
-    add("--json", type=argument_types.output_file, metavar="FILE", help="Write a result document.")
+    add("--json", type=argument_types.output_file, metavar="FILE", help="Write a result document to FILE.")
     add("--csv", type=argument_types.output_file, metavar="FILE", help=csv_help)
-    add("--html", type=argument_types.output_file, metavar="FILE", help="Write a page with plots.")
+    add("--html", type=argument_types.output_file, metavar="FILE", help="Write a report page to FILE.")
 
 
 def write(
     arguments: argparse.Namespace, record: document.Document, rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Write the files that were asked for. rows: flat, for the CSV. Raises OSError."""
+    """Write the files that the user asked for. rows: for the CSV. Raises OSError."""
     if arguments.json:
         document.write(arguments.json, record)
     if arguments.csv:
         write_rows(arguments.csv, rows)
     if arguments.html:
-        # Here, so that commands that draw nothing do not load it.
+        # Imported here, so that it is loaded only when a page is written.
         from bench.page import write_page
 
         write_page(arguments.html, [record])

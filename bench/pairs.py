@@ -1,9 +1,9 @@
-"""Pairs: what was asked and what came of it, in files of one JSON object a line.
+"""Pairs of a prompt and its answer, in files with one JSON object per line.
 
     {"prompt": "Rename ...", "output": "def ...", "workload": "edits", "chat": "7", "turn": 1, "id": "..."}
 
-`prompt` and `output` are text or token ids; the rest may be missing, and whatever else a line says is left to
-others. Pairs of one chat stand in the order in which they were asked.
+`prompt` and `output` are text or token ids. The other fields are optional, and unknown fields are ignored.
+The pairs of one chat stand in the order of its turns.
 """
 
 import json
@@ -15,25 +15,25 @@ from typing import Any
 from bench.errors import BenchError
 
 Encode = Callable[[str], Sequence[int]]
-"""Text to token ids, without what only a prompt begins or ends with."""
+"""Returns the token ids of a text, without the special tokens that begin or end a prompt."""
 
 Text = str | tuple[int, ...]
-"""Text, or the token ids of it."""
+"""Text, or its token ids."""
 
 LARGEST_ID = 2**31 - 1
-_SHOWN = 40  # characters of what is wrong
+_MAX_SHOWN_CHARS = 40
 
 
 class PairsError(BenchError):
-    """A file of pairs cannot be read or written; the message names it, the line, and what is wrong there."""
+    """A file of pairs cannot be read or written; the message gives the file, the line and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A prompt and the answer to it, both as text or as token ids.
+    """A prompt and its answer, each as text or as token ids.
 
-    workload: what kind of request it is, if known. chat: whose turn it is; pairs without one stand alone.
-    turn: its number in the chat, from 1 on. id: of the request, for people.
+    workload: the kind of request, if known. chat: the chat that it belongs to; empty for a single request.
+    turn: its number in the chat, from 1. id: names the request to people.
     """
 
     prompt: Text
@@ -46,9 +46,9 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class TokenPair:
-    """A pair in token ids, at least one in the prompt and one in the answer. The rest as in Pair.
+    """A pair as token ids, with at least one token in prompt and answer. The other fields are as in Pair.
 
-    is_measured: False for one that is there only for what it leaves in memory.
+    is_measured: False for a pair that only fills the drafters' tables.
     """
 
     prompt: tuple[int, ...]
@@ -61,7 +61,7 @@ class TokenPair:
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """All pairs of a file, in its order. Empty lines are passed over; answers may be empty, prompts not.
+    """Return all pairs of a file, in order. Empty lines are skipped; answers may be empty, prompts may not.
 
     Raises PairsError.
     """
@@ -71,11 +71,11 @@ def read_pairs(path: Path) -> list[Pair]:
                 _pair(line, f"{path} line {number}") for number, line in enumerate(file, 1) if line.strip()
             ]
     except OSError as fault:
-        raise PairsError(f"{path} cannot be read: {fault.strerror}") from fault
+        raise PairsError(f"cannot read {path}: {fault.strerror}") from fault
 
 
 def write_pairs(path: Path, pairs: Iterable[Pair]) -> int:
-    """Write a file of pairs, one after the other, in place of what was there; returns how many.
+    """Write pairs to a file, replacing its content; return their number.
 
     Raises PairsError.
     """
@@ -86,12 +86,12 @@ def write_pairs(path: Path, pairs: Iterable[Pair]) -> int:
                 file.write(json.dumps(as_json(pair)) + "\n")
                 count += 1
     except OSError as fault:
-        raise PairsError(f"{path} cannot be written: {fault.strerror}") from fault
+        raise PairsError(f"cannot write {path}: {fault.strerror}") from fault
     return count
 
 
 def as_json(pair: Pair) -> dict[str, Any]:
-    """The object of a pair's line, without what is not known."""
+    """Return the JSON object of a pair, without unknown fields."""
     rest = {"workload": pair.workload, "chat": pair.chat, "turn": pair.turn, "id": pair.id}
     return {"prompt": pair.prompt, "output": pair.output} | {
         k: v for k, v in rest.items() if v not in ("", None)
@@ -99,7 +99,7 @@ def as_json(pair: Pair) -> dict[str, Any]:
 
 
 def tokenised(pairs: Iterable[Pair], encode: Encode) -> list[TokenPair]:
-    """The pairs in token ids, without those whose prompt or answer has no token."""
+    """Return the pairs as token ids, without those whose prompt or answer is empty."""
     found = []
     for pair in pairs:
         prompt, answer = (
@@ -112,59 +112,59 @@ def tokenised(pairs: Iterable[Pair], encode: Encode) -> list[TokenPair]:
 
 def _pair(line: bytes, where: str) -> Pair:
     try:
-        said = json.loads(line)
+        value = json.loads(line)
     except RecursionError:
-        raise PairsError(f"{where} is no JSON: nested too deep") from None
+        raise PairsError(f"{where} is not JSON: nested too deep") from None
     except UnicodeDecodeError:
         raise PairsError(f"{where} is not UTF-8") from None
     except ValueError as fault:
-        raise PairsError(f"{where} is no JSON: {fault}") from None
-    if not isinstance(said, dict):
-        raise PairsError(f"{where} is no object with prompt and output: {_shown(said)}")
-    prompt, output = (_text(said, key, where) for key in ("prompt", "output"))
+        raise PairsError(f"{where} is not JSON: {fault}") from None
+    if not isinstance(value, dict):
+        raise PairsError(f"{where} is not an object with prompt and output: {_shorten(value)}")
+    prompt, output = (_text(value, key, where) for key in ("prompt", "output"))
     if not prompt:
         raise PairsError(f"{where}: prompt is empty")
-    turn = said.get("turn")
+    turn = value.get("turn")
     if turn is not None and (isinstance(turn, bool) or not isinstance(turn, int)):
-        raise PairsError(f"{where}: turn must be a whole number, not {_shown(turn)}")
+        raise PairsError(f"{where}: turn must be a whole number, not {_shorten(turn)}")
     return Pair(
         prompt,
         output,
-        _name(said, "workload", where),
-        _name(said, "chat", where),
+        _name(value, "workload", where),
+        _name(value, "chat", where),
         turn,
-        _name(said, "id", where),
+        _name(value, "id", where),
     )
 
 
-def _text(said: dict[str, Any], key: str, where: str) -> Text:
-    if key not in said:
+def _text(pair: dict[str, Any], key: str, where: str) -> Text:
+    if key not in pair:
         raise PairsError(f"{where}: {key} is missing")
-    value = said[key]
+    value = pair[key]
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise PairsError(f"{where}: {key} has half of a surrogate pair, which is no character") from None
+            raise PairsError(f"{where}: {key} contains half of a surrogate pair") from None
         return value
     if isinstance(value, list):
         for at, token in enumerate(value):
             if type(token) is not int or not 0 <= token <= LARGEST_ID:
-                raise PairsError(f"{where}: {key}[{at}] is no token id: {_shown(token)}")
+                raise PairsError(f"{where}: {key}[{at}] is not a token id: {_shorten(token)}")
         return tuple(value)
-    raise PairsError(f"{where}: {key} must be text or a list of token ids, not {_shown(value)}")
+    raise PairsError(f"{where}: {key} must be text or a list of token ids, not {_shorten(value)}")
 
 
-def _name(said: dict[str, Any], key: str, where: str) -> str:
-    """Text or a number, as text."""
-    value = said.get(key)
+def _name(pair: dict[str, Any], key: str, where: str) -> str:
+    """Return a field that is text or a number, as text."""
+    value = pair.get(key)
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise PairsError(f"{where}: {key} must be text, not {_shown(value)}")
+        raise PairsError(f"{where}: {key} must be text, not {_shorten(value)}")
     return str(value)
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = json.dumps(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."

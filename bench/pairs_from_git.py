@@ -1,11 +1,11 @@
-"""Pairs from a git history: the commit message and a file before it in, the file after it out.
+"""Make pairs from a git history: the commit message and the old file are the prompt, the new file the answer.
 
     python -m bench.pairs_from_git REPO -o pairs.jsonl
     python -m bench.pairs_from_git REPO -o pairs.jsonl --suffix .py --suffix .md --count 500
 
-The newest pairs are taken, and written in the order in which they were committed. Only text files that a
-commit changed count; merges are left out. The repository is only read, and only by git's plumbing, which
-runs none of its hooks, filters or pagers; objects that it lacks are not fetched.
+The newest pairs are taken, and written in the order of their commits. Only text files that a commit modified
+are used; merges are left out. The repository is only read, with git plumbing commands that run none of its
+hooks, filters or pagers; missing objects are not fetched.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from bench.pairs import Pair, write_pairs
 
 MAX_MESSAGE_BYTES = 16_384
 REGULAR = ("100644", "100755")
-"""Modes of files; links and submodules are none."""
+"""Modes of regular files, as opposed to links and submodules."""
 
 _OPTIONS = (
     "--no-pager",
@@ -39,7 +39,7 @@ _VARIABLES = ("PATH", "HOME", "XDG_CONFIG_HOME", "SYSTEMROOT", "TMPDIR")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A file that a commit changed. before, after: names of its contents."""
+    """A file that a commit modified. before, after: object names of its contents."""
 
     commit: str
     path: str
@@ -49,9 +49,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is taken. suffixes: of paths; all if there are none. per_commit: files of one commit at most.
+    """Which pairs to take. suffixes: of paths; empty: all paths. per_commit: maximum files of one commit.
 
-    revision: the newest commit.
+    revision: the newest commit to use.
     """
 
     count: int = 200
@@ -63,24 +63,24 @@ class Limits:
 
 
 class GitError(BenchError):
-    """The history cannot be read; the message says what git said."""
+    """The history cannot be read; the message quotes git."""
 
 
 class Repository:
-    """Reads objects of a repository on this machine. Used as a context: it holds processes.
+    """Reads objects of a local git repository, with processes that run while the context is open.
 
-    Raises GitError for a folder that is no repository, or one that git refuses.
+    Raises GitError if the folder is not a repository, or git refuses to read it.
     """
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise ArgumentsError(f"{folder} is no folder; only repositories on this machine are read")
+            raise ArgumentsError(f"{folder} is not a folder; only local repositories can be read")
         self.folder = folder.resolve()
         self._sizes: _Objects | None = None
         self._contents: _Objects | None = None
 
     def __enter__(self) -> "Repository":
-        self.ask("rev-parse", "--git-dir")
+        self.run("rev-parse", "--git-dir")
         self._sizes = _Objects(self.start("cat-file", "--batch-check"))
         self._contents = _Objects(self.start("cat-file", "--batch"))
         return self
@@ -92,8 +92,8 @@ class Repository:
             if objects:
                 objects.close()
 
-    def ask(self, *words: str) -> bytes:
-        """What a git command prints. Raises GitError."""
+    def run(self, *words: str) -> bytes:
+        """Run a git command and return its output. Raises GitError."""
         try:
             done = subprocess.run(
                 self._command(words),
@@ -103,14 +103,14 @@ class Repository:
                 check=False,
             )
         except OSError as fault:
-            raise GitError(f"git cannot be run: {fault.strerror}") from None
+            raise GitError(f"cannot run git: {fault.strerror}") from None
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it failed"]
             raise GitError(f"git cannot read {self.folder}: {lines[0]}")
         return done.stdout
 
     def start(self, *words: str) -> "subprocess.Popen[bytes]":
-        """A git command that is fed and read. Raises GitError."""
+        """Start a git command with pipes to its input and output. Raises GitError."""
         try:
             return subprocess.Popen(
                 self._command(words),
@@ -120,24 +120,24 @@ class Repository:
                 stderr=subprocess.DEVNULL,
             )
         except OSError as fault:
-            raise GitError(f"git cannot be run: {fault.strerror}") from None
+            raise GitError(f"cannot run git: {fault.strerror}") from None
 
     def commits(self, revision: str = "HEAD") -> list[str]:
-        """A commit and all that it descends from, the newest first, without merges and first ones."""
+        """Return a commit and its ancestors, newest first, without merges and root commits."""
         last = (
-            self.ask("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+            self.run("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
             .decode()
             .split()[-1]
         )
-        return self.ask("rev-list", "--no-merges", "--min-parents=1", last, "--").decode().split()
+        return self.run("rev-list", "--no-merges", "--min-parents=1", last, "--").decode().split()
 
     def changes(self, commit: str) -> list[Change]:
-        """Regular files that a commit changed, and neither added, deleted nor renamed."""
-        told = self.ask(
+        """Return the regular files that a commit modified; added, deleted and renamed files are left out."""
+        output = self.run(
             *("diff-tree", "-r", "-z", "--raw", "--no-renames", "--diff-filter=M", "--no-commit-id"),
             *("--no-ext-diff", "--no-textconv", "--full-index", commit, "--"),
         )
-        parts = told.split(b"\0")[:-1]
+        parts = output.split(b"\0")[:-1]
         found = []
         for facts, path in zip(parts[::2], parts[1::2], strict=True):
             old_mode, new_mode, before, after, _ = facts.decode().lstrip(":").split(" ")
@@ -146,7 +146,7 @@ class Repository:
         return found
 
     def text(self, name: str, min_bytes: int, max_bytes: int) -> str | None:
-        """An object as text; None where it is missing, of another size, or no text."""
+        """Return an object as text; None if it is missing, outside these sizes, or not text."""
         assert self._sizes is not None
         assert self._contents is not None
         size = self._sizes.size(name)
@@ -161,7 +161,7 @@ class Repository:
             return None
 
     def message(self, commit: str) -> str | None:
-        """A commit's message; None where it is no text, or too long."""
+        """Return a commit's message; None if it is not text, or too long."""
         text = self.text(commit, 0, MAX_MESSAGE_BYTES)
         return None if text is None else text.partition("\n\n")[2].strip()
 
@@ -176,13 +176,13 @@ class _Objects:
         self.process = process
 
     def size(self, name: str) -> int | None:
-        """Bytes of an object; None where it is missing."""
-        output = self._ask(name)
+        """Return the size of an object in bytes; None if it is missing."""
+        output = self._request(name)
         words = output.readline().split()
         return int(words[2]) if len(words) == 3 else None
 
     def content(self, name: str) -> bytes | None:
-        """An object's bytes; None where it is missing."""
+        """Return the bytes of an object; None if it is missing."""
         size = self.size(name)
         if size is None:
             return None
@@ -190,27 +190,27 @@ class _Objects:
         return self.process.stdout.read(size + 1)[:-1]
 
     def close(self) -> None:
-        """End it."""
+        """Kill the process."""
         self.process.kill()
         self.process.communicate()
 
-    def _ask(self, name: str) -> IO[bytes]:
+    def _request(self, name: str) -> IO[bytes]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
             self.process.stdin.write(name.encode() + b"\n")
             self.process.stdin.flush()
         except OSError:
-            raise GitError("git ended while it was being read") from None
+            raise GitError("git exited while it was being read") from None
         return self.process.stdout
 
 
 def pairs_of(repository: Repository, limits: Limits) -> list[Pair]:
-    """The newest pairs of a history, in the order in which they were committed."""
+    """Return the newest pairs of a history, in the order of their commits."""
     found: list[Pair] = []
     for commit in repository.commits(limits.revision):
         of_commit = list(_pairs_of_commit(repository, commit, limits))
-        # Within a commit the paths' order stays when all is turned round.
+        # The final reversal restores the order of paths within a commit.
         found += reversed(of_commit[: limits.count - len(found)])
         if len(found) == limits.count:
             break
@@ -237,14 +237,14 @@ def _pairs_of_commit(repository: Repository, commit: str, limits: Limits) -> Ite
 
 
 def pair_of(message: str, change: Change, before: str, after: str) -> Pair:
-    """What would be asked for, and what came of it."""
+    """Return the pair that asks for the change a commit made to a file."""
     prompt = f"{message}\n\nAnswer with the whole file {change.path}.\n\n```\n{before}```\n"
     return Pair(prompt, f"```\n{after}```\n", "commits", id=f"{change.commit[:12]}:{change.path}")
 
 
 def main(given: Sequence[str] | None = None) -> int:
     """Read a history, write pairs, and return the exit status."""
-    own = Limits()
+    defaults = Limits()
     summary, _, more = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
         prog="python -m bench.pairs_from_git",
@@ -253,27 +253,34 @@ def main(given: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("repository", type=Path, metavar="REPO", help="A folder of this machine.")
+    add("repository", type=Path, metavar="REPO", help="A local git repository.")
     add("-o", "--output", type=argument_types.output_file, required=True, metavar="FILE")
-    add("--count", type=argument_types.count, default=own.count, help=f"Pairs at most ({own.count}).")
-    add("--per-commit", type=argument_types.count, default=own.per_commit, help=f"({own.per_commit})")
-    add("--min-bytes", type=argument_types.count, default=own.min_bytes, help=f"Of a file ({own.min_bytes}).")
-    add("--max-bytes", type=argument_types.count, default=own.max_bytes, help=f"Of a file ({own.max_bytes}).")
-    add("--revision", default=own.revision, metavar="REV", help=f"The newest commit ({own.revision}).")
-    add("--suffix", action="append", default=[], help="Only paths that end so; may be repeated.")
-    asked = parser.parse_args(given)
-    sizes = asked.count, asked.per_commit, asked.min_bytes, asked.max_bytes
-    limits = Limits(*sizes, tuple(asked.suffix), asked.revision)
+    number = argument_types.count
+    add("--count", type=number, default=defaults.count, help=f"Maximum pairs ({defaults.count}).")
+    add("--per-commit", type=number, default=defaults.per_commit,
+        help=f"Maximum files of one commit ({defaults.per_commit}).")  # fmt: skip
+    add("--min-bytes", type=number, default=defaults.min_bytes,
+        help=f"Minimum size of a file ({defaults.min_bytes}).")  # fmt: skip
+    add("--max-bytes", type=number, default=defaults.max_bytes,
+        help=f"Maximum size of a file ({defaults.max_bytes}).")  # fmt: skip
+    add("--revision", default=defaults.revision, metavar="REV",
+        help=f"Newest commit to use ({defaults.revision}).")  # fmt: skip
+    add("--suffix", action="append", default=[], help="Only paths with this suffix; may be repeated.")
+    arguments = parser.parse_args(given)
+    sizes = arguments.count, arguments.per_commit, arguments.min_bytes, arguments.max_bytes
+    limits = Limits(*sizes, tuple(arguments.suffix), arguments.revision)
     try:
-        with Repository(asked.repository) as repository:
+        with Repository(arguments.repository) as repository:
             pairs = pairs_of(repository, limits)
         if not pairs:
-            raise ArgumentsError(f"{asked.repository}: no commit changed a text file of that kind and size")
-        write_pairs(asked.output, pairs)
+            raise ArgumentsError(
+                f"{arguments.repository}: no commit modified a text file of that suffix and size"
+            )
+        write_pairs(arguments.output, pairs)
     except BenchError as fault:
         print(f"python -m bench.pairs_from_git: {fault}", file=sys.stderr)
         return 2
-    print(f"{len(pairs)} pairs in {asked.output}")
+    print(f"wrote {len(pairs)} pairs to {arguments.output}")
     return 0
 
 

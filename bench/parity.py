@@ -1,4 +1,4 @@
-"""Whether drafting changed a token: every plain run of a chat against every drafted one, by token ids."""
+"""Check that drafting changed no token: compare every plain answer with every drafted one, by token ids."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any
 
 Tokens = Sequence[int]
 Margin = Callable[[tuple[int, ...]], float]
-"""By how much the likeliest token leads the second behind these tokens of an answer."""
+"""Returns by how much the best token leads the second best after these tokens of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where two answers part: the index of the first token that differs, and the top-2 margin there."""
+    """Where two answers diverge: the index of the first token that differs, and the top-2 margin there."""
 
     token: int
     margin: float
@@ -20,7 +20,7 @@ class Divergence:
 
 @dataclass(slots=True)
 class Parity:
-    """The comparison of some pairs of runs; first is of the first pair that differs."""
+    """The result of comparing pairs of answers; first: the divergence of the first pair that differs."""
 
     num_pairs: int = 0
     num_differing: int = 0
@@ -32,7 +32,10 @@ class Parity:
         return "FAIL" if self.num_differing else "PASS"
 
     def compare(self, plain: Sequence[Tokens], drafted: Sequence[Tokens], margin: Margin) -> None:
-        """Compare each plain answer to a prompt with each drafted one. margin: asked at most once in all."""
+        """Compare each plain answer with each drafted answer to the same prompt.
+
+        margin: called at most once per Parity.
+        """
         for one, other in product(plain, drafted):
             self.num_pairs += 1
             at = first_difference(one, other)
@@ -43,13 +46,13 @@ class Parity:
                 self.first = Divergence(at, margin(tuple(one[:at])))
 
     def add(self, other: "Parity") -> None:
-        """Count other pairs in."""
+        """Add the counts of other to these."""
         self.num_pairs += other.num_pairs
         self.num_differing += other.num_differing
         self.first = self.first or other.first
 
     def figures(self) -> dict[str, Any]:
-        """What a row of a result document says about it."""
+        """Return the fields for a row of a result document."""
         first = {"token": self.first.token, "margin": self.first.margin} if self.first else None
         return {
             "parity": self.verdict,
@@ -60,7 +63,7 @@ class Parity:
 
 
 def first_difference(one: Tokens, other: Tokens) -> int | None:
-    """The index of the first token that differs, the shorter length if one is the other's beginning."""
+    """Return the index of the first differing token, or the shorter length if one is a prefix; else None."""
     for at, (mine, theirs) in enumerate(zip(one, other, strict=False)):
         if mine != theirs:
             return at

@@ -1,4 +1,4 @@
-"""Power of Apple Silicon, as macOS' own powermetrics prints it. It needs root, or sudo without a password."""
+"""Power of Apple Silicon, from macOS' powermetrics. Needs root, or sudo without a password."""
 
 import os
 import re
@@ -18,22 +18,22 @@ _POWER = re.compile(r"^Combined Power \([^)]*\): ([\d.]+) mW$")
 
 
 def read_samples(lines: Iterable[str]) -> Iterator[float]:
-    """Joules of each sample that powermetrics prints: power of CPU, GPU and ANE, times the sample's time."""
+    """Yield the joules of each sample: power of CPU, GPU and ANE, times the duration of the sample."""
     elapsed_ms: float | None = None
     for line in lines:
         if found := _ELAPSED.match(line.strip()):
             elapsed_ms = float(found[1])
         elif (found := _POWER.match(line.strip())) and elapsed_ms is not None:
             yield float(found[1]) * elapsed_ms * 1e-6
-            # The section of the GPU repeats some figures; a sample has one combined power.
+            # The GPU section repeats some figures; each sample has one combined power.
             elapsed_ms = None
 
 
 class PowerMetrics:
-    """powermetrics in a process of its own, for as long as the meter lasts.
+    """powermetrics, running until the meter is closed.
 
-    What it says lags by up to one interval, so what is measured should take seconds.
-    Raises PermissionError if it may not run here, OSError if it is not there or says nothing.
+    Its output lags by up to one interval, so measure over several seconds.
+    Raises PermissionError if it may not run, OSError if it is missing or prints nothing.
     """
 
     what = "CPU, GPU and ANE"
@@ -45,27 +45,27 @@ class PowerMetrics:
             text=True,
         )  # fmt: skip
         self._joules = 0.0
-        self._is_telling = threading.Event()
+        self._has_output = threading.Event()
         self._is_closing = False
         output = self._process.stdout
-        assert output is not None, "it was asked for"
+        assert output is not None, "stdout is a pipe"
         self._reader = threading.Thread(target=self._read, args=(output,), daemon=True)
         self._reader.start()
-        is_over = self._is_telling.wait(FIRST_SAMPLE_S) and not self._joules
+        is_over = self._has_output.wait(FIRST_SAMPLE_S) and not self._joules
         if not self._joules:
             self.close()
-            raise PermissionError if is_over else OSError("powermetrics says nothing")
+            raise PermissionError if is_over else OSError("powermetrics printed nothing")
 
     def joules(self) -> float:
-        """Joules since it was started. Raises OSError if powermetrics has ended."""
+        """Return the joules since the start. Raises OSError if powermetrics has ended."""
         if self._process.poll() is not None:
             raise OSError("powermetrics has ended")
         return self._joules
 
     def close(self) -> None:
-        """End it."""
+        """Stop the process."""
         self._is_closing = True
-        # A process that sudo started may not be signalled; it ends when nobody reads it any more.
+        # A process started by sudo may refuse signals; it ends when its output is no longer read.
         with suppress(PermissionError):
             self._process.terminate()
         self._reader.join(_END_S)
@@ -76,7 +76,7 @@ class PowerMetrics:
         with output:
             for joules in read_samples(output):
                 self._joules += joules
-                self._is_telling.set()
+                self._has_output.set()
                 if self._is_closing:
                     break
-        self._is_telling.set()
+        self._has_output.set()

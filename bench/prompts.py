@@ -1,4 +1,4 @@
-"""Prompts of an exact length, no two of which begin alike."""
+"""Prompts of an exact length, no two of which share their first words."""
 
 import random
 from bisect import bisect_right
@@ -39,33 +39,33 @@ _TRIES = 40
 
 
 class ChatTokenizer(Protocol):
-    """What is needed of engine.tokenizer.Tokenizer."""
+    """The part of engine.model.tokenizer.Tokenizer that is used here."""
 
     def render_chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Token ids of the messages up to where the answer begins."""
+        """Return the token ids of the messages up to where the answer begins."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One user message, and the token ids that it becomes with the chat template around it."""
+    """One user message, and its token ids with the chat template around it."""
 
     text: str
     ids: tuple[int, ...]
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation as OpenAI's API takes it."""
+        """The messages of an OpenAI request."""
         return [{"role": "user", "content": self.text}]
 
 
 class PromptMaker:
-    """Makes prompts of random words, as many as wanted, the same ones for the same seed.
+    """Makes prompts of random words, the same ones for the same seed.
 
-    num_tokens: the length of the whole prompt, chat template included, as servers report it. Where
-    no text of that very length is found the closest below is taken.
-    No prompt's first words are another's, so that no prefix cache helps beyond the template.
-    Raises BenchError if the template leaves no room for words, or no new beginning is left.
+    num_tokens: length of the whole prompt with the chat template, as servers report it. If no text of exactly
+    this length is found, the closest shorter one is used.
+    No two prompts begin with the same words, so a prefix cache can only reuse the chat template.
+    Raises BenchError if the template leaves no room for words, or no unused first words are left.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, num_tokens: int, seed: int) -> None:
@@ -76,11 +76,11 @@ class PromptMaker:
         template = len(self._prompt([]).ids)
         if num_tokens <= template:
             raise BenchError(
-                f"--prompt-tokens is {num_tokens}, and the chat template alone takes {template}; ask for more"
+                f"--prompt-tokens is {num_tokens}, but the chat template alone takes {template}; ask for more"
             )
 
     def make(self) -> Prompt:
-        """A prompt unlike all earlier ones."""
+        """Return a prompt that begins unlike all earlier ones."""
         best = None
         for _ in range(_TRIES):
             words, prompt = self._fill()
@@ -92,13 +92,13 @@ class PromptMaker:
             if len(prompt.ids) == self.num_tokens:
                 break
         if best is None:
-            raise BenchError(f"no more prompts of {self.num_tokens} tokens; ask for longer ones")
+            raise BenchError(f"no more distinct prompts of {self.num_tokens} tokens; use longer prompts")
         self._openings.add(best[0])
         return best[1]
 
     def _fill(self) -> tuple[list[str], Prompt]:
-        """Random words, as many as fit, the last of them chosen to end on the very token."""
-        # No word is less than a token.
+        """Choose as many random words as fit, the last one so that the length is exact if possible."""
+        # No word is shorter than a token.
         words = self._random.choices(_WORDS, k=self.num_tokens)
         fitting = bisect_right(
             range(1, len(words) + 1), self.num_tokens, key=lambda n: self._length(words[:n])

@@ -1,4 +1,4 @@
-"""Token ids of what a turn asks, as the server would make them of the same request."""
+"""Token ids of a turn's prompt, equal to what the server makes of the same request."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -7,7 +7,7 @@ from bench.workloads import Turn
 
 
 class Renderer(Protocol):
-    """What is needed of engine.tokenizer.Tokenizer."""
+    """The part of engine.model.tokenizer.Tokenizer that is used here."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -15,24 +15,24 @@ class Renderer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt."""
+        """Return the token ids of a prompt."""
         ...
 
     def encode_answer(self, text: str) -> list[int]:
-        """Token ids of text without what only a prompt begins or ends with."""
+        """Return the token ids of a text without the special tokens that begin or end a prompt."""
         ...
 
     def render_chat(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
     ) -> list[int]:
-        """Token ids of a chat up to where the answer begins."""
+        """Return the token ids of a chat up to where the answer begins."""
         ...
 
 
 def render(
     tokenizer: Renderer, messages: str | Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
 ) -> tuple[int, ...]:
-    """Token ids of one user message or a whole chat; of its texts alone where there is no chat template.
+    """Return the token ids of a user message or a chat; of its plain text if there is no chat template.
 
     messages, tools: as chat templates take them, see Turn.for_template().
     """
@@ -44,9 +44,9 @@ def render(
 
 
 def render_turn(tokenizer: Renderer, turn: Turn) -> tuple[int, ...]:
-    """Token ids of what a turn asks."""
+    """Return the token ids of a turn's prompt."""
     if turn.text is None:
         return render(tokenizer, turn.for_template(), turn.tools_for_template())
     whole, bare = tokenizer.encode(turn.text), tokenizer.encode_answer(turn.text)
-    # A prompt that was recorded has what prompts begin with in its text.
+    # The text of a recorded prompt already begins with the special tokens of a prompt.
     return tuple(bare if whole[1:] == bare and whole[:1] == bare[:1] else whole)

@@ -1,4 +1,4 @@
-"""A campaign as tables for a person, and as JSON with every row."""
+"""The results of `reprise bench serve`, as tables and as JSON with every request."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,13 +15,14 @@ from bench.statistics import Percentiles
 from bench.summary import Comparison, Line
 
 FORMAT = 1
-"""Version of the JSON; counts up when a field changes its meaning or goes."""
+"""Version of the JSON; raised when a field changes its meaning or is removed."""
 
-HOW = (
-    "tokens/s: all completion tokens over the wall time of a round; the median round, and the extremes.",
-    "failed, refused, early: of all requests, with the warm-up's; who is refused (429) has failed as well.",
-    "first token: from opening the connection to the first text. inter-token: the gap between two reads",
-    "that brought text, shared by the tokens of the later one; each token counts once.",
+NOTES = (
+    "tokens/s: all completion tokens divided by the wall time of a round; median, lowest and highest round.",
+    "failed, refused, early: counts over all requests, warm-up included; refused (429) requests also failed.",
+    "first token: time from opening the connection to the first text. inter-token: gap between two reads",
+    "with text, divided among the tokens of the second read; each token counts once.",
+    "ratio: of the medians over rounds. per round: lowest and highest ratio of a round.",
 )
 
 
@@ -32,13 +33,13 @@ def print_report(
     comparisons: Sequence[Comparison],
     notes: Sequence[str],
 ) -> None:
-    """Print machine, figures, ratios, and what has to be known about them."""
+    """Print machine, figures, ratios, explanations and notes."""
     console.print(_machine_text(machine), highlight=False)
     console.print(_throughput(lines))
     console.print(_latency(lines))
     if comparisons:
         console.print(_ratios(comparisons))
-    for sentence in HOW:
+    for sentence in NOTES:
         console.print(sentence, style="dim", highlight=False)
     for note in notes:
         console.print(f"! {escape(note)}", style="yellow", highlight=False)
@@ -52,7 +53,7 @@ def as_json(
     comparisons: Sequence[Comparison],
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """Everything, as JSON takes it. rounds hold each request, those each arrival of text."""
+    """Return everything as JSON values: rounds contain requests, requests contain arrivals of text."""
     return {
         "benchmark": "serve",
         "format": FORMAT,
@@ -66,7 +67,7 @@ def as_json(
 
 
 def round_text(one: Round) -> str:
-    """One line on a finished round."""
+    """Describe a finished round in one line."""
     streams = "1 stream" if one.concurrency == 1 else f"{one.concurrency} streams"
     number = f"round {one.number}" if one.number else "warm-up"
     speed = f"{one.tokens_per_s:.1f} tokens/s" if one.tokens_per_s else "no tokens"
@@ -114,7 +115,7 @@ def _latency(lines: Sequence[Line]) -> Table:
 
 
 def _ratios(comparisons: Sequence[Comparison]) -> Table:
-    table = _table("streams", "ratio of", "against", "medians", "each round", "better")
+    table = _table("streams", "quantity", "against", "ratio", "per round", "better")
     for comparison in comparisons:
         ratio = comparison.ratio
         table.add_row(
@@ -131,7 +132,7 @@ def _ratios(comparisons: Sequence[Comparison]) -> Table:
 def _table(*headings: str) -> Table:
     table = Table()
     for heading in headings:
-        is_words = heading in ("server", "ratio of", "against", "better")
+        is_words = heading in ("server", "quantity", "against", "better")
         table.add_column(heading, justify="left" if is_words else "right", overflow="fold")
     return table
 

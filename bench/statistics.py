@@ -7,7 +7,7 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Three points of a distribution, in the unit of its values."""
+    """The 50th, 95th and 99th percentile of a distribution, in the unit of its values."""
 
     p50: float
     p95: float
@@ -16,7 +16,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How two series of rounds compare: the ratio of their medians, and the extremes round by round."""
+    """Two series of rounds compared: the ratio of their medians, and the extreme ratios of single rounds."""
 
     of_medians: float
     lowest: float
@@ -24,13 +24,14 @@ class Ratio:
 
 
 def percentile(weighted: Sequence[tuple[float, float]], share: float) -> float:
-    """The smallest value that at least this share of all weight does not exceed.
+    """Return the smallest value such that at least this share of the weight lies at or below it.
 
     weighted: (value, weight) pairs, at least one, weights > 0. share: in (0, 1].
-    This is the nearest rank where all weights are 1: always a value that occurred, never one between.
+    With equal weights this is the nearest-rank percentile: always a value that occurs, never an
+    interpolation.
     """
     ordered = sorted(weighted)
-    # A hair less, lest sums of fractions fall short of the rank that they mean.
+    # The tolerance makes up for rounding errors in sums of fractional weights.
     needed = share * sum(weight for _, weight in ordered) - 1e-9
     passed = 0.0
     for value, weight in ordered:
@@ -41,16 +42,16 @@ def percentile(weighted: Sequence[tuple[float, float]], share: float) -> float:
 
 
 def percentiles(weighted: Sequence[tuple[float, float]]) -> Percentiles | None:
-    """p50, p95 and p99 of (value, weight) pairs; None without any."""
+    """Return p50, p95 and p99 of (value, weight) pairs; None if there are none."""
     if not weighted:
         return None
     return Percentiles(*(percentile(weighted, share) for share in (0.50, 0.95, 0.99)))
 
 
 def compare(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Ratio | None:
-    """Ratio of ours to theirs, round by round; None where no round has a value above 0 on both sides.
+    """Return the ratio of ours to theirs; None if no round has a value above 0 on both sides.
 
-    A round that one side could not finish counts for neither.
+    A round that only one side finished is left out on both.
     """
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a and b]
     if not pairs:
@@ -60,16 +61,16 @@ def compare(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Rat
 
 
 def rate(amount: float, seconds: float) -> float | None:
-    """Amount per second; None where there was no time or nothing came."""
+    """Return the amount per second; None if either is 0."""
     return amount / seconds if amount > 0 and seconds > 0 else None
 
 
 def share_tokens(total: int, texts: Sequence[str], counted: Sequence[int]) -> list[float]:
-    """Tokens of each chunk, adding up to total, where only the total is known.
+    """Estimate the tokens of each chunk, adding up to total, where only the total is known.
 
-    texts: what each chunk brought. counted: tokens in each text by itself, at least 1 each.
-    As many chunks as tokens: one each, whatever a tokenizer makes of the pieces. Otherwise in
-    proportion to counted, as a chunk of a drafting server may hold many tokens.
+    texts: the text of each chunk. counted: tokens of each text tokenized by itself, at least 1 each.
+    If there are as many chunks as tokens, each has one. Otherwise the total is divided in proportion to
+    counted, because a chunk of a drafting server may hold several tokens.
     """
     if len(texts) == total:
         return [1.0] * total

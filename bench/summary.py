@@ -1,4 +1,4 @@
-"""What rounds add up to: one line for each side and level, ratios where sides took turns, and remarks."""
+"""Summarize rounds: a line per server and level, ratios between servers, and remarks."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ from bench.statistics import Percentiles, Ratio, compare, percentile, percentile
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One side at one level, over its measured rounds.
+    """One server at one level, over its measured rounds.
 
-    tokens_per_s: throughput of each round. decode_tokens_per_s, request_tokens_per_s: per stream,
-    medians over rounds. Percentiles are over the requests, and tokens, of all rounds together.
-    num_failed, num_refused, num_ended_early: of all requests, those of the warm-up too; who is refused (429)
-    has failed as well.
+    tokens_per_s: throughput of each round. decode_tokens_per_s, request_tokens_per_s: per stream, medians
+    over rounds. Percentiles are over all requests, or all tokens, of all rounds.
+    num_failed, num_refused, num_ended_early: over all requests, warm-up included; refused (429) requests also
+    count as failed.
     """
 
     side: str
@@ -34,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One quantity of two sides at one level; higher_is_better says how to read the ratio."""
+    """One quantity of two servers at one level. higher_is_better: whether a ratio above 1 is good."""
 
     concurrency: int
     side: str
@@ -45,7 +45,7 @@ class Comparison:
 
 
 def summarize(rounds: Sequence[Round]) -> list[Line]:
-    """A line for each side and level, in the order of their first rounds."""
+    """Return a line per server and level, in the order of their first rounds."""
     groups: dict[tuple[int, str], list[Round]] = {}
     for one in rounds:
         groups.setdefault((one.concurrency, one.side), []).append(one)
@@ -53,7 +53,7 @@ def summarize(rounds: Sequence[Round]) -> list[Line]:
 
 
 def compare_servers(rounds: Sequence[Round], side: str, against: str) -> list[Comparison]:
-    """Throughput and the two latencies, level by level."""
+    """Compare throughput, time to first token and inter-token time at each level."""
     quantities = {
         "tokens/s": (True, lambda one: one.tokens_per_s),
         "first token p50": (False, lambda one: _p50(first_tokens_s([one]))),
@@ -68,7 +68,7 @@ def compare_servers(rounds: Sequence[Round], side: str, against: str) -> list[Co
 
 
 def compare_with_bare_loop(rounds: Sequence[Round], side: str, bare: str) -> list[Comparison]:
-    """Decoding alone and whole requests, at one stream."""
+    """Compare decode speed and whole-request speed at one stream."""
     return [
         _comparison(rounds, 1, side, bare, "decode tokens/s", True, lambda one: one.decode_tokens_per_s),
         _comparison(rounds, 1, side, bare, "request tokens/s", True, lambda one: one.request_tokens_per_s),
@@ -76,7 +76,7 @@ def compare_with_bare_loop(rounds: Sequence[Round], side: str, bare: str) -> lis
 
 
 def remarks(rounds: Sequence[Round]) -> list[str]:
-    """Everything about the answers that a reader of the figures has to know."""
+    """Return remarks on answers that affect how the figures are to be read."""
     seen: Counter[tuple[str, str]] = Counter()
     for one in rounds:
         for measurement in one.measurements:
@@ -85,7 +85,7 @@ def remarks(rounds: Sequence[Round]) -> list[str]:
 
 
 def num_failed(rounds: Sequence[Round]) -> int:
-    """Requests that failed, warm-ups included."""
+    """Return the number of failed requests, warm-ups included."""
     return sum(m.error is not None for one in rounds for m in one.measurements)
 
 
@@ -97,14 +97,14 @@ def _remarks(m: Measurement) -> list[str]:
         reason = m.finish_reason or "no finish reason"
         found.append(f"ended early, {m.num_completion_tokens} of {m.max_tokens} tokens, {reason}")
     if m.num_completion_tokens > m.max_tokens:
-        found.append(f"sent {m.num_completion_tokens} tokens where {m.max_tokens} were the limit")
+        found.append(f"sent {m.num_completion_tokens} tokens; the limit was {m.max_tokens}")
     if m.counted_by == "text":
         found.append("reported no usage; tokens were counted from the text")
     elif m.num_chunks > m.num_completion_tokens:
-        found.append("sent more chunks of text than its usage has tokens")
+        found.append("sent more text chunks than its usage counts tokens")
     if m.num_prompt_tokens not in (None, m.num_prompt_tokens_asked):
         found.append("counted other prompt tokens than --model's tokenizer; does it serve that model?")
-    # The chat template's beginning is the same in all prompts, so a little may come from a cache.
+    # All prompts share the first tokens of the chat template, so some cached tokens are expected.
     if (m.num_cached_tokens or 0) > m.num_prompt_tokens_asked // 4:
         found.append("took more than a quarter of a prompt from its prefix cache")
     return found

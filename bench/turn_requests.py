@@ -1,4 +1,4 @@
-"""Requests to an engine in this process, made of the turns of a workload."""
+"""Make engine requests from the turns of a workload."""
 
 from bench.local_engine import LocalEngine
 from bench.workloads import Turn
@@ -6,7 +6,7 @@ from engine.request import DraftChoice, GenerationRequest, Grammar, Sampling
 
 FORBID = -1e9
 FORCE, EVEN_OUT = 1e6, 1e4
-"""Added to the only tokens allowed, and the temperature at which the model's own logits no longer count."""
+"""The bias of the only allowed tokens, and a temperature that makes the model's own logits negligible."""
 
 
 def request_of(
@@ -17,9 +17,9 @@ def request_of(
     draft: DraftChoice,
     prediction: tuple[int, ...] = (),
 ) -> GenerationRequest | None:
-    """The request of a turn; None if its prompt leaves no room for an answer.
+    """Return the request of a turn; None if its prompt leaves no room for an answer.
 
-    max_tokens: at most so many, or what the turn itself says if that is less.
+    max_tokens: maximum answer length; the turn's own limit applies if it is lower.
     """
     prompt = local.prompt_of(turn)
     room = local.engine.info.context_tokens - len(prompt)

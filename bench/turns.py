@@ -1,7 +1,7 @@
-"""`reprise bench turns`: the time to the first token, turn by turn, of a chat about a long document.
+"""`reprise bench turns`: measure the time to first token in each turn of a chat about a long document.
 
-The same chat runs on an engine with a prefix cache and on one without, in turns; its tokens are compared.
-Then the last turn is asked once more of an engine that has just started, and has only files.
+The same chat runs alternately with a prefix cache and without, and the tokens are compared. Then the last
+turn is repeated in a newly started engine, which has only the cache files on disk.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Medians over the repeats. warm_ms, cold_ms: to the first token, with a prefix cache and without."""
+    """Medians over the repeats. warm_ms, cold_ms: time to first token with a prefix cache, and without."""
 
     number: int
     num_prompt_tokens: int
@@ -40,17 +40,19 @@ class Turn:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give the parser what `reprise bench turns` takes."""
+    """Add the flags of `reprise bench turns` to the parser."""
     parser.description = (
-        "Chat about a long document for some turns, with a prefix cache and without, and report the time to "
-        "each turn's first token. Status 1 if any token differs."
+        "Chat about a long document for several turns, with a prefix cache and without, and report the time "
+        "to the first token of each turn. Exit status 1 if any token differs."
     )
-    parser.add_argument("--model", type=argument_types.model_folder, help="Default: the bundled one.")
-    parser.add_argument("--prompt-tokens", type=argument_types.count, default=2000, help="Of the first turn.")
-    parser.add_argument("--turns", type=argument_types.count, default=5)
-    parser.add_argument("--max-tokens", type=argument_types.count, default=48, help="Of each answer.")
-    parser.add_argument("--repeats", type=argument_types.count, default=3)
-    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
+    count = argument_types.count
+    add = parser.add_argument
+    add("--model", type=argument_types.model_folder, metavar="DIR", help="Default: the bundled model.")
+    add("--prompt-tokens", type=count, default=2000, metavar="N", help="Of the first turn. Default: 2000.")
+    add("--turns", type=count, default=5, metavar="N", help="Default: 5.")
+    add("--max-tokens", type=count, default=48, metavar="N", help="Of each answer. Default: 48.")
+    add("--repeats", type=count, default=3, metavar="N", help="Default: 3.")
+    add("--json", action="store_true", help="Print JSON instead of a table.")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         for repeat in range(arguments.repeats):
             for kind, kept in (("warm", {"prefix_cache_dir": folder}), ("cold", {"prefix_cache_bytes": 0})):
                 if repeat and kind == "warm":
-                    # Files of an earlier repeat would answer its first turn.
+                    # The first turn would be in the files of an earlier repeat.
                     kept = {}
                 ends[kind].append(_chat(arguments, Settings(model=model, draft_type="none", **kept)))
                 bar.advance(task)
@@ -83,7 +85,7 @@ def _chat(
     only: int | None = None,
     history: Sequence[Finished] = (),
 ) -> list[Finished]:
-    """The turns' answers; of `only` that turn's alone, after the answers of history."""
+    """Return the answers of all turns. only: answer just this turn, taking earlier answers from history."""
     ends: list[Finished] = list(history[:only]) if only is not None else []
     with LocalEngine(settings, StepCosts({(1, 1): 1.0})) as local:
         engine = local.engine
@@ -92,7 +94,7 @@ def _chat(
         for turn in range(arguments.turns):
             if turn == len(ends):
                 prompt = local.prompt(messages)
-                # Answers of one length: their end is forbidden.
+                # The end tokens are forbidden, so that all answers have the same length.
                 bias = tuple((token, -100.0) for token in sorted(engine.tokenizer.eos_ids))
                 sampling = Sampling(seed=1, temperature=0.0, logit_bias=bias)
                 ends += local.answer([GenerationRequest(f"{turn}", prompt, arguments.max_tokens, sampling)])
@@ -123,8 +125,8 @@ def _report(
         }  # fmt: skip
         json.dump(found | {"equal": is_equal}, sys.stdout, indent=2)
         return
-    table = Table(title=f"time to first token, {arguments.repeats} chats each way", width=_WIDTH)
-    for heading in ("turn", "prompt", "cached", "with, ms", "without, ms", "of turn 1", "of without"):
+    table = Table(title=f"Time to first token, medians of {arguments.repeats} chats", width=_WIDTH)
+    for heading in ("turn", "prompt", "cached", "cache, ms", "no cache, ms", "/ turn 1", "/ no cache"):
         table.add_column(heading, justify="right")
     for turn in turns:
         table.add_row(
@@ -140,4 +142,4 @@ def _report(
     )  # fmt: skip
     console = Console(width=_WIDTH)
     console.print(table)
-    console.print("every token equal" if is_equal else "TOKENS DIFFER")
+    console.print("all tokens equal" if is_equal else "TOKENS DIFFER")

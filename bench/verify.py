@@ -1,8 +1,8 @@
-"""`reprise verify`: drafted answers against plain ones, token by token, with this model on this machine.
+"""`reprise verify`: compare drafted answers with plain ones, token by token, for one model on this machine.
 
-Every prompt is answered three times plainly and three times with each draft type, greedily and at a
-temperature; all 3 x 3 pairs of token ids are compared. Whatever is drafted is verified here, whether it
-pays or not, so that many widths are tried.
+Every prompt is answered three times plainly and three times with each draft type, greedily and with a
+temperature; all 3 x 3 pairs of token ids are compared. Drafts are verified here whether or not they pay off,
+so that many widths are tried.
 """
 
 import argparse
@@ -50,30 +50,44 @@ class Verdict:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give the parser what `reprise verify` takes."""
+    """Add the flags of `reprise verify` to the parser."""
     parser.description = (
         "Answer prompts three times plainly and three times with each draft type, and compare all pairs, "
-        "token by token. Status 1 if any differ with --exact; without it a near-tie may fall differently "
-        "on machines whose kernels depend on the width of a step, which is reported but is no failure."
+        "token by token. Without --exact, near-ties may be decided differently on machines whose kernels "
+        "depend on the width of a step; differences are then reported, but are no failure. With --exact, "
+        "any difference gives exit status 1."
     )
-    parser.add_argument("--model", type=argument_types.model_folder, help="Default: the bundled one.")
-    draft_model.add_arguments(parser, "Also verify this one's drafts, whatever its vocabulary.")
+    parser.add_argument(
+        "--model", type=argument_types.model_folder, metavar="DIR", help="Default: the bundled model."
+    )
+    draft_model.add_arguments(parser, "Also verify drafts of this model, which may have another vocabulary.")
     parser.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
-        help='JSON lines of chats: {"messages": [...]}. Default: made up.',
+        help='JSON lines of chats: {"messages": [...]}. Default: generated prompts.',
     )
     parser.add_argument(
         "--prompt-tokens", type=argument_types.levels, default=(200, 600), metavar="N,M",
-        help="About how long the made-up prompts are.",
+        help="Approximate lengths of the generated prompts. Default: 200,600.",
     )  # fmt: skip
-    parser.add_argument("--max-tokens", type=argument_types.count, default=128)
-    parser.add_argument("--num-draft-tokens", type=argument_types.count, default=31)
     parser.add_argument(
-        "--exact", action="store_true", help="Draft only at widths that were probed as exact."
+        "--max-tokens",
+        type=argument_types.count,
+        default=128,
+        metavar="N",
+        help="Of each answer. Default: 128.",
     )
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--num-draft-tokens", type=argument_types.count, default=31, metavar="N",
+        help="Maximum draft length. Default: 31.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--exact", action="store_true", help="Draft only at widths that a probe found to be exact."
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="Seed of the prompts and of sampling. Default: 1."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -81,8 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         chats = read_prompts(arguments.prompts) if arguments.prompts else None
     except (OSError, ValueError) as fault:
-        told = f"{arguments.prompts}: {fault}" if isinstance(fault, OSError) else fault
-        print(f"reprise verify: {told}", file=sys.stderr)
+        message = f"{arguments.prompts}: {fault}" if isinstance(fault, OSError) else fault
+        print(f"reprise verify: {message}", file=sys.stderr)
         return 2
     console = make_console(_WIDTH)
     settings = Settings(
@@ -94,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_rows=1,
     )
     widths = sorted({w for w in WIDTHS if w <= arguments.num_draft_tokens} | {arguments.num_draft_tokens + 1})
-    # Every width costs the same: so whatever is drafted is tried.
+    # With equal costs at every width, every draft is worth trying.
     with LocalEngine(settings, StepCosts({(1, width): 1.0 for width in widths})) as local:
         groups = _group(local, chats, arguments)
         verdicts = verify(local, groups, arguments, console)
@@ -109,7 +123,7 @@ def verify(
     arguments: argparse.Namespace,
     console: Console,
 ) -> list[Verdict]:
-    """One verdict for each draft type and length. groups: prompts by about how long they are."""
+    """Return a verdict per draft type and prompt length. groups: prompts by approximate length."""
     types: tuple[DraftType, ...] = LOOKUPS
     if arguments.draft_model:
         types = (*types, "draft-model")
@@ -173,10 +187,11 @@ def _group(
         ]
         groups[length] = [local.prompt_of(chat.turns[0]) for chat in made]
     if arguments.draft_model:
-        # Where vocabularies differ, letters with diacritics are cut differently.
+        # Different vocabularies tokenize letters with diacritics differently, so these texts are included.
         chats = [make_chats(name, 1, arguments.seed, local.count_tokens)[0] for name in POLISH]
         prompts = [local.prompt_of(chat.turns[0]) for chat in chats]
-        # A small model may not have room for them.
+        # Models with a small context may not have room for them.
+
         for prompt in (one for one in prompts if len(one) < local.engine.info.context_tokens):
             groups.setdefault(len(prompt), []).append(prompt)
     return groups

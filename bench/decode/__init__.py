@@ -1,4 +1,4 @@
-"""`reprise bench decode`, see bench/decode/command.py."""
+"""`reprise bench decode`; the command is in run_decode.py."""
 
 from bench.decode.run_decode import SUMMARY, add_arguments, run
 

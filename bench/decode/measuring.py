@@ -1,4 +1,4 @@
-"""What is measured, in which order, and what is found."""
+"""Run all configurations of the decode benchmark, interleaved, and collect trials."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from bench.parity import Parity
 from bench.workloads import Chat
 
 PREFILL_WEIGHT = 0.1
-"""The time that a token of a prompt takes, in tokens of an answer; for the time left alone."""
+"""Prefill time per prompt token, in units of decode time per token; used only to estimate the time left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Chats that are asked side by side. weight: about how long one run of them takes, in tokens."""
+    """Chats that run at the same time. weight: approximate duration of one run, in decoded tokens."""
 
     workload: str
     prompt_tokens: int | None
@@ -26,14 +26,14 @@ class Group:
 
     @property
     def has_schema(self) -> bool:
-        """Whether answers with drafts keep to a schema."""
+        """Whether any turn has a schema, which drafted answers then follow."""
         return any(turn.schema for chat in self.chats for turn in chat.turns)
 
 
 def make_groups(
     local: LocalEngine, chats: Sequence[Sequence[Chat]], streams: int, max_tokens: int
 ) -> list[Group]:
-    """Groups of so many streams. chats: those of each workload and length; a rest of too few is left out."""
+    """Group chats by number of streams; an incomplete group is left out. chats: per workload and length."""
     groups = []
     for alike in chats:
         for at in range(0, len(alike) - streams + 1, streams):
@@ -45,12 +45,12 @@ def make_groups(
 
 
 def num_rounds(group: Group, repeats: int) -> int:
-    """How often each way to answer is run."""
+    """Return how often each configuration runs, with the warm-up of a workload's first group."""
     return repeats + group.is_first
 
 
-def num_ways(group: Group, configurations: Sequence[Configuration]) -> int:
-    """How many ways to answer there are: plainly, with each draft, and with a schema in two plain ways."""
+def num_configurations(group: Group, configurations: Sequence[Configuration]) -> int:
+    """Return the number of configurations to run: plain, plain with a schema if there is one, and drafted."""
     return 1 + group.has_schema + len(configurations)
 
 
@@ -61,11 +61,11 @@ def measure(
     repeats: int,
     advance: Callable[[float], None],
 ) -> list[Trial]:
-    """Trials of every turn and configuration.
+    """Return a trial for each turn and configuration.
 
-    All ways to answer take turns; the order is reversed from round to round, so that a machine that gets
-    slower favours none. The first group of a workload has a round before that counts for nothing.
-    advance: takes the weight of each run when it is done.
+    Configurations are interleaved, and their order is reversed in every other round, so that a machine that
+    slows down favours none. The first group of a workload has an additional, unmeasured warm-up round.
+    advance: called with the weight of each finished run.
     """
     baseline = FREE if group.has_schema else PLAIN
     ways = [baseline, *([PLAIN] if group.has_schema else []), *configurations]
@@ -98,7 +98,7 @@ def _trials(
                 [run.tokens[stream] for run in drafted],
                 lambda before, prompt=prompt: runner.local.engine.margin((*prompt, *before)),  # type: ignore[misc]
             )
-        best_width, hindsight = _known_afterwards(runner, group, way, prompts, measured)
+        best_width, hindsight = _hindsight_speedups(runner, group, way, prompts, measured)
         yield Trial(
             group.workload, group.prompt_tokens, len(group.chats), way, measured.turn, plain, drafted, parity,
             constrained, best_width, hindsight,
@@ -106,19 +106,22 @@ def _trials(
 
 
 def _prompts(runner: Runner, group: Group, turn: int) -> list[tuple[int, ...]]:
-    """The prompts of a turn that was asked, in the order of its streams."""
+    """Return the prompts of a measured turn, one per stream."""
     turns = [chat.turns[turn - 1] for chat in group.chats if turn <= len(chat.turns)]
     return [runner.local.prompt_of(one) for one in turns]
 
 
-def _known_afterwards(
+def _hindsight_speedups(
     runner: Runner,
     group: Group,
     way: Configuration,
     prompts: Sequence[tuple[int, ...]],
     run: TurnRun,
 ) -> tuple[float, float] | tuple[None, None]:
-    """What the best width and the best widths would have brought, where memory and a grammar had no part."""
+    """Return the speedups of the best fixed width and of the best widths; None where they cannot be computed.
+
+    They can only be computed for single turns without a schema, drafted from the text of the chat alone.
+    """
     is_alone = len(group.chats) == len(group.chats[0].turns) == 1
     if not is_alone or group.has_schema or way.draft_type == "draft-model":
         return None, None
@@ -130,6 +133,6 @@ def _known_afterwards(
 def _weight(local: LocalEngine, chat: Chat, max_tokens: int) -> float:
     weight = 0.0
     for turn in chat.turns:
-        said = len(local.engine.tokenizer.encode(turn.reference)) + 1 if turn.reference else max_tokens
-        weight += PREFILL_WEIGHT * len(local.prompt_of(turn)) + min(said, max_tokens)
+        num_tokens = len(local.engine.tokenizer.encode(turn.reference)) + 1 if turn.reference else max_tokens
+        weight += PREFILL_WEIGHT * len(local.prompt_of(turn)) + min(num_tokens, max_tokens)
     return weight

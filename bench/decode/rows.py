@@ -1,4 +1,4 @@
-"""Rows of figures, computed from runs alone."""
+"""Compute the rows of the decode table from trials."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One turn of one chat (or of chats side by side) in one configuration, beside plain decoding.
+    """One turn of one chat, or of several concurrent chats, in one configuration, beside plain decoding.
 
-    plain, drafted: the measured runs, in the order in which they were interleaved.
-    constrained: plain runs that keep to the schema as the drafted ones do, if there is one; then those of
-        plain are free of it.
-    best_width, hindsight: see bench.hindsight; None where that is not known.
+    plain, drafted: the measured runs, in the order of rounds.
+    constrained: plain runs that follow the schema as the drafted ones do, if there is a schema; those in
+        plain are then unconstrained.
+    best_width, hindsight: speedups, see bench.hindsight; None if unknown.
     """
 
     workload: str
@@ -35,8 +35,8 @@ class Trial:
 
 
 @dataclass(slots=True)
-class _Side:
-    """Sums over turns: times are of the best run of each, counts of all runs."""
+class _Sums:
+    """Sums over turns: times are those of the best run of each turn, counts are over all runs."""
 
     num_tokens: int = 0
     num_prefilled: int = 0
@@ -69,7 +69,7 @@ class _Side:
 
 
 def rows_of(trials: Sequence[Trial]) -> list[Row]:
-    """A row over all turns for each workload, length and configuration; then one for each turn of several."""
+    """Return a row over all turns for each workload, length and configuration, then rows for single turns."""
     groups: dict[tuple[str, int | None, Configuration], list[Trial]] = {}
     for trial in trials:
         groups.setdefault((trial.workload, trial.prompt_tokens, trial.configuration), []).append(trial)
@@ -83,12 +83,12 @@ def rows_of(trials: Sequence[Trial]) -> list[Row]:
 
 
 def row_of(trials: Sequence[Trial], turn: int | None) -> Row:
-    """One row over trials of one workload, length and configuration.
+    """Return the row of trials of one workload, length and configuration.
 
-    turn: which all of them are of; None for a row over all turns.
-    Rates and shares are null where they have nothing to be of: acceptance where nothing was drafted.
+    turn: the turn of all trials; None for a row over all turns.
+    Rates and shares are None where they are undefined, such as acceptance if nothing was drafted.
     """
-    first, plain, drafted, constrained = trials[0], _Side(), _Side(), _Side()
+    first, plain, drafted, constrained = trials[0], _Sums(), _Sums(), _Sums()
     parity = Parity()
     for trial in trials:
         plain.add(trial.plain)
@@ -101,7 +101,7 @@ def row_of(trials: Sequence[Trial], turn: int | None) -> Row:
     by_source = {name: [counts.by_source[name, False], counts.by_source[name, True]] for name in names}
     num_drafted, num_accepted = (sum(pair[at] for pair in by_source.values()) for at in (0, 1))
     speedup = _ratio(drafted.tps, plain.tps)
-    # The best runs of several turns need not be of one round.
+    # The best runs of several turns may be of different rounds, so their ratio can exceed that of any round.
     found = [*_speedups(trials), *([speedup] if speedup else [])]
     best_width = _mean([trial.best_width for trial in trials])
     hindsight = _mean([trial.hindsight for trial in trials])
@@ -125,8 +125,8 @@ def row_of(trials: Sequence[Trial], turn: int | None) -> Row:
         "ttft_ms": 1000 * mean(drafted.first_tokens_s),
         "plain_ttft_ms": 1000 * mean(plain.first_tokens_s),
         "acceptance": _ratio(num_accepted, num_drafted),
-        "acceptance_by_position": [right / offered for offered, right in counts.by_position],
-        "drafted_by_position": [offered for offered, _ in counts.by_position],
+        "acceptance_by_position": [accepted / drafted for drafted, accepted in counts.by_position],
+        "drafted_by_position": [drafted for drafted, _ in counts.by_position],
         "tokens_per_forward": _ratio(drafted.num_counted, counts.num_forwards),
         "drafted_share": _ratio(num_accepted, drafted.num_counted),
         "by_source": by_source,
@@ -143,11 +143,11 @@ def row_of(trials: Sequence[Trial], turn: int | None) -> Row:
 
 
 def _speedups(trials: Sequence[Trial]) -> list[float]:
-    """The speed-up in each round of runs: how much it varies."""
+    """Return the speedup of each round, to show how much it varies."""
     found = []
     for at in range(min(len(trial.drafted) for trial in trials)):
-        sides = [[trial.plain[at] for trial in trials], [trial.drafted[at] for trial in trials]]
-        speeds = [_ratio(sum(r.num_tokens for r in runs), sum(r.decode_s for r in runs)) for runs in sides]
+        pair = [[trial.plain[at] for trial in trials], [trial.drafted[at] for trial in trials]]
+        speeds = [_ratio(sum(r.num_tokens for r in runs), sum(r.decode_s for r in runs)) for runs in pair]
         ratio = _ratio(speeds[1], speeds[0])
         if ratio is not None:
             found.append(ratio)

@@ -1,4 +1,4 @@
-"""Chats answered once in one way, and what that took."""
+"""Answer chats once in one configuration, and record times and counts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from engine.request import DraftChoice, DraftingReport, DraftType, Finished, Gen
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A way to answer. is_free: schemas are left out."""
+    """How to answer. is_free: schemas are ignored."""
 
     draft_type: DraftType
     num_draft_tokens: int = 0
@@ -26,15 +26,15 @@ FREE = Configuration("none", is_free=True)
 
 
 class Meter(Protocol):
-    """Says how many joules the machine has taken since some start, or None where that is not measured."""
+    """Reads the energy used since some fixed start, in joules; None if it is not measured."""
 
     def read(self) -> float | None:
-        """Read it."""
+        """Return the joules since the start."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What drafting did, over any number of answers; see engine.request.DraftingReport."""
+    """Sums of drafting statistics over any number of answers; see engine.request.DraftingReport."""
 
     num_forwards: int = 0
     by_source: Counter[tuple[str, bool]] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class Counts:
     translation: Counter[str] = field(default_factory=Counter)
 
     def add(self, report: DraftingReport) -> None:
-        """Count an answer in."""
+        """Add the counts of one answer."""
         self.num_forwards += report.num_forwards
         for name, drafted, accepted in report.by_source:
             self.by_source[name, False] += drafted
@@ -55,7 +55,7 @@ class Counts:
         self.translation.update(report.translation)
 
     def merge(self, other: "Counts") -> None:
-        """Count all that others counted in."""
+        """Add the counts of another object."""
         self.num_forwards += other.num_forwards
         self.by_source.update(other.by_source)
         self._add_positions(other.by_position)
@@ -75,9 +75,10 @@ class Counts:
 class TurnRun:
     """One turn, answered once by all streams together.
 
-    turn: its place in the chat, from 1. tokens, origins: of each stream.
-    decode_s: from the end of the prompt to the last token; of several streams from asking to the last one's.
-    prefill_s: from admission to the end of the last prompt. first_token_s: the mean over streams.
+    turn: its position in the chat, from 1. tokens, origins: one entry per stream.
+    decode_s: from the end of prefill to the last token; with several streams, from submission to the last
+    token of all. prefill_s: from admission to the end of the last prefill. first_token_s: the mean over
+    streams.
     """
 
     turn: int
@@ -92,12 +93,15 @@ class TurnRun:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all streams."""
+        """The number of tokens of all streams."""
         return sum(map(len, self.tokens))
 
 
 class Runner:
-    """Asks an engine. skipped: (workload, turn) of those that left no room for an answer, with how often."""
+    """Runs chats on an engine.
+
+    skipped: for (workload, turn), the chats whose prompt left no room for an answer.
+    """
 
     def __init__(self, local: LocalEngine, max_tokens: int, seed: int, meter: Meter) -> None:
         self.local = local
@@ -107,16 +111,16 @@ class Runner:
         self.skipped: dict[tuple[str, int], set[int]] = {}
 
     def run(self, chats: Sequence[Chat], how: Configuration) -> list[TurnRun]:
-        """The measured turns of chats that are asked side by side; before them everything is forgotten."""
+        """Run concurrent chats and return their measured turns. Drafter tables are cleared first."""
         self.local.engine.table_reset()
         runs = []
         for number, turns in enumerate(zip_longest(*(chat.turns for chat in chats)), 1):
-            asked = self.requests([turn for turn in turns if turn], how)
-            if not asked:
+            requests = self.requests([turn for turn in turns if turn], how)
+            if not requests:
                 self.skipped.setdefault((chats[0].workload, number), set()).add(id(chats[0]))
                 continue
             before = self.meter.read()
-            ends = self.local.answer(asked)
+            ends = self.local.answer(requests)
             after = self.meter.read()
             if any(turn and turn.is_measured for turn in turns):
                 runs.append(
@@ -125,25 +129,25 @@ class Runner:
         return runs
 
     def requests(self, turns: Sequence[Turn], how: Configuration) -> list[GenerationRequest]:
-        """What is asked at once; nothing if one of them has no room for an answer."""
+        """Return the requests of one turn of all streams; empty if one has no room for an answer."""
         choice = DraftChoice(how.draft_type, how.num_draft_tokens or None)
-        asked = []
+        requests = []
         for at, turn in enumerate(turns):
-            said = replace(turn, schema=None) if how.is_free else turn
-            request = request_of(self.local, said, self.max_tokens, self.seed + at, choice)
+            wanted = replace(turn, schema=None) if how.is_free else turn
+            request = request_of(self.local, wanted, self.max_tokens, self.seed + at, choice)
             if request is None:
                 return []
-            asked.append(replace(request, id=f"bench-{at}"))
-        return asked
+            requests.append(replace(request, id=f"bench-{at}"))
+        return requests
 
 
 def turn_run(turn: int, ends: Sequence[Finished], energy_j: float | None = None) -> TurnRun:
-    """What the answers of all streams to one turn took."""
+    """Make the TurnRun of all streams' answers to one turn."""
     usages = [end.usage for end in ends]
     counts = Counts()
     for usage in usages:
         counts.add(usage.drafting)
-    begun_s = usages[0].prefill_s if len(usages) == 1 else 0.0
+    decode_began_s = usages[0].prefill_s if len(usages) == 1 else 0.0
     return TurnRun(
         turn=turn,
         tokens=tuple(end.tokens for end in ends),
@@ -151,7 +155,7 @@ def turn_run(turn: int, ends: Sequence[Finished], energy_j: float | None = None)
         num_prefilled=sum(usage.num_prompt_tokens - usage.num_cached_tokens for usage in usages),
         prefill_s=max(usage.prefill_s for usage in usages) - min(usage.queue_s for usage in usages),
         first_token_s=sum(usage.first_token_s for usage in usages) / len(usages),
-        decode_s=max(usage.total_s for usage in usages) - begun_s,
+        decode_s=max(usage.total_s for usage in usages) - decode_began_s,
         counts=counts,
         energy_j=energy_j,
     )

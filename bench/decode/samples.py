@@ -1,4 +1,4 @@
-"""Answers as text, each token with where it came from."""
+"""Sample answers as text, with the source of each token."""
 
 import codecs
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -13,7 +13,7 @@ Sample = dict[str, Any]
 
 
 class Samples:
-    """Keeps one answer of each workload and draft type: the last turn of the first chat."""
+    """Keeps one answer per workload and draft type: the last turn of the first chat."""
 
     def __init__(self, local: LocalEngine) -> None:
         self._tokenizer: Tokenizer = local.engine.tokenizer
@@ -21,7 +21,7 @@ class Samples:
         self._turns: dict[tuple[str, str], int] = {}
 
     def add(self, chat: Chat, trials: Iterable[Trial]) -> None:
-        """Look among trials of a chat, the first stream's; of a type the first configuration counts."""
+        """Keep the last answer of a chat's first stream, for each draft type in its first configuration."""
         taken = set(self._found)
         for trial in trials:
             key = trial.workload, trial.configuration.draft_type
@@ -35,34 +35,34 @@ class Samples:
                 "num_draft_tokens": trial.configuration.num_draft_tokens,
                 "turn": trial.turn,
                 "prompt": prompt_text(chat.turns[trial.turn - 1]),
-                "tokens": pieces(
+                "tokens": token_texts(
                     run.tokens[0], run.origins[0], self._tokenizer.piece, self._tokenizer.eos_ids
                 ),
             }
 
     def all(self) -> list[Sample]:
-        """What was kept, in order."""
+        """Return all samples, in order."""
         return list(self._found.values())
 
 
-def pieces(
+def token_texts(
     tokens: Sequence[int],
     origins: Iterable[tuple[str, int]],
-    piece: Callable[[int], bytes],
+    token_bytes: Callable[[int], bytes],
     eos_ids: Collection[int],
 ) -> list[list[str]]:
-    """[text, source] of each token but the end of the answer; a character stands with its last token."""
+    """Return [text, source] of each token except end tokens; a split character belongs to its last token."""
     sources = [source for source, length in origins for _ in range(length)]
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     return [
-        [decoder.decode(piece(token)), source]
+        [decoder.decode(token_bytes(token)), source]
         for token, source in zip(tokens, sources, strict=True)
         if token not in eos_ids
     ]
 
 
 def prompt_text(turn: Turn) -> str:
-    """A turn's prompt for people: one message as it is, several with who said them."""
+    """Return a turn's prompt for display; several messages are prefixed with their roles."""
     if turn.text is not None:
         return turn.text
     texts = [str(message.get("content") or message.get("tool_calls") or "") for message in turn.messages]

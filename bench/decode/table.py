@@ -1,4 +1,4 @@
-"""Rows as a table for a terminal, and as flat rows for spreadsheets."""
+"""Show rows as a table in a terminal, and flatten them for CSV."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +16,15 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """heading: may have two lines. is_shown: unless other columns are asked for.
+    """A column of the table. heading: one or two lines. is_shown: by default, without --columns.
 
-    is_dull: of a value, that it says nothing; the column is left out where it is so in all rows.
+    is_trivial: whether a value is uninformative; a column with only such values is left out by default.
     """
 
     heading: str
     text: Callable[[Any], str]
     is_shown: bool = True
-    is_dull: Callable[[Any], bool] = lambda value: value is None
+    is_trivial: Callable[[Any], bool] = lambda value: value is None
 
 
 def _number(digits: int) -> Callable[[Any], str]:
@@ -59,9 +59,9 @@ COLUMNS: dict[str, Column] = {
     "workload": Column("workload", _word),
     "prompt_tokens": Column("prompt", _word),
     "turn": Column("turn", _turn),
-    "streams": Column("streams", _word, is_dull=lambda value: value == 1),
+    "streams": Column("streams", _word, is_trivial=lambda value: value == 1),
     "draft_type": Column("drafts", _word),
-    "num_draft_tokens": Column("most", _word, is_dull=lambda value: value == 31),
+    "num_draft_tokens": Column("max\nlen", _word, is_trivial=lambda value: value == 31),
     "answers": Column("answers", _word, is_shown=False),
     "tokens": Column("tokens", _word, is_shown=False),
     "plain_tps": Column("plain\ntok/s", _number(0)),
@@ -73,10 +73,10 @@ COLUMNS: dict[str, Column] = {
     "best_width_speedup": Column("best\nwidth", _number(2), is_shown=False),
     "hindsight_speedup": Column("hind-\nsight", _number(2), is_shown=False),
     "of_hindsight": Column("% of\nhindsight", _percent, is_shown=False),
-    "constrained_plain_tps": Column("by schema\ntok/s", _number(0), is_shown=False),
+    "constrained_plain_tps": Column("constrained\nplain tok/s", _number(0), is_shown=False),
     "acceptance": Column("% ac-\ncepted", _percent),
     "acceptance_by_position": Column("% accepted at\n1 2 4 8 16 31", _positions, is_shown=False),
-    "drafted_share": Column("% of\ntoks", _percent),
+    "drafted_share": Column("% of\ntext", _percent),
     "tokens_per_forward": Column("tok/\nfwd", _number(2)),
     "by_source": Column("accepted/drafted by", _sources, is_shown=False),
     "drafter_us_per_token": Column("us/\ntoken", _number(0)),
@@ -89,34 +89,34 @@ COLUMNS: dict[str, Column] = {
     "plain_energy_j_per_token": Column("plain\nJ/token", _number(2), is_shown=False),
     "parity": Column("parity", _verdict),
     "parity_pairs": Column("pairs", _word, is_shown=False),
-    "parity_differing": Column("pairs that\ndiffer", _word, is_shown=False),
+    "parity_differing": Column("differing\npairs", _word, is_shown=False),
 }
-"""What a table can show, by the names in rows and in the order in which it does."""
+"""All columns, by the names in rows, in display order."""
 
-_WHICH = ("workload", "prompt_tokens", "turn", "streams", "draft_type", "num_draft_tokens")
+_KEYS = ("workload", "prompt_tokens", "turn", "streams", "draft_type", "num_draft_tokens")
 _ENDLESS = 10_000
 _WORDS = ("workload", "draft_type", "acceptance_by_position", "by_source")
 
-HOW = (
-    "Speeds are of decoding, from the end of the prompt on, each turn's best run; counts are of all runs.",
-    "% of best: the speed-up, of what the one width that suits each answer best would bring, were it known.",
-    "% of toks: of the answer's tokens, those that were drafted. us/token: the drafters' own time.",
-    "first ms: to the first token, in an empty cache. pre-fill: tokens/s of the prompt.",
-    "parity: every plain run against every drafted one, by token ids.",
+NOTES = (
+    "tok/s: decoding speed after prefill, best run of each turn; counts are over all runs.",
+    "% of best: speedup relative to the best possible fixed width, chosen for each answer in hindsight.",
+    "% of text: share of the answer's tokens that came from drafts. max len: maximum draft length.",
+    "us/token: time spent in drafters. first ms: time to first token without a cache. pre-fill: tokens/s.",
+    "parity: every plain run compared with every drafted run, by token ids.",
 )
 
 
 def print_rows(console: Console, rows: Sequence[Row], columns: Sequence[str] | None, title: str) -> None:
-    """Print the table, what its words mean, and where answers part. columns: those shown if None."""
+    """Print the table, its explanations, and the divergences. columns: None for the default ones."""
     names = columns or [
         name
         for name, column in COLUMNS.items()
-        if column.is_shown and not all(column.is_dull(row[name]) for row in rows)
+        if column.is_shown and not all(column.is_trivial(row[name]) for row in rows)
     ]
     for part in _parts(console, rows, names):
         table = _table(rows, part, title, gap=1)
         console.print(table if fits(console, table) else _table(rows, part, title, gap=0))
-    for sentence in HOW:
+    for sentence in NOTES:
         console.print(sentence, style="dim", highlight=False)
     for row in rows:
         if row["first_divergence"]:
@@ -124,26 +124,26 @@ def print_rows(console: Console, rows: Sequence[Row], columns: Sequence[str] | N
 
 
 def _parts(console: Console, rows: Sequence[Row], names: Sequence[str]) -> list[list[str]]:
-    """The columns in as many tables as it takes to fit the width; each says which rows it is of."""
-    which = [name for name in names if name in _WHICH]
-    parts = [list(which)]
+    """Split the columns into tables that fit the width; each repeats the columns that identify a row."""
+    keys = [name for name in names if name in _KEYS]
+    parts = [list(keys)]
     for name in names:
-        if name in _WHICH:
+        if name in _KEYS:
             continue
-        if len(parts[-1]) > len(which) and not fits(console, _table(rows, [*parts[-1], name], "", gap=0)):
-            parts.append(list(which))
+        if len(parts[-1]) > len(keys) and not fits(console, _table(rows, [*parts[-1], name], "", gap=0)):
+            parts.append(list(keys))
         parts[-1].append(name)
     return parts
 
 
 def fits(console: Console, table: Table) -> bool:
-    """Whether a table is not wider than the console."""
+    """Return whether a table is no wider than the console."""
     endless = console.options.update(max_width=_ENDLESS)
     return Measurement.get(console, endless, table).maximum <= console.width
 
 
 def _table(rows: Sequence[Row], names: Sequence[str], title: str, gap: int) -> Table:
-    """gap: spaces between columns beside the one that there always is."""
+    """Build a table. gap: additional spaces between columns."""
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False)
     for name in names:
         table.add_column(
@@ -159,7 +159,7 @@ def _table(rows: Sequence[Row], names: Sequence[str], title: str, gap: int) -> T
 
 
 def divergence_text(row: Row) -> str:
-    """Where the answers of a row part, in a sentence."""
+    """Describe the first divergence of a row in a sentence."""
     which = [row["workload"]]
     if row["prompt_tokens"] is not None:
         which.append(f"{row['prompt_tokens']} tokens")
@@ -169,12 +169,12 @@ def divergence_text(row: Row) -> str:
     return (
         f"FAIL: {', '.join(which)}, {row['draft_type']} with up to {row['num_draft_tokens']}: "
         f"{row['parity_differing']} of {row['parity_pairs']} pairs of runs differ; the first at token "
-        f"{first['token']}, where the likeliest token leads the second by {first['margin']:.2g}"
+        f"{first['token']}, where the best token leads the second best by {first['margin']:.2g}"
     )
 
 
 def flat(row: Row) -> dict[str, Any]:
-    """A row for a spreadsheet: what has parts is split, or written as JSON."""
+    """Flatten a row for CSV: nested values are split, or written as JSON."""
     found = dict(row)
     first = found.pop("first_divergence") or {}
     return found | {

@@ -1,1 +1,1 @@
-"""`reprise bench economics`: what acceptance drafts need to pay, and what the drafters here reach."""
+"""`reprise bench economics`: the acceptance rate at which drafts pay, and the rates that drafters reach."""

@@ -1,4 +1,4 @@
-"""The section of a result document: what trials say about when drafting pays."""
+"""Compute the economics section of a result document: when drafting pays, according to the trials."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from bench.economics.fitting import Estimate, break_even, fit_line, geometric_me
 from bench.economics.trials import CONTROLLED, Trial
 
 BUCKETS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""Where buckets of acceptance begin and end; each holds its lower end, the last both."""
+"""The edges of the acceptance buckets; each bucket includes its lower edge, the last one both."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Speed over acceptance at one draft length, in plain speeds: speed-up = a + b * acceptance.
+    """A line of speedup over acceptance at one draft length: speedup = a + b * acceptance.
 
-    break_even: the acceptance at which drafts cost what they bring; nan where none does.
+    break_even: the acceptance at which drafting is as fast as plain decoding; nan if there is none.
     """
 
     num_draft_tokens: int
@@ -30,16 +30,16 @@ class Fit:
 
     @property
     def step_cost(self) -> float:
-        """What a step with so many drafts costs, in plain steps, by the fit.
+        """The cost of a step with this many drafted tokens, in plain steps, according to the fit.
 
-        1 + k * acceptance tokens come of it; in the middle of the line the fit is surest.
+        Such a step commits 1 + k * acceptance tokens. The fit is most reliable in the middle of the line.
         """
         return (1 + self.num_draft_tokens / 2) / (self.a.value + self.b.value / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """Break-even over draft length: r + beta * k. off: by how much it misses a break-even at most."""
+    """Break-even by draft length k: r + beta * k. off: the largest distance from a break-even."""
 
     r: Estimate
     beta: Estimate
@@ -47,15 +47,15 @@ class Slope:
 
 
 def fit(trials: Sequence[Trial]) -> tuple[list[Fit], Slope | None]:
-    """A fit for each draft length among controlled trials, and the line through their break-evens.
+    """Return a fit for each draft length of the controlled trials, and the line through their break-evens.
 
-    No line with fewer than two lengths that can break even.
+    The line is None with fewer than two lengths that have a break-even.
     """
-    own = [trial for trial in trials if trial.draft_type == CONTROLLED]
-    lengths = sorted({trial.num_draft_tokens for trial in own})
-    of = np.array([trial.num_draft_tokens for trial in own])
-    x = np.array([trial.acceptance for trial in own])
-    y = np.array([trial.speedup for trial in own])
+    controlled = [trial for trial in trials if trial.draft_type == CONTROLLED]
+    lengths = sorted({trial.num_draft_tokens for trial in controlled})
+    of = np.array([trial.num_draft_tokens for trial in controlled])
+    x = np.array([trial.acceptance for trial in controlled])
+    y = np.array([trial.speedup for trial in controlled])
 
     def estimate(mask: NDArray[np.bool_]) -> list[float]:
         lines = [fit_line(x[mask & (of == length)], y[mask & (of == length)]) for length in lengths]
@@ -68,9 +68,9 @@ def fit(trials: Sequence[Trial]) -> tuple[list[Fit], Slope | None]:
         )
         return [*(value for line, at in zip(lines, even, strict=True) for value in (*line, at)), *slope]
 
-    if not own:
+    if not controlled:
         return [], None
-    found = jackknife([trial.chat for trial in own], estimate)
+    found = jackknife([trial.chat for trial in controlled], estimate)
     fits = []
     for at, length in enumerate(lengths):
         a, b, even = found[3 * at : 3 * at + 3]
@@ -90,7 +90,7 @@ def _r_squared(x: NDArray[np.float64], y: NDArray[np.float64], a: float, b: floa
 
 
 def buckets(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Speed-ups of forced trials by acceptance and draft length; those without a draft are left out."""
+    """Return speedups of forced trials by acceptance and draft length, without those that had no draft."""
     groups: dict[tuple[int, int], list[Trial]] = {}
     for trial in trials:
         if not trial.is_gated and trial.spent.num_drafted:
@@ -112,13 +112,13 @@ def buckets(trials: Sequence[Trial]) -> list[dict[str, Any]]:
 
 
 def predictions(trials: Sequence[Trial], curve: Mapping[int, float]) -> list[dict[str, Any]]:
-    """Speed-ups foretold and measured, for trials that the foretelling did not know.
+    """Return predicted and measured speedups; no trial is part of the data that its prediction is made from.
 
-    by "cost curve": from what steps of each width cost at load, and the widths that the trial took.
-    by "fit": of a controlled trial, from the fit over all other chats; of other types, from the fit over
-    controlled trials, their widths and what their drafter took.
+    by "cost curve": from step costs measured when the model was loaded, and the widths of the trial's steps.
+    by "fit": for a controlled trial, from the fit over all other chats; for other draft types, from the fit
+    over controlled trials, the widths of the trial's steps and its drafter's time.
 
-    curve: seconds of a step by tokens drafted, 0 among them; may be empty.
+    curve: seconds of a step by number of drafted tokens, including 0; may be empty.
     """
     rows = []
     controlled = [trial for trial in trials if trial.draft_type == CONTROLLED]
@@ -131,16 +131,16 @@ def predictions(trials: Sequence[Trial], curve: Mapping[int, float]) -> list[dic
     for trial in trials:
         if not trial.spent.num_drafted:
             continue
-        foretold = {}
+        predicted = {}
         if curve:
             steps = {drafted: seconds / curve[0] for drafted, seconds in curve.items()}
-            foretold["cost curve"] = _by_costs(trial, steps)
+            predicted["cost curve"] = _by_costs(trial, steps)
         if trial.draft_type == CONTROLLED:
             for one in without[trial.chat]:
                 if one.num_draft_tokens == trial.num_draft_tokens:
-                    foretold["fit"] = one.a.value + one.b.value * trial.acceptance
+                    predicted["fit"] = one.a.value + one.b.value * trial.acceptance
         elif fits and trial.num_draft_tokens <= max(costs):
-            foretold["fit"] = _by_costs(trial, costs)
+            predicted["fit"] = _by_costs(trial, costs)
         rows += [
             {
                 "draft_type": trial.draft_type,
@@ -152,13 +152,13 @@ def predictions(trials: Sequence[Trial], curve: Mapping[int, float]) -> list[dic
                 "predicted": value,
                 "measured": trial.speedup,
             }
-            for by, value in foretold.items()
+            for by, value in predicted.items()
         ]
     return rows
 
 
 def _by_costs(trial: Trial, costs: Mapping[int, float]) -> float:
-    """The speed-up of a trial's steps at these costs, in plain steps by tokens drafted."""
+    """Return the speedup of a trial if its steps had these costs, in plain steps by drafted tokens."""
     known = sorted(costs)
     drafted, counts = zip(*trial.spent.widths, strict=True)
     each = np.interp(drafted, known, [costs[one] for one in known])
@@ -167,7 +167,7 @@ def _by_costs(trial: Trial, costs: Mapping[int, float]) -> float:
 
 
 def errors(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """How far predictions were off: the median of |predicted / measured - 1|, and the mean with its sign."""
+    """Return the errors of predictions: median of |predicted / measured - 1|, and mean with its sign."""
     groups: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         groups.setdefault((row["by"], row["draft_type"]), []).append(row["predicted"] / row["measured"] - 1)
@@ -185,7 +185,7 @@ def errors(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a draft type and length did for one workload: the geometric mean over its chats."""
+    """One draft type and length on one workload: the geometric mean over its chats."""
 
     workload: str
     draft_type: str
@@ -198,12 +198,12 @@ class Choice:
 
     @property
     def pays(self) -> bool:
-        """Whether it is faster than plain decoding beyond what chance could be."""
+        """Whether it is faster than plain decoding with 95 % confidence."""
         return self.speedup.low is not None and self.speedup.low > 1.0
 
 
 def choices(trials: Sequence[Trial]) -> list[Choice]:
-    """Every type and length that a user could choose, by workload."""
+    """Return every draft type and length that a user could choose, by workload."""
     groups: dict[tuple[str, str, int, bool], list[Trial]] = {}
     for trial in trials:
         if trial.draft_type != CONTROLLED:
@@ -227,9 +227,9 @@ def choices(trials: Sequence[Trial]) -> list[Choice]:
 
 
 def model_needs(trials: Sequence[Trial]) -> dict[int, Estimate]:
-    """The acceptance from which on the draft model pays, by the length of its drafts.
+    """Return the acceptance from which the draft model pays, by draft length.
 
-    Its time is in its steps: one that takes as long as c plain ones pays from (c - 1) / length on.
+    Its time is part of its steps: if a step takes as long as c plain ones, it pays from (c - 1) / length.
     """
     needs: dict[int, dict[int, list[float]]] = {}
     for trial in trials:
@@ -244,17 +244,17 @@ def model_needs(trials: Sequence[Trial]) -> dict[int, Estimate]:
 
 
 def advised(trials: Sequence[Trial], workload: str) -> Estimate | None:
-    """What it brings to choose a type and length by some chats of a workload, for the chats not among them.
+    """Estimate the speedup of choosing a draft type and length by a workload's chats, on chats outside them.
 
-    The best of many choices looks better than it is: each chat here counts with the one that was best for
-    the others. None with fewer than three chats.
+    The best of many choices looks better than it is, so for each chat the choice is the best one for the
+    others. None with fewer than three chats.
     """
     logs = _advised_logs(trials, workload)
     return geometric_mean_of(list(np.exp(list(logs.values())))) if logs else None
 
 
 def against_auto(trials: Sequence[Trial], workload: str) -> Estimate | None:
-    """How many times as fast as auto that is, chat by chat; None with fewer than three, or without auto."""
+    """Return that speedup relative to auto's, by chat; None with fewer than three chats, or without auto."""
     logs = _advised_logs(trials, workload)
     auto = {trial.chat: float(np.log(trial.speedup)) for trial in _real(trials, workload) if trial.is_gated}
     if not logs or logs.keys() != auto.keys():
@@ -277,7 +277,7 @@ def _advised_logs(trials: Sequence[Trial], workload: str) -> dict[int, float]:
         return {}
     got = {}
     for chat in chats:
-        # Drafting nothing is a choice too.
+        # Not drafting is a choice too.
         best, best_mean = None, 0.0
         for kind in kinds:
             mean = float(np.mean([logs[other, kind] for other in chats if other != chat]))
@@ -288,7 +288,7 @@ def _advised_logs(trials: Sequence[Trial], workload: str) -> dict[int, float]:
 
 
 def energy(trials: Sequence[Trial], source: str | None, reason: str | None) -> dict[str, Any]:
-    """Joules for each token, prompts included, of each choice and of plain decoding beside it."""
+    """Return the joules per token, prefill included, of each choice and of plain decoding beside it."""
     if source is None:
         return {"measured": "not measured", "reason": reason, "rows": []}
     groups: dict[tuple[str, str, int, bool], list[Trial]] = {}

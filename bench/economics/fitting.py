@@ -1,9 +1,9 @@
 """Lines, break-evens and their 95 % intervals. Pure functions over numbers.
 
-Runs of one chat are no independent draws: they share its length, its text, and the machine's mood. So the
-chat is the unit of chance: everything is worked out again without each of the chats in turn, and how far
-the results lie apart gives the interval (the delete-one jackknife, Student's t for as many chats less one).
-That covers ratios such as a break-even, needs no assumption on how noise is spread within a chat, and says
+Runs of one chat are not independent: they share its length, its text and the state of the machine. So the
+chat is the unit of sampling: everything is recomputed without each chat in turn, and the spread of the
+results gives the interval (delete-one jackknife, Student's t with the number of chats less one as degrees of
+freedom). This works for ratios such as a break-even and assumes nothing about noise within a chat. It says
 nothing about other machines or other kinds of text.
 """
 
@@ -21,36 +21,36 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure and its interval; low and high are None with fewer than three chats, or without an end."""
+    """A value and its interval; low and high are None with fewer than three chats, or if it is unbounded."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
     def excludes(self, value: float) -> bool:
-        """Whether the interval is known and leaves value outside."""
+        """Return whether the interval is known and does not contain value."""
         return self.low is not None and self.high is not None and not self.low <= value <= self.high
 
 
 def fit_line(x: Floats, y: Floats) -> tuple[float, float]:
-    """Least squares: (a, b) of y = a + b x; a horizontal line where x does not vary."""
+    """Return (a, b) of the least-squares line y = a + b x; a horizontal line if x does not vary."""
     spread = x - x.mean()
-    room = float(spread @ spread)
-    b = float(spread @ y) / room if room > 1e-12 else 0.0
+    variation = float(spread @ spread)
+    b = float(spread @ y) / variation if variation > 1e-12 else 0.0
     return float(y.mean()) - b * float(x.mean()), b
 
 
 def break_even(a: float, b: float, plain: float = 1.0) -> float:
-    """The x at which a + b x is plain; nan where it never rises to it."""
+    """Return the x at which a + b x equals plain; nan if the line does not rise."""
     return (plain - a) / b if b > 1e-9 else float("nan")
 
 
 def jackknife(
     groups: Sequence[int], estimate: Callable[[NDArray[np.bool_]], Sequence[float]]
 ) -> list[Estimate]:
-    """Estimates and their intervals, by leaving out one group after the other.
+    """Estimate values and their intervals by leaving out one group at a time.
 
-    groups: (n,) the chat of each run. estimate: works out the figures from the runs where its mask is true.
+    groups: (n,) the chat of each run. estimate: computes the values from the runs where its mask is true.
     """
     of = np.asarray(groups)
     names = np.unique(of)
@@ -68,13 +68,13 @@ def jackknife(
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean of one value for each chat, with Student's interval: what the jackknife gives for a mean."""
+    """Return the mean of one value per chat, with Student's interval: what the jackknife gives for a mean."""
     found = np.asarray(values, dtype=float)
     return jackknife(range(len(found)), lambda mask: [float(found[mask].mean())])[0]
 
 
 def geometric_mean_of(values: Sequence[float]) -> Estimate:
-    """The same of the logarithms: for ratios, such as speed-ups."""
+    """Return the geometric mean and its interval, from the mean of logarithms; for ratios like speedups."""
     logs = mean_of([float(value) for value in np.log(values)])
     ends = [None if end is None else float(np.exp(end)) for end in (logs.low, logs.high)]
     return Estimate(float(np.exp(logs.value)), *ends)
@@ -82,9 +82,10 @@ def geometric_mean_of(values: Sequence[float]) -> Estimate:
 
 @cache
 def student(freedom: int) -> float:
-    """How many standard errors the interval reaches to each side, for so many degrees of freedom.
+    """Return Student's t for the two-sided interval, in standard errors. freedom: degrees of freedom.
 
-    With t = sqrt(freedom) tan(angle) the density becomes a power of a cosine, which is summed up here.
+    With t = sqrt(freedom) tan(angle) the density becomes a power of a cosine, which is integrated
+    numerically.
     """
     angles = np.linspace(0.0, np.pi / 2, 200_001)
     mass = np.cos(angles) ** (freedom - 1)

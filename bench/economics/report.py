@@ -1,4 +1,4 @@
-"""What trials come to: the section of the document, rows for a spreadsheet, and tables for a terminal."""
+"""Report trials: the section of the document, CSV rows, and tables for a terminal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ from bench.economics.fitting import CONFIDENCE
 from bench.economics.trials import CONTROLLED, Trial
 
 INTERVALS = (
-    f"{100 * CONFIDENCE:.0f} % intervals: each chat left out in turn (jackknife), Student's t. They are "
-    "about other chats of these kinds on this machine, and about nothing else."
+    f"{100 * CONFIDENCE:.0f} % intervals: jackknife over chats, Student's t. They cover other chats of these "
+    "kinds on this machine, and nothing else."
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Meter:
-    """What EnergyMeter says of itself once all is measured."""
+class EnergySource:
+    """The state of an EnergyMeter after measuring: what it counted, or why it did not."""
 
     source: str | None
     reason: str | None
 
 
-def section(trials: Sequence[Trial], curve: Mapping[int, float], meter: Meter) -> dict[str, Any]:
-    """The "economics" of a result document.
+def section(trials: Sequence[Trial], curve: Mapping[int, float], meter: EnergySource) -> dict[str, Any]:
+    """Return the "economics" section of a result document.
 
-    curve: seconds of a step by tokens drafted, 0 among them; may be empty.
+    curve: seconds of a step by number of drafted tokens, including 0; may be empty.
     """
     plain_tps = _plain_tps(trials)
     fits, slope = figures.fit(trials)
@@ -77,7 +77,7 @@ def section(trials: Sequence[Trial], curve: Mapping[int, float], meter: Meter) -
 
 
 def rows(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """A flat row for each trial."""
+    """Return a flat row for each trial."""
     return [
         {
             "workload": trial.workload,
@@ -104,31 +104,31 @@ def rows(trials: Sequence[Trial]) -> list[dict[str, Any]]:
 
 
 def energy_in_words(energy: Mapping[str, Any]) -> str:
-    """What a token takes, or why that is not known."""
+    """Describe the energy per token, or why it is unknown."""
     if not energy["rows"]:
         return f"Energy: not measured ({energy['reason'] or 'no answer was measured'})."
-    own = [row for row in energy["rows"] if row["draft_type"] != CONTROLLED and row["ratio"]]
-    if not own:
-        return f"Energy of {energy['measured']}: measured for controlled drafts alone."
-    least = min(own, key=lambda row: row["ratio"])
+    real = [row for row in energy["rows"] if row["draft_type"] != CONTROLLED and row["ratio"]]
+    if not real:
+        return f"Energy of {energy['measured']}: measured only for controlled drafts."
+    least = min(real, key=lambda row: row["ratio"])
     return (
-        f"Energy of {energy['measured']}, prompts and all else that ran included: least with "
-        f"{least['draft_type']} at {least['num_draft_tokens']} tokens on {least['workload']}, "
-        f"{least['energy_j_per_token']:.3g} J for a token against {least['plain_j_per_token']:.3g} J plainly."
+        f"Energy of {energy['measured']}, including prefill and everything else that ran: lowest with "
+        f"{least['draft_type']} and {least['num_draft_tokens']} draft tokens on {least['workload']}, "
+        f"{least['energy_j_per_token']:.3g} J per token, against {least['plain_j_per_token']:.3g} J plain."
     )
 
 
 def print_report(console: Console, found: Mapping[str, Any]) -> None:
-    """Tables, and then the advice."""
+    """Print the tables and then the advice."""
     console.print(_fits_table(found))
     console.print(_choices_table(found))
     console.print(_buckets_table(found))
     failed = sum(row["parity"] == "FAIL" for row in found["points"])
     count = len(found["points"])
     console.print(
-        f"All {count} drafted answers were the plain ones, token by token."
+        f"All {count} drafted answers equal the plain ones, token by token."
         if not failed
-        else f"{failed} of {count} drafted answers are not the plain ones; see reprise verify."
+        else f"{failed} of {count} drafted answers differ from the plain ones; run reprise verify."
     )
     console.print(INTERVALS, style="dim")
     console.print()
@@ -138,10 +138,10 @@ def print_report(console: Console, found: Mapping[str, Any]) -> None:
 
 def _fits_table(found: Mapping[str, Any]) -> Table:
     table = Table(
-        title=f"Tokens/s = a + b * acceptance, for drafts that cost nothing to make; "
+        title=f"Tokens/s = a + b * acceptance, for drafts that are free to make; "
         f"plain decoding: {found['plain_tps']:.1f} tokens/s"
     )
-    for name in ("drafted", "runs", "a", "b", "r²", "step, in plain ones", "break-even", "95 %"):
+    for name in ("draft tokens", "runs", "a", "b", "r²", "step cost, plain steps", "break-even", "95 %"):
         table.add_column(name, justify="right")
     for fit in found["fits"]:
         table.add_row(
@@ -153,8 +153,8 @@ def _fits_table(found: Mapping[str, Any]) -> Table:
 
 
 def _choices_table(found: Mapping[str, Any]) -> Table:
-    table = Table(title="What could be chosen, against plain decoding of the same chats")
-    for name in ("workload", "drafts", "at most", "chats", "accepted", "of the answer", "speed-up", "95 %"):
+    table = Table(title="Draft types and lengths, compared with plain decoding of the same chats")
+    for name in ("workload", "drafts", "max draft", "chats", "accepted", "of answer", "speedup", "95 %"):
         table.add_column(name, justify="left" if name in ("workload", "drafts") else "right")
     for one in found["choices"]:
         table.add_row(
@@ -166,15 +166,15 @@ def _choices_table(found: Mapping[str, Any]) -> Table:
 
 
 def _buckets_table(found: Mapping[str, Any]) -> Table:
-    table = Table(title="Speed-up by acceptance (runs), every draft verified")
+    table = Table(title="Speedup by acceptance (number of runs), every draft verified")
     lengths = sorted({row["num_draft_tokens"] for row in found["buckets"]})
-    table.add_column("accepted")
+    table.add_column("acceptance")
     for length in lengths:
         table.add_column(f"{length} drafted", justify="right")
     for label in dict.fromkeys(row["label"] for row in found["buckets"]):
-        own = {row["num_draft_tokens"]: row for row in found["buckets"] if row["label"] == label}
+        by_length = {row["num_draft_tokens"]: row for row in found["buckets"] if row["label"] == label}
         cells = [
-            f"{own[length]['speedup']:.2f} ({own[length]['n']})" if length in own else "-"
+            f"{by_length[length]['speedup']:.2f} ({by_length[length]['n']})" if length in by_length else "-"
             for length in lengths
         ]
         table.add_row(label, *cells)
@@ -182,9 +182,9 @@ def _buckets_table(found: Mapping[str, Any]) -> Table:
 
 
 def _plain_tps(trials: Sequence[Trial]) -> float:
-    """Plain speed over the controlled trials' neighbours: harmonic, as tokens over time are."""
-    own = [trial for trial in trials if trial.draft_type == CONTROLLED] or list(trials)
-    return len(own) / sum(1 / trial.plain_tps for trial in own) if own else 0.0
+    """Return the plain speed beside the controlled trials; a harmonic mean, because speeds are rates."""
+    chosen = [trial for trial in trials if trial.draft_type == CONTROLLED] or list(trials)
+    return len(chosen) / sum(1 / trial.plain_tps for trial in chosen) if chosen else 0.0
 
 
 def _fit(fit: Fit, plain_tps: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is measured: each chat plainly and with drafts, in turns, so that both see the same machine."""
+"""Run trials: each chat plainly and with drafts, alternating, so that both see the same machine state."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from engine.request import DraftChoice, DraftType, Finished
 
 CONTROLLED = "controlled"
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Acceptances that are aimed at; how drafts really fared is what counts."""
+"""The acceptance rates that are aimed at; the analysis uses the measured ones."""
 
 MIN_TOKENS = 8
-"""A shorter answer says more about the clock than about drafts."""
+"""Shorter answers are left out: their times are dominated by measurement noise."""
 
 Advance = Callable[[], None]
-"""Called after each answer."""
+"""Called after each measured answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one answer, or the measured turns of one chat, took.
+    """Time, counts and energy of one answer, or of the measured turns of one chat.
 
-    decode_s: from the end of the prompt to the last token. widths: how many steps checked how many tokens.
-    drafter_s: of decode_s, what making drafts took.
-    joules: of the whole request, prompt included; None where that is not measured.
+    decode_s: from the end of prefill to the last token. widths: (drafted tokens, number of such steps).
+    drafter_s: the part of decode_s spent in drafters.
+    joules: of the whole request, prefill included; None if not measured.
     """
 
     tokens: tuple[int, ...]
@@ -42,17 +42,17 @@ class Spent:
 
     @property
     def tps(self) -> float:
-        """Tokens per second of decoding."""
+        """Decode speed in tokens per second."""
         return len(self.tokens) / self.decode_s
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A chat decoded with drafts, beside the same chat decoded plainly just before and after.
+    """A chat decoded with drafts, compared with the plain runs of the same chat just before and after.
 
-    chat: its number, over all workloads. draft_type: CONTROLLED, or what a user could choose.
-    num_draft_tokens: most tokens of one draft. is_gated: whether the engine was free to leave drafts out.
-    plain_tps: of its neighbours together. plain_joules: of one of them, on average.
+    chat: its number, over all workloads. draft_type: CONTROLLED, or one that a user could choose.
+    num_draft_tokens: maximum draft length. is_gated: whether the engine was free to leave drafts out.
+    plain_tps: over both plain runs together. plain_joules: mean of the plain runs.
     """
 
     chat: int
@@ -67,54 +67,53 @@ class Trial:
 
     @property
     def acceptance(self) -> float:
-        """The share of drafted tokens that came true; 0 where nothing was drafted."""
+        """The share of drafted tokens that were accepted; 0 if nothing was drafted."""
         return self.spent.num_accepted / self.spent.num_drafted if self.spent.num_drafted else 0.0
 
     @property
     def speedup(self) -> float:
-        """Against plain decoding of the same chat at the same time."""
+        """The decode speed, relative to plain decoding of the same chat at the same time."""
         return self.spent.tps / self.plain_tps
 
 
-DraftQuery = tuple[DraftType, int]
-"""A type and the most tokens of one draft."""
+DraftSetting = tuple[DraftType, int]
+"""A draft type and the maximum draft length."""
 
 
-class Laboratory:
-    """Runs trials on an engine.
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How to run each answer.
 
-    max_tokens: of each answer. seed: of sampling. repeats: each run counts with the quickest of so many, as
-    other work on a machine only adds.
+    max_tokens: of each answer. seed: of sampling. repeats: runs of each answer, of which the fastest counts,
+    because other work on the machine can only slow a run down.
     """
 
-    def __init__(
-        self,
-        local: LocalEngine,
-        meter: EnergyMeter,
-        max_tokens: int,
-        seed: int,
-        advance: Advance,
-        repeats: int = 1,
-    ) -> None:
+    max_tokens: int
+    seed: int
+    repeats: int = 1
+
+
+class TrialRunner:
+    """Runs trials on an engine. advance: called after each measured answer."""
+
+    def __init__(self, local: LocalEngine, meter: EnergyMeter, options: RunOptions, advance: Advance) -> None:
         self.local = local
         self.meter = meter
-        self.max_tokens = max_tokens
-        self.seed = seed
+        self.options = options
         self.advance = advance
-        self.repeats = repeats
 
     def warm_up(self, chat: Chat, lengths: Sequence[int]) -> None:
-        """Decode once at each width, unmeasured: the first step of a shape may have to build its kernels."""
+        """Decode once at each width, unmeasured: the first step of a new shape may have to build kernels."""
         for length in lengths:
             self.control(0, chat, length, levels=(1.0,))
 
     def compare(
-        self, number: int, chat: Chat, asks: Sequence[Sequence[DraftQuery]], is_gated: bool
+        self, number: int, chat: Chat, groups: Sequence[Sequence[DraftSetting]], is_gated: bool
     ) -> list[Trial]:
-        """A chat with each type and length, in groups; a plain run stands before and after each group."""
+        """Run a chat with every draft setting, with a plain run before and after each group of settings."""
         plain = self._run(chat, "none", None)
         found = []
-        for group in asks:
+        for group in groups:
             spent = [self._run(chat, draft_type, length) for draft_type, length in group]
             beside = [plain, self._run(chat, "none", None)]
             plain = beside[-1]
@@ -128,22 +127,22 @@ class Laboratory:
     def control(
         self, number: int, chat: Chat, num_draft_tokens: int, levels: Sequence[float] = LEVELS
     ) -> list[Trial]:
-        """A chat's first measured turn at every level of acceptance, between two plain runs."""
+        """Run a chat's first measured turn at every level of acceptance, between two plain runs."""
         turn = next((turn for turn in chat.turns if turn.is_measured), None)
         if turn is None:
             return []
         one = Chat(chat.workload, (turn,), chat.prompt_tokens)
         oracle = ControlledDrafter(self.local.engine.info.vocab_size, number)
         before = self._run(one, "none", None)
-        own, self.local.drafters[PLACE] = self.local.drafters[PLACE], oracle
+        original, self.local.drafters[PLACE] = self.local.drafters[PLACE], oracle
         spent = []
         try:
             for level in levels if len(before.tokens) >= MIN_TOKENS else ():
                 oracle.chance = chance_for(level, num_draft_tokens)
-                # With this type, and nobody's prediction, nothing would be drafted.
+                # Type draft-model uses no lookups, so nothing but the prediction is drafted.
                 spent.append(self._run(one, "draft-model", num_draft_tokens, before.tokens))
         finally:
-            self.local.drafters[PLACE] = own
+            self.local.drafters[PLACE] = original
         beside = [before, self._run(one, "none", None)]
         return [_trial(number, one, CONTROLLED, num_draft_tokens, False, each, beside) for each in spent]
 
@@ -151,7 +150,7 @@ class Laboratory:
         self, chat: Chat, draft_type: DraftType, num_draft_tokens: int | None, known: tuple[int, ...] = ()
     ) -> Spent:
         choice = DraftChoice(draft_type, num_draft_tokens)
-        runs = [self._run_once(chat, choice, known) for _ in range(self.repeats)]
+        runs = [self._run_once(chat, choice, known) for _ in range(self.options.repeats)]
         self.advance()
         return min(runs, key=lambda one: one.decode_s)
 
@@ -159,7 +158,7 @@ class Laboratory:
         self.local.engine.table_reset()
         parts = []
         for turn in chat.turns:
-            request = request_of(self.local, turn, self.max_tokens, self.seed, choice, known)
+            request = request_of(self.local, turn, self.options.max_tokens, self.options.seed, choice, known)
             if request is None:
                 break
             before_j = self.meter.read()
@@ -196,8 +195,8 @@ def _trial(
 
 def _spent(end: Finished, joules: float | None) -> Spent:
     usage, report = end.usage, end.usage.drafting
-    # by_position: drafts of at least so many tokens. So these are those of just so many.
-    at_least = [offered for offered, _ in report.by_position]
+    # by_position[i] counts drafts longer than i; differences give the number of drafts of each length.
+    at_least = [drafted for drafted, _ in report.by_position]
     exactly = [here - beyond for here, beyond in pairwise([*at_least, 0])]
     num_forwards = report.num_forwards or len(end.tokens)
     num_plain = num_forwards - (at_least[0] if at_least else 0)

@@ -1,4 +1,4 @@
-// How far into a draft the model agrees, and how a chat's later turns gain from its earlier ones.
+// Acceptance by position in the draft, and gains over the turns of a chat.
 import { choice, distinct, grouped, isNumber, list } from "./dom.js";
 import { section } from "./documents.js";
 import { figure, panels } from "./figure.js";
@@ -6,9 +6,9 @@ import { fixed2, MEASURES, share, times, whole } from "./format.js";
 import { xyPlot } from "./lines.js";
 import { caseOf, decodeRows } from "./speedup.js";
 
-/** The section, or null where no document has acceptance by position or by turn. */
+/** The section, or null if no document has acceptance by position or by turn. */
 export function acceptanceSection(documents) {
-  const having = documents.filter((own) => decodeRows(own).some((row) => positions(row).length || isNumber(row.turn)));
+  const having = documents.filter((doc) => decodeRows(doc).some((row) => positions(row).length || isNumber(row.turn)));
   return having.length ? section("acceptance", "Acceptance", having, build) : null;
 }
 
@@ -16,8 +16,8 @@ function positions(row) {
   return list(row.acceptance_by_position);
 }
 
-function build(own) {
-  const rows = decodeRows(own);
+function build(doc) {
+  const rows = decodeRows(doc);
   const together = rows.filter((row) => !isNumber(row.turn) && positions(row).some(isNumber));
   const turns = rows.filter((row) => isNumber(row.turn));
   const parts = [together.length && byPosition(together), turns.length && byTurn(turns)];
@@ -28,19 +28,19 @@ function lead(rows, turns) {
   const firsts = rows.map((row) => positions(row)[0]).filter(isNumber);
   const sentences = [];
   if (firsts.length) {
-    sentences.push(`The first token of a draft was right in ${share(Math.min(...firsts))} to ${share(Math.max(...firsts))} `
-      + "of cases, depending on the workload; the curves show how that goes on along the draft.");
+    sentences.push(`The first token of a draft was accepted in ${share(Math.min(...firsts))} to ${share(Math.max(...firsts))} `
+      + "of cases, depending on the workload; the curves show later positions.");
   }
-  const gains = [...grouped(turns, (row) => JSON.stringify([row.workload, row.series])).values()].flatMap((own) => {
-    const sorted = own.toSorted((a, b) => a.turn - b.turn);
+  const gains = [...grouped(turns, (row) => JSON.stringify([row.workload, row.series])).values()].flatMap((ofSeries) => {
+    const sorted = ofSeries.toSorted((a, b) => a.turn - b.turn);
     return sorted.length > 1 && isNumber(sorted[0].speedup) && isNumber(sorted.at(-1).speedup)
       ? [{ from: sorted[0].speedup, to: sorted.at(-1).speedup, row: sorted[0] }] : [];
   });
   if (gains.length) {
     const most = gains.reduce((a, b) => (b.to / b.from > a.to / a.from ? b : a));
-    sentences.push(`Over the turns of a chat, ${most.row.workload} with ${most.row.series} went from ${times(most.from)} to ${times(most.to)}.`);
+    sentences.push(`Over the turns of a chat, the speedup of ${most.row.workload} with ${most.row.series} changed from ${times(most.from)} to ${times(most.to)}.`);
   }
-  return sentences.join(" ") || "How many of the drafted tokens the model agreed with.";
+  return sentences.join(" ") || "The share of drafted tokens that the model accepted.";
 }
 
 function heading(row, rows) {
@@ -53,9 +53,9 @@ function byPosition(rows) {
   const longest = Math.max(...rows.map((row) => positions(row).length));
   return figure({
     title: "By position in the draft",
-    note: "Share of drafted tokens that were accepted at each place in the draft. A curve that stays high rewards long drafts.",
+    note: "Acceptance rate at each position in the draft. Where a curve stays high, long drafts pay.",
     series: distinct(rows.map((row) => row.series)),
-    draw: (width, isShown) => panels(width, groups.map(([name, of]) => [name, (own) => xyPlot(own, {
+    draw: (width, isShown) => panels(width, groups.map(([name, of]) => [name, (panelWidth) => xyPlot(panelWidth, {
       height: 190,
       label: `${name}: acceptance by position`,
       x: { name: "position in the draft", format: whole, domain: [1, Math.max(2, longest)], ticks: integers(longest) },
@@ -63,7 +63,7 @@ function byPosition(rows) {
       series: of.filter((row) => isShown(row.series)).map((row) => ({
         name: row.series,
         points: positions(row).map((y, at) => ({
-          x: at + 1, y, tip: [`${name}, ${row.series}`, `position ${at + 1}: ${share(y)} accepted`, ...(isNumber(row.drafted_by_position?.[at]) ? [`of ${whole(row.drafted_by_position[at])} offered there`] : []), `all positions: ${share(row.acceptance)}`],
+          x: at + 1, y, tip: [`${name}, ${row.series}`, `position ${at + 1}: ${share(y)} accepted`, ...(isNumber(row.drafted_by_position?.[at]) ? [`of ${whole(row.drafted_by_position[at])} drafted there`] : []), `all positions: ${share(row.acceptance)}`],
         })),
       })),
     })])),
@@ -76,13 +76,13 @@ function byTurn(rows) {
   const names = ["speedup", "acceptance", "tokens_per_forward", "drafted_share"].filter((name) => rows.some((row) => isNumber(row[name])));
   if (!names.includes(measure)) measure = names[0];
   const turns = distinct(rows.map((row) => row.turn)).sort((a, b) => a - b);
-  const own = figure({
+  const result = figure({
     title: "By turn of the chat",
-    note: "What drafters remember stays from turn to turn, and goes before the next chat.",
+    note: "Drafters keep what they learned from turn to turn; it is cleared before the next chat.",
     series: distinct(rows.map((row) => row.series)),
     controls: names.length > 1 ? [choice("Show", names.map((name) => [name, MEASURES[name].label]), measure, (name) => {
       measure = name;
-      own.redraw();
+      result.redraw();
     })] : [],
     draw: (width, isShown) => {
       const { axis, format, reference, domain } = MEASURES[measure];
@@ -99,13 +99,13 @@ function byTurn(rows) {
           name: series,
           points: some.toSorted((a, b) => a.turn - b.turn).map((row) => ({
             x: row.turn, y: row[measure],
-            tip: [`${name}, ${series}, turn ${row.turn}`, `${times(row.speedup)} as fast as plain`, `${share(row.acceptance)} accepted`, `${fixed2(row.tokens_per_forward)} tokens per forward`],
+            tip: [`${name}, ${series}, turn ${row.turn}`, `${times(row.speedup)} speedup`, `${share(row.acceptance)} accepted`, `${fixed2(row.tokens_per_forward)} tokens per forward`],
           })),
         })),
       })]));
     },
   });
-  return own;
+  return result;
 }
 
 function integers(to) {

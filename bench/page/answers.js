@@ -1,22 +1,22 @@
-// Answers as text, each token with the colour of where it came from.
+// Answers as text, with each token coloured by its source.
 import { choice, distinct, grouped, h, list, svg } from "./dom.js";
 import { section } from "./documents.js";
 import { counted, share, whole } from "./format.js";
 import { slotOf, swatch } from "./series.js";
 import { rove, tip } from "./tooltip.js";
 
-function samplesOf(own) {
-  return list(own.decode?.samples).filter((sample) => list(sample?.tokens).length);
+function samplesOf(doc) {
+  return list(doc.decode?.samples).filter((sample) => list(sample?.tokens).length);
 }
 
-/** The section, or null where no document has samples. */
+/** The section, or null if no document has samples. */
 export function answersSection(documents) {
-  const having = documents.filter((own) => samplesOf(own).length);
-  return having.length ? section("answers", "Where each token came from", having, build) : null;
+  const having = documents.filter((doc) => samplesOf(doc).length);
+  return having.length ? section("answers", "The source of each token", having, build) : null;
 }
 
-function build(own) {
-  const samples = samplesOf(own);
+function build(doc) {
+  const samples = samplesOf(doc);
   const workloads = distinct(samples.map((sample) => String(sample.workload)));
   const view = h("div", { class: "answer" });
   const types = h("div");
@@ -37,8 +37,8 @@ function build(own) {
 
 function lead(samples) {
   const most = mostDrafted(samples);
-  return `One answer of each workload. Plain text is what the model said by itself; tinted text was drafted, and the model `
-    + `agreed. The most was drafted in ${most.workload}: ${share(draftedShare(most.tokens))} of ${whole(most.tokens.length)} tokens.`;
+  return `One answer per workload. Plain text was decoded by the model alone; tinted text was drafted and accepted. `
+    + `The largest drafted share is in ${most.workload}: ${share(draftedShare(most.tokens))} of ${whole(most.tokens.length)} tokens.`;
 }
 
 function mostDrafted(samples) {
@@ -63,12 +63,12 @@ function drawn(sample) {
     legend(counts, tokens.length, [text, strip]),
     strip,
     rove(text),
-    sample.prompt && h("details", { class: "prompt" }, h("summary", {}, "The prompt"), h("pre", {}, String(sample.prompt))),
+    sample.prompt && h("details", { class: "prompt" }, h("summary", {}, "Prompt"), h("pre", {}, String(sample.prompt))),
   ].filter(Boolean);
 }
 
 function tokenElement({ text, source }, at, count, run) {
-  const from = source === "model" ? "said by the model itself" : `drafted by ${source}, the ${ordinal(run)} in a row`;
+  const from = source === "model" ? "from the model itself" : `drafted by ${source}, the ${ordinal(run)} in a row`;
   const element = h("span", { class: `token slot-${slotOf(source)}`, "data-source": source }, text);
   return tip(element, [JSON.stringify(text), `token ${whole(at + 1)} of ${whole(count)}`, from]);
 }
@@ -78,7 +78,7 @@ function ordinal(count) {
   return `${count}${ending}`;
 }
 
-// The answer as a line: what came from where, at a glance.
+// The whole answer as a bar, coloured by source.
 function stripOf(tokens) {
   const strip = svg("svg", { class: "strip", viewBox: `0 0 ${tokens.length} 10`, preserveAspectRatio: "none", "aria-hidden": "true" });
   let from = 0;
@@ -103,5 +103,5 @@ function legend(counts, total, texts) {
       }
     },
   }, swatch(slotOf(source)), `${source} ${share(count / total)}`));
-  return h("div", { class: "legend filter", role: "group", "aria-label": "Sources; press to show one alone" }, buttons);
+  return h("div", { class: "legend filter", role: "group", "aria-label": "Sources; press one to highlight it" }, buttons);
 }

@@ -1,4 +1,4 @@
-"""Template, style, script and documents, put together into one file."""
+"""Assemble template, style, script and documents into one file."""
 
 import base64
 import hashlib
@@ -16,7 +16,7 @@ MODULES = (
     "documents", "speedup", "acceptance", "costs", "sizes", "sweep", "economics", "translation", "peers",
     "replay", "parity", "answers", "page",
 )  # fmt: skip
-"""The modules of JavaScript, each after those it imports."""
+"""The JavaScript modules, each one after those that it imports."""
 
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:const|function) (\w+))", re.MULTILINE)
@@ -24,10 +24,11 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def write_page(path: Path, documents: Sequence[Mapping[str, Any]]) -> None:
-    """Write a page that draws whatever sections the documents have.
+    """Write a page that shows all sections of the documents.
 
-    documents: as bench.document.read gives them; those with the same section are shown side by side or by
-    choice. Raises OSError if the file cannot be written, and ValueError if there is no document.
+    documents: as bench.document.read returns them; if several have the same section, they are shown side by
+    side or the reader chooses one. Raises OSError if the file cannot be written, ValueError without
+    documents.
     """
     path.write_text(page(documents), encoding="utf-8")
 
@@ -46,18 +47,18 @@ def page(documents: Sequence[Mapping[str, Any]]) -> str:
         "documents": _embedded(documents),
     }
     template = (FOLDER / "page.html").read_text(encoding="utf-8")
-    # One pass, so that nothing in a document is taken for a place to fill.
+    # A single pass, so that placeholders inside documents are not filled.
     return _PLACE.sub(lambda place: filled[place[1]], template)
 
 
 def _script() -> str:
-    """The modules in one script: each in a function of its own that returns what the module exports."""
+    """Return all modules as one script; each becomes a function that returns its exports."""
     parts = []
     for name in MODULES:
         text = (FOLDER / f"{name}.js").read_text(encoding="utf-8")
         exported = ", ".join(_EXPORT.findall(text))
-        own = _EXPORT.sub("", _IMPORT.sub("", text))
-        parts.append(f"const {{ {exported} }} = (() => {{\n{own}return {{ {exported} }};\n}})();\n")
+        module = _EXPORT.sub("", _IMPORT.sub("", text))
+        parts.append(f"const {{ {exported} }} = (() => {{\n{module}return {{ {exported} }};\n}})();\n")
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 
@@ -67,13 +68,13 @@ def _hash(text: str) -> str:
 
 
 def _embedded(documents: Sequence[Mapping[str, Any]]) -> str:
-    """JSON that can stand in a script element: no text in it can end that element or open a comment."""
+    """Return JSON that is safe in a script element: its text cannot end the element or open a comment."""
     text = json.dumps(_finite(list(documents)), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for what JSON has no number for."""
+    """Replace numbers that JSON does not have (nan, infinities) by None."""
     if isinstance(value, Mapping):
         return {str(name): _finite(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

@@ -1,70 +1,70 @@
-// What a document says about itself, and the frame of a section.
+// Descriptions of documents, and the frame of a section.
 import { choice, distinct, grouped, h, isNumber } from "./dom.js";
 import { anything, bytes, day, words } from "./format.js";
 
-/** "AMD EPYC 9V74, 2 cores": what tells one document from others in a choice. */
-function shortName(own, all) {
+/** "AMD EPYC 9V74, 2 cores": the properties that distinguish a document from the others. */
+function shortName(doc, all) {
   const parts = [
-    [own.machine?.cpu ?? "a machine not named", (one) => one.machine?.cpu],
-    [own.model?.name, (one) => one.model?.name],
-    [day(own.date), (one) => day(one.date)],
-    [commandOf(own), commandOf],
+    [doc.machine?.cpu ?? "unknown machine", (one) => one.machine?.cpu],
+    [doc.model?.name, (one) => one.model?.name],
+    [day(doc.date), (one) => day(one.date)],
+    [commandOf(doc), commandOf],
   ];
   const telling = parts.filter(([text, of]) => text && distinct(all.map(of)).length > 1).map(([text]) => text);
-  return telling.length ? telling.join(", ") : `document ${all.indexOf(own) + 1}`;
+  return telling.length ? telling.join(", ") : `document ${all.indexOf(doc) + 1}`;
 }
 
 /** "decode" of "reprise bench decode --json ...". */
-function commandOf(own) {
-  return String(own.command ?? "").split(" ").slice(2, 3).join("") || null;
+function commandOf(doc) {
+  return String(doc.command ?? "").split(" ").slice(2, 3).join("") || null;
 }
 
-/** A name for each document, by the document; no two are alike. */
+/** A distinct name for each document, as a Map. */
 export function namesOf(documents) {
-  const names = documents.map((own) => shortName(own, documents));
-  return new Map(documents.map((own, at) => {
+  const names = documents.map((doc) => shortName(doc, documents));
+  return new Map(documents.map((doc, at) => {
     const isFirst = names.indexOf(names[at]) === at;
-    return [own, isFirst ? names[at] : `${names[at]} (${at + 1})`];
+    return [doc, isFirst ? names[at] : `${names[at]} (${at + 1})`];
   }));
 }
 
-/** When and on what it was measured, and with which model: a sentence. The rest is said at the end of the page. */
-export function measured(own) {
-  const machine = own.machine ?? {};
+/** A sentence on when, where and with which model it was measured; the end of the page has the details. */
+export function measured(doc) {
+  const machine = doc.machine ?? {};
   const cores = isNumber(machine.cores) ? `, ${machine.cores} cores` : "";
-  const model = own.model?.name ? `; model ${own.model.name}` : "";
-  return `Measured on ${day(own.date)} on ${machine.cpu ?? "a machine not named"}${cores}${model}.`;
+  const model = doc.model?.name ? `; model ${doc.model.name}` : "";
+  return `Measured on ${day(doc.date)} on ${machine.cpu ?? "an unknown machine"}${cores}${model}.`;
 }
 
 /**
- * A section of the page. documents: those with its data; where there are several, one is chosen. build(document)
- * gives {lead, parts}: a sentence that says what one sees, and the elements below it.
+ * A section of the page. documents: those with its data; if there are several, the reader chooses one.
+ * build(document) returns {lead, parts}: a sentence that sums up the section, and the elements below it.
  */
 export function section(id, title, documents, build) {
   const body = h("div");
-  const draw = (own) => {
-    const { lead, parts } = build(own);
+  const draw = (doc) => {
+    const { lead, parts } = build(doc);
     body.replaceChildren(
       h("p", { class: "lead" }, lead),
-      h("p", { class: "measured" }, measured(own)),
+      h("p", { class: "measured" }, measured(doc)),
       ...parts.filter(Boolean));
   };
   draw(documents[0]);
   const names = namesOf(documents);
   return h("section", { id, "aria-labelledby": `${id}-title` },
     h("h2", { id: `${id}-title` }, title),
-    documents.length > 1 && choice("Measured", documents.map((own) => [own, names.get(own)]), documents[0], draw),
+    documents.length > 1 && choice("Measured", documents.map((doc) => [doc, names.get(doc)]), documents[0], draw),
     body);
 }
 
-/** Where the figures come from: the commands, and under them the machine and the model that they share. */
+/** The sources of the figures: the commands, with the machine and model that they ran on. */
 export function sources(documents) {
-  const places = grouped(documents, (own) => JSON.stringify([own.reprise, { ...own.machine, load_at_start: null }, own.model]));
+  const places = grouped(documents, (doc) => JSON.stringify([doc.reprise, { ...doc.machine, load_at_start: null }, doc.model]));
   return h("section", { id: "sources", "aria-labelledby": "sources-title" },
-    h("h2", { id: "sources-title" }, "Where this comes from"),
-    h("p", { class: "lead" }, "Each command below, on the machine under it, gives its figures again."),
+    h("h2", { id: "sources-title" }, "Sources"),
+    h("p", { class: "lead" }, "To reproduce the figures, run these commands on the machines listed with them."),
     [...places.values()].map((of) => h("dl", { class: "source" },
-      of.map((own) => pair(ran(own), h("code", {}, own.command ?? "a command not noted"))),
+      of.map((doc) => pair(ran(doc), h("code", {}, doc.command ?? "unknown command"))),
       pair("reprise", of[0].reprise),
       Object.entries(of[0].machine ?? {}).filter(([name]) => !["reprise", "load_at_start"].includes(name)).map(([name, value]) =>
         pair(words(name), name.endsWith("_bytes") ? bytes(value) : plain(value))),
@@ -72,10 +72,10 @@ export function sources(documents) {
         pair(`model ${words(name)}`, name.endsWith("_bytes") ? bytes(value) : anything(value))))));
 }
 
-// The day of a run, and how busy the machine was when it began.
-function ran(own) {
-  const load = own.machine?.load_at_start;
-  return isNumber(load) ? `${day(own.date)}, at a load of ${load}` : day(own.date);
+// The day of a run, and the machine's load when it began.
+function ran(doc) {
+  const load = doc.machine?.load_at_start;
+  return isNumber(load) ? `${day(doc.date)}, at a load of ${load}` : day(doc.date);
 }
 
 function plain(value) {

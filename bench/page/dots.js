@@ -1,4 +1,4 @@
-// A dot plot after Cleveland: one band for each row, one lane in it for each series, values in a column.
+// A Cleveland dot plot: one band per row, one lane in it per series, values in a column on the right.
 import { isNumber, svg } from "./dom.js";
 import { cut, short } from "./format.js";
 import { extent, linear } from "./scale.js";
@@ -11,8 +11,9 @@ const TOP = 42;
 const LETTER = 6.7;
 
 /**
- * rows: {label, sub, points: [{series, value, low, high, best, tip}]}; low and high give a whisker, best a
- * small upright line: what was possible. hasStems: whether lines run to the dots. axis: its name; reference: where plain decoding stands, and said.
+ * rows: {label, sub, points: [{series, value, low, high, best, tip}]}; low and high draw a whisker, best a small
+ * upright mark. hasStems: whether lines run from the reference to the dots. axis: its name. reference: the value of
+ * plain decoding, labelled with referenceLabel.
  */
 export function dotPlot(width, { rows, axis, format, reference, referenceLabel = "plain", domain, label, hasStems = true }) {
   const numbers = rows.flatMap((row) => row.points.flatMap((point) => [point.value, point.low, point.high, point.best])).filter(isNumber);
@@ -29,9 +30,9 @@ export function dotPlot(width, { rows, axis, format, reference, referenceLabel =
   drawAxis(plot, x, { left, right, height, axis, format, reference, referenceLabel });
   let y = TOP;
   for (const row of rows) {
-    const own = heightOf(row);
-    drawRow(plot, row, { x, y, own, head, left, width, reference, format, isNarrow, hasStems });
-    y += own;
+    const rowHeight = heightOf(row);
+    drawRow(plot, row, { x, y, rowHeight, head, left, width, reference, format, isNarrow, hasStems });
+    y += rowHeight;
   }
   return plot;
 }
@@ -49,9 +50,9 @@ function drawAxis(plot, x, { left, right, height, axis, format, reference, refer
     svg("text", { class: "reference-name", x: at, y: TOP - 11, "text-anchor": at - left < 20 ? "start" : "middle" }, `${referenceLabel} ${short(format(reference))}`));
 }
 
-function drawRow(plot, row, { x, y, own, head, left, width, reference, format, isNarrow, hasStems }) {
-  const middle = y + head + (own - head - BETWEEN) / 2;
-  plot.append(svg("line", { class: "row-line", x1: 0, x2: width, y1: y + own - BETWEEN / 2, y2: y + own - BETWEEN / 2 }));
+function drawRow(plot, row, { x, y, rowHeight, head, left, width, reference, format, isNarrow, hasStems }) {
+  const middle = y + head + (rowHeight - head - BETWEEN) / 2;
+  plot.append(svg("line", { class: "row-line", x1: 0, x2: width, y1: y + rowHeight - BETWEEN / 2, y2: y + rowHeight - BETWEEN / 2 }));
   plot.append(isNarrow
     ? svg("text", { class: "row-name", x: 0, y: y + 13 }, cut(row.label, width / LETTER),
       row.sub && svg("tspan", { class: "row-sub", dx: 8 }, row.sub))

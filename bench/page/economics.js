@@ -1,4 +1,4 @@
-// When drafting pays: speed against acceptance, the lines fitted to it, and where they cross plain decoding.
+// When drafting pays: speed by acceptance, the fitted lines, and where they cross plain decoding.
 import { distinct, grouped, h, isNumber, list } from "./dom.js";
 import { section } from "./documents.js";
 import { dotPlot } from "./dots.js";
@@ -9,14 +9,14 @@ import { matrix } from "./matrix.js";
 import { slotOf } from "./series.js";
 import { table } from "./table.js";
 
-/** The section, or null where no document has one. */
+/** The section, or null if no document has one. */
 export function economicsSection(documents) {
-  const having = documents.filter((own) => ["fits", "choices", "buckets", "predicted", "advice"].some((part) => list(own.economics?.[part]).length));
+  const having = documents.filter((doc) => ["fits", "choices", "buckets", "predicted", "advice"].some((part) => list(doc.economics?.[part]).length));
   return having.length ? section("economics", "When drafting pays", having, build) : null;
 }
 
-function build(own) {
-  const { economics } = own;
+function build(doc) {
+  const { economics } = doc;
   const fits = list(economics.fits).filter((fit) => isNumber(fit?.a) && isNumber(fit?.b));
   const points = list(economics.points).filter((point) => isNumber(point?.acceptance) && isNumber(point?.decode_tps) && !point.is_gated);
   const plain = plainOf(economics, fits);
@@ -40,13 +40,13 @@ function build(own) {
   };
 }
 
-// What a point would run at if its chat ran plainly at the speed that all do on average; fits are of these.
+// The speed of a point, scaled to the average plain speed of all chats, which the fits refer to.
 const speedOf = (point, plain) => (isNumber(point.speedup) && isNumber(plain) ? point.speedup * plain : point.decode_tps);
 const typeOf = (point) => String(point.draft_type ?? "controlled");
 const nameOf = (length) => `k = ${length}`;
 const breakEvens = (fits) => fits.filter((fit) => isNumber(fit.break_even));
 
-// Plain decoding's speed: as given, or as the fits put it where they break even.
+// The speed of plain decoding: as given, or computed from the fits at their break-evens.
 function plainOf(economics, fits) {
   if (isNumber(economics.plain_tps)) return economics.plain_tps;
   const implied = fits.map((fit) => fit.plain_tps ?? (isNumber(fit.break_even) ? fit.a + fit.b * fit.break_even : null)).filter(isNumber);
@@ -60,9 +60,9 @@ function columnsOf(rows) {
 
 function lead(fits) {
   const known = breakEvens(fits);
-  if (!known.length) return "Decoding speed against the share of drafted tokens that were accepted.";
-  const told = known.map((fit) => `${fixed2(fit.break_even)} at k = ${fit.num_draft_tokens}`);
-  return `Drafts of k tokens pay where more of them are accepted than the break-even: ${listed(told)}. Below it, plain decoding is faster.`;
+  if (!known.length) return "Decoding speed by acceptance rate.";
+  const needs = known.map((fit) => `${fixed2(fit.break_even)} at k = ${fit.num_draft_tokens}`);
+  return `Drafts of k tokens pay if their acceptance is above the break-even: ${listed(needs)}. Below it, plain decoding is faster.`;
 }
 
 function advice(sentences) {
@@ -76,13 +76,13 @@ function fitsFigure(fits, points, plain) {
   const room = 0.05 * (high - low);
   const types = distinct(points.map(typeOf));
   return figure({
-    title: "Speed against acceptance, by draft length",
-    note: "Each mark is an answer, the slanted line the least-squares fit a + b·α over drafts of known acceptance. It crosses plain decoding at the break-even; the band is its 95 % interval.",
+    title: "Speed by acceptance and draft length",
+    note: "Each mark is an answer; the slanted line is the least-squares fit a + b·α over drafts of controlled acceptance. It crosses plain decoding at the break-even; the band is the 95 % interval.",
     series: types,
-    draw: (width, isShown) => panels(width, fits.map((fit) => [nameOf(fit.num_draft_tokens), (own) => {
+    draw: (width, isShown) => panels(width, fits.map((fit) => [nameOf(fit.num_draft_tokens), (panelWidth) => {
       const slot = slotOf(types.includes("controlled") || !types.length ? "controlled" : types[0]);
       const hasBand = isNumber(fit.low) && isNumber(fit.high);
-      return xyPlot(own, {
+      return xyPlot(panelWidth, {
         height: 240,
         label: `tokens per second by acceptance, k = ${fit.num_draft_tokens}`,
         x: { name: "acceptance α", format: share, domain: [0, 1], ticks: [0, 0.25, 0.5, 0.75, 1] },
@@ -98,7 +98,7 @@ function fitsFigure(fits, points, plain) {
           isLine: false,
           points: points.filter((point) => typeOf(point) === type && point.num_draft_tokens === fit.num_draft_tokens).map((point) => ({
             x: point.acceptance, y: speedOf(point, plain),
-            tip: [[point.workload, type, nameOf(fit.num_draft_tokens)].filter(Boolean).join(", "), `${share(point.acceptance)} accepted`, perSecond(point.decode_tps), `${times(point.speedup)} as fast as plain`],
+            tip: [[point.workload, type, nameOf(fit.num_draft_tokens)].filter(Boolean).join(", "), `${share(point.acceptance)} accepted`, perSecond(point.decode_tps), `${times(point.speedup)} speedup`],
           })),
         })),
       });
@@ -107,26 +107,26 @@ function fitsFigure(fits, points, plain) {
 }
 
 function choicesFigure(choices) {
-  const kind = (one) => `${one.draft_type}${one.is_gated ? ", with the gate" : ""}`;
+  const kind = (one) => `${one.draft_type}${one.is_gated ? ", gated" : ""}`;
   const lengths = distinct(choices.map((one) => one.num_draft_tokens)).sort((a, b) => a - b);
   const most = Math.max(0.2, ...choices.map((one) => Math.abs(one.speedup - 1)));
   return figure({
-    title: "What could be chosen",
-    note: "Speed-up by workload and draft length. Blue cells gain, orange cells lose; those with a dagger hold plain decoding inside their 95 % interval.",
+    title: "Draft types and lengths",
+    note: "Speedup by workload and draft length. Blue cells are faster than plain decoding, orange cells slower; † marks a 95 % interval that contains plain decoding.",
     draw: () => h("div", { class: "matrices" }, [...grouped(choices, kind)].map(([name, of]) => matrix({
       caption: name,
-      corner: "drafts →",
+      corner: "max draft →",
       columns: lengths,
       rows: distinct(of.map((one) => String(one.workload))),
       most,
       cell: (workload, length) => {
-        const own = of.find((one) => String(one.workload) === workload && one.num_draft_tokens === length);
-        if (!own) return null;
-        const isOpen = isNumber(own.low) && isNumber(own.high) && own.low < 1 && own.high > 1;
+        const choice = of.find((one) => String(one.workload) === workload && one.num_draft_tokens === length);
+        if (!choice) return null;
+        const isOpen = isNumber(choice.low) && isNumber(choice.high) && choice.low < 1 && choice.high > 1;
         return {
-          value: own.speedup,
-          text: `${fixed2(own.speedup)}${isOpen ? "†" : ""}`,
-          tip: [`${workload}, ${name}, ${length} drafts`, `${times(own.speedup)} as fast as plain`, `95 %: ${times(own.low)} to ${times(own.high)}`, `${share(own.acceptance)} accepted`, ...(isNumber(own.n) ? [counted(own.n, "chat")] : [])],
+          value: choice.speedup,
+          text: `${fixed2(choice.speedup)}${isOpen ? "†" : ""}`,
+          tip: [`${workload}, ${name}, max draft ${length}`, `${times(choice.speedup)} speedup`, `95 %: ${times(choice.low)} to ${times(choice.high)}`, `${share(choice.acceptance)} accepted`, ...(isNumber(choice.n) ? [counted(choice.n, "chat")] : [])],
         };
       },
     }))),
@@ -141,13 +141,13 @@ function betaFigure(fits, beta) {
   return figure({
     title: "Break-even by draft length",
     note: hasLine
-      ? `The fit is α = ${fixed3(beta.r)} ${beta.beta < 0 ? "−" : "+"} ${fixed3(Math.abs(beta.beta))} k${interval}: each further drafted token asks for that much ${beta.beta < 0 ? "less" : "more"} acceptance. Upright lines are 95 % intervals.`
-      : "Upright lines are 95 % intervals.",
+      ? `The fit is α = ${fixed3(beta.r)} ${beta.beta < 0 ? "−" : "+"} ${fixed3(Math.abs(beta.beta))} k${interval}: each additional draft token needs that much ${beta.beta < 0 ? "less" : "more"} acceptance. Vertical lines are 95 % intervals.`
+      : "Vertical lines are 95 % intervals.",
     draw: (width) => xyPlot(Math.min(width, 620), {
       height: 250,
       label: "break-even acceptance by draft length",
       x: { name: "draft length k", format: whole, domain: [0.5, to], ticks: distinct(lengths).sort((a, b) => a - b) },
-      y: { name: "acceptance needed", format: share, domain: [Math.min(0, ...fits.map((fit) => fit.break_even)), Math.max(1, ...fits.map((fit) => fit.break_even))] },
+      y: { name: "break-even acceptance", format: share, domain: [Math.min(0, ...fits.map((fit) => fit.break_even)), Math.max(1, ...fits.map((fit) => fit.break_even))] },
       rules: hasLine ? [{ line: [[0.5, beta.r + beta.beta * 0.5], [to, beta.r + beta.beta * to]], label: "r + β k", isDashed: true }] : [],
       series: fits.map((fit) => ({
         name: "controlled",
@@ -172,11 +172,11 @@ function bucketsFigure(buckets) {
   const names = distinct(buckets.map(series));
   const all = distinct(buckets.map(bucketName));
   return figure({
-    title: "Speed-up by acceptance",
-    note: "Answers sorted by the share of their drafted tokens that were accepted; the broad lines run from the slowest to the fastest.",
+    title: "Speedup by acceptance",
+    note: "Answers grouped by the acceptance rate of their drafts; the broad lines run from the slowest to the fastest.",
     series: names,
     draw: (width, isShown) => dotPlot(width, {
-      axis: "times as fast as plain decoding",
+      axis: "speedup over plain decoding",
       format: times,
       reference: 1,
       hasStems: false,
@@ -184,7 +184,7 @@ function bucketsFigure(buckets) {
         label,
         points: buckets.filter((bucket) => bucketName(bucket) === label && isShown(series(bucket))).map((bucket) => ({
           series: series(bucket), value: bucket.speedup, low: bucket.lowest, high: bucket.highest,
-          tip: [`${label} accepted, ${series(bucket)}`, `${times(bucket.speedup)} as fast as plain`, `from ${times(bucket.lowest)} to ${times(bucket.highest)}`, ...(isNumber(bucket.n) ? [counted(bucket.n, "run")] : [])],
+          tip: [`${label} accepted, ${series(bucket)}`, `${times(bucket.speedup)} speedup`, `from ${times(bucket.lowest)} to ${times(bucket.highest)}`, ...(isNumber(bucket.n) ? [counted(bucket.n, "run")] : [])],
         })),
       })),
     }),
@@ -198,14 +198,14 @@ function predictedFigure(rows) {
   const series = (row) => String(row.draft_type ?? "controlled");
   const names = distinct(rows.map(series));
   return figure({
-    title: "Predicted against measured",
-    note: "Speed-ups foretold without knowing the answer, against what was measured. On the slanted line the two agree.",
+    title: "Predicted and measured speedup",
+    note: "No prediction uses the answer that it predicts. On the slanted line, prediction and measurement agree.",
     series: names,
-    draw: (width, isShown) => panels(Math.min(width, 900), [...grouped(rows, (row) => row.by ?? null)].map(([by, of]) => [by === null ? "" : `by the ${by}`, (own) => xyPlot(own, {
-      height: Math.min(own * 0.82, 360),
-      label: "predicted against measured speed-up",
-      x: { name: "measured speed-up", format: times, domain },
-      y: { name: "predicted speed-up", format: times, domain },
+    draw: (width, isShown) => panels(Math.min(width, 900), [...grouped(rows, (row) => row.by ?? null)].map(([by, of]) => [by === null ? "" : `by the ${by}`, (panelWidth) => xyPlot(panelWidth, {
+      height: Math.min(panelWidth * 0.82, 360),
+      label: "predicted by measured speedup",
+      x: { name: "measured speedup", format: times, domain },
+      y: { name: "predicted speedup", format: times, domain },
       rules: [{ line: [[domain[0], domain[0]], [domain[1], domain[1]]], isDashed: true }],
       series: names.filter(isShown).map((name) => ({
         name,
@@ -222,6 +222,6 @@ function predictedFigure(rows) {
 function energy(value) {
   if (!value || typeof value !== "object") return null;
   const rows = list(value.rows);
-  if (rows.length) return table(`Energy of ${value.measured}, in joules for a token`, columnsOf(rows), rows);
+  if (rows.length) return table(`Energy of ${value.measured}, in joules per token`, columnsOf(rows), rows);
   return h("p", { class: "note" }, `Energy: not measured${value.reason ? ` (${value.reason})` : ""}.`);
 }

@@ -1,4 +1,4 @@
-// The frame around a plot: title, what to choose, a legend that switches series, the plot at the width there is.
+// The frame around a plot: title, controls, a legend that switches series, and the plot at the available width.
 import { h } from "./dom.js";
 import { rove } from "./tooltip.js";
 import { assignSlots, slotOf, swatch } from "./series.js";
@@ -6,9 +6,9 @@ import { assignSlots, slotOf, swatch } from "./series.js";
 const GAP = 28;
 
 /**
- * A figure. title, note: text. series: names for the legend, which is there for two or more; those with an
- * entry in labels are written so. controls: elements. draw(width, isShown) gives the plot anew; isShown(name)
- * tells whether a series is switched on.
+ * A figure. title, note: text. series: names for the legend, which is shown for two or more; labels: display names of
+ * some series. controls: elements. draw(width, isShown) draws the plot again; isShown(name) returns whether a series
+ * is switched on.
  */
 export function figure({ title, note, series = [], labels = {}, controls = [], draw }) {
   assignSlots(series);
@@ -52,14 +52,14 @@ function light(body, name) {
   }
 }
 
-/** Small plots of one kind beside each other. panels: [heading, draw(width)]; least: their smallest width. */
+/** Small plots of one kind side by side. panels: [heading, draw(width)]; least: their minimum width. */
 export function panels(width, all, least = 250) {
   const most = Math.max(1, Math.floor((width + GAP) / (least + GAP)));
-  // As many rows as are needed, and in each as many as in the others: four are two and two, not three and one.
+  // The same number in each row where possible: four are two and two, not three and one.
   const columns = Math.ceil(all.length / Math.ceil(all.length / most));
-  const own = Math.floor((width - GAP * (columns - 1)) / columns);
+  const panelWidth = Math.floor((width - GAP * (columns - 1)) / columns);
   const grid = h("div", { class: "panels" }, all.map(([heading, draw]) =>
-    h("div", { class: "panel" }, h("h4", {}, heading), draw(own))));
-  grid.style.gridTemplateColumns = `repeat(${columns}, ${own}px)`;
+    h("div", { class: "panel" }, h("h4", {}, heading), draw(panelWidth))));
+  grid.style.gridTemplateColumns = `repeat(${columns}, ${panelWidth}px)`;
   return grid;
 }

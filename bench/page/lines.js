@@ -1,4 +1,4 @@
-// Points and lines over two axes, with rules across, bands, intervals, and names at the lines' ends.
+// Points and lines over two axes, with reference lines, bands, intervals, and names at the ends of lines.
 import { isNumber, svg } from "./dom.js";
 import { cut, short } from "./format.js";
 import { binaryLog, extent, linear } from "./scale.js";
@@ -10,7 +10,7 @@ const LETTER = 6.3;
 /**
  * x, y: {name, format, domain, isLog, isWhole, ticks}. series: {name, label, points: [{x, y, low, high, tip}], isLine,
  * isDashed, hasMarks}. rules: {x, y or line: [[x, y], [x, y]], label, isDashed, slot}. bands: {from, to, slot}
- * along x. named: whether series are named at their ends.
+ * along x. named: whether the names of series are written at their ends.
  */
 export function xyPlot(width, { height = 220, x: xAxis, y: yAxis, series, rules = [], bands = [], named = false, label }) {
   const points = series.flatMap((one) => one.points).filter((point) => isNumber(point.x) && isNumber(point.y));
@@ -19,7 +19,7 @@ export function xyPlot(width, { height = 220, x: xAxis, y: yAxis, series, rules 
   const ends = named ? Math.min(width * 0.32, 16 + LETTER * Math.max(4, ...series.map((one) => (one.label ?? one.name).length))) : 12;
   const yTicks = linear(yDomain, [0, 1]).ticks(Math.max(2, Math.round(height / 48)));
   const left = 10 + LETTER * Math.max(...yTicks.map((tick) => short(yAxis.format(tick)).length), 2);
-  // Names of upright rules stand between the axis' name and the plot.
+  // Names of vertical rules are placed between the axis name and the plot.
   const top = rules.some((rule) => isNumber(rule.x) && rule.label) ? 40 : 24;
   const box = { left, right: width - ends, top, bottom: height - 38, width };
   const x = (xAxis.isLog ? binaryLog : linear)(xDomain, [box.left + 6, box.right - 6]);
@@ -66,7 +66,7 @@ function drawRule(plot, box, x, y, rule) {
   plot.append(svg("line", { class: name + (rule.isDashed ? " dashed" : ""), x1, y1, x2, y2, "data-series": rule.series ?? null }));
   if (!rule.label) return;
   const isUpright = isNumber(rule.x);
-  // A line that leaves by the top has its name beside its end, not at the right edge.
+  // If a line leaves the plot at the top, its name is placed next to that end, not at the right edge.
   const isSteep = !isUpright && x2 < (box.left + box.right) / 2;
   plot.append(svg("text", {
     class: isNumber(rule.slot) ? `rule-name slot-${rule.slot}` : "reference-name",
@@ -75,7 +75,7 @@ function drawRule(plot, box, x, y, rule) {
   }, rule.label));
 }
 
-// Only the part of a line that is between the plot's bottom and top.
+// The part of a line between the bottom and the top of the plot.
 function clipped(ends, box) {
   let [[x1, y1], [x2, y2]] = ends;
   const [low, high] = [box.top, box.bottom];
@@ -114,7 +114,7 @@ function nameEnds(plot, box, x, y, series) {
     const last = one.points.findLast((point) => isNumber(point.x) && isNumber(point.y));
     return last ? [{ one, y: y(last.y), x: x(last.x) }] : [];
   }).sort((a, b) => a.y - b.y);
-  // Names that would lie over each other move down, and all of them up again if the last left the plot.
+  // Overlapping names move down; if the last one then leaves the plot, all move up.
   names.forEach((name, at) => {
     for (const above of names.slice(0, at)) {
       if (Math.abs(above.x - name.x) < 90 && name.y < above.y + 14) name.y = above.y + 14;

@@ -1,4 +1,4 @@
-// The page: which sections there are, the contents, and the switch between light and dark.
+// The page: its sections, the table of contents, and the switch between light and dark.
 import { acceptanceSection } from "./acceptance.js";
 import { answersSection } from "./answers.js";
 import { costsSection } from "./costs.js";
@@ -13,7 +13,7 @@ import { sweepSection } from "./sweep.js";
 import { listenForTips } from "./tooltip.js";
 import { translationSection } from "./translation.js";
 
-const SHORT = { answers: "Tokens", costs: "Costs", sweep: "Settings", economics: "Economics", translation: "Translation", peers: "Others", replay: "Replay", sources: "Sources" };
+const SHORT = { answers: "Tokens", costs: "Costs", sweep: "Settings", economics: "Economics", translation: "Translation", peers: "Peers", replay: "Replay", sources: "Sources" };
 const documents = JSON.parse(document.getElementById("documents").textContent);
 const report = document.getElementById("report");
 
@@ -23,12 +23,12 @@ const sections = [
   translationSection, peersSection, replaySection, sources,
 ].map((make) => make(documents)).filter(Boolean);
 
-const models = distinct(documents.map((own) => own.model?.name).filter(Boolean));
+const models = distinct(documents.map((doc) => doc.model?.name).filter(Boolean));
 report.replaceChildren(
   h("div", { class: "opening" },
-    h("h1", {}, "What drafting gains"),
-    h("p", { class: "lead" }, "Reprise drafts text it has already seen; the model checks each draft in one pass. "
-      + `Here is what that gave${models.length ? ` ${models.join(" and ")}` : ""}, beside plain decoding of the same prompts.`),
+    h("h1", {}, "Speedup from drafting"),
+    h("p", { class: "lead" }, "Reprise drafts text that it has already seen; the model verifies each draft in one forward pass. "
+      + `These are the results${models.length ? ` for ${models.join(" and ")}` : ""}, compared with plain decoding of the same prompts.`),
     documents.length === 1 && h("p", { class: "measured" }, measured(documents[0])),
     headline(documents)),
   ...sections);
@@ -41,7 +41,7 @@ document.getElementById("theme").append(choice("Colours", [["auto", "auto"], ["l
   else document.documentElement.dataset.theme = theme;
 }));
 
-// Paper is narrower than the window, and folds do not open on it.
+// Paper is narrower than the window, and collapsed tables cannot be opened on it.
 window.addEventListener("beforeprint", () => {
   for (const fold of document.querySelectorAll("details.table")) fold.open = true;
 });

@@ -1,4 +1,4 @@
-// Whether drafting ever changed a token.
+// Whether drafting changed any token.
 import { distinct, grouped, isNumber } from "./dom.js";
 import { section } from "./documents.js";
 import { figure } from "./figure.js";
@@ -6,16 +6,16 @@ import { counted, number, whole } from "./format.js";
 import { matrix } from "./matrix.js";
 import { caseOf, decodeRows } from "./speedup.js";
 
-const judged = (own) => decodeRows(own).filter((row) => row.parity);
+const judged = (doc) => decodeRows(doc).filter((row) => row.parity);
 
-/** The section, or null where no document compared tokens. */
+/** The section, or null if no document has compared tokens. */
 export function paritySection(documents) {
-  const having = documents.filter((own) => judged(own).length);
+  const having = documents.filter((doc) => judged(doc).length);
   return having.length ? section("parity", "Parity", having, build) : null;
 }
 
-function build(own) {
-  const rows = judged(own);
+function build(doc) {
+  const rows = judged(doc);
   const together = rows.filter((row) => !isNumber(row.turn));
   const drawn = together.length ? together : rows;
   const nameOf = (row) => [row.workload, caseOf(row, rows)].filter(Boolean).join(", ");
@@ -23,7 +23,7 @@ function build(own) {
   return {
     lead: lead(drawn),
     parts: [figure({
-      title: "Drafted answers against plain ones",
+      title: "Drafted answers compared with plain ones",
       note: "Every drafted run is compared with every plain run, token by token.",
       draw: () => matrix({
         corner: "",
@@ -40,13 +40,13 @@ function build(own) {
 
 function lead(rows) {
   const failed = rows.filter((row) => row.parity !== "PASS");
-  if (!failed.length) return `All ${counted(rows.length, "comparison")} with plain decoding found the same tokens: drafting changed nothing.`;
-  return `${failed.length} of ${rows.length} comparisons found a token that differs; each says where, and by how little the model preferred the other.`;
+  if (!failed.length) return `All ${counted(rows.length, "comparison")} with plain decoding found equal tokens: drafting changed no answer.`;
+  return `${failed.length} of ${rows.length} comparisons found a token that differs; each tooltip has its position, and the margin between the two best tokens there.`;
 }
 
 function cellOf(name, series, rows) {
   const failed = rows.find((row) => row.parity !== "PASS");
-  if (!failed) return { kind: "good", text: "✓ same", tip: [`${name}, ${series}`, isNumber(rows[0].parity_pairs) ? `same tokens in all ${whole(rows[0].parity_pairs)} pairs of a drafted and a plain run` : "every drafted run gave the tokens of every plain run"] };
+  if (!failed) return { kind: "good", text: "✓ same", tip: [`${name}, ${series}`, isNumber(rows[0].parity_pairs) ? `same tokens in all ${whole(rows[0].parity_pairs)} pairs of a drafted and a plain run` : "every drafted run has the tokens of every plain run"] };
   const { token, margin } = failed.first_divergence ?? {};
   const at = isNumber(token) ? `token ${whole(token)}` : "differs";
   return {

@@ -1,4 +1,4 @@
-// Drafters replayed over known answers, without a model: what a cost curve would turn their hits into.
+// Drafters replayed over known answers, without a model, and the speedup that a cost curve predicts for them.
 import { choice, distinct, h, isNumber, list } from "./dom.js";
 import { section } from "./documents.js";
 import { dotPlot } from "./dots.js";
@@ -11,34 +11,34 @@ const FORMATS = { tokens_per_forward: fixed2, coverage: share, acceptance: share
 
 const nameOf = (row) => String(row.drafter ?? row.rule ?? row.policy ?? row.name ?? "drafter");
 
-// Speed-up by the name of the cost curve; a document may also give one number for one curve.
+// Speedup by the name of the cost curve; a document may also have a single number.
 function speedups(row) {
-  const own = row.speedup ?? row.speedups ?? {};
-  return isNumber(own) ? { "cost curve": own } : own;
+  const found = row.speedup ?? row.speedups ?? {};
+  return isNumber(found) ? { "cost curve": found } : found;
 }
 
-function rowsOf(own) {
-  return list(own.replay?.rows).filter((row) => row && typeof row === "object");
+function rowsOf(doc) {
+  return list(doc.replay?.rows).filter((row) => row && typeof row === "object");
 }
 
-/** The section, or null where no document has one. */
+/** The section, or null if no document has one. */
 export function replaySection(documents) {
-  const having = documents.filter((own) => rowsOf(own).length);
+  const having = documents.filter((doc) => rowsOf(doc).length);
   return having.length ? section("replay", "Replayed without a model", having, build) : null;
 }
 
-function build(own) {
-  const rows = rowsOf(own);
+function build(doc) {
+  const rows = rowsOf(doc);
   const curves = distinct(rows.flatMap((row) => Object.keys(speedups(row))));
   const workloads = distinct(rows.map(workloadOf));
-  // All workloads together are what a default is chosen by.
+  // The row over all workloads is the one to choose defaults by.
   const chosen = { workload: workloads.includes("all") ? "all" : workloads[0] };
   const figures = [plotOf(rows, curves, chosen), positions(rows, chosen)].filter(Boolean);
   const control = workloads.length > 1 && h("div", { class: "controls" }, choice("Workload", workloads.map((name) => [name, name]), chosen.workload, (name) => {
     chosen.workload = name;
     for (const one of figures) one.redraw();
   }));
-  return { lead: lead(rows.filter((row) => workloadOf(row) === chosen.workload), curves), parts: [control, ...figures, tableOf(rows, curves), ...curveNotes(own.replay.curves)] };
+  return { lead: lead(rows.filter((row) => workloadOf(row) === chosen.workload), curves), parts: [control, ...figures, tableOf(rows, curves), ...curveNotes(doc.replay.curves)] };
 }
 
 const workloadOf = (row) => String(row.workload ?? row.corpus ?? "all");
@@ -46,10 +46,10 @@ const workloadOf = (row) => String(row.workload ?? row.corpus ?? "all");
 function lead(rows, curves) {
   const pairs = Math.max(0, ...rows.map((row) => row.pairs).filter(isNumber));
   const over = pairs ? ` over ${counted(pairs, "recorded pair")} of prompt and answer` : "";
-  // What knows the answer beforehand is an aim and no rule.
+  // Rules that know the answer are upper bounds, not candidates.
   const best = rows.filter((row) => !row.is_hindsight).toSorted((a, b) => (speedups(b)[curves[0]] ?? 0) - (speedups(a)[curves[0]] ?? 0))[0];
-  const first = best && curves.length ? ` ${nameOf(best)} comes first: ${times(speedups(best)[curves[0]])} with the costs of ${curves[0]}.` : "";
-  return `Rules for drafting, replayed${over}; a speed-up here is what a cost curve would make of them, not a measured time.${first}`;
+  const first = best && curves.length ? ` The best is ${nameOf(best)}: ${times(speedups(best)[curves[0]])} with the costs of ${curves[0]}.` : "";
+  return `Rules for drafting, replayed${over}. These speedups follow from a cost curve; they are not measured times.${first}`;
 }
 
 function curveNotes(curves) {
@@ -64,8 +64,8 @@ function plotOf(rows, curves, chosen) {
   let measure = measures[0][0];
   const hasSlowest = rows.some((row) => row.slowest);
   const result = figure({
-    title: "Rules, the best first",
-    note: hasSlowest ? "The small upright mark is the request that gained least." : null,
+    title: "Rules, best first",
+    note: hasSlowest ? "The small upright mark is the request with the lowest speedup." : null,
     controls: measures.length > 1 ? [choice("Show", measures, measure, (name) => {
       measure = name;
       result.redraw();
@@ -100,7 +100,7 @@ function valueOf(row, measure) {
 }
 
 function axisOf(measure) {
-  if (measure.startsWith("curve:")) return { axis: `times as fast as plain, with the costs of ${measure.slice(6)}`, format: times, reference: 1 };
+  if (measure.startsWith("curve:")) return { axis: `speedup with the costs of ${measure.slice(6)}`, format: times, reference: 1 };
   if (measure === "tokens_per_forward") return { axis: "tokens per forward pass", format: fixed2, reference: 1 };
   if (measure === "coverage") return { axis: "share of the answer that was drafted and accepted", format: share, domain: [0, 1] };
   return { axis: "microseconds of drafting per token", format: microseconds };

@@ -1,4 +1,4 @@
-"""`reprise bench report`: result documents as one page."""
+"""`reprise bench report`: draw result documents as one HTML page."""
 
 import argparse
 from pathlib import Path
@@ -9,20 +9,22 @@ from bench.page.assembly import write_page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give the parser what `reprise bench report` takes."""
+    """Add the flags of `reprise bench report` to the parser."""
     parser.description = (
-        "Draw result documents, which the benchmarks write with --json, as one HTML page: plots, tables and "
-        "each answer with every token's origin. The page is one file that needs no network. Documents of "
-        "several machines or models can be given together; what they share is shown side by side."
+        "Draw result documents, which benchmarks write with --json, as one HTML page with plots, tables, and "
+        "sample answers that show the source of each token. The page is one file and needs no network. "
+        "Documents of several machines or models can be combined."
     )
-    parser.add_argument("documents", nargs="+", type=_document, metavar="FILE.json")
     parser.add_argument(
-        "--html", required=True, type=argument_types.output_file, metavar="FILE", help="Where the page goes."
+        "documents", nargs="+", type=_document, metavar="FILE.json", help="Result documents to draw."
+    )
+    parser.add_argument(
+        "--html", required=True, type=argument_types.output_file, metavar="FILE", help="Page to write."
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page, say so, and return the exit status."""
+    """Write the page, print what it contains, and return the exit status."""
     write_page(arguments.html, arguments.documents)
     sections = [name for name in document.SECTIONS if any(name in one for one in arguments.documents)]
     kilobytes = arguments.html.stat().st_size / 1000
@@ -34,6 +36,7 @@ def _document(text: str) -> dict[str, Any]:
     try:
         return document.read(Path(text))
     except OSError as fault:
-        raise argparse.ArgumentTypeError(f"{text} cannot be read: {fault.strerror}") from None
+        raise argparse.ArgumentTypeError(f"cannot read {text}: {fault.strerror}") from None
+
     except ValueError as fault:
         raise argparse.ArgumentTypeError(str(fault)) from None

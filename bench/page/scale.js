@@ -1,6 +1,6 @@
-// From values to pixels, and where the ticks go.
+// Scales from values to pixels, and their ticks.
 
-/** A scale with equal steps: call it with a value; domain, ticks(count) and format are on it. */
+/** A linear scale: a function of a value, with the properties domain and ticks(count). */
 export function linear(domain, range) {
   const [low, high] = domain[0] === domain[1] ? [domain[0] - 0.5, domain[1] + 0.5] : domain;
   const scale = (value) => range[0] + ((value - low) / (high - low)) * (range[1] - range[0]);
@@ -9,7 +9,7 @@ export function linear(domain, range) {
   return scale;
 }
 
-/** A scale with equal factors, base 2; ticks stand at powers of 2. */
+/** A logarithmic scale of base 2, with ticks at powers of 2. */
 export function binaryLog(domain, range) {
   const inner = linear(domain.map(Math.log2), range);
   const scale = (value) => inner(Math.log2(value));
@@ -25,7 +25,7 @@ export function binaryLog(domain, range) {
   return scale;
 }
 
-/** The smallest and largest of the numbers, with a margin of their distance on each side. */
+/** The smallest and largest number, extended on each side by a share of their distance. */
 export function extent(values, margin = 0, including = []) {
   const all = [...values, ...including];
   if (!all.length) return [0, 1];
@@ -37,7 +37,7 @@ export function extent(values, margin = 0, including = []) {
 function niceTicks(low, high, count) {
   const rough = (high - low) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((own) => own >= rough * 0.999);
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= rough * 0.999);
   const ticks = [];
   for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at += 1) {
     ticks.push(Number((at * step).toPrecision(12)));

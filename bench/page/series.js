@@ -1,4 +1,4 @@
-// Which colour and which shape a name has: the same everywhere on the page.
+// The colour and shape of each name, the same everywhere on the page.
 import { svg } from "./dom.js";
 
 const KNOWN = ["auto", "suffix", "ngram-simple", "ngram-mod", "draft-model"];
@@ -6,17 +6,17 @@ const NUM_SLOTS = 8;
 const slots = new Map(KNOWN.map((name, at) => [name, at]));
 const isModel = (name) => name === "model" || name === "plain" || name === "none";
 
-/** The slot of a name, 0 to 7, or "model" for what the model said itself: a class .slot-N has its colour. */
+/** The slot of a name, 0 to 7, or "model" for tokens of the model itself: a class .slot-N has its colour. */
 export function slotOf(name) {
   if (isModel(name)) return "model";
   if (!slots.has(name)) assignSlots([name]);
   return slots.get(name);
 }
 
-/** Give names that are shown together slots that differ, as far as there are slots; who has one keeps it. */
+/** Give different slots to names that are shown together, as long as there are slots; assigned names keep theirs. */
 export function assignSlots(names) {
   const taken = names.filter((name) => slots.has(name)).map((name) => slots.get(name));
-  // Beside draft types, a name should not look like one of them, shown or not.
+  // Next to draft types, other names should not look like a draft type, shown or not.
   const all = [...Array(NUM_SLOTS).keys()];
   const order = names.some((name) => KNOWN.includes(name)) ? [...all.slice(KNOWN.length), ...all.slice(0, KNOWN.length)] : all;
   for (const name of names) {
@@ -37,7 +37,7 @@ const POLYGONS = {
   7: "-5.4,-3 0,-6 5.4,-3 5.4,3 0,6 -5.4,3",
 };
 
-/** The mark of a slot at a place. size: 1 is about ten pixels across. */
+/** The mark of a slot at a position. size: 1 is about ten pixels across. */
 export function shape(slot, x, y, size = 1) {
   const at = { class: `shape slot-${slot}`, transform: `translate(${x.toFixed(1)} ${y.toFixed(1)}) scale(${size})` };
   return POLYGONS[slot]
@@ -45,7 +45,7 @@ export function shape(slot, x, y, size = 1) {
     : svg("circle", { r: 5, ...at });
 }
 
-/** The mark of a slot as a picture of its own, for legends. */
+/** The mark of a slot as a separate picture, for legends. */
 export function swatch(slot) {
   return svg("svg", { class: "swatch", viewBox: "-8 -8 16 16", width: 14, height: 14, "aria-hidden": "true" }, shape(slot, 0, 0));
 }

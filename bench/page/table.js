@@ -1,9 +1,9 @@
-// Tables that sort by the column whose heading is pressed.
+// Tables that are sorted by clicking a column heading.
 import { h, isNumber } from "./dom.js";
 
 /**
- * A table inside a fold. columns: {name, label, format, help}; a name is a field of a row, or a function of it.
- * Numbers stand to the right, and sort as numbers; what is missing goes last.
+ * A collapsible table. columns: {name, label, format, help}; name is a field of the rows, or a function of a row.
+ * Numbers are right-aligned and sorted as numbers; missing values come last.
  */
 export function table(summary, columns, rows) {
   const value = (row, column) => (typeof column.name === "function" ? column.name(row) : row[column.name]);
@@ -15,12 +15,12 @@ export function table(summary, columns, rows) {
   const headings = used.map((column) => h("th", { scope: "col", "aria-sort": "none", class: isRight(column) ? "number" : null },
     h("button", { type: "button", title: column.help ?? null, onclick: () => sort(column) }, column.label)));
   const sort = (column) => {
-    const own = headings[used.indexOf(column)];
-    // Numbers are asked for because the largest matter.
+    const pressed = headings[used.indexOf(column)];
+    // Numbers start descending, because the largest ones are usually wanted.
     const first = isRight(column) ? "descending" : "ascending";
     const other = first === "ascending" ? "descending" : "ascending";
-    const order = own.getAttribute("aria-sort") === first ? other : first;
-    for (const heading of headings) heading.setAttribute("aria-sort", heading === own ? order : "none");
+    const order = pressed.getAttribute("aria-sort") === first ? other : first;
+    for (const heading of headings) heading.setAttribute("aria-sort", heading === pressed ? order : "none");
     fill(rows.toSorted((a, b) => compare(value(a, column), value(b, column), order === "ascending" ? 1 : -1)));
   };
   fill(rows);

@@ -1,5 +1,5 @@
-// What a mark says when the pointer is on it, or the keyboard. Marks of one figure are one stop for Tab;
-// the arrow keys go from one to the next.
+// The tooltip of a mark under the pointer or with keyboard focus. The marks of one figure are a single tab stop;
+// the arrow keys move between them.
 import { h } from "./dom.js";
 
 const TIPS = new WeakMap();
@@ -7,7 +7,7 @@ const KEYS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
 let box = null;
 let current = null;
 
-/** Give an element its tip: lines of text, the first of which is its heading. Returns the element. */
+/** Set an element's tooltip: lines of text, the first one as heading. Returns the element. */
 export function tip(element, lines) {
   TIPS.set(element, lines);
   element.classList.add("mark");
@@ -16,7 +16,7 @@ export function tip(element, lines) {
   return element;
 }
 
-/** Let the marks inside take the keyboard: one by Tab, the others by arrow keys, Home and End. */
+/** Make the marks inside reachable by keyboard: one by Tab, the others by arrow keys, Home and End. */
 export function rove(container) {
   const marks = [...container.querySelectorAll(".mark")];
   marks.forEach((mark, at) => mark.setAttribute("tabindex", at ? "-1" : "0"));
@@ -35,7 +35,7 @@ export function rove(container) {
   return container;
 }
 
-/** Start listening, once for the whole page. */
+/** Start listening; call once for the page. */
 export function listenForTips() {
   box = h("div", { class: "tip", "aria-hidden": "true", hidden: true });
   document.body.append(box);

@@ -1,4 +1,4 @@
-// Draft models with vocabularies of their own: what each way to translate their drafts brings.
+// Draft models with other vocabularies, by translation strategy.
 import { choice, distinct, grouped, h, isNumber, list } from "./dom.js";
 import { section } from "./documents.js";
 import { dotPlot } from "./dots.js";
@@ -12,26 +12,26 @@ const COLUMNS = [
   { name: "draft_model", label: "draft model" },
   { name: "strategy", label: "strategy" },
   { name: "workload", label: "workload" },
-  { name: (row) => lengthOf(row), label: "k", help: "tokens of a draft" },
-  { name: "acceptance", label: "accepted", format: share, help: "share of drafted tokens that the model agreed with" },
+  { name: (row) => lengthOf(row), label: "k", help: "draft length in tokens" },
+  { name: "acceptance", label: "accepted", format: share, help: "share of drafted tokens that were accepted" },
   { name: "drafted_per_draft", label: "tok/draft", format: fixed2 },
   { name: "tokens_per_forward", label: "tok/forward", format: fixed2 },
   { name: "plain_tps", label: "plain tok/s", format: number },
   { name: "decode_tps", label: "tok/s", format: number },
-  { name: "speedup", label: "speed-up", format: times },
-  { name: "draft_model_share", label: "draft model's time", format: share, help: "of the time of decoding" },
-  { name: "drafted_per_s", label: "drafted/s", format: number, help: "drafted tokens for each second of the draft model" },
+  { name: "speedup", label: "speedup", format: times },
+  { name: "draft_model_share", label: "draft model's time", format: share, help: "share of decoding time" },
+  { name: "drafted_per_s", label: "drafted/s", format: number, help: "drafted tokens per second of the draft model" },
   ...COUNTS.map((name) => ({ name, label: name, format: whole })),
   { name: "parity", label: "parity" },
 ];
 
-function rowsOf(own) {
-  return list(own.translation?.rows).filter((row) => row && typeof row === "object");
+function rowsOf(doc) {
+  return list(doc.translation?.rows).filter((row) => row && typeof row === "object");
 }
 
-/** The section, or null where no document has one. */
+/** The section, or null if no document has one. */
 export function translationSection(documents) {
-  const having = documents.filter((own) => rowsOf(own).length);
+  const having = documents.filter((doc) => rowsOf(doc).length);
   return having.length ? section("translation", "Across vocabularies", having, build) : null;
 }
 
@@ -39,16 +39,16 @@ const lengthOf = (row) => (row.is_adaptive ? "adaptive" : anything(row.num_draft
 const strategyOf = (row) => String(row.strategy);
 const modelOf = (row) => String(row.draft_model);
 
-function build(own) {
-  const rows = rowsOf(own);
-  const told = list(own.translation.findings);
+function build(doc) {
+  const rows = rowsOf(doc);
+  const findings = list(doc.translation.findings);
   return {
-    lead: `${counted(distinct(rows.map(modelOf)).length, "draft model")} drafting for a model whose vocabulary may be another one, and the ways to translate.`,
+    lead: `${counted(distinct(rows.map(modelOf)).length, "draft model")}, whose vocabularies may differ from the target's, and the strategies to translate their drafts.`,
     parts: [
-      told.length && h("aside", { class: "advice", "aria-label": "Findings" }, h("h3", {}, "What came out"), h("ul", {}, told.map((sentence) => h("li", {}, String(sentence))))),
+      findings.length && h("aside", { class: "advice", "aria-label": "Findings" }, h("h3", {}, "Findings"), h("ul", {}, findings.map((sentence) => h("li", {}, String(sentence))))),
       plotOf(rows),
       table("Translation as a table", COLUMNS.map((column) => ({ format: anything, ...column })), rows),
-      ...list(own.translation.refused).map((one) => h("p", { class: "note" }, `${anything(one?.draft_model)}, ${anything(one?.strategy)}: left out: ${anything(one?.reason)}`)),
+      ...list(doc.translation.refused).map((one) => h("p", { class: "note" }, `${anything(one?.draft_model)}, ${anything(one?.strategy)}: skipped: ${anything(one?.reason)}`)),
     ],
   };
 }
@@ -59,8 +59,8 @@ function plotOf(rows) {
   if (!measures.length) return null;
   const chosen = { model: models[0], measure: measures[0] };
   const result = figure({
-    title: "Strategies, by workload and length of drafts",
-    note: "Drafts of k tokens come from the draft model alone, and every one is verified; adaptive: the engine chooses lengths, and may leave drafts out.",
+    title: "Strategies, by workload and draft length",
+    note: "k: the draft model alone makes drafts of k tokens, and all of them are verified. adaptive: the engine chooses lengths and may leave drafts out.",
     series: distinct(rows.map(strategyOf)),
     controls: [
       ...(models.length > 1 ? [choice("Draft model", models.map((name) => [name, name]), chosen.model, (name) => redraw("model", name))] : []),
@@ -92,7 +92,7 @@ function tipOf(row) {
   return [
     `${row.workload}, ${strategyOf(row)}, ${row.is_adaptive ? "adaptive" : `k = ${lengthOf(row)}`}`,
     `${share(row.acceptance)} accepted`, `${fixed2(row.tokens_per_forward)} tokens per forward`,
-    `${times(row.speedup)} as fast as plain`, `${share(row.draft_model_share)} of the time is the draft model's`,
+    `${times(row.speedup)} speedup`, `draft model: ${share(row.draft_model_share)} of decoding time`,
     COUNTS.filter((name) => isNumber(row[name])).map((name) => `${whole(row[name])} ${name}`).join(", "),
     ...(row.parity ? [`parity: ${row.parity}`] : []),
   ].filter(Boolean);

@@ -1,1 +1,1 @@
-"""`reprise bench peers`: the same chats, greedily, to several servers and to mlx_lm's own loops, in turns."""
+"""`reprise bench peers`: run the same chats on several servers and on mlx_lm's own loops, alternating."""

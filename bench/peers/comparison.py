@@ -1,4 +1,4 @@
-"""Rows of what sides said: one for each side and workload, with ratios to the first side of the same run."""
+"""Compare replies: a row per peer and workload, with ratios to the first peer of the same run."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,15 +12,15 @@ Weighted = list[tuple[float, float]]
 
 
 def compared(records: Sequence[Record], names: Sequence[str], plain: str) -> list[dict[str, Any]]:
-    """The rows of the "peers" of a result document.
+    """Return the rows of the "peers" section of a result document.
 
-    names: of the sides; the others are compared with the first. plain: whose texts are the plain ones.
+    names: of the peers; ratios are to the first. plain: the peer whose texts the others should equal.
     """
     workloads = dict.fromkeys(record.workload for record in records)
     texts = {
         record.question: record.reply.text
         for record in records
-        if record.side == plain and record.reply.error is None
+        if record.peer == plain and record.reply.error is None
     }
     return [
         _row(
@@ -35,16 +35,16 @@ def compared(records: Sequence[Record], names: Sequence[str], plain: str) -> lis
 def _row(
     records: Sequence[Record], name: str, first: str, workload: str, texts: dict[int, str]
 ) -> dict[str, Any]:
-    own = [record for record in records if record.side == name]
-    measured = [record for record in own if record.is_measured]
+    of_peer = [record for record in records if record.peer == name]
+    measured = [record for record in of_peer if record.is_measured]
     good = [record for record in measured if record.reply.error is None]
-    faults = [record.reply.error for record in own if record.reply.error]
+    faults = [record.reply.error for record in of_peer if record.reply.error]
     speeds, decode_speeds = _by_round(records, name, _speed), _by_round(records, name, _decode_speed)
     ratio = compare(speeds, _by_round(records, first, _speed))
     decode_ratio = compare(decode_speeds, _by_round(records, first, _decode_speed))
     firsts: Weighted = [(at, 1.0) for one in good if (at := one.reply.first_token_s) is not None]
     gaps = [pair for one in good for pair in _gaps(one)]
-    # A call of a tool has as many ways to be told as there are servers.
+    # Servers format tool calls differently, so those answers are not compared.
     judged = [one for one in good if one.question in texts and not one.has_tools]
     num_equal = sum(_bare(one.reply.text) == _bare(texts[one.question]) for one in judged)
     return {
@@ -75,20 +75,20 @@ def _row(
 def _by_round(records: Sequence[Record], name: str, take: Any) -> list[float | None]:
     numbers = sorted({record.round_number for record in records if record.round_number > 0})
     return [
-        take([r for r in records if r.side == name and r.round_number == number and r.is_measured])
+        take([r for r in records if r.peer == name and r.round_number == number and r.is_measured])
         for number in numbers
     ]
 
 
 def _speed(records: Sequence[Record]) -> float | None:
-    """Tokens per second of whole requests, prompts included; None if one of them failed."""
+    """Return tokens per second over whole requests, prefill included; None if one failed."""
     if any(record.reply.error for record in records):
         return None
     return rate(sum(r.reply.num_tokens for r in records), sum(r.reply.duration_s for r in records))
 
 
 def _decode_speed(records: Sequence[Record]) -> float | None:
-    """Tokens per second from the first arrival on; None if a request failed."""
+    """Return tokens per second after the first arrival; None if a request failed."""
     if any(record.reply.error for record in records):
         return None
     decoded = [record.reply.decoded for record in records]
@@ -96,7 +96,7 @@ def _decode_speed(records: Sequence[Record]) -> float | None:
 
 
 def _gaps(record: Record) -> Weighted:
-    """(seconds per token, tokens) of every arrival after the first: those of one read came together."""
+    """Return (seconds per token, tokens) for every arrival after the first."""
     arrivals = record.reply.arrivals
     return [
         ((at - before) / tokens, tokens) for (before, _), (at, tokens) in pairwise(arrivals) if tokens > 0
@@ -104,7 +104,7 @@ def _gaps(record: Record) -> Weighted:
 
 
 def _bare(text: str) -> str:
-    """Without what ends an answer that was cut within a character."""
+    """Strip whitespace, and the replacement characters of a text that was cut within a character."""
     return text.rstrip("\ufffd").strip()
 
 

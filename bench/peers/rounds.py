@@ -1,19 +1,19 @@
-"""The order of questions: all sides get each of them in turn, and another begins every time."""
+"""Send every question to all peers, starting with a different peer each time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.peers.sides import Question, Reply, Side
+from bench.peers.clients import Peer, Question, Reply
 
-GIVE_UP_AFTER = 3
-"""A side that fails so often in a row is asked no more: each silence may take minutes."""
+MAX_FAILURES_IN_A_ROW = 3
+"""A peer that fails this often in a row gets no more questions: each timeout may take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What one side said to one question. round_number: 0 warms up. question: its number in all rounds."""
+    """A peer's reply to one question. round_number: 0 is the warm-up. question: its number in all rounds."""
 
-    side: str
+    peer: str
     round_number: int
     question: int
     workload: str
@@ -23,33 +23,33 @@ class Record:
 
 
 def ask_all(
-    sides: Sequence[Side],
+    peers: Sequence[Peer],
     rounds: Sequence[Sequence[Question]],
     max_tokens: int,
-    tell: Callable[[Record], None],
+    on_record: Callable[[Record], None],
 ) -> list[Record]:
-    """Ask every side every question. tell: called after each.
+    """Ask every peer every question. on_record: called after each reply.
 
-    rounds: the questions of each; the first round warms up.
+    rounds: the questions of each round; the first round is a warm-up.
     """
     found: list[Record] = []
-    failed_in_a_row = {side.name: 0 for side in sides}
+    failed_in_a_row = {peer.name: 0 for peer in peers}
     number = 0
     for round_number, questions in enumerate(rounds):
         for question in questions:
-            first = number % len(sides)
-            for side in (*sides[first:], *sides[:first]):
-                if failed_in_a_row[side.name] < GIVE_UP_AFTER:
-                    reply = side.ask(question, max_tokens)
+            first = number % len(peers)
+            for peer in (*peers[first:], *peers[:first]):
+                if failed_in_a_row[peer.name] < MAX_FAILURES_IN_A_ROW:
+                    reply = peer.ask(question, max_tokens)
                 else:
-                    reply = Reply(error=f"given up after {GIVE_UP_AFTER} failures in a row")
-                failed_in_a_row[side.name] = failed_in_a_row[side.name] + 1 if reply.error else 0
+                    reply = Reply(error=f"skipped after {MAX_FAILURES_IN_A_ROW} failures in a row")
+                failed_in_a_row[peer.name] = failed_in_a_row[peer.name] + 1 if reply.error else 0
                 found.append(
                     Record(
-                        side.name, round_number, number, question.workload, bool(question.turn.tools),
+                        peer.name, round_number, number, question.workload, bool(question.turn.tools),
                         round_number > 0 and question.turn.is_measured, reply,
                     )
                 )  # fmt: skip
-                tell(found[-1])
+                on_record(found[-1])
             number += 1
     return found

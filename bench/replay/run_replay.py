@@ -187,7 +187,7 @@ def _write(
     sources: Sequence[Source],
 ) -> None:
     section = {"rows": rows, "curves": describe(curves), "sources": [asdict(source) for source in sources]}
-    found = document.new_document(document.typed(arguments), replay=section)
+    found = document.new_document(document.command_line(arguments), replay=section)
     outputs.write(arguments, found, flat(rows))
 
 

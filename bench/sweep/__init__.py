@@ -1,5 +1,6 @@
-"""`reprise bench sweep`: what each setting of drafting brings, so that defaults are chosen by figures.
+"""`reprise bench sweep`: measure the effect of each drafting setting, to choose defaults by.
 
-Answers are taken from the model once, plainly, and then replayed under each setting: the engine's own
-drafters, gate and ledger say them again, step by step, without a model, and steps cost what was measured.
+The model answers every chat once, plainly. These answers are then replayed under each setting: the engine's
+own drafters, gate and slowdown budget decode them again, step by step, without a model, with step costs
+measured before.
 """

@@ -1,11 +1,11 @@
-"""The default and the best configurations of a grid on the engine itself, beside what the replay said."""
+"""Measure the default and the best configurations of a grid on the engine, beside the replay."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from bench.local_engine import LocalEngine
-from bench.sweep.asking import PLAIN, Advance, Measured, ToldChat, Variant, measure
+from bench.sweep.answering import PLAIN, Advance, AnsweredChat, Measured, Variant, measure
 from bench.sweep.grid import Configuration, best_of, default_configuration
 from config.settings import Settings
 from drafters.assembly import make_drafters
@@ -13,7 +13,7 @@ from engine.request import DraftChoice
 
 
 def choose(rows: Sequence[Mapping[str, Any]], settings: Settings) -> list[Configuration]:
-    """The server's default, and of each type in the grid the best."""
+    """Return the server's default and the best configuration of each draft type in the grid."""
     types = dict.fromkeys(row["draft_type"] for row in rows)
     chosen = [default_configuration(settings.draft_type, settings)] if settings.draft_type in types else []
     return list(dict.fromkeys([*chosen, *(best_of(rows, draft_type) for draft_type in types)]))
@@ -22,20 +22,20 @@ def choose(rows: Sequence[Mapping[str, Any]], settings: Settings) -> list[Config
 def measure_points(
     local: LocalEngine,
     points: Sequence[Configuration],
-    told: Sequence[ToldChat],
+    answered: Sequence[AnsweredChat],
     settings: Settings,
     max_tokens: int,
     repeats: int,
     seed: int,
     advance: Advance,
 ) -> Iterator[dict[str, Any]]:
-    """A row for each configuration and workload. Of the repeats the quickest counts, plain and drafted."""
+    """Yield a row for each configuration and workload. The fastest repeat counts, plain and drafted."""
     variants = [Variant("plain", lambda _: None, PLAIN)]
     for point in points:
         draft = DraftChoice(point.draft_type, point.num_draft_tokens)
         variants.append(Variant(str(point), partial(_prepare, point.settings(settings)), draft))
     totals: dict[str, dict[str, Measured]] = {}
-    for one in told:
+    for one in answered:
         best = measure(local, one, variants, max_tokens, repeats, seed)
         of_workload = totals.setdefault(one.chat.workload, {})
         for name, runs in best.items():

@@ -1,4 +1,4 @@
-"""The gate's threshold: how much of a prompt must repeat before drafting begins with trust."""
+"""Sweep the gate's threshold: how repetitive a prompt must be for the gate to start with long drafts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -6,14 +6,14 @@ from statistics import geometric_mean, mean
 from typing import Any, Literal
 
 from bench.pairs import TokenPair
-from bench.sweep.asking import Advance
+from bench.sweep.answering import Advance
 from bench.sweep.replaying import Setup, figures, replay_chats
 from drafters.repetition import repetition_score
 
 Mode = Literal["auto", "on"]
 
 MODES: tuple[Mode, ...] = ("auto", "on")
-"""Below the threshold the one begins with doubt and learns, the other never drafts."""
+"""Below the threshold, auto starts with short drafts and learns; on never drafts."""
 
 THRESHOLDS = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)
 
@@ -21,9 +21,9 @@ THRESHOLDS = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)
 def sweep(
     setup: Setup, thresholds: Sequence[float], pairs: Sequence[TokenPair], advance: Advance
 ) -> Iterator[dict[str, Any]]:
-    """A row for each threshold, mode of the gate and workload, with draft type auto.
+    """Yield a row for each threshold, gate mode and workload, with draft type auto.
 
-    repetitive: the share of prompts that count as repetitive at that threshold.
+    repetitive: the share of prompts at or above the threshold.
     """
     scores: dict[str, list[float]] = {}
     for pair in pairs:
@@ -44,7 +44,7 @@ def sweep(
 
 
 def means(rows: Sequence[Mapping[str, Any]], mode: Mode) -> dict[float, tuple[float, float]]:
-    """By threshold: the geometric mean of all workloads' speed-ups, and the lowest of them."""
+    """Return by threshold the geometric mean of all workloads' speedups, and the lowest."""
     speedups: dict[float, list[float]] = {}
     for row in rows:
         if row["gate"] == mode:

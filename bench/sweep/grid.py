@@ -1,4 +1,4 @@
-"""Draft type x draft length x n-gram size, over known answers."""
+"""Sweep draft type x draft length x n-gram size, by replaying known answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,14 +6,14 @@ from statistics import geometric_mean
 from typing import Any
 
 from bench.pairs import TokenPair
-from bench.sweep.asking import Advance
+from bench.sweep.answering import Advance
 from bench.sweep.replaying import Setup, figures, replay_chats
 from config.settings import Settings
 from engine.request import DraftType
 
 DRAFT_TYPES: tuple[DraftType, ...] = ("auto", "suffix", "ngram-mod", "ngram-simple")
 WITHOUT_NGRAMS = ("suffix",)
-"""Types whose matches have no size that is set."""
+"""Draft types without an n-gram size."""
 
 LENGTHS = (2, 4, 8, 16, 31)
 NGRAM_SIZES = (2, 4, 8, 12, 16, 24)
@@ -23,7 +23,7 @@ NGRAM_SIZES = (2, 4, 8, 12, 16, 24)
 class Configuration:
     """A point of the grid.
 
-    ngram_size: ngram-mod's n, and ngram-simple's shortest match; None where a type has none.
+    ngram_size: n of ngram-mod, and the shortest match of ngram-simple; None for types without one.
     """
 
     draft_type: DraftType
@@ -31,7 +31,7 @@ class Configuration:
     ngram_size: int | None
 
     def settings(self, base: Settings) -> Settings:
-        """As a server would have to be started."""
+        """Return the settings of a server with this configuration."""
         chosen = replace(base, num_draft_tokens=self.num_draft_tokens)
         if self.ngram_size is None:
             return chosen
@@ -48,7 +48,7 @@ class Configuration:
 def configurations(
     draft_types: Sequence[DraftType], lengths: Sequence[int], ngram_sizes: Sequence[int]
 ) -> list[Configuration]:
-    """All of the grid, lengths and sizes rising."""
+    """Return all points of the grid, by increasing length and size."""
     return [
         Configuration(draft_type, length, size)
         for draft_type in draft_types
@@ -58,7 +58,7 @@ def configurations(
 
 
 def default_configuration(draft_type: DraftType, settings: Settings) -> Configuration:
-    """What a server does with this type unless it is told otherwise."""
+    """Return the configuration that a server uses by default with this draft type."""
     size = settings.ngram_size_min if draft_type == "ngram-simple" else settings.ngram_mod_size
     return Configuration(
         draft_type, settings.num_draft_tokens, None if draft_type in WITHOUT_NGRAMS else size
@@ -68,7 +68,7 @@ def default_configuration(draft_type: DraftType, settings: Settings) -> Configur
 def sweep(
     setup: Setup, points: Sequence[Configuration], pairs: Sequence[TokenPair], advance: Advance
 ) -> Iterator[dict[str, Any]]:
-    """A row for each configuration and workload."""
+    """Yield a row for each configuration and workload."""
     for point in points:
         player = setup.player(point.settings(setup.settings), point.draft_type)
         for workload, outcome in replay_chats(player, pairs).items():
@@ -79,14 +79,14 @@ def sweep(
                 "workload": workload,
                 **figures(outcome),
                 "acceptance_by_position": [
-                    right / checked if checked else None for checked, right in outcome.by_position
+                    accepted / drafted if drafted else None for drafted, accepted in outcome.by_position
                 ],
             }
         advance()
 
 
 def overall(rows: Sequence[Mapping[str, Any]]) -> dict[Configuration, tuple[float, float]]:
-    """By configuration: the geometric mean of the speed-ups of all workloads, and the lowest of them."""
+    """Return by configuration the geometric mean of all workloads' speedups, and the lowest."""
     speedups: dict[Configuration, list[float]] = {}
     for row in rows:
         point = Configuration(row["draft_type"], row["num_draft_tokens"], row["ngram_size"])
@@ -95,11 +95,11 @@ def overall(rows: Sequence[Mapping[str, Any]]) -> dict[Configuration, tuple[floa
 
 
 def best_of(rows: Sequence[Mapping[str, Any]], draft_type: str | None = None) -> Configuration:
-    """The configuration with the highest mean, of all or of one type; of equals the shortest drafts."""
+    """Return the configuration with the highest mean, of all or one draft type; shorter drafts win ties."""
     means = {p: mean for p, (mean, _) in overall(rows).items() if draft_type in (None, p.draft_type)}
     return max(means, key=lambda point: (round(means[point], 3), -point.num_draft_tokens))
 
 
 def mean_of(rows: Sequence[Mapping[str, Any]]) -> float:
-    """The geometric mean of the rows' speed-ups."""
+    """Return the geometric mean of the rows' speedups."""
     return geometric_mean(row["speedup"] for row in rows)

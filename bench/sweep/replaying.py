@@ -1,4 +1,4 @@
-"""Known answers under given settings: the server's drafters, gate and ledger, without a model."""
+"""Replay known answers with given settings: the server's drafters, gate and slowdown budget, but no model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,15 +14,15 @@ from engine.request import DraftType
 from engine.speculative.gate import LOOKUPS
 
 TABLE_ENTRIES = 1 << 20
-"""Of the n-gram tables in replays of single chats: far more than they fill, and quick to empty."""
+"""Size of the n-gram tables in replays of single chats: more than they fill, and quick to clear."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the replays of one sweep share.
+    """The common part of all replays of one sweep.
 
-    settings: of the server. curve: what steps cost. vocabulary: its fingerprint. line_ends: tokens that end
-    a line.
+    settings: of the server. curve: step costs. vocabulary: its fingerprint. line_ends: tokens that end a
+    line.
     """
 
     settings: Settings
@@ -33,17 +33,17 @@ class Setup:
     def player(
         self, settings: Settings, draft_type: DraftType, drafters: Sequence[Drafter] = ()
     ) -> ServerPlayer:
-        """A server that knows nothing yet. drafters: to have instead of its own."""
+        """Return a server that has learned nothing yet. drafters: used instead of its own."""
         settings = replace(settings, draft_type=draft_type, ngram_table_entries=TABLE_ENTRIES)
-        own = make_drafters(settings, self.vocabulary)
-        asked = drafters or [own[name] for name in LOOKUPS[draft_type]]
-        return ServerPlayer(asked, settings, self.curve, self.line_ends)
+        available = make_drafters(settings, self.vocabulary)
+        chosen = drafters or [available[name] for name in LOOKUPS[draft_type]]
+        return ServerPlayer(chosen, settings, self.curve, self.line_ends)
 
 
 def replay_chats(player: ServerPlayer, pairs: Sequence[TokenPair]) -> dict[str, Outcome]:
-    """Say all answers once more, and tell what those that are measured took, by workload.
+    """Replay all answers, and return the outcomes of those that are measured, by workload.
 
-    What drafters remember is forgotten before each chat. What the gate learned is kept, as a server does.
+    Drafter tables are cleared before each chat. What the gate learned is kept, as on a server.
     """
     outcomes: dict[str, Outcome] = {}
     chat: str | None = None
@@ -58,7 +58,7 @@ def replay_chats(player: ServerPlayer, pairs: Sequence[TokenPair]) -> dict[str, 
 
 
 def figures(outcome: Outcome) -> dict[str, float | int | None]:
-    """What rows of a sweep show of an outcome. speedup: by the curve."""
+    """Return the figures that rows of a sweep contain. speedup: according to the cost curve."""
     return {
         "tokens": outcome.num_tokens,
         "speedup": outcome.num_tokens / outcome.cost if outcome.cost else None,

@@ -1,6 +1,6 @@
-"""What a server is asked over weeks: texts that are new, texts that are worked on, texts that come again.
+"""Generate the traffic of a server over weeks: new texts, texts that are edited, and texts that are repeated.
 
-The texts are the Python files of the packages installed here. Their order and their edits come from a seed.
+The texts are Python files of the packages installed here. Their order and edits depend on a seed.
 """
 
 import math
@@ -20,20 +20,20 @@ Ids = npt.NDArray[np.int32]
 EDIT, AGAIN, NEW = "edit", "again", "new"
 
 SHARES = {EDIT: 0.5, AGAIN: 0.3, NEW: 0.2}
-"""edit: a file and what to change about it; half of them files that were asked about before.
-again: a file that came before, asked for without it. new: text that never came before."""
+"""edit: a file and a change to make; half of these files occurred before.
+again: a text that occurred before, requested without quoting it. new: a text that never occurred before."""
 
 RETURNS = 0.5
 
 QUICK_KINDS = ("values", "docstrings", "delete", "lines")
-"""Edits of bench/edits.py that take no time to make."""
+"""The kinds of edits in bench/edits.py that are fast to generate."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TrafficRequest:
     """A request and its answer.
 
-    prompt, answer: token ids. kind: of SHARES. age: requests since its text last came; None for a new one.
+    prompt, answer: token ids. kind: a key of SHARES. age: requests since its text last occurred; None if new.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Asked:
 
 
 def source_files(roots: Sequence[Path], seed: int) -> list[Path]:
-    """Python files that are not too small, in an order of their own for each seed."""
+    """Return the Python files that are not too small, in an order that depends on the seed."""
     paths = sorted(
         path for root in roots for path in root.rglob("*.py") if path.stat().st_size >= SMALLEST_FILE
     )
@@ -53,15 +53,15 @@ def source_files(roots: Sequence[Path], seed: int) -> list[Path]:
 
 def make_traffic(
     paths: Sequence[Path], encode: Callable[[str], list[int]], count: int, seed: int
-) -> Iterator[Asked]:
-    """count requests; the first of a longer traffic with the same seed are the same.
+) -> Iterator[TrafficRequest]:
+    """Yield count requests; shorter traffic with the same seed is a prefix of longer traffic.
 
-    Texts that come again came so many requests ago as a draw says that is even over the logarithm: some
-    just now, some at the very beginning. When all files were used they are used again.
+    The age of a repeated text is drawn evenly over its logarithm: some are recent, some from the very start.
+    Files are reused once all have been used.
     Raises ValueError if there are no files.
     """
     if not paths:
-        raise ValueError("there are no Python files of 2,500 bytes or more to make traffic of")
+        raise ValueError("no Python files of at least 2,500 bytes to make traffic from")
     rng = random.Random(f"traffic {seed}")
     texts, encode = _Texts(paths, rng), _by_lines(encode)
     for number in range(count):
@@ -70,11 +70,11 @@ def make_traffic(
         if kind == NEW or (kind == AGAIN and past is None):
             text = texts.fresh()
             texts.keep(number, text)
-            yield Asked(NEW, _ids(encode("Write a file.\n")), _ids(encode(text)))
+            yield TrafficRequest(NEW, _ids(encode("Write a file.\n")), _ids(encode(text)))
         elif kind == AGAIN and past is not None:
             last, text = past
             texts.keep(number, text)
-            yield Asked(AGAIN, _ids(encode("Write it again.\n")), _ids(encode(text)), number - last)
+            yield TrafficRequest(AGAIN, _ids(encode("Write it again.\n")), _ids(encode(text)), number - last)
         else:
             age = None
             if past is not None and rng.random() < RETURNS:
@@ -84,17 +84,17 @@ def make_traffic(
             edited, instruction = edit(text, rng.choice(QUICK_KINDS), rng)
             texts.keep(number, edited)
             prompt = f"{instruction} Answer with the whole file.\n\n```python\n{text}```\n"
-            yield Asked(EDIT, _ids(encode(prompt)), _ids(encode(f"```python\n{edited}```\n")), age)
+            yield TrafficRequest(EDIT, _ids(encode(prompt)), _ids(encode(f"```python\n{edited}```\n")), age)
 
 
 class _Texts:
-    """The files, and the texts that came so far, as they were last."""
+    """The source files, and the last version of each text so far."""
 
     def __init__(self, paths: Sequence[Path], rng: random.Random) -> None:
         self.paths = paths
         self.rng = rng
         self._num_used = 0
-        self._came: list[tuple[int, str]] = []
+        self._used: list[tuple[int, str]] = []
 
     def fresh(self) -> str:
         path = self.paths[self._num_used % len(self.paths)]
@@ -108,18 +108,18 @@ class _Texts:
         return text or "pass\n"
 
     def past(self) -> tuple[int, str] | None:
-        """One that came before, and when: every order of magnitude of ages is as likely."""
-        if not self._came:
+        """Return an earlier text and its request number; all orders of magnitude of age are as likely."""
+        if not self._used:
             return None
-        back = round(math.exp(math.log(len(self._came)) * self.rng.random()))
-        return self._came[-max(1, min(back, len(self._came)))]
+        back = round(math.exp(math.log(len(self._used)) * self.rng.random()))
+        return self._used[-max(1, min(back, len(self._used)))]
 
     def keep(self, number: int, text: str) -> None:
-        self._came.append((number, text))
+        self._used.append((number, text))
 
 
 def _by_lines(encode: Callable[[str], list[int]]) -> Callable[[str], list[int]]:
-    """Line by line, each distinct one once: an edited file then costs little more than its edits."""
+    """Encode line by line with a cache, so that an edited file costs little more than its changed lines."""
     known = lru_cache(1 << 18)(encode)
     return lambda text: [token for line in text.splitlines(keepends=True) for token in known(line)]
 

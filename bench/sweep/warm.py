@@ -1,7 +1,7 @@
-"""What an n-gram table that was filled before is worth: to the model that filled it, and to another one.
+"""Measure the benefit of an n-gram table filled earlier, for the model that filled it and for another one.
 
-The table goes by file from the model that fills it to the model that uses it, as a server with
---ngram-table-file hands it on. So it reaches only a model of the same vocabulary.
+The table is passed between models as a file, as servers do with --ngram-table-file. So it works only for
+models with the same vocabulary.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any
 from bench.local_engine import LocalEngine
 from bench.pairs import TokenPair
 from bench.policies import Outcome
-from bench.sweep.asking import PLAIN, Advance, Measured, ToldChat, Variant, measure
+from bench.sweep.answering import PLAIN, Advance, AnsweredChat, Measured, Variant, measure
 from bench.sweep.replaying import TABLE_ENTRIES, Setup, figures
 from drafters.base import Drafter
 from drafters.ngram_mod import NAME, NgramModDrafter
@@ -23,74 +23,74 @@ from engine.request import DraftChoice, DraftType
 
 SAME, OTHER = "same model", "other model"
 COLD, WARM, OTHERS = "cold", "warm", "warm from other chats"
-"""An empty table; one filled by the first model's answers to all chats; by those to all other chats."""
+"""States of the table: empty; filled with the first model's answers to all chats; or to all other chats."""
 
-MEMORIES = (COLD, WARM, OTHERS)
+TABLE_STATES = (COLD, WARM, OTHERS)
 MEASURED = (COLD, WARM)
-"""On the engine, with draft type auto: what a server does."""
+"""Measured on the engine, with draft type auto, as a server uses it."""
 
 DRAFT_TYPES: tuple[DraftType, ...] = ("ngram-mod", "auto")
 
 Key = tuple[str, int, str, DraftType]
-"""Workload, turn, memory, draft type."""
+"""Workload, turn, table state, draft type."""
 
 Place = tuple[str, int, str]
-"""Workload, turn, memory or PLAINLY."""
+"""Workload, turn, table state or PLAINLY."""
 
 PLAINLY = "plainly"
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """A model that uses a table. pair: SAME or OTHER. told: what it says itself, plainly."""
+class TableUser:
+    """A model that uses a table. pair: SAME or OTHER. answered: its own plain answers."""
 
     pair: str
     setup: Setup
-    told: Sequence[ToldChat]
+    answered: Sequence[AnsweredChat]
 
 
-def memory_in(setup: Setup, file: Path) -> NgramModTables:
-    """An empty n-gram memory of a model, which saves to that file and loads from it."""
+def tables_in(setup: Setup, file: Path) -> NgramModTables:
+    """Return empty n-gram tables for a model, which are saved to this file and loaded from it."""
     return NgramModTables(setup.vocabulary, setup.settings.ngram_mod_size, TABLE_ENTRIES, file=file)
 
 
 def fill(setup: Setup, pairs: Sequence[TokenPair], file: Path) -> None:
     """Write the table that a server has after these requests. Raises TableFileError."""
-    memory = memory_in(setup, file)
-    player = setup.player(setup.settings, "ngram-mod", [NgramModDrafter(memory)])
+    tables = tables_in(setup, file)
+    player = setup.player(setup.settings, "ngram-mod", [NgramModDrafter(tables)])
     for pair in pairs:
         player.play(pair)
-    memory.save()
+    tables.save()
 
 
-def pairs_of(told: Sequence[ToldChat], without: int | None = None) -> list[TokenPair]:
-    """All pairs of these chats, but those of one of them."""
-    return [pair for at, one in enumerate(told) if at != without for pair in one.pairs]
+def pairs_of(answered: Sequence[AnsweredChat], without: int | None = None) -> list[TokenPair]:
+    """Return all pairs of these chats. without: index of a chat to leave out."""
+    return [pair for at, one in enumerate(answered) if at != without for pair in one.pairs]
 
 
 def replays(
-    first: Side, side: Side, folder: Path, measured: Mapping[Place, Measured], advance: Advance
+    first: TableUser, user: TableUser, folder: Path, measured: Mapping[Place, Measured], advance: Advance
 ) -> Iterator[dict[str, Any]]:
-    """A row for each workload, turn, memory and draft type, and one of all turns together, with turn None.
+    """Yield a row for each workload, turn, table state and draft type; turn None is for all turns together.
 
-    first: the model that fills the table. side: the one that uses it, asked the same chats.
-    folder: where tables are written. measured: what the engine gave, if it was asked; see measure_side().
+    first: the model that fills the table. user: the model that uses it, with the same chats.
+    folder: for table files. measured: results from the engine, if any; see measure_user().
     Raises TableFileError if the two have different vocabularies.
     """
     outcomes: dict[Key, Outcome] = {}
     equal: dict[tuple[str, int], list[bool]] = {}
-    for at, (one, by_first) in enumerate(zip(side.told, first.told, strict=True)):
+    for at, (one, by_first) in enumerate(zip(user.answered, first.answered, strict=True)):
         files = {COLD: None, WARM: folder / "all.table", OTHERS: folder / "others.table"}
         if at == 0:
-            fill(first.setup, pairs_of(first.told), folder / "all.table")
-        fill(first.setup, pairs_of(first.told, without=at), folder / "others.table")
-        for pair, its in zip(one.pairs, by_first.pairs, strict=False):
-            equal.setdefault((pair.workload, pair.turn or 0), []).append(pair.answer == its.answer)
+            fill(first.setup, pairs_of(first.answered), folder / "all.table")
+        fill(first.setup, pairs_of(first.answered, without=at), folder / "others.table")
+        for pair, of_first in zip(one.pairs, by_first.pairs, strict=False):
+            equal.setdefault((pair.workload, pair.turn or 0), []).append(pair.answer == of_first.answer)
         for draft_type in DRAFT_TYPES:
             for name, file in files.items():
-                _replay_chat(side.setup, one.pairs, (name, draft_type), file, outcomes)
+                _replay_chat(user.setup, one.pairs, (name, draft_type), file, outcomes)
         advance()
-    yield from _rows(side.pair, outcomes, equal, measured)
+    yield from _rows(user.pair, outcomes, equal, measured)
 
 
 def _replay_chat(
@@ -101,10 +101,10 @@ def _replay_chat(
     outcomes: dict[Key, Outcome],
 ) -> None:
     name, draft_type = how
-    memory = memory_in(setup, file or Path())
+    tables = tables_in(setup, file or Path())
     if file is not None:
-        memory.load()
-    drafters: list[Drafter] = [NgramModDrafter(memory)]
+        tables.load()
+    drafters: list[Drafter] = [NgramModDrafter(tables)]
     if draft_type != NAME:
         drafters.insert(0, SuffixDrafter())
     player = setup.player(setup.settings, draft_type, drafters)
@@ -126,18 +126,18 @@ def _rows(
         turns = sorted({turn for one, turn, _, _ in outcomes if one == workload})
         for turn in (*turns, None):
             for draft_type in DRAFT_TYPES:
-                for memory in MEMORIES:
-                    own = [turn] if turn is not None else turns
-                    keys: list[Key] = [(workload, one, memory, draft_type) for one in own]
+                for state in TABLE_STATES:
+                    included = [turn] if turn is not None else turns
+                    keys: list[Key] = [(workload, one, state, draft_type) for one in included]
                     together = Outcome()
                     for key in keys:
                         together.add(outcomes[key])
-                    same = [is_equal for one in own for is_equal in equal[workload, one]]
+                    same = [is_equal for one in included for is_equal in equal[workload, one]]
                     yield {
                         "pair": pair,
                         "workload": workload,
                         "draft_type": draft_type,
-                        "memory": memory,
+                        "memory": state,
                         "turn": turn,
                         **figures(together),
                         "same_answer": sum(same) / len(same),
@@ -147,34 +147,34 @@ def _rows(
 
 def _speedup(keys: Sequence[Key], measured: Mapping[Place, Measured]) -> float | None:
     plain, drafted = Measured(), Measured()
-    for workload, turn, memory, draft_type in keys:
-        if draft_type != "auto" or (workload, turn, memory) not in measured:
+    for workload, turn, state, draft_type in keys:
+        if draft_type != "auto" or (workload, turn, state) not in measured:
             return None
-        drafted.add(measured[workload, turn, memory])
+        drafted.add(measured[workload, turn, state])
         plain.add(measured[workload, turn, PLAINLY])
     return drafted.tokens_per_s / plain.tokens_per_s
 
 
-def measure_side(
+def measure_user(
     local: LocalEngine,
-    first: Side,
-    side: Side,
-    chats: Sequence[ToldChat],
+    first: TableUser,
+    user: TableUser,
+    chats: Sequence[AnsweredChat],
     folder: Path,
     max_tokens: int,
     repeats: int,
     seed: int,
     advance: Advance,
 ) -> dict[Place, Measured]:
-    """Some chats on the engine that runs the side's model, plainly, cold and warm, in turns.
+    """Run chats on the engine of the user's model: plainly, cold and warm, alternating.
 
-    Raises TableFileError if the two have different vocabularies.
+    Raises TableFileError if the two models have different vocabularies.
     """
     file = folder / "measured.table"
-    fill(first.setup, pairs_of(first.told), file)
-    memory = memory_in(side.setup, file)
-    memory.load()
-    local.drafters[NAME] = NgramModDrafter(memory)
+    fill(first.setup, pairs_of(first.answered), file)
+    tables = tables_in(user.setup, file)
+    tables.load()
+    local.drafters[NAME] = NgramModDrafter(tables)
     found: dict[Place, Measured] = {}
     for one in chats:
         variants = [Variant(PLAINLY, lambda _: None, PLAIN)]

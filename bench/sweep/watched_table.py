@@ -1,4 +1,4 @@
-"""An n-gram table that also knows whose each slot is, for counting what collisions do."""
+"""An n-gram table that records which n-gram wrote each slot, to count collisions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ import numpy.typing as npt
 from drafters.ngram_mod_table import Hashes, NgramModTable, Tokens
 from drafters.ngram_mod_tables import NgramModTables
 
-NOBODY = 0x9E3779B97F4A7C15
-"""The owner of an empty slot: a hash as unlikely as any. 0 is that of n tokens 0."""
+NO_OWNER = 0x9E3779B97F4A7C15
+"""Marks an empty slot: a hash that is as unlikely as any. 0 will not do: it is the hash of n tokens 0."""
 
 
 @dataclass(slots=True)
 class Collisions:
-    """What n-grams with one slot did to each other.
+    """Counts of collisions between n-grams that share a slot.
 
-    written: tokens written. overwritten: of them, those that took the slot of another n-gram.
-    drafted: tokens drafted. foreign: of them, those that another n-gram had left there.
+    written: tokens written. overwritten: of these, tokens that replaced another n-gram's.
+    drafted: tokens drafted. foreign: of these, tokens that another n-gram had written.
     """
 
     written: int = 0
@@ -27,14 +27,14 @@ class Collisions:
     foreign: int = 0
 
     def add(self, other: "Collisions") -> None:
-        """Count these too."""
+        """Add other counts to these."""
         self.written += other.written
         self.overwritten += other.overwritten
         self.drafted += other.drafted
         self.foreign += other.foreign
 
     def since(self, earlier: "Collisions") -> "Collisions":
-        """What came since an earlier count."""
+        """Return the difference from an earlier count."""
         return Collisions(
             self.written - earlier.written,
             self.overwritten - earlier.overwritten,
@@ -45,10 +45,10 @@ class Collisions:
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """What the table held behind each n-gram of a text: counts that add up to its n-grams.
+    """Results of looking up every n-gram of a text; the counts add up to the number of n-grams.
 
-    right: its next token. wrong: an older one, of the same n-gram. foreign: the token of another n-gram.
-    empty: nothing. foreign_right: of the foreign ones, those that happened to be the next token.
+    right: the next token. wrong: another token, written by the same n-gram. foreign: a token that another
+    n-gram wrote. empty: nothing. foreign_right: foreign tokens that happen to be the next token.
     """
 
     right: int = 0
@@ -59,7 +59,7 @@ class Lookups:
 
     @property
     def count(self) -> int:
-        """N-grams that were looked up."""
+        """The number of n-grams that were looked up."""
         return self.right + self.wrong + self.foreign + self.empty
 
     def __add__(self, other: "Lookups") -> "Lookups":
@@ -73,28 +73,28 @@ class Lookups:
 
 
 class WatchedTable(NgramModTable):
-    """The server's table, with the hash of the n-gram that wrote each slot beside it: 8 bytes more a slot.
+    """The server's table, with the hash of the n-gram that wrote each slot: 8 more bytes per slot.
 
-    collisions: counted since it was made.
+    collisions: counts since the table was made.
     """
 
     def __init__(self, n: int, size: int) -> None:
         super().__init__(n, size)
         self.collisions = Collisions()
-        self._owners: Hashes = np.full(size, NOBODY, np.uint64)
+        self._owners: Hashes = np.full(size, NO_OWNER, np.uint64)
 
     def put(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """As NgramModTable.put."""
-        self._own(np.array([hash_ for hash_, _ in pairs], np.uint64))
+        """Put as NgramModTable does, and count collisions."""
+        self._take_slots(np.array([hash_ for hash_, _ in pairs], np.uint64))
         super().put(pairs)
 
     def put_all(self, hashes: Hashes, tokens: Tokens) -> None:
-        """As NgramModTable.put_all."""
-        self._own(hashes)
+        """Put as NgramModTable does, and count collisions."""
+        self._take_slots(hashes)
         super().put_all(hashes, tokens)
 
     def continuation(self, ngram: Sequence[int], hash_: int, limit: int) -> list[int]:
-        """As NgramModTable.continuation."""
+        """Draft as NgramModTable does, and count foreign tokens."""
         tokens = super().continuation(ngram, hash_, limit)
         line = [*ngram, *tokens]
         for at, token in enumerate(tokens):
@@ -104,16 +104,16 @@ class WatchedTable(NgramModTable):
         return tokens
 
     def look_up(self, text: Sequence[int]) -> Lookups:
-        """What stands behind every n-gram of a text of more than n tokens, against what follows it there."""
+        """Look up every n-gram of a text of more than n tokens, and compare with the token after it."""
         tokens = np.asarray(text, np.int64)
         hashes, follows = self.hashes(tokens), tokens[self.n :]
         slots = self.slots(hashes)
         owners, held = self._owners[slots], self._held(slots)
-        is_empty, is_own, is_right = held < 0, owners == hashes, held == follows
-        is_foreign = ~is_empty & ~is_own
+        is_empty, is_owner, is_right = held < 0, owners == hashes, held == follows
+        is_foreign = ~is_empty & ~is_owner
         return Lookups(
-            right=int(np.count_nonzero(~is_empty & is_own & is_right)),
-            wrong=int(np.count_nonzero(~is_empty & is_own & ~is_right)),
+            right=int(np.count_nonzero(~is_empty & is_owner & is_right)),
+            wrong=int(np.count_nonzero(~is_empty & is_owner & ~is_right)),
             foreign=int(np.count_nonzero(is_foreign)),
             empty=int(np.count_nonzero(is_empty)),
             foreign_right=int(np.count_nonzero(is_foreign & is_right)),
@@ -122,8 +122,8 @@ class WatchedTable(NgramModTable):
     def _held(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return np.fromiter((self.token(slot) for slot in slots.tolist()), np.int64, len(slots))
 
-    def _own(self, hashes: Hashes) -> None:
-        """Count whose slots these n-grams take, in order, and take them."""
+    def _take_slots(self, hashes: Hashes) -> None:
+        """Count the slots that these n-grams take from others, in order, and record the new owners."""
         if not len(hashes):
             return
         slots = self.slots(hashes)
@@ -134,17 +134,18 @@ class WatchedTable(NgramModTable):
         before[1:] = owners[:-1]
         before[starts_group] = self._owners[slots[starts_group]]
         self.collisions.written += len(hashes)
-        self.collisions.overwritten += int(np.count_nonzero((before != owners) & (before != NOBODY)))
+        self.collisions.overwritten += int(np.count_nonzero((before != owners) & (before != NO_OWNER)))
         self._owners[slots[np.append(starts_group[1:], True)]] = owners[np.append(starts_group[1:], True)]
 
 
-class WatchedMemory(NgramModTables):
-    """One watched table for everybody."""
+class WatchedTables(NgramModTables):
+    """A single watched table, shared by all tenants."""
 
     def __init__(self, vocabulary: str, n: int, size: int) -> None:
         super().__init__(vocabulary, n, size)
         self.watched = WatchedTable(n, size)
 
     def table(self, tenant: str) -> WatchedTable:  # noqa: ARG002
-        """The one table."""
+        """Return the shared table."""
+
         return self.watched

@@ -1,1 +1,1 @@
-"""What drafts of models with other vocabularies bring, by the way in which they are translated."""
+"""`reprise bench translation`: measure drafts of models with other vocabularies, by translation strategy."""

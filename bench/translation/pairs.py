@@ -1,4 +1,4 @@
-"""What is compared: draft models, and the ways in which their drafts become the target's tokens."""
+"""The pairs to compare: draft models, and strategies that translate their drafts to the target's tokens."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,35 +10,35 @@ from engine.speculative.translation.translation import Strategy
 STRATEGIES: tuple[Strategy, ...] = ("context", "naive", "shared", "none")
 ACROSS: tuple[Strategy, ...] = ("context", "naive", "shared")
 WITHIN: tuple[Strategy, ...] = ("none",)
-"""What is measured unless asked otherwise, where the vocabularies differ and where they are one."""
+"""The default strategies for draft models with another vocabulary, and with the same one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A draft model, by its folder and a short name, and a strategy of translation."""
+    """A draft model, with its folder and a short name, and a translation strategy."""
 
     folder: Path
     name: str
     strategy: Strategy
 
 
-def pairs_of(target: Path, folders: Sequence[Path], asked: Sequence[Strategy] | None) -> list[Pair]:
-    """All that is measured, in order. asked: strategies; None for those that suit each draft model.
+def pairs_of(target: Path, folders: Sequence[Path], requested: Sequence[Strategy] | None) -> list[Pair]:
+    """Return all pairs to measure, in order. requested: strategies; None: the defaults for each draft model.
 
     Raises OSError and ValueError for a folder whose tokenizer cannot be read.
     """
-    # It needs mlx-lm, which takes a while to load.
+    # Imported here, because it loads mlx-lm, which takes a while.
     from engine.model.mlx_lm_baseline import load_tokenizer
 
-    own = load_tokenizer(target).fingerprint
+    target_vocabulary = load_tokenizer(target).fingerprint
     found = []
     for folder, name in zip(folders, _names(folders), strict=True):
-        is_same = load_tokenizer(folder).fingerprint == own
-        found += [Pair(folder, name, strategy) for strategy in asked or (WITHIN if is_same else ACROSS)]
+        is_same = load_tokenizer(folder).fingerprint == target_vocabulary
+        found += [Pair(folder, name, strategy) for strategy in requested or (WITHIN if is_same else ACROSS)]
     return found
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The last parts of paths, or the whole paths where those are alike."""
+    """Return the last parts of the paths; whole paths where the last parts are equal."""
     times = Counter(folder.resolve().name for folder in folders)
     return [folder.resolve().name if times[folder.resolve().name] == 1 else str(folder) for folder in folders]

@@ -1,4 +1,4 @@
-"""Rows of figures: one for each draft model, strategy, workload and length of drafts."""
+"""Compute rows: one for each draft model, strategy, workload and draft length."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from bench.translation.pairs import Pair
 Row = dict[str, Any]
 
 COUNTS = ("translated", "absorbed", "resynchronised", "skipped")
-"""What became of drafts; see engine.translation.TranslationCounts."""
+"""Outcomes of translated drafts; see engine.speculative.translation.translator.TranslationCounts."""
 
 
 def rows_of(pair: Pair, is_adaptive: bool, trials: Sequence[Trial]) -> list[Row]:
-    """Rows over trials of one pair, each over all chats and turns of a workload at one length.
+    """Return rows over the trials of one pair, each over all chats and turns of a workload at one length.
 
-    is_adaptive: whether the engine chose lengths by itself, and was free to leave drafts out.
+    is_adaptive: whether the engine chose draft lengths itself, and could leave drafts out.
     """
     groups: dict[tuple[str, int | None, int], list[Trial]] = {}
     for trial in trials:
@@ -33,7 +33,7 @@ def _row(pair: Pair, is_adaptive: bool, trials: Sequence[Trial]) -> Row:
     which = {"draft_model": pair.name, "strategy": pair.strategy, "is_adaptive": is_adaptive}
     answers = [_speedup(trial) for trial in trials]
     found = {
-        # Over answers, not over rounds: texts differ more than rounds do.
+        # The extremes are over answers, not rounds: answers differ more than rounds do.
         "speedup_low": min(answers),
         "speedup_high": max(answers),
         "drafted_per_draft": num_drafted / num_drafts if num_drafts else None,
@@ -45,7 +45,7 @@ def _row(pair: Pair, is_adaptive: bool, trials: Sequence[Trial]) -> Row:
 
 
 def _speedup(trial: Trial) -> float:
-    """How many times as fast as plain one answer was, the best runs of both."""
+    """Return the speedup of one answer, from its best plain and best drafted run."""
     drafted, plain = (
         max(run.num_tokens / run.decode_s for run in runs) for runs in (trial.drafted, trial.plain)
     )

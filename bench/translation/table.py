@@ -1,4 +1,4 @@
-"""Rows as tables for a terminal, one for each draft model."""
+"""Show rows as tables in a terminal, one per draft model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -11,35 +11,35 @@ from rich.table import Table
 from bench.decode.table import fits
 from bench.translation.rows import COUNTS
 
-HOW = """\
-accepted: of drafted tokens, in %; then of those at the first place of drafts, the second, and so on.
-k: tokens of a draft; adaptive: lengths as the engine chooses them, which may leave drafts out.
-speed-up: of decoding, against plain runs in turns with them; then that of the answer that gained least, and
-of the one that gained most. model's: the draft model's share of the time, in %.
-translated, absorbed, skipped: drafts that were said in the target's tokens; that brought nothing new; that
-could not be said exactly. resync.: those among them for which an edge had to be looked for.
-tokens: of all runs with drafts, against those of all plain ones.
+NOTES = """\
+accepted: acceptance rate in %; then the rates at positions 1, 2, 4 and 6 of a draft.
+k: draft length; adaptive: the engine chooses lengths and may leave drafts out.
+speedup: of decoding, against interleaved plain runs; in parentheses the lowest and highest of an answer.
+model: share of the time that the draft model takes, in %.
+translated: drafts expressed in the target's tokens. absorbed: drafts that added nothing new. skipped: drafts
+without an exact translation. resync.: drafts for which a common token boundary had to be searched.
+tokens: whether all drafted runs have the same tokens as all plain runs.
 """
 _HEADINGS = (
-    "workload", "strategy", "k", "ac-\ncepted", "accepted\nat 1 2 4 6", "tok/\nfwd", "speed-up\n(from to)",
-    "mod-\nel's", "translated absorbed\nresync. skipped", "tokens",
+    "workload", "strategy", "k", "ac-\ncepted", "accepted\nat 1 2 4 6", "tok/\nfwd", "speedup\n(from to)",
+    "mod-\nel", "translated absorbed\nresync. skipped", "tokens",
 )  # fmt: skip
 _WORDS = ("workload", "strategy")
-_PLACES = (1, 2, 4, 6)
+_POSITIONS = (1, 2, 4, 6)
 
 
 def print_rows(console: Console, rows: Sequence[Mapping[str, Any]], target: str) -> None:
-    """Print the tables and what their words mean."""
+    """Print the tables and their explanations."""
     for name in dict.fromkeys(row["draft_model"] for row in rows):
-        own = sorted((row for row in rows if row["draft_model"] == name), key=_order(rows))
+        of_model = sorted((row for row in rows if row["draft_model"] == name), key=_order(rows))
         title = f"Drafts of {escape(name)} for {escape(target)}"
-        table = _table(own, title, gap=1)
-        console.print(table if fits(console, table) else _table(own, title, gap=0))
-    console.print(HOW, style="dim", highlight=False, end="")
+        table = _table(of_model, title, gap=1)
+        console.print(table if fits(console, table) else _table(of_model, title, gap=0))
+    console.print(NOTES, style="dim", highlight=False, end="")
 
 
 def _table(rows: Sequence[Mapping[str, Any]], title: str, gap: int) -> Table:
-    """gap: spaces between columns beside the one that there always is."""
+    """Build a table. gap: additional spaces between columns."""
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False)
     for heading in _HEADINGS:
         side: Literal["left", "right"] = "left" if heading in _WORDS else "right"
@@ -51,7 +51,7 @@ def _table(rows: Sequence[Mapping[str, Any]], title: str, gap: int) -> Table:
 
 
 def _order(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Side by side what differs in the strategy alone; workloads and strategies as they were asked for."""
+    """Order rows so that those that differ only in strategy are adjacent; otherwise keep the given order."""
     workloads = list(dict.fromkeys((row["workload"], row["prompt_tokens"]) for row in rows))
     strategies = list(dict.fromkeys(row["strategy"] for row in rows))
 
@@ -65,14 +65,14 @@ def _order(rows: Sequence[Mapping[str, Any]]) -> Any:
 def _cells(row: Mapping[str, Any]) -> list[str]:
     length = f" {row['prompt_tokens']}" if row["prompt_tokens"] else ""
     known = row["acceptance_by_position"]
-    places = " ".join(f"{100 * known[at - 1]:.0f}" for at in _PLACES if at <= len(known))
+    positions = " ".join(f"{100 * known[at - 1]:.0f}" for at in _POSITIONS if at <= len(known))
     parity = "[green]equal[/]" if row["parity"] == "PASS" else "[bold red]FAIL[/]"
     return [
         row["workload"] + length,
         row["strategy"],
         length_name(row),
         _percent(row["acceptance"]),
-        places or "-",
+        positions or "-",
         f"{row['tokens_per_forward']:.2f}",
         f"{_times(row['speedup'])} ({_times(row['speedup_low'])} {_times(row['speedup_high'])})",
         _percent(row["draft_model_share"]),
@@ -82,7 +82,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def length_name(row: Mapping[str, Any]) -> str:
-    """The length of its drafts, or that the engine chose it."""
+    """Return the draft length of a row, or "adaptive" if the engine chose it."""
     return "adaptive" if row["is_adaptive"] else str(row["num_draft_tokens"])
 
 

@@ -1,7 +1,7 @@
-"""Drafts of chosen lengths, and of those that the engine chooses, against plain decoding of the same chats.
+"""Compare fixed and adaptive draft lengths with plain decoding of the same chats.
 
-For each pair of a draft model and a strategy two engines run one after the other: one as a server has it, and
-one that verifies every draft. In each of them plain runs and runs with drafts take turns.
+For each pair of draft model and strategy two engines run one after the other: one as on a server, and one
+that verifies every draft. On each of them plain and drafted runs alternate.
 """
 
 import argparse
@@ -12,8 +12,8 @@ from types import TracebackType
 from rich.console import Console
 
 from bench import document
-from bench.decode.measuring import Group, make_groups, measure, num_rounds, num_ways
-from bench.decode.progress import Work
+from bench.decode.measuring import Group, make_groups, measure, num_configurations, num_rounds
+from bench.decode.progress import WorkProgress
 from bench.decode.rows import Trial
 from bench.decode.runs import Configuration, Meter, Runner
 from bench.economics.controlled import forced_costs
@@ -25,14 +25,14 @@ from config.settings import Settings
 
 ADAPTIVE, FORCED = True, False
 CASES = 2
-"""Chats of each workload, unless another number is asked for."""
+"""Default number of chats per workload."""
 
 
 @dataclass
 class Trials:
-    """Measures pair after pair, the same chats with each. Enter it, so that progress is told.
+    """Measures pairs, each with the same chats; use it as a context, so that the progress display ends.
 
-    console: where to. rows: what was found. record: a document without its section, once an engine ran.
+    console: shows progress. rows: results. record: a result document without its section, once an engine ran.
     """
 
     arguments: argparse.Namespace
@@ -43,15 +43,15 @@ class Trials:
     rows: list[Row] = field(default_factory=list)
     record: document.Document = field(default_factory=dict)
     _groups: list[Group] = field(default_factory=list)
-    _work: Work | None = None
+    _work: WorkProgress | None = None
 
     def measure(self, pair: Pair) -> None:
-        """Measure a pair.
+        """Measure one pair.
 
-        Raises ModelError or SettingsError if it cannot run, ValueError if a prompt cannot be made, and
-        RuntimeError if an answer fails.
+        Raises ModelError or SettingsError if it cannot run, ValueError if a prompt cannot be made,
+        RuntimeError if a request fails.
         """
-        # What steps cost is known of the engine that measures it, and belongs into the document.
+        # The adaptive engine comes first: it measures its step costs, which the document records.
         for is_adaptive in (ADAPTIVE, FORCED):
             costs = None if is_adaptive else forced_costs(max(self.arguments.num_draft_tokens))
             with LocalEngine(settings_of(self.arguments, pair, is_adaptive), costs) as local:
@@ -70,19 +70,19 @@ class Trials:
             found += measure(runner, group, ways, self.arguments.repeats, work.advance)
         self.rows += rows_of(pair, is_adaptive, found)
 
-    def _begin(self, local: LocalEngine) -> Work:
-        """Make the chats, which need a tokenizer to be counted, and see how much work they are."""
-        typed = document.typed(self.arguments)
-        self.record = document.new_document(typed, local.engine.info, local.engine.costs)
+    def _begin(self, local: LocalEngine) -> WorkProgress:
+        """Make the chats, which needs a tokenizer, and start the progress display."""
+        command = document.command_line(self.arguments)
+        self.record = document.new_document(command, local.engine.info, local.engine.costs)
         self._groups = _groups(self.arguments, self.own_chats, local)
         weight = sum(
             group.weight
             * num_rounds(group, self.arguments.repeats)
-            * num_ways(group, ways_of(self.arguments, is_adaptive))
+            * num_configurations(group, ways_of(self.arguments, is_adaptive))
             for is_adaptive in (ADAPTIVE, FORCED)
             for group in self._groups
         )
-        self._work = Work(self.console, self.num_pairs * weight)
+        self._work = WorkProgress(self.console, self.num_pairs * weight)
         return self._work.__enter__()
 
     def __enter__(self) -> "Trials":
@@ -96,22 +96,22 @@ class Trials:
 
 
 def settings_of(arguments: argparse.Namespace, pair: Pair, is_adaptive: bool) -> Settings:
-    """The settings of an engine for a pair."""
-    own = Settings(
+    """Return the settings of an engine for a pair."""
+    settings = Settings(
         model=str(arguments.model) if arguments.model else None,
         draft_model=str(pair.folder),
         draft_translation=pair.strategy,
         translation_prefix_tokens=arguments.translation_prefix_tokens,
         max_rows=1,
         prefix_cache_bytes=0,
-        # What others measured at another time is no prediction for now.
+        # Step costs that another process measured earlier do not predict this run.
         calibration_file=None,
     )
-    return own if is_adaptive else replace(own, num_draft_tokens=max(arguments.num_draft_tokens))
+    return settings if is_adaptive else replace(settings, num_draft_tokens=max(arguments.num_draft_tokens))
 
 
 def ways_of(arguments: argparse.Namespace, is_adaptive: bool) -> list[Configuration]:
-    """The ways to draft: lengths that were asked for, or the server's longest, of which it uses what pays."""
+    """Return the configurations: the requested lengths, or the server's maximum if the engine adapts."""
     lengths = [Settings().num_draft_tokens] if is_adaptive else arguments.num_draft_tokens
     return [Configuration("draft-model", length) for length in lengths]
 
@@ -119,7 +119,8 @@ def ways_of(arguments: argparse.Namespace, is_adaptive: bool) -> list[Configurat
 def _groups(
     arguments: argparse.Namespace, own_chats: Sequence[Chat] | None, local: LocalEngine
 ) -> list[Group]:
-    """The chats one by one; before the first of them all ways are run once unmeasured."""
+    """Return the chats as groups of one; only the very first group has a warm-up round."""
+
     chats = [list(own_chats or ())[: arguments.cases]]
     if own_chats is None:
         chats = [

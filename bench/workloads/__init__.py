@@ -1,9 +1,9 @@
-"""Chats to decode: generated from a seed, the same for whoever runs them. VERSION changes when they do.
+"""Generated chats for benchmarks, the same for everyone with the same seed. VERSION changes when they change.
 
     chats = make_chats("json_rag", count=4, seed=1, count_tokens=count, prompt_tokens=600)
     chats[0].turns[0].messages, chats[0].turns[0].reference
 
-Every turn that has a right answer has it as its reference; the answers in its history are references too.
+Every turn with one right answer has it as its reference; the answers in the chat history are references too.
 """
 
 from bench.workloads.chats import Chat, Message, Turn, Workload

@@ -1,4 +1,4 @@
-"""An agent at work: tools are called with what earlier ones returned, and results are echoed into plans."""
+"""A tool-calling agent: calls use values from earlier results, and results are repeated in a plan."""
 
 import json
 import random
@@ -12,7 +12,7 @@ NUM_TOOLS, NUM_CALLS = 3, 3
 
 
 def _tool(rng: random.Random, name: str, fields: Sequence[str]) -> dict[str, Any]:
-    """A function in OpenAI's form."""
+    """Make a function tool in OpenAI's format."""
     verb, _, noun = name.partition("_")
     properties = {field: {"type": "string"} for field in fields}
     function = {
@@ -36,12 +36,12 @@ def _agent(rng: random.Random, _: Grow) -> Sequence[Turn]:
     known: dict[str, str] = {}
     for at in range(NUM_CALLS):
         name = called[at % NUM_TOOLS]
-        # Of what the tool before returned, where it has the field.
+        # Arguments come from the previous tool's result if it has the field.
         arguments = {field: known.get(field) or _word(rng) for field in fields[name]}
-        facts = " and ".join(f"{field} {said}" for field, said in arguments.items())
+        facts = " and ".join(f"{field} {text}" for field, text in arguments.items())
         call = {"name": name, "arguments": json.dumps(arguments)}
         messages = (*messages, user(f"Use {name} with {facts}."))
-        turns.append(Turn(messages, _written(call), tools=tools))
+        turns.append(Turn(messages, _tool_call_text(call), tools=tools))
         number = f"call_{at + 1}"
         made = {"id": number, "type": "function", "function": call}
         following = fields[called[(at + 1) % NUM_TOOLS]]
@@ -52,7 +52,7 @@ def _agent(rng: random.Random, _: Grow) -> Sequence[Turn]:
             {"role": "assistant", "content": "", "tool_calls": [made]},
             {"role": "tool", "content": json.dumps(result), "tool_call_id": number},
         )
-        plan = f"{name} returned: {', '.join(f'{key} is {said}' for key, said in result.items())}."
+        plan = f"{name} returned: {', '.join(f'{key} is {content}' for key, content in result.items())}."
         turns.append(Turn(messages, plan, tools=tools))
         messages = (*messages, assistant(plan))
         plans.append(plan)
@@ -63,21 +63,21 @@ def _agent(rng: random.Random, _: Grow) -> Sequence[Turn]:
 
 
 def _word(rng: random.Random) -> str:
-    """A value that is text."""
-    while not isinstance(said := value(rng), str):
+    """Return a random value that is text."""
+    while not isinstance(word := value(rng), str):
         pass
-    return said
+    return word
 
 
-def _written(call: dict[str, str]) -> str:
-    """A call as most models write it; others have forms of their own."""
+def _tool_call_text(call: dict[str, str]) -> str:
+    """Write a tool call in the most common format; some models use others."""
     return f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {call["arguments"]}}}\n</tool_call>'
 
 
 WORKLOADS = (
     Workload(
         "agent",
-        "three tools called in a row, each with what the one before returned; results told, then made a plan",
+        "three chained tool calls with arguments from earlier results, which are then listed as a plan",
         _agent,
     ),
 )

@@ -1,4 +1,4 @@
-"""What a workload is made of: chats, and in each of them the turns that are asked one after the other."""
+"""The parts of a workload: chats, and the turns of each chat, requested one after the other."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -9,29 +9,29 @@ from server.requests.messages import Message as ReadMessage
 from server.requests.tools import Tool
 
 Message = dict[str, Any]
-"""One message in OpenAI's form: role, content, and what else belongs to it."""
+"""One message in OpenAI's format: role, content and optional fields."""
 
 Grow = Callable[[Callable[[int], str], int], int]
-"""grow(text_of, most) -> count in [1, most] for which text_of(count) is nearest to the length asked for.
+"""grow(text_of, max_count) returns the count in [1, max_count] that comes closest to the requested length.
 
-text_of must not get shorter as count grows.
+text_of(count) returns a text, which must not get shorter as count grows.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request, whose history holds references and not what a model said: so it is the same for all.
+    """One request. The answers in its history are references, so it is the same for all models.
 
-    messages: the whole chat up to what is to be answered now; empty where text is given.
-    reference: what a right answer says; None where no answer is more right than another.
-    is_measured: False for one that is asked only for what it leaves in memory.
-    tools: in OpenAI's form.
+    messages: the whole chat up to the message to answer; empty if text is given.
+    reference: the right answer; None if there is no single right answer.
+    is_measured: False for a turn that only fills the drafters' tables.
+    tools: in OpenAI's format.
     temperature: of the sampling.
-    num_allowed: if not 0, so many token ids are drawn from, all alike.
-    is_endless: the end of the answer is forbidden, so that it has all tokens it may have.
-    schema: JSON schema that the answer must keep to.
-    max_tokens: what the request itself said; None leaves it to whoever asks.
-    text: a prompt that is no chat, and is asked as it stands.
+    num_allowed: if not 0, tokens are drawn uniformly from this many token ids.
+    is_endless: end tokens are forbidden, so the answer has the maximum length.
+    schema: JSON schema that constrains the answer.
+    max_tokens: limit in the request itself; None: the benchmark chooses.
+    text: a prompt that is used as it is, without a chat template.
     """
 
     messages: tuple[Message, ...]
@@ -46,19 +46,19 @@ class Turn:
     text: str | None = None
 
     def for_template(self) -> list[Message]:
-        """The messages as chat templates expect them; in OpenAI's form arguments of calls are text."""
+        """Return the messages as chat templates expect them; OpenAI's format has tool arguments as text."""
         return [read.for_template() for read in map(ReadMessage.model_validate, self.messages)]
 
     def tools_for_template(self) -> list[dict[str, Any]]:
-        """The tools as chat templates expect them."""
+        """Return the tools as chat templates expect them."""
         return [tool.for_template() for tool in map(Tool.model_validate, self.tools)]
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Turns that are asked in order. What drafters remember is forgotten before each chat, not between turns.
+    """Turns that are requested in order. Drafter tables are cleared before each chat, not between turns.
 
-    prompt_tokens: about how long its first prompt was asked to be; None where that is not chosen.
+    prompt_tokens: approximate length of the first prompt; None if it cannot be chosen.
     """
 
     workload: str
@@ -70,9 +70,9 @@ class Chat:
 class Workload:
     """A family of generated chats.
 
-    summary: what it is, in a few words for a help text.
-    make: the turns of one chat; all chance comes from the rng.
-    prompt_tokens: lengths of first prompts unless others are asked for; () where length is not chosen.
+    summary: a few words for help texts.
+    make: returns the turns of one chat; all randomness comes from the rng.
+    prompt_tokens: default lengths of first prompts; () if the length cannot be chosen.
     """
 
     name: str
@@ -82,15 +82,15 @@ class Workload:
 
 
 def user(text: str) -> Message:
-    """A message of the user."""
+    """Make a user message."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str) -> Message:
-    """A message of the model."""
+    """Make an assistant message."""
     return {"role": "assistant", "content": text}
 
 
-def ask(text: str, reference: str | None = None, **more: Any) -> Turn:
-    """A chat's only turn: one message of the user."""
+def single_turn(text: str, reference: str | None = None, **more: Any) -> Turn:
+    """Make the only turn of a chat: one user message."""
     return Turn((user(text),), reference, **more)

@@ -1,4 +1,4 @@
-"""Made-up Python files, and small changes of them that are asked for in words."""
+"""Random Python files, and small changes to them that are requested in words."""
 
 import random
 import re
@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from bench.workloads.words import NOUNS, VERBS, Supply, identifiers, number, thing, value
 
 KINDS = ("value", "rename", "docstring", "return")
-"""Ways in which a file is changed."""
+"""Kinds of changes to a file."""
 
 WHOLE = "Answer with the whole file."
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a file or several. closing: what must follow if the file ends here."""
+    """One or more lines of a file. closing: text to add if the file ends here."""
 
     text: str
     closing: str = ""
 
 
 class File:
-    """A file that can be had at any length.
+    """A random file that can be cut at any number of statements.
 
-    num_constants: how many stand before each function, from the first number to the second.
-    num_statements: how many each function has, likewise.
+    num_constants: range of the number of constants before each function.
+    num_statements: range of the number of statements in each function.
     """
 
     def __init__(
@@ -34,22 +34,22 @@ class File:
         num_constants: tuple[int, int] = (1, 4),
         num_statements: tuple[int, int] = (1, 4),
     ) -> None:
-        own = random.Random(rng.random())
-        self._lines = Supply(_lines(own, num_constants, num_statements))
+        file_rng = random.Random(rng.random())
+        self._lines = Supply(_lines(file_rng, num_constants, num_statements))
 
     def text(self, count: int) -> str:
-        """So many statements of it, in a code fence."""
+        """Return the first count statements, in a code fence."""
         lines = self._lines.first(count)
         return fenced("\n".join(line.text for line in lines) + lines[-1].closing)
 
 
 def fenced(code: str) -> str:
-    """Python code as chats show it."""
+    """Return Python code in a Markdown code fence."""
     return f"```python\n{code}\n```"
 
 
 def change(file: str, rng: random.Random, kinds: Sequence[str] = KINDS) -> tuple[str, str]:
-    """What is asked for, without WHOLE, and the file after it. file: in a code fence."""
+    """Return a request for a random change, without WHOLE, and the changed file. file: in a code fence."""
     kind = rng.choice(kinds)
     if kind in ("docstring", "return") and "\ndef " not in file:
         kind = "value"
@@ -57,12 +57,12 @@ def change(file: str, rng: random.Random, kinds: Sequence[str] = KINDS) -> tuple
 
 
 def set_value(file: str, name: str, new: str | int) -> str:
-    """The file with another value of a constant."""
+    """Return the file with another value for a constant."""
     return re.sub(rf"(?m)^{name} = .*", f"{name} = {new}", file)
 
 
 def constants(file: str) -> list[tuple[str, str]]:
-    """Names and values of a file's constants."""
+    """Return the names and values of a file's constants."""
     return re.findall(r"(?m)^(\w+) = (.*)$", file)
 
 

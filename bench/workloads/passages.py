@@ -1,10 +1,10 @@
-"""Quotes from passages."""
+"""Texts to quote from or to repeat."""
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.workloads.chats import Grow, Message, Turn, Workload, ask, assistant, user
+from bench.workloads.chats import Grow, Message, Turn, Workload, assistant, single_turn, user
 from bench.workloads.words import ADJECTIVES, NOUNS, Supply, names, number
 
 NUM_QUOTES = 3
@@ -23,10 +23,10 @@ PATTERNS = (
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One sentence and whom it is about."""
+    """One sentence, and the person that it is about."""
 
     text: str
-    who: str
+    person: str
 
 
 def _sentences(rng: random.Random) -> Iterator[Sentence]:
@@ -41,7 +41,7 @@ def _sentences(rng: random.Random) -> Iterator[Sentence]:
 
 
 def _joined(sentences: Sequence[Sentence]) -> str:
-    """Paragraphs of seven sentences."""
+    """Join sentences into paragraphs of seven."""
     paragraphs = [sentences[at : at + 7] for at in range(0, len(sentences), 7)]
     return "\n\n".join(" ".join(one.text for one in paragraph) for paragraph in paragraphs)
 
@@ -63,7 +63,7 @@ def _quotes(sentences: Sequence[Sentence], rng: random.Random, num_turns: int) -
     turns: list[Turn] = []
     for at in range(num_turns):
         sentence = rng.choice(sentences)
-        request = f"Quote the sentence that mentions {sentence.who}."
+        request = f"Quote the sentence that mentions {sentence.person}."
         messages = (*messages, user(request if at else f"{request}\n\n{_joined(sentences)}"))
         turns.append(Turn(messages, f'"{sentence.text}"'))
         messages = (*messages, assistant(f'"{sentence.text}"'))
@@ -72,19 +72,19 @@ def _quotes(sentences: Sequence[Sentence], rng: random.Random, num_turns: int) -
 
 def _repeat(rng: random.Random, _: Grow) -> Sequence[Turn]:
     text = _joined(Supply(_sentences(rng)).first(6))
-    return [ask(f"Repeat the text.\n\n{text}", text)]
+    return [single_turn(f"Repeat the text.\n\n{text}", text)]
 
 
 def _summary(rng: random.Random, _: Grow) -> Sequence[Turn]:
     sentences = Supply(_sentences(rng)).first(21)
     quoted = sorted(rng.sample(range(len(sentences)), 4))
-    people = [sentences[at].who for at in quoted]
+    people = [sentences[at].person for at in quoted]
     request = (
         f"Summarize the text for {', '.join(people[:-1])} and {people[-1]}: one line for each of them, that "
         "begins with the name and quotes the sentence."
     )
-    answer = "\n".join(f'- {sentences[at].who}: "{sentences[at].text}"' for at in quoted)
-    return [ask(f"{request}\n\n{_joined(sentences)}", answer)]
+    answer = "\n".join(f'- {sentences[at].person}: "{sentences[at].text}"' for at in quoted)
+    return [single_turn(f"{request}\n\n{_joined(sentences)}", answer)]
 
 
 WORKLOADS = (

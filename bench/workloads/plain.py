@@ -1,9 +1,9 @@
-"""Requests where there is nothing to copy, or where copying misleads."""
+"""Requests with nothing to copy, or where copying misleads."""
 
 import random
 from collections.abc import Sequence
 
-from bench.workloads.chats import Grow, Turn, Workload, ask
+from bench.workloads.chats import Grow, Turn, Workload, single_turn
 from bench.workloads.words import NAMES, NOUNS
 
 NUM_SUMS = 8
@@ -11,7 +11,7 @@ NUM_ENTRIES, NUM_WORDS = 24, 48
 
 
 def _free(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    return [ask(f"Write about the {rng.choice(NOUNS)}.", temperature=1.5, is_endless=True)]
+    return [single_turn(f"Write about the {rng.choice(NOUNS)}.", temperature=1.5, is_endless=True)]
 
 
 def _arithmetic(rng: random.Random, _: Grow) -> Sequence[Turn]:
@@ -19,7 +19,7 @@ def _arithmetic(rng: random.Random, _: Grow) -> Sequence[Turn]:
     answers = [left + right if sign == "+" else left - right for left, sign, right in sums]
     asked = "\n".join(f"{left} {sign} {right}" for left, sign, right in sums)
     return [
-        ask(
+        single_turn(
             f"Compute each line. Answer with the results alone, one in each line.\n\n{asked}",
             "\n".join(map(str, answers)),
         )
@@ -32,19 +32,19 @@ def _remap(rng: random.Random, _: Grow) -> Sequence[Turn]:
     entries = "\n".join(f"{word}: {other}" for word, other in meaning.items())
     request = "Translate the text word by word. These are the words:"
     return [
-        ask(f"{request}\n\n{entries}\n\nThe text: {' '.join(text)}", " ".join(meaning[word] for word in text))
+        single_turn(
+            f"{request}\n\n{entries}\n\nThe text: {' '.join(text)}", " ".join(meaning[word] for word in text)
+        )
     ]
 
 
 def _trap(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    return [ask(f"Write about the {rng.choice(NOUNS)}.", num_allowed=12, is_endless=True)]
+    return [single_turn(f"Write about the {rng.choice(NOUNS)}.", num_allowed=12, is_endless=True)]
 
 
 WORKLOADS = (
     Workload("free", "random text at temperature 1.5, nothing to copy", _free),
-    Workload("arithmetic", f"{NUM_SUMS} sums, whose results stand nowhere", _arithmetic),
-    Workload("remap", f"{NUM_WORDS} words translated one by one by a list of {NUM_ENTRIES}", _remap),
-    Workload(
-        "trap", "random draws from a dozen tokens: every short n-gram was seen, none says what follows", _trap
-    ),
+    Workload("arithmetic", f"{NUM_SUMS} sums, whose results do not occur in the prompt", _arithmetic),
+    Workload("remap", f"{NUM_WORDS} words translated one by one with a list of {NUM_ENTRIES}", _remap),
+    Workload("trap", "random draws from 12 tokens: every short n-gram repeats, but predicts nothing", _trap),
 )

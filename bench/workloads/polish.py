@@ -1,7 +1,7 @@
-"""Chats with Polish words in them: text with diacritics, for vocabularies that cut it differently.
+"""Chats with Polish words: text with diacritics, which different vocabularies tokenize differently.
 
-What is asked stays English; things, qualities and names are Polish, each the same throughout a chat, in
-identifiers too. They are among those that the bundled Polish draft model was trained on.
+The requests stay in English; nouns, adjectives and names are replaced by Polish ones, consistently within a
+chat and in identifiers too. The bundled Polish draft model was trained on these words.
 """
 
 import random
@@ -57,14 +57,14 @@ _SUFFIX = "_polish"
 
 
 class _Speller:
-    """Puts Polish words in the place of English ones, one for one, as far as they go."""
+    """Replaces English words by Polish ones, one for one, until they run out."""
 
     def __init__(self, rng: random.Random) -> None:
         self._supplies = [iter(rng.sample(polish, len(polish))) for _, polish in _KINDS]
         self._known: dict[str, str] = {}
 
     def respell(self, text: str) -> str:
-        """The text with the nouns, adjectives and names of the workloads in Polish."""
+        """Return the text with the workloads' nouns, adjectives and names in Polish."""
         return _WORD.sub(lambda match: self._word(match[0]), text)
 
     def _word(self, word: str) -> str:
@@ -73,12 +73,12 @@ class _Speller:
             kind = next((at for at, (english, _) in enumerate(_KINDS) if lower in english), None)
             self._known[lower] = lower if kind is None else next(self._supplies[kind], lower)
         other = self._known[lower]
-        # Not capitalize(): a word that is none of ours stays as it is.
+        # Words that are not ours keep their capitals, so they are returned unchanged.
         return word if other == lower else other.capitalize() if word[0].isupper() else other
 
 
 def in_polish(turns: Sequence[Turn], rng: random.Random) -> list[Turn]:
-    """The turns of a chat, messages and references alike, with Polish words. Tools and schemas stay."""
+    """Return the turns of a chat with Polish words in messages and references. Tools and schemas stay."""
     speller = _Speller(rng)
     return [
         replace(

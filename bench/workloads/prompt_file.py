@@ -1,4 +1,4 @@
-"""Chats that a user wrote or a server recorded: JSON lines of chat requests."""
+"""Read chats that a user wrote or a server recorded: JSON lines of chat requests."""
 
 import json
 from collections.abc import Sequence
@@ -19,23 +19,22 @@ READ = (
     "max_completion_tokens",
     "response_format",
 )
-"""Fields of a request that matter here."""
+"""The fields of a request that are read."""
 
 
 def read_prompts(path: Path) -> list[Chat]:
-    """Read JSON lines, each the body of a chat completion, or what `reprise serve --record` wrote.
+    """Read JSON lines, each the body of a chat completion request or as `reprise serve --record` writes it.
 
-    Of a line these fields are read, all but the messages optional: messages, tools, temperature (here 0 if
-    it is missing), max_tokens or max_completion_tokens, and a response_format with a JSON schema; and
-    "output", the text of a right answer. If the messages end with one of the assistant, that one is the right
-    answer. A line with "prompt" as text and no messages is asked without a chat template. A line whose
-    messages begin with all those of an earlier line is the next turn of that line's chat.
+    These fields are read, all but messages optional: messages, tools, temperature (default here: 0),
+    max_tokens or max_completion_tokens, response_format with a JSON schema, and "output", the text of the
+    right answer. If the last message is the assistant's, it is the right answer. A line with a text "prompt"
+    and no messages is sent without a chat template. A line whose messages begin with all messages of an
+    earlier line is the next turn of that line's chat.
 
-    Raises OSError if the file cannot be read, ValueError that names file and line if one cannot be
-    understood.
+    Raises OSError if the file cannot be read, ValueError with file and line number if a line is invalid.
     """
     chats: list[list[Turn]] = []
-    going_on: dict[tuple[str, ...], int] = {}
+    continuable: dict[tuple[str, ...], int] = {}
     for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
@@ -44,84 +43,84 @@ def read_prompts(path: Path) -> list[Chat]:
         except RecursionError:
             raise ValueError(f"{path}: line {number} is nested too deep") from None
         except (UnicodeDecodeError, json.JSONDecodeError) as fault:
-            raise ValueError(f"{path}: line {number} is no JSON: {fault}") from None
+            raise ValueError(f"{path}: line {number} is not JSON: {fault}") from None
         except ValueError as fault:
-            raise ValueError(f"{path}: line {number} is no chat: {fault}") from None
-        said = tuple(json.dumps(message, sort_keys=True) for message in turn.messages)
-        earlier = (said[:count] for count in range(len(said) - 1, 0, -1))
-        at = next((going_on.pop(one) for one in earlier if one in going_on), None)
+            raise ValueError(f"{path}: line {number} is not a chat: {fault}") from None
+        messages = tuple(json.dumps(message, sort_keys=True) for message in turn.messages)
+        prefixes = (messages[:count] for count in range(len(messages) - 1, 0, -1))
+        at = next((continuable.pop(one) for one in prefixes if one in continuable), None)
         if at is None:
             at = len(chats)
             chats.append([])
         chats[at].append(turn)
-        if said:
-            going_on[said] = at
+        if messages:
+            continuable[messages] = at
     if not chats:
-        raise ValueError(f"{path}: there are no chats in it")
+        raise ValueError(f"{path}: the file contains no chats")
     return [Chat(path.stem, tuple(turns)) for turns in chats]
 
 
 def own_chats(path: Path | None, workloads: Sequence[str]) -> list[Chat] | None:
-    """The chats in a user's file; without one None, and the names of workloads are checked.
+    """Return the chats in a user's file; if path is None, check the names of workloads and return None.
 
-    Raises OSError and ValueError, as read_prompts does, and ValueError for a workload that is unknown.
+    Raises OSError and ValueError as read_prompts does, and ValueError for an unknown workload.
     """
     if path is not None:
         return read_prompts(path)
     for name in workloads:
         if name not in WORKLOADS:
-            raise ValueError(f"--workloads: {name} is none of {', '.join(WORKLOADS)}")
+            raise ValueError(f"--workloads: {name} is not one of {', '.join(WORKLOADS)}")
     return None
 
 
-def _turn(said: object) -> Turn:
-    """Raises ValueError."""
-    if not isinstance(said, dict):
-        raise ValueError('an object with a list "messages" is wanted')
-    reference = said.get("output")
+def _turn(line: object) -> Turn:
+    """Make the turn of a line. Raises ValueError."""
+    if not isinstance(line, dict):
+        raise ValueError('expected an object with a list "messages"')
+    reference = line.get("output")
     if not isinstance(reference, str | None):
-        raise ValueError("output is no text")
-    if "messages" not in said:
-        return _plain(said, reference)
-    if not isinstance(said["messages"], list):
-        raise ValueError('an object with a list "messages" is wanted')
+        raise ValueError("output is not text")
+    if "messages" not in line:
+        return _plain(line, reference)
+    if not isinstance(line["messages"], list):
+        raise ValueError('expected an object with a list "messages"')
     try:
-        body = validate({name: said[name] for name in READ if name in said}, ChatRequest)
+        body = validate({name: line[name] for name in READ if name in line}, ChatRequest)
     except BadRequestError as fault:
         raise ValueError(fault.message) from None
-    messages = tuple(said["messages"])
+    messages = tuple(line["messages"])
     if body.messages[-1].role == "assistant":
         if len(messages) == 1:
-            raise ValueError("there is an answer in it, and nothing that was asked")
+            raise ValueError("it contains an answer but no request")
         *_, last = body.messages
         messages, reference = messages[:-1], last.content if reference is None else reference
     return Turn(
         messages,
         reference,
-        tools=tuple(said.get("tools") or ()),
-        temperature=body.temperature if said.get("temperature") is not None else 0.0,
-        schema=_schema(said.get("response_format")),
+        tools=tuple(line.get("tools") or ()),
+        temperature=body.temperature if line.get("temperature") is not None else 0.0,
+        schema=_schema(line.get("response_format")),
         max_tokens=body.requested_max_tokens,
     )
 
 
-def _plain(said: dict[str, Any], reference: str | None) -> Turn:
-    prompt = said.get("prompt")
+def _plain(line: dict[str, Any], reference: str | None) -> Turn:
+    prompt = line.get("prompt")
     if not isinstance(prompt, str) or not prompt:
-        raise ValueError('an object with a list "messages" is wanted, or one with a text "prompt"')
-    limit = said.get("max_tokens")
+        raise ValueError('expected an object with a list "messages" or a text "prompt"')
+    limit = line.get("max_tokens")
     if limit is not None and (type(limit) is not int or limit < 1):
         raise ValueError("max_tokens is not a whole number above 0")
-    temperature = said.get("temperature")
+    temperature = line.get("temperature")
     if temperature is not None and (
         isinstance(temperature, bool) or not isinstance(temperature, int | float)
     ):
-        raise ValueError("temperature is no number")
+        raise ValueError("temperature is not a number")
     return Turn((), reference, temperature=float(temperature or 0), max_tokens=limit, text=prompt)
 
 
 def _schema(form: dict[str, Any] | None) -> str | None:
-    """The JSON schema that a valid response_format asks for."""
+    """Return the JSON schema of a valid response_format."""
     kind = (form or {}).get("type")
     if form is None or kind not in ("json_object", "json_schema"):
         return None

@@ -1,11 +1,11 @@
-"""Questions over JSON records, and JSON by a schema."""
+"""Questions about JSON records, and JSON that follows a schema."""
 
 import json
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bench.workloads.chats import Grow, Message, Turn, Workload, ask, assistant, user
+from bench.workloads.chats import Grow, Message, Turn, Workload, assistant, single_turn, user
 from bench.workloads.words import FIELDS, Supply, names, value
 
 NUM_QUESTIONS = 3
@@ -13,7 +13,7 @@ MAX_RECORDS = 20_000
 
 
 def _made(rng: random.Random, num_fields: int) -> Iterator[dict[str, Any]]:
-    """Records with the same fields; each has a name of its own."""
+    """Yield records with the same fields and distinct names."""
     fields = rng.sample(FIELDS[1:], num_fields)
     for name in names(rng):
         yield {"name": name} | {field: value(rng) for field in fields}
@@ -27,7 +27,9 @@ def _records(rng: random.Random, _: Grow) -> Sequence[Turn]:
     records = Supply(_made(rng, 4)).first(6)
     record = rng.choice(records)
     return [
-        ask(f"Return the record of {record['name']} as JSON.\n\n{_as_lines(records)}", json.dumps(record))
+        single_turn(
+            f"Return the record of {record['name']} as JSON.\n\n{_as_lines(records)}", json.dumps(record)
+        )
     ]
 
 
@@ -46,7 +48,7 @@ def _json_rag(rng: random.Random, grow: Grow) -> Sequence[Turn]:
 
 
 def _question(rng: random.Random, record: dict[str, Any]) -> tuple[str, str]:
-    """A question about a record, and the answer, which quotes it."""
+    """Return a question about a record, and the answer, which quotes it."""
     name, quoted = record["name"], json.dumps(record)
     if rng.random() < 0.4:
         return f"Return the record of {name} as JSON.", quoted
@@ -57,7 +59,7 @@ def _question(rng: random.Random, record: dict[str, Any]) -> tuple[str, str]:
 
 def _extraction(rng: random.Random, _: Grow) -> Sequence[Turn]:
     values = {field: value(rng) for field in rng.sample(FIELDS, 5)}
-    types = {key: "integer" if isinstance(said, int) else "string" for key, said in values.items()}
+    types = {key: "integer" if isinstance(content, int) else "string" for key, content in values.items()}
     shown = {"type": "object", "properties": {key: {"type": kind} for key, kind in types.items()}}
     enforced = {
         "type": "object",
@@ -68,18 +70,18 @@ def _extraction(rng: random.Random, _: Grow) -> Sequence[Turn]:
         "required": list(values),
         "additionalProperties": False,
     }
-    facts = ", ".join(f"{key}: {said}" for key, said in values.items())
+    facts = ", ".join(f"{key}: {content}" for key, content in values.items())
     text = f"Make a JSON object for this schema: {json.dumps(shown)}\nThe values: {facts}."
-    return [ask(text, json.dumps(values), schema=json.dumps(enforced))]
+    return [single_turn(text, json.dumps(values), schema=json.dumps(enforced))]
 
 
 WORKLOADS = (
-    Workload("records", "a record looked up among six, as JSON", _records),
+    Workload("records", "one of six records, returned as JSON", _records),
     Workload(
         "json_rag",
-        "three questions over JSON records of the given length; answers quote the record",
+        "three questions about JSON records of the given length; answers quote the record",
         _json_rag,
         (600, 800),
     ),
-    Workload("extraction", "five values as JSON, under a schema", _extraction),
+    Workload("extraction", "five values as JSON, constrained by a schema", _extraction),
 )

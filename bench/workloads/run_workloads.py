@@ -1,6 +1,6 @@
-"""`reprise bench workloads`: what there is to measure with, shown, and written for others to ask.
+"""`reprise bench workloads`: list, show or export the generated chats of the benchmarks.
 
-Sizes are counted with the tokenizer of the model, whose weights are not read.
+Lengths are counted with the model's tokenizer; its weights are not loaded.
 """
 
 import argparse
@@ -23,15 +23,15 @@ from bench.rendering import Renderer, render, render_turn
 from bench.workloads import VERSION, WORKLOADS, Chat, Turn, lengths_of, make_chats
 from config.settings import BUNDLED_MODEL
 
-SUMMARY = "Show the generated chats that the other benchmarks ask, or write them into a file."
+SUMMARY = "Show the generated chats of the benchmarks, or write them to a file."
 _WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Means over chats. first_tokens, last_tokens: of the prompts of a chat's first and last turn.
+    """Means over chats. first_tokens, last_tokens: lengths of the prompts of the first and the last turn.
 
-    answer_tokens: of a right answer; None where there is none.
+    answer_tokens: length of the right answers; None if there are none.
     """
 
     num_turns: float
@@ -41,31 +41,31 @@ class Size:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give the parser what `reprise bench workloads` takes."""
+    """Add the flags of `reprise bench workloads` to the parser."""
     parser.description = (
-        "Generated chats, the same for whoever runs them: a table of what there is; with --show, one chat of "
-        "each in full; with --write, a file of JSON lines, one for each turn, that `--prompts FILE` of other "
-        "benchmarks and `reprise bench replay --pairs FILE` read. Answers are those that are right, not what "
-        "a model said."
+        "Print a table of the generated chats, which are the same for everyone with the same seed. With "
+        "--show, print one chat of each workload in full. With --write, write JSON lines, one per turn, for "
+        "`--prompts FILE` of other benchmarks and for `reprise bench replay --pairs FILE`. The answers are "
+        "the right answers, not a model's."
     )
     add = parser.add_argument
-    add("--workloads", type=_names, default=tuple(WORKLOADS), metavar="a,b",
+    add("--workloads", type=_names, default=tuple(WORKLOADS), metavar="A,B",
         help="Default: all.")  # fmt: skip
     add("--model", type=argument_types.model_folder, metavar="DIR",
-        help="Whose tokenizer counts, and whose chat template prompts are written with. Default: the "
-        "bundled one.")  # fmt: skip
+        help="Model whose tokenizer and chat template are used. Default: the bundled model.")  # fmt: skip
     add("--prompt-tokens", type=argument_types.levels, metavar="N,M",
-        help="Lengths of the first prompts, where a workload has lengths. Default: its own.")  # fmt: skip
-    add("--chats", type=argument_types.count, default=4, metavar="N", help="Of each workload and length.")
-    add("--seed", type=int, default=1, metavar="N", help="Another seed makes other chats.")
+        help="Lengths of first prompts, for workloads with a choice. Default: the workload's.")  # fmt: skip
+    add("--chats", type=argument_types.count, default=4, metavar="N",
+        help="Chats of each workload and length. Default: 4.")  # fmt: skip
+    add("--seed", type=int, default=1, metavar="N", help="Seed of the chats. Default: 1.")
     add("--show", action="store_true", help="Print the first chat of each workload instead of the table.")
     add("--write", type=argument_types.output_file, metavar="FILE",
-        help="Write the turns that have a right answer.")  # fmt: skip
+        help="Write all turns with a right answer to FILE.")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print or write, and return the exit status."""
-    # It needs mlx-lm, which takes a while to load.
+    # Imported here, because it loads mlx-lm, which takes a while.
     from engine.model.mlx_lm_baseline import load_tokenizer
 
     tokenizer = load_tokenizer(arguments.model or BUNDLED_MODEL)
@@ -85,9 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
         except ArgumentsError as fault:
             print(f"reprise bench workloads: {fault}", file=sys.stderr)
             return 2
-        console.print(f"{count} turns in {escape(str(arguments.write))}", soft_wrap=True)
+        console.print(f"wrote {count} turns to {escape(str(arguments.write))}", soft_wrap=True)
         if without := [name for name, chats in made if chats[0].turns[-1].reference is None]:
-            console.print(f"left out, as no answer is more right than another: {', '.join(without)}")
+            console.print(f"left out, because they have no right answer: {', '.join(without)}")
     elif arguments.show:
         for name, chats in made:
             _show(console, name, chats[0])
@@ -101,17 +101,17 @@ def _names(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in WORKLOADS:
-            raise argparse.ArgumentTypeError(f"{name or 'nothing'} is none of {', '.join(WORKLOADS)}")
+            raise argparse.ArgumentTypeError(f"{name or 'empty'} is not one of {', '.join(WORKLOADS)}")
     return names
 
 
 def chat_name(workload: str, prompt_tokens: int | None) -> str:
-    """A workload and the length asked for, as people read it."""
+    """Return the display name of a workload at a prompt length."""
     return workload if prompt_tokens is None else f"{workload} {prompt_tokens}"
 
 
 def size(chats: Sequence[Chat], tokenizer: Renderer) -> Size:
-    """How long chats are. chats: at least one."""
+    """Measure the length of chats. chats: at least one."""
     answers = [
         len(tokenizer.encode_answer(turn.reference))
         for chat in chats
@@ -127,7 +127,7 @@ def size(chats: Sequence[Chat], tokenizer: Renderer) -> Size:
 
 
 def write_turns(path: Path, made: Sequence[tuple[str, Sequence[Chat]]], tokenizer: Any) -> int:
-    """Write a line for each turn that has a right answer; returns how many. Raises ArgumentsError."""
+    """Write a line per turn with a right answer; return the number of lines. Raises ArgumentsError."""
     count = 0
     try:
         with path.open("w", encoding="utf-8") as file:
@@ -136,7 +136,7 @@ def write_turns(path: Path, made: Sequence[tuple[str, Sequence[Chat]]], tokenize
                     file.write(json.dumps(line) + "\n")
                     count += 1
     except OSError as fault:
-        raise ArgumentsError(f"{path} cannot be written: {fault.strerror}") from fault
+        raise ArgumentsError(f"cannot write {path}: {fault.strerror}") from fault
     return count
 
 
@@ -150,7 +150,7 @@ def _lines(name: str, chats: Sequence[Chat], tokenizer: Any) -> Iterator[dict[st
 
 
 def _request(turn: Turn) -> dict[str, Any]:
-    """The turn as the body of a chat completion."""
+    """Return the turn as the body of a chat completion request."""
     body: dict[str, Any] = {"messages": list(turn.messages)}
     if turn.tools:
         body["tools"] = list(turn.tools)
@@ -161,30 +161,30 @@ def _request(turn: Turn) -> dict[str, Any]:
 
 
 def _table(sizes: Sequence[tuple[str, str, Size]]) -> Table:
-    table = Table(title="What the benchmarks ask")
+    table = Table(title="Workloads")
     table.add_column("workload", no_wrap=True)
-    table.add_column("what it is")
+    table.add_column("description")
     for name in ("turns", "first prompt", "last prompt", "answer"):
         table.add_column(name, justify="right")
     for name, workload, one in sizes:
         answer = "-" if one.answer_tokens is None else f"{one.answer_tokens:.0f}"
         numbers = (f"{one.num_turns:g}", f"{one.first_tokens:.0f}", f"{one.last_tokens:.0f}", answer)
         table.add_row(name, WORKLOADS[workload].summary, *numbers)
-    table.caption = "prompts and right answers in tokens, means"
+    table.caption = "lengths of prompts and right answers in tokens, means"
     return table
 
 
 def _show(console: Console, name: str, chat: Chat) -> None:
     console.rule(name)
-    shown = 0
+    num_shown = 0
     for at, turn in enumerate(chat.turns, 1):
-        # What the turn before asked and what was right is there already; where it is no history, all is new.
-        goes_on = len(turn.messages) > shown
-        for message in turn.messages[shown if goes_on else 0 :]:
-            said = message["content"] or json.dumps(message.get("tool_calls"))
+        # Messages of earlier turns are not printed again, unless this turn does not continue them.
+        is_continued = len(turn.messages) > num_shown
+        for message in turn.messages[num_shown if is_continued else 0 :]:
+            content = message["content"] or json.dumps(message.get("tool_calls"))
             console.print(f"[bold]{message['role']}[/bold]")
-            console.print(said, markup=False, highlight=False, soft_wrap=True)
-        right = "nothing is more right than anything else" if turn.reference is None else turn.reference
+            console.print(content, markup=False, highlight=False, soft_wrap=True)
+        answer = "no single right answer" if turn.reference is None else turn.reference
         console.print(f"[bold green]right answer {at}[/bold green]")
-        console.print(right, markup=False, highlight=False, soft_wrap=True)
-        shown = len(turn.messages) + 1
+        console.print(answer, markup=False, highlight=False, soft_wrap=True)
+        num_shown = len(turn.messages) + 1

@@ -1,7 +1,7 @@
-"""The words that workloads are made of: plain English and made-up names, drawn at random.
+"""The vocabulary of the workloads: plain English words and invented names, drawn at random.
 
-They are among those that the bundled model was trained on. Names mean nothing, so whatever an answer says of
-them is copied.
+The bundled model was trained on these words. Names have no meaning, so a model can only copy what it says of
+them.
 """
 
 import keyword
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a list in a text."""
+    """Split a text into its words."""
     return text.split()
 
 
@@ -74,45 +74,45 @@ IDENTIFIER_WORDS = sorted({*NOUNS, *ADJECTIVES, *VERBS} - set(keyword.kwlist))
 
 ItemT = TypeVar("ItemT")
 _NUM_SINGLE = 160
-"""Names that stand alone; the others come in pairs, so that no name is part of another."""
+"""Number of names used alone; the others are used in pairs, so that no name is part of another."""
 
 
 class Supply(Generic[ItemT]):
-    """Things without end, made one after the other when they are asked for, and kept."""
+    """An endless sequence of items, made on demand and kept."""
 
     def __init__(self, made: Iterator[ItemT]) -> None:
         self._made = made
         self._kept: list[ItemT] = []
 
     def first(self, count: int) -> list[ItemT]:
-        """The first so many of them."""
+        """Return the first count items."""
         self._kept += islice(self._made, max(0, count - len(self._kept)))
         return self._kept[:count]
 
 
 def names(rng: random.Random) -> Iterator[str]:
-    """Names of people, no two alike: of one word, and of two when those are used up."""
+    """Yield distinct names of people: single words first, then pairs."""
     yield from rng.sample(NAMES[:_NUM_SINGLE], _NUM_SINGLE)
-    yield from _unlike(lambda: " ".join(rng.sample(NAMES[_NUM_SINGLE:], 2)))
+    yield from _distinct(lambda: " ".join(rng.sample(NAMES[_NUM_SINGLE:], 2)))
 
 
 def identifiers(rng: random.Random) -> Iterator[str]:
-    """Identifiers of one or two words, no two alike."""
-    return _unlike(lambda: "_".join(rng.sample(IDENTIFIER_WORDS, rng.choice((1, 1, 2)))))
+    """Yield distinct identifiers of one or two words."""
+    return _distinct(lambda: "_".join(rng.sample(IDENTIFIER_WORDS, rng.choice((1, 1, 2)))))
 
 
 def thing(rng: random.Random) -> str:
-    """An adjective and a noun."""
+    """Return an adjective and a noun."""
     return f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}"
 
 
 def number(rng: random.Random) -> int:
-    """A whole number of one to four digits."""
+    """Return a whole number of up to four digits."""
     return rng.randrange(rng.choice((10, 100, 100, 100, 1000, 10000)))
 
 
 def value(rng: random.Random) -> str | int:
-    """What a field may hold: a name, a word, two words or a number."""
+    """Return a value for a field: a name, a word, two words or a number."""
     kind = rng.random()
     if kind < 0.3:
         return rng.choice(NAMES)
@@ -121,8 +121,8 @@ def value(rng: random.Random) -> str | int:
     return number(rng)
 
 
-def _unlike(make: Callable[[], str]) -> Iterator[str]:
-    """What make returns, without what it returned before."""
+def _distinct(make: Callable[[], str]) -> Iterator[str]:
+    """Yield the results of make without repetitions."""
     seen: set[str] = set()
     while True:
         made = make()

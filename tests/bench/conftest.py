@@ -1,4 +1,4 @@
-"""A model of a few kilobytes, and a server that plays scripted answers on a real port."""
+"""A model of a few kilobytes, and a server with scripted answers on a real port."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ SHAPE = {
 
 
 def make_model(folder, vocab_size):
-    """Random weights and a small byte-level BPE, most of whose words are several tokens."""
+    """Write random weights and a small byte-level BPE tokenizer; most words are several tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -64,13 +64,13 @@ def make_model(folder, vocab_size):
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
-    """A model with next to nothing in it."""
+    """Make a tiny model."""
     return make_model(tmp_path_factory.mktemp("model"), 320)
 
 
 @pytest.fixture(scope="session")
 def other_model_folder(tmp_path_factory):
-    """Another one, with a vocabulary of its own."""
+    """Make another tiny model, with a different vocabulary."""
     return make_model(tmp_path_factory.mktemp("other"), 280)
 
 
@@ -80,13 +80,13 @@ def tokenizer(model_folder):
 
 
 def frame(text=None, finish_reason=None, **fields):
-    """A chunk of a chat stream, as the bytes of one event."""
+    """Return a chunk of a chat stream, as the bytes of one event."""
     choices = [{"index": 0, "delta": {"content": text} if text else {}, "finish_reason": finish_reason}]
     return b"data: " + json.dumps({"choices": choices} | fields).encode() + b"\n\n"
 
 
 def usage(completion_tokens, prompt_tokens=64, cached_tokens=0):
-    """The chunk that ends a stream's counts."""
+    """Return the chunk with the usage of a stream."""
     counts = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -99,11 +99,11 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ScriptedServer:
-    """Answers each chat with the next script: (status, pieces of the body); the last one stays.
+    """Answers each chat with the next script, (status, parts of the body); the last script is repeated.
 
-    key: what has to be sent with every request, if anything.
-    bodies: the requests so far. most_at_once: how many of them were open together.
-    wait_for: chats are answered only when so many are open. silent: they are never answered.
+    key: the API key that every request must send, if any.
+    bodies: the requests so far. most_at_once: maximum number of requests open at the same time.
+    wait_for: chats are answered only once this many are open. silent: chats are never answered.
     """
 
     def __init__(self):
@@ -117,8 +117,8 @@ class ScriptedServer:
         self.url = ""
         self._enough = None
 
-    def play(self, *pieces, status=200):
-        self.scripts.append((status, pieces))
+    def play(self, *parts, status=200):
+        self.scripts.append((status, parts))
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":
@@ -138,12 +138,12 @@ class ScriptedServer:
         if self.silent:
             await receive()  # until the client leaves
             return
-        status, pieces = self.scripts.popleft() if len(self.scripts) > 1 else self.scripts[0]
+        status, parts = self.scripts.popleft() if len(self.scripts) > 1 else self.scripts[0]
         self.open += 1
         self.most_at_once = max(self.most_at_once, self.open)
         await self._gather()
         self.open -= 1
-        await self._send(send, status, pieces)
+        await self._send(send, status, parts)
 
     async def _gather(self):
         self._enough = self._enough or asyncio.Event()
@@ -151,17 +151,17 @@ class ScriptedServer:
             self._enough.set()
         await self._enough.wait()
 
-    async def _send(self, send, status, pieces):
+    async def _send(self, send, status, parts):
         kind = b"text/event-stream" if status == 200 else b"application/json"
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
-        for piece in pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
 
 @contextmanager
 def running(app):
-    """Serve app on a port of its own, in a thread."""
+    """Serve app on a free port, in a thread."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         app.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
@@ -188,14 +188,14 @@ def other_server():
 
 @pytest.fixture
 def full_answer():
-    """Four tokens, one a chunk, to a prompt of 64."""
+    """Return a stream of four tokens, one per chunk, for a prompt of 64 tokens."""
     words = [frame(text) for text in ("one", " two", " three", " four")]
     return [frame(), *words, frame(finish_reason="length"), usage(4), DONE]
 
 
 @pytest.fixture
 def events():
-    """Makers of stream events, for scripts of one's own."""
+    """Return functions that make stream events, for scripts."""
 
     class Events:
         pass

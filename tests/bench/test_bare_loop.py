@@ -11,7 +11,7 @@ def loaded(model_folder):
 
 
 def greedy(model, prompt, count):
-    """The plainest loop there is: no cache, one whole forward for each token."""
+    """Generate in the simplest way: no cache, one whole forward pass per token."""
     tokens = list(prompt)
     for _ in range(count):
         logits = model(mx.array([tokens]))[0, -1]
@@ -23,7 +23,7 @@ def test_the_loop_says_what_the_model_says_and_passes_its_end_token(loaded):
     model, tokenizer = loaded
     prompt = [5, 9, 200, 31, 7]
     expected = greedy(model, prompt, 12)
-    # As unfortunate as can be: the first token would end the answer.
+    # The worst case: the first token would end the answer.
     tokenizer.eos_token_ids = {expected[0]}
     assert generate(model, tokenizer, prompt, 12).tokens == 1
     tokenizer.eos_token_ids = set()

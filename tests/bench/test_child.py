@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from bench.child import BareLoop, OwnServer, is_ready, terminated_like_interrupted
+from bench.child import BareLoop, OwnServer, exit_on_sigterm, is_ready
 from bench.errors import BenchError
 from bench.prompts import PromptMaker
 from engine.model.mlx_lm_baseline import load_tokenizer
@@ -29,7 +29,7 @@ def stub(program):
     return sys.executable, "-c", program
 
 
-def test_a_server_of_our_own_is_found_by_what_it_says_and_stopped_at_the_end():
+def test_an_own_server_is_found_by_its_log_and_stopped_at_the_end():
     with OwnServer(["--max-rows", "2"], stub(STUB)) as own:
         assert is_ready(own.url)
     assert not is_ready(own.url)
@@ -37,7 +37,7 @@ def test_a_server_of_our_own_is_found_by_what_it_says_and_stopped_at_the_end():
 
 def test_a_benchmark_that_is_terminated_stops_its_server_first():
     own = OwnServer(["--max-rows", "2"], stub(STUB))
-    with pytest.raises(SystemExit, match="143"), terminated_like_interrupted(), own:
+    with pytest.raises(SystemExit, match="143"), exit_on_sigterm(), own:
         signal.raise_signal(signal.SIGTERM)
     assert own.url.startswith("http://127.0.0.1:")
     assert not is_ready(own.url)
@@ -45,13 +45,13 @@ def test_a_benchmark_that_is_terminated_stops_its_server_first():
 
 def test_a_server_that_does_not_start_is_an_error_with_its_last_words():
     server = OwnServer([], stub("import sys; sys.exit('no such model\\n')"))
-    with pytest.raises(BenchError, match="ended with status 1: no such model"), server:
+    with pytest.raises(BenchError, match="exited with status 1: no such model"), server:
         pass
 
 
 def test_a_bare_loop_that_does_not_start_is_an_error_with_its_last_words():
     loop = BareLoop("nowhere", stub("import sys; sys.exit('no such folder')"))
-    with pytest.raises(BenchError, match="ended with status 1: no such folder"), loop:
+    with pytest.raises(BenchError, match="exited with status 1: no such folder"), loop:
         pass
 
 

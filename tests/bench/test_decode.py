@@ -14,7 +14,7 @@ from rich.console import Console
 from bench.decode.progress import duration
 from bench.decode.rows import Row, Trial, row_of, rows_of
 from bench.decode.runs import Configuration, Counts, TurnRun
-from bench.decode.samples import pieces
+from bench.decode.samples import token_texts
 from bench.decode.table import COLUMNS, flat, print_rows
 from bench.local_engine import LocalEngine
 from bench.parity import Parity
@@ -42,7 +42,7 @@ def turn_run(decode_s: float, drafting: Counts, energy_j: float | None = None, t
 
 
 def trial(turn: int = 1, **changes: Any) -> Trial:
-    """10 tokens, plainly in 1 s and at best 0.8 s, with drafts in 0.5 and at best 0.4 s."""
+    """Make a trial of 10 tokens: plain in 1 and 0.8 s, drafted in 0.5 and 0.4 s."""
     plain = [turn_run(s, counts(10, 0, 0), 4.0, turn) for s in (1.0, 0.8, 1.0)]
     drafted = [turn_run(s, counts(5, 4, 3), 2.0, turn) for s in (0.5, 0.5, 0.4)]
     parity = Parity(9, 0)
@@ -104,7 +104,7 @@ def test_what_was_not_measured_is_null_and_not_a_number() -> None:
     assert silent["drafted_share"] == 0
 
 
-def test_one_pair_that_differs_fails_the_row_and_is_told() -> None:
+def test_one_pair_that_differs_fails_the_row_and_is_reported() -> None:
     differing = Parity()
     differing.compare([(1, 2, 3)], [(1, 2, 4)], lambda _: 0.125)
     rows = rows_of([trial(), trial(parity=differing)])
@@ -147,13 +147,13 @@ def printed(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
     return console.export_text()
 
 
-def test_a_character_of_several_tokens_stands_with_the_last_of_them() -> None:
+def test_a_character_of_several_tokens_belongs_to_the_last_of_them() -> None:
     spelled = {1: b"a", 2: b"\xc3", 3: b"\xa9", 9: b"<end>"}
-    found = pieces((1, 2, 3, 9), [("model", 1), ("suffix", 3)], spelled.__getitem__, {9})
+    found = token_texts((1, 2, 3, 9), [("model", 1), ("suffix", 3)], spelled.__getitem__, {9})
     assert found == [["a", "model"], ["", "suffix"], ["é", "suffix"]]
 
 
-def test_durations_are_said_in_round_figures() -> None:
+def test_durations_are_rounded() -> None:
     assert [duration(seconds) for seconds in (4.4, 89, 150)] == ["4 s", "89 s", "2 min"]
 
 
@@ -181,12 +181,12 @@ def test_drafts_are_measured_turn_by_turn_and_under_a_schema(
     ]  # fmt: skip
     assert samples[1]["turn"] == 3
     assert {source for one in samples for _, source in one["tokens"]} <= {"model", "suffix", "grammar"}
-    told = capsys.readouterr()
-    assert told.out.count("PASS") == len(rows)
-    assert "json_rag, 120 tokens (" in told.err
+    printed = capsys.readouterr()
+    assert printed.out.count("PASS") == len(rows)
+    assert "json_rag, 120 tokens (" in printed.err
 
 
-def test_a_planted_divergence_is_found_told_and_fails_the_command(
+def test_a_planted_divergence_is_reported_and_fails_the_command(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chats = ["the cat and the other mother", "walk " * 600]
@@ -211,25 +211,25 @@ def test_a_planted_divergence_is_found_told_and_fails_the_command(
     ]
     assert float(rows[1]["first_divergence_margin"]) >= 0
     assert rows[1]["parity_differing"] == rows[1]["parity_pairs"] == "9"
-    told = capsys.readouterr().out
-    assert "9 of 9 pairs of runs differ; the first at token 3" in told
-    assert "mine, turn 1: 1 left out, too long for the model's context" in told
+    printed = capsys.readouterr().out
+    assert "9 of 9 pairs of runs differ; the first at token 3" in printed
+    assert "mine, turn 1: 1 chats skipped, too long for the model's context" in printed
     assert "ngram-mod" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
-        (["--workloads", "prose"], "--workloads: prose is none of"),
-        (["--draft-types", "oracle"], "--draft-types: oracle is none of auto"),
-        (["--draft-types", "draft-model"], "draft-model needs a model: name one with --draft-model"),
+        (["--workloads", "prose"], "--workloads: prose is not one of"),
+        (["--draft-types", "oracle"], "--draft-types: oracle is not one of auto"),
+        (["--draft-types", "draft-model"], "draft-model needs a draft model; name one with --draft-model"),
         (["--num-draft-tokens", "4,999"], "--num-draft-tokens: 999 is above 255"),
-        (["--columns", "speed"], "--columns: speed is none of workload"),
-        (["--prompts", "pyproject.toml"], "pyproject.toml: line 1 is no JSON"),
+        (["--columns", "speed"], "--columns: speed is not one of workload"),
+        (["--prompts", "pyproject.toml"], "pyproject.toml: line 1 is not JSON"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(
-    given: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_arguments_are_refused_in_one_line(
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "decode", *given]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

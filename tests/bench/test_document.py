@@ -1,4 +1,4 @@
-"""A result document says where its figures come from, and what it says can be read again."""
+"""A result document records the origin of its figures, and is read as it was written."""
 
 import argparse
 from pathlib import Path
@@ -12,7 +12,7 @@ from engine.speculative.step_costs import StepCosts
 def test_a_document_is_read_as_it_was_written(tmp_path: Path) -> None:
     arguments = argparse.Namespace(given=("bench", "decode", "--json", "my figures.json"))
     costs = StepCosts({(1, 1): 0.01, (1, 4): 0.02})
-    made = document.new_document(document.typed(arguments), costs=costs, decode={"rows": []})
+    made = document.new_document(document.command_line(arguments), costs=costs, decode={"rows": []})
     document.write(tmp_path / "figures.json", made)
     assert document.read(tmp_path / "figures.json") == made
     assert made["command"] == "reprise bench decode --json 'my figures.json'"
@@ -29,5 +29,5 @@ def test_what_is_no_document_is_refused_by_name(text: str, tmp_path: Path) -> No
 
 
 def test_a_section_has_one_of_the_known_names() -> None:
-    with pytest.raises(ValueError, match="decoding: a section is one of"):
+    with pytest.raises(ValueError, match="decoding: unknown section"):
         document.new_document("reprise bench", decoding={})

@@ -1,4 +1,4 @@
-"""Energy is what the machine's counters say, and nothing where they may not be read."""
+"""Energy comes from the machine's counters; without access to them, nothing is measured."""
 
 import sys
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_processors_and_memory_are_added_up_and_nothing_twice(tmp_path: Path) ->
     ]
 
 
-def test_a_counter_that_begins_again_goes_on_in_the_sum(tmp_path: Path) -> None:
+def test_a_counter_that_wraps_keeps_adding_up(tmp_path: Path) -> None:
     folder = zone(tmp_path / "zone", "package-0", joules=990.0)
     counter = RaplZone(folder)
     (folder / "energy_uj").write_text("5000000")
@@ -66,7 +66,7 @@ def test_a_counter_that_begins_again_goes_on_in_the_sum(tmp_path: Path) -> None:
     assert counter.joules() == pytest.approx(17.0)
 
 
-def test_a_counter_that_goes_away_ends_the_measurement_and_not_the_benchmark(tmp_path: Path) -> None:
+def test_a_counter_that_disappears_ends_the_measurement_but_not_the_benchmark(tmp_path: Path) -> None:
     folder = zone(tmp_path / "zone", "package-0")
     meter = EnergyMeter([RaplZone(folder)])
     assert meter.read() == 0.0
@@ -74,11 +74,11 @@ def test_a_counter_that_goes_away_ends_the_measurement_and_not_the_benchmark(tmp
     (folder / "energy_uj").unlink()
     assert meter.read() is None
     assert meter.source is None
-    assert "no more" in str(meter.reason)
+    assert "stopped working" in str(meter.reason)
     assert meter.read() is None
 
 
-def test_a_machine_that_tells_nothing_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_counters_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(energy, "rapl_zones", list)
     monkeypatch.setattr(energy, "NVIDIA_DRIVER", tmp_path / "nowhere")
@@ -100,7 +100,7 @@ def test_counters_that_only_root_may_read_are_not_measured(
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     meter = EnergyMeter()
     assert meter.read() is None
-    assert meter.reason == "RAPL may not be read, which only root may"
+    assert meter.reason == "no permission to read RAPL (needs root)"
 
 
 def test_each_sample_of_powermetrics_counts_once() -> None:
@@ -124,7 +124,7 @@ def test_powermetrics_that_may_not_run_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 class Driver:
-    """Two GPUs that have taken 1.5 and 2.25 J, or a status instead."""
+    """A library with two GPUs that have used 1.5 and 2.25 J, or that returns an error status."""
 
     def __init__(self, status: int = 0) -> None:
         self.status = status
@@ -156,5 +156,5 @@ def test_all_gpus_are_added_up() -> None:
 
 
 def test_a_gpu_that_does_not_count_is_refused() -> None:
-    with pytest.raises(OSError, match="answered 3"):
+    with pytest.raises(OSError, match="returned error 3"):
         NvmlCounter(Driver(status=3))

@@ -2,21 +2,21 @@ import socket
 
 import pytest
 
-from bench.load import Asking, ServerSide
+from bench.load import RequestOptions, ServerUnderLoad
 from bench.measurement import Arrival, Measurement
 from bench.prompts import PromptMaker
 
-ASKING = Asking(max_tokens=4, forbidden_ids=(1, 7))
+OPTIONS = RequestOptions(max_tokens=4, forbidden_ids=(1, 7))
 
 
 @pytest.fixture
 def measure(server, tokenizer):
-    """Runs one round of chats against the scripted server."""
+    """Return a function that runs one round of chats on the scripted server."""
     maker = PromptMaker(tokenizer, 64, seed=3)
 
-    def measured(num_requests=1, concurrency=1, asking=ASKING, idle_limit_s=60.0):
-        side = ServerSide("it", server.url, "tiny", lambda text: len(text.split()), idle_limit_s)
-        return side.measure([maker.make() for _ in range(num_requests)], asking, concurrency, 1)
+    def measured(num_requests=1, concurrency=1, options=OPTIONS, idle_limit_s=60.0):
+        load = ServerUnderLoad("it", server.url, "tiny", lambda text: len(text.split()), idle_limit_s)
+        return load.measure([maker.make() for _ in range(num_requests)], options, concurrency, 1)
 
     return measured
 
@@ -34,7 +34,7 @@ def test_every_request_is_sent_once_and_every_token_counted(server, measure, ful
     assert seen.tokens_per_s == pytest.approx(28 / seen.wall_s)
 
 
-def test_so_many_streams_are_open_at_once_and_never_more(server, measure, full_answer):
+def test_never_more_streams_are_open_than_asked(server, measure, full_answer):
     server.play(*full_answer)
     server.wait_for = 3
     measure(num_requests=8, concurrency=3)
@@ -58,7 +58,7 @@ def test_what_is_sent_is_what_any_openai_server_takes(server, measure, full_answ
 
 def test_a_seed_is_sent_where_there_is_one(server, measure, full_answer):
     server.play(*full_answer)
-    measure(asking=Asking(max_tokens=4, temperature=0.5, seed=9))
+    measure(options=RequestOptions(max_tokens=4, temperature=0.5, seed=9))
     assert server.bodies[0]["seed"] == 9
     assert "logit_bias" not in server.bodies[0]
 
@@ -100,17 +100,17 @@ def test_failures_of_every_kind_are_kept_beside_what_succeeded(server, measure, 
 def test_a_server_that_is_not_there_fails_each_request(tokenizer):
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    side = ServerSide("it", f"http://127.0.0.1:{port}", "tiny", len)
+    load = ServerUnderLoad("it", f"http://127.0.0.1:{port}", "tiny", len)
     maker = PromptMaker(tokenizer, 64, seed=3)
-    seen = side.measure([maker.make(), maker.make()], ASKING, 2, 1)
+    seen = load.measure([maker.make(), maker.make()], OPTIONS, 2, 1)
     assert all("cannot connect" in (m.error or "") for m in seen.measurements)
     assert seen.tokens_per_s is None
 
 
-def test_a_server_that_says_nothing_is_given_up(server, measure):
+def test_a_request_to_a_silent_server_fails_after_the_idle_limit(server, measure):
     server.silent = True
     (m,) = measure(idle_limit_s=0.01).measurements
-    assert m.error == "nothing came for 0.01 s"
+    assert m.error == "no data for 0.01 s"
 
 
 def seen(*arrivals, **fields):

@@ -1,4 +1,4 @@
-"""The report as a file: one page that needs nothing else, whatever its documents say."""
+"""The report is one file that needs nothing else, whatever its documents contain."""
 
 import base64
 import hashlib
@@ -16,7 +16,7 @@ HOSTILE = "</script><script>alert(1)</script><!-- {{script}} <img src=x onerror=
 
 
 class _Elements(HTMLParser):
-    """What a page's scripts and styles hold, and every address in its attributes."""
+    """Collects the scripts and styles of a page, and every address in its attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -91,11 +91,11 @@ def test_the_command_draws_several_documents_as_one_page(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"machine": {}}', None])
-def test_the_command_says_in_one_line_what_is_no_document(text, tmp_path, capsys):
+def test_the_command_refuses_other_files_in_one_line(text, tmp_path, capsys):
     file = tmp_path / "a.json"
     if text is not None:
         file.write_text(text)
     assert main(["bench", "report", str(file), "--html", str(tmp_path / "report.html")]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "a.json" in said
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "a.json" in printed

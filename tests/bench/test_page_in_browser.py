@@ -1,4 +1,4 @@
-"""The report in a real browser: what it draws, how it answers pointer and keys, what it does not ask for."""
+"""The report in a real browser: its figures, pointer and keyboard use, and no network access."""
 
 import os
 
@@ -12,7 +12,7 @@ SECTIONS = [
     "speedup", "parity", "answers", "acceptance", "costs", "sweep", "economics", "translation", "peers",
     "replay",
 ]  # fmt: skip
-"""Those with figures; the last of a page says where they come from."""
+"""The sections with figures; the last section of a page has the sources."""
 
 HOSTILE = (
     "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'><b>bold</b>{{script}}"
@@ -21,7 +21,7 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def opened():
-    """One browser for all tests here."""
+    """Start one browser for all tests of this module."""
     if find_browser() is None:
         reason = "no Chromium or Chrome is installed here"
         if os.environ.get("CI"):
@@ -33,7 +33,7 @@ def opened():
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Reports by name: of one document, of two machines, of decoding alone, and of a hostile one."""
+    """Write reports: of one document, of two machines, of decoding only, of an empty and a hostile one."""
     folder = tmp_path_factory.mktemp("reports")
     hostile = made_up(cpu=HOSTILE)
     hostile["command"] = hostile["model"]["name"] = hostile["decode"]["rows"][0]["draft_type"] = HOSTILE
@@ -67,7 +67,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def page(opened, files):
-    """The report of one document on a wide screen; each test leaves it as it found it."""
+    """Open the report of one document on a wide screen; each test must leave it unchanged."""
     if opened.file != files["whole"]:
         opened.prefer("light")
         opened.resize(1200)
@@ -76,7 +76,7 @@ def page(opened, files):
 
 
 def button(where, text):
-    """The button that says so, as an expression of the page's language."""
+    """Return a JavaScript expression for the button with this text."""
     return f"[...document.querySelectorAll('{where} button')].find((one) => one.textContent === '{text}')"
 
 
@@ -94,7 +94,7 @@ def test_every_section_is_drawn_and_nothing_is_asked_for(page, files):
         assert "NaN" not in page.run(f"{own}.innerHTML"), name
         assert "undefined" not in page.run(f"{own}.innerHTML"), name
     assert page.run("document.querySelectorAll('nav a').length") == len(SECTIONS) + 1
-    # Plain decoding is a line in every plot of speed-ups.
+    # Plain decoding is a line in every plot of speedups.
     assert "plain 1\N{MULTIPLICATION SIGN}" in page.run(
         "document.querySelector('#speedup .reference-name').textContent"
     )
@@ -114,14 +114,14 @@ def test_a_legend_switches_its_series_off_and_on(page):
 def test_what_is_shown_can_be_chosen(page):
     for text, axis, unit in (
         ("acceptance", "accepted", "%"),
-        ("speed-up", "plain decoding", "\N{MULTIPLICATION SIGN}"),
+        ("speedup", "plain decoding", "\N{MULTIPLICATION SIGN}"),
     ):
         page.run(f"{button('#speedup .choice', text)}.click()")
         assert axis in page.run("document.querySelector('#speedup .axis-name').textContent")
         assert page.run("document.querySelector('#speedup .value').textContent").endswith(unit)
 
 
-def test_marks_tell_their_figures_to_pointer_and_keyboard(page):
+def test_marks_show_their_figures_on_hover_and_focus(page):
     tip = "document.querySelector('.tip')"
     assert page.run(f"{tip}.hidden")
     x, y = page.run(
@@ -133,7 +133,7 @@ def test_marks_tell_their_figures_to_pointer_and_keyboard(page):
     assert not page.run(f"{tip}.hidden")
     page.point_at(1, 400)
     assert page.run(f"{tip}.hidden")
-    # One stop for Tab, arrows from mark to mark.
+    # The marks are one tab stop; arrow keys move between them.
     assert page.run("document.querySelectorAll('#speedup .plot [tabindex=\"0\"]').length") == 1
     page.run("document.querySelector('#speedup .plot .mark').focus()")
     page.press("ArrowRight")
@@ -144,18 +144,18 @@ def test_marks_tell_their_figures_to_pointer_and_keyboard(page):
 
 
 def test_tables_sort_by_the_heading_that_is_pressed(page):
-    heading = button("#speedup th", "speed-up")
+    heading = button("#speedup th", "speedup")
     at = page.run(f"[...{heading}.closest('tr').children].indexOf({heading}.closest('th'))")
     rows = "[...document.querySelectorAll('#speedup tbody tr')]"
     for is_falling in (True, False):
         page.run(f"{heading}.click()")
         *values, last = page.run(f"{rows}.map((row) => parseFloat(row.children[{at}].textContent))")
         assert values == sorted(values, reverse=is_falling)
-        # What is missing stays at the end.
+        # Missing values stay at the end.
         assert last is None
 
 
-def test_an_answer_tells_where_each_token_came_from(page):
+def test_an_answer_shows_the_source_of_each_token(page):
     tokens = made_up()["decode"]["samples"][0]["tokens"]
     assert page.run("document.querySelector('.tokens').textContent") == "".join(text for text, _ in tokens)
     sources = page.run("[...document.querySelectorAll('.token')].map((one) => one.dataset.source)")
@@ -171,7 +171,7 @@ def test_an_answer_tells_where_each_token_came_from(page):
     assert page.run("document.querySelectorAll('.token.dim').length") == 0
 
 
-def test_it_is_dark_where_the_system_is_and_where_it_is_told_to_be(page):
+def test_the_theme_follows_the_system_or_the_switch(page):
     colour = "getComputedStyle(document.body).backgroundColor"
     light = page.run(colour)
     page.prefer("dark")

@@ -1,4 +1,4 @@
-"""Files of pairs: what is written is read again, and what is no pair is named by file and line."""
+"""Files of pairs are read as they were written, and errors name file and line."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_a_line_says_only_what_is_known() -> None:
     }
 
 
-def test_empty_lines_and_what_others_write_are_passed_over(tmp_path: Path) -> None:
+def test_empty_lines_and_unknown_fields_are_skipped(tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     file.write_text('\n{"prompt": [1], "output": "b", "messages": [{}], "chat": 7}\r\n\n')
     assert read_pairs(file) == [Pair((1,), "b", chat="7")]
@@ -52,22 +52,22 @@ def test_empty_lines_and_what_others_write_are_passed_over(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"{", "is no JSON"),
-        (b"[" * 100_000, "is no JSON: nested too deep"),
+        (b"{", "is not JSON"),
+        (b"[" * 100_000, "is not JSON: nested too deep"),
         (b'{"prompt": "\xff", "output": ""}', "is not UTF-8"),
-        (b'["prompt", "output"]', "is no object with prompt and output"),
+        (b'["prompt", "output"]', "is not an object with prompt and output"),
         (b'{"output": "b"}', "prompt is missing"),
         (b'{"prompt": "a"}', "output is missing"),
         (b'{"prompt": "", "output": "b"}', "prompt is empty"),
         (b'{"prompt": [], "output": "b"}', "prompt is empty"),
         (b'{"prompt": {"role": "user"}, "output": "b"}', "prompt must be text or a list of token ids"),
         (b'{"prompt": "a", "output": null}', "output must be text or a list of token ids, not null"),
-        (b'{"prompt": [1, -1], "output": "b"}', "prompt[1] is no token id: -1"),
-        (b'{"prompt": [1, true], "output": "b"}', "prompt[1] is no token id: true"),
-        (b'{"prompt": [1, 2.0], "output": "b"}', "prompt[1] is no token id: 2.0"),
-        (b'{"prompt": [4294967296], "output": "b"}', "prompt[0] is no token id: 4294967296"),
-        (b'{"prompt": [["' + b"x" * 100 + b'"]], "output": "b"}', 'no token id: ["' + "x" * 38 + "..."),
-        (b'{"prompt": "\\ud800", "output": "b"}', "prompt has half of a surrogate pair"),
+        (b'{"prompt": [1, -1], "output": "b"}', "prompt[1] is not a token id: -1"),
+        (b'{"prompt": [1, true], "output": "b"}', "prompt[1] is not a token id: true"),
+        (b'{"prompt": [1, 2.0], "output": "b"}', "prompt[1] is not a token id: 2.0"),
+        (b'{"prompt": [4294967296], "output": "b"}', "prompt[0] is not a token id: 4294967296"),
+        (b'{"prompt": [["' + b"x" * 100 + b'"]], "output": "b"}', 'not a token id: ["' + "x" * 38 + "..."),
+        (b'{"prompt": "\\ud800", "output": "b"}', "prompt contains half of a surrogate pair"),
         (b'{"prompt": "a", "output": "b", "turn": "1"}', "turn must be a whole number"),
         (b'{"prompt": "a", "output": "b", "workload": []}', "workload must be text"),
     ],
@@ -77,16 +77,16 @@ def test_a_line_that_is_no_pair_is_named(line: bytes, reason: str, tmp_path: Pat
     file.write_bytes(b'{"prompt": "a", "output": "b"}\n' + line + b"\n")
     with pytest.raises(PairsError) as raised:
         read_pairs(file)
-    said = str(raised.value)
-    assert said.startswith(f"{file} line 2")
-    assert reason in said
-    assert "\n" not in said
+    message = str(raised.value)
+    assert message.startswith(f"{file} line 2")
+    assert reason in message
+    assert "\n" not in message
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PairsError, match=r"nowhere\.jsonl cannot be read: No such file"):
+    with pytest.raises(PairsError, match=r"cannot read .*nowhere\.jsonl: No such file"):
         read_pairs(tmp_path / "nowhere.jsonl")
-    with pytest.raises(PairsError, match="cannot be written: No such file"):
+    with pytest.raises(PairsError, match=r"cannot write .*: No such file"):
         write_pairs(tmp_path / "nowhere" / "pairs.jsonl", [])
 
 

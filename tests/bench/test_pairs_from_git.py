@@ -1,4 +1,4 @@
-"""Pairs from a history that is made here: what is taken, in which order, and that reading runs nothing."""
+"""Pairs from a generated history: which are taken, in which order, and that reading runs nothing."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ ALL = Limits(min_bytes=1)
 
 
 class History:
-    """A repository of one's own; `commit` writes files and returns nothing."""
+    """A new repository; `commit` writes and commits files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -138,7 +138,7 @@ def test_the_command_writes_a_file_that_can_be_replayed(
     history.commit("change", a_py="two\n")
     file = tmp_path / "pairs.jsonl"
     assert main([str(history.folder), "-o", str(file), "--min-bytes", "1"]) == 0
-    assert "1 pairs in" in capsys.readouterr().out
+    assert "wrote 1 pairs to" in capsys.readouterr().out
     assert read_pairs(file) == history.pairs()
 
 
@@ -151,7 +151,7 @@ def test_what_has_no_history_is_one_line_and_status_2(
     History(tmp_path / "fresh")
     file = tmp_path / "pairs.jsonl"
     assert main([str(tmp_path / name), "-o", str(file)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("python -m bench.pairs_from_git: ")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("python -m bench.pairs_from_git: ")
+    assert printed.count("\n") == 1
     assert not file.exists()

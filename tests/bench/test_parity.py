@@ -1,4 +1,4 @@
-"""Pairs of runs are compared by token ids, and where two part is told."""
+"""Pairs of runs are compared by token ids, and the first divergence is recorded."""
 
 import pytest
 

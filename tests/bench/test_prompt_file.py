@@ -1,4 +1,4 @@
-"""A file of chat requests is read line by line, and says which line is wrong and why."""
+"""A file of chat requests is read line by line; errors name the line and the reason."""
 
 import json
 from pathlib import Path
@@ -30,14 +30,14 @@ def test_a_line_is_a_chat_with_what_matters_of_its_request(tmp_path: Path) -> No
 
 
 def test_what_the_assistant_said_last_is_the_right_answer(tmp_path: Path) -> None:
-    said = {"messages": [HELLO, {"role": "assistant", "content": "hi"}]}
+    chat = {"messages": [HELLO, {"role": "assistant", "content": "hi"}]}
     recorded = {"messages": [HELLO], "output": "hi"}
-    for line in (said, recorded):
+    for line in (chat, recorded):
         (chat,) = read_prompts(written(tmp_path, line))
         assert chat.turns == (Turn((HELLO,), "hi"),)
 
 
-def test_lines_that_go_on_from_earlier_ones_are_turns_of_one_chat(tmp_path: Path) -> None:
+def test_lines_that_continue_earlier_ones_are_turns_of_one_chat(tmp_path: Path) -> None:
     first, other = [HELLO], [{"role": "user", "content": "good morning"}]
     second = [*first, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "and now?"}]
     lines = [{"messages": messages} for messages in (first, other, second)]
@@ -63,36 +63,36 @@ def test_calls_come_to_the_template_as_objects_and_parts_as_text(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
-        ("no json", "line 2 is no JSON"),
+        ("no json", "line 2 is not JSON"),
         ("[" * 100_000, "line 2 is nested too deep"),
-        ("[]", "line 2 is no chat: an object"),
-        ("{}", "line 2 is no chat: an object"),
-        ('{"messages": "hello"}', "line 2 is no chat: an object"),
+        ("[]", "line 2 is not a chat: expected an object"),
+        ("{}", "line 2 is not a chat: expected an object"),
+        ('{"messages": "hello"}', "line 2 is not a chat: expected an object"),
         ('{"messages": []}', "'messages' must have at least 1 item"),
         ('{"messages": ["hello"]}', r"'messages\[0\]' must be"),
         ('{"messages": [{"role": "user"}]}', r"'messages\[0\].content' is missing"),
-        ('{"messages": [{"role": "assistant", "content": "hi"}]}', "nothing that was asked"),
+        ('{"messages": [{"role": "assistant", "content": "hi"}]}', "an answer but no request"),
         ('{"messages": [{"role": "user", "content": "a"}], "temperature": "warm"}', "'temperature' must be"),
-        ('{"messages": [{"role": "user", "content": "a"}], "output": 3}', "output is no text"),
-        ('{"prompt": [1, 2]}', "line 2 is no chat"),
+        ('{"messages": [{"role": "user", "content": "a"}], "output": 3}', "output is not text"),
+        ('{"prompt": [1, 2]}', "line 2 is not a chat"),
         ('{"prompt": "a", "max_tokens": 0}', "max_tokens is not a whole number"),
     ],
 )
-def test_what_is_no_chat_is_told_with_its_line(line: str, told: str, tmp_path: Path) -> None:
+def test_an_invalid_line_is_an_error_with_its_number(line: str, message: str, tmp_path: Path) -> None:
     file = written(tmp_path, {"messages": [HELLO]})
     with file.open("a", encoding="utf-8") as more:
         more.write(line + "\n")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         read_prompts(file)
 
 
-def test_other_bytes_and_empty_files_are_told_as_well(tmp_path: Path) -> None:
+def test_other_bytes_and_empty_files_are_errors(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_bytes(b"\n\xff\xfe{}\n")
-    with pytest.raises(ValueError, match="line 2 is no JSON"):
+    with pytest.raises(ValueError, match="line 2 is not JSON"):
         read_prompts(file)
     file.write_bytes(b"\n")
-    with pytest.raises(ValueError, match="there are no chats in it"):
+    with pytest.raises(ValueError, match="the file contains no chats"):
         read_prompts(file)

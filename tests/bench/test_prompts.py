@@ -28,12 +28,12 @@ def test_a_seed_makes_the_same_prompts_again(tokenizer):
 
 def test_a_length_that_the_template_alone_fills_is_refused_with_both_numbers(tokenizer):
     template = len(tokenizer.render_chat([{"role": "user", "content": ""}]))
-    with pytest.raises(BenchError, match=rf"is {template}, and the chat template alone takes {template}"):
+    with pytest.raises(BenchError, match=rf"is {template}, but the chat template alone takes {template}"):
         PromptMaker(tokenizer, template, seed=1)
 
 
 def test_it_says_so_when_no_new_beginning_is_left(tokenizer):
     template = len(tokenizer.render_chat([{"role": "user", "content": ""}]))
     maker = PromptMaker(tokenizer, template + 2, seed=1)
-    with pytest.raises(BenchError, match="no more prompts"):
+    with pytest.raises(BenchError, match="no more distinct prompts"):
         [maker.make() for _ in range(1000)]

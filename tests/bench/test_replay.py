@@ -289,7 +289,7 @@ def test_the_command_replays_a_file_and_writes_what_it_found(
     ("given", "reason"),
     [
         (["--drafters", "guess"], "guess: no such rule"),
-        (["--pairs", "/nowhere.jsonl"], "/nowhere.jsonl cannot be read"),
+        (["--pairs", "/nowhere.jsonl"], "cannot read /nowhere.jsonl"),
         (["--cost-curve", "/nowhere.json"], "/nowhere.json cannot be read"),
         (["--tokenizer", "/nowhere"], "/nowhere cannot be read as a tokenizer"),
         (["--workloads", "guess"], "guess: no such workload"),

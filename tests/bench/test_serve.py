@@ -7,7 +7,7 @@ from cli.main import main
 
 @pytest.fixture
 def bench(model_folder, monkeypatch):
-    """Runs `reprise bench serve` on the tiny model; returns its status."""
+    """Return a function that runs `reprise bench serve` on the tiny model, and returns the exit status."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments):
@@ -49,7 +49,7 @@ def test_no_prompt_is_sent_twice_to_a_server(bench, server, full_answer):
     assert {body["model"] for body in server.bodies} == {"tiny"}
 
 
-def test_two_servers_take_turns_with_the_same_prompts(
+def test_two_servers_alternate_with_the_same_prompts(
     bench, server, other_server, full_answer, tmp_path, capsys
 ):
     server.play(*full_answer)
@@ -81,9 +81,9 @@ def test_a_seed_that_may_keep_a_server_from_batching_is_pointed_out(
     other_server.play(*full_answer)
     arguments = ["--url", server.url, "--against", other_server.url, "--concurrency", "1", "--rounds", "1"]
     assert bench(*arguments) == 0
-    assert "seed was sent" not in capsys.readouterr().out
+    assert "requests had a seed" not in capsys.readouterr().out
     assert bench(*arguments, "--temperature", "1") == 0
-    assert "seed was sent" in capsys.readouterr().out
+    assert "requests had a seed" in capsys.readouterr().out
 
 
 def test_each_server_gets_its_own_key(bench, server, other_server, full_answer, monkeypatch, capsys):
@@ -96,15 +96,15 @@ def test_each_server_gets_its_own_key(bench, server, other_server, full_answer, 
     assert bench(*arguments, *against, "--api-key", "sk-one", "--against-api-key", "sk-two") == 0
     assert len(other_server.bodies) == 2
     capsys.readouterr()
-    # Nobody's key goes to another server.
+    # No key is sent to another server.
     monkeypatch.setenv("REPRISE_API_KEY", "sk-one, sk-three")
     assert bench(*arguments) == 0
     assert bench(*arguments, *against) == 1
     assert capsys.readouterr().err.endswith(
-        f"reprise: {other_server.url} wants a key; give it with --against-api-key\n"
+        f"reprise: {other_server.url} needs an API key; pass it with --against-api-key\n"
     )
     assert bench(*arguments, "--api-key", "sk-two") == 1
-    assert capsys.readouterr().err == f"reprise: {server.url} wants another key; give it with --api-key\n"
+    assert capsys.readouterr().err == f"reprise: {server.url} needs another API key; pass it with --api-key\n"
 
 
 def test_the_tables_lose_no_figure_on_a_narrow_terminal(bench, server, full_answer, monkeypatch, capsys):
@@ -116,7 +116,7 @@ def test_the_tables_lose_no_figure_on_a_narrow_terminal(bench, server, full_answ
     assert max(len(line) for line in out.splitlines() if line.startswith(("│", "┃"))) <= 80
 
 
-def test_the_bare_loop_takes_turns_with_one_stream(bench, server, full_answer, tmp_path):
+def test_the_bare_loop_alternates_with_one_stream(bench, server, full_answer, tmp_path):
     server.play(*full_answer)
     file = tmp_path / "rows.json"
     arguments = ["--url", server.url, "--bare", "--concurrency", "1,2", "--rounds", "1", "--json", str(file)]
@@ -150,17 +150,17 @@ def test_nothing_but_failures_still_gives_a_report(bench, server, capsys):
             lambda e: [e.frame("a"), e.frame(finish_reason="stop"), e.usage(1), e.done],
             "ended early, 1 of 4 tokens, stop",
         ),
-        (lambda e: [e.frame("a"), e.usage(5), e.done], "sent 5 tokens where 4 were the limit"),
+        (lambda e: [e.frame("a"), e.usage(5), e.done], "sent 5 tokens; the limit was 4"),
         (
             lambda e: [*[e.frame("a")] * 6, e.usage(4), e.done],
-            "sent more chunks of text than its usage has tokens",
+            "sent more text chunks than its usage counts tokens",
         ),
         (lambda e: [*[e.frame("a")] * 4, e.done], "reported no usage; tokens were counted from the text"),
         (lambda e: [*[e.frame("a")] * 4, e.usage(4, prompt_tokens=9), e.done], "does it serve that model?"),
         (lambda e: [*[e.frame("a")] * 4, e.usage(4, cached_tokens=60), e.done], "from its prefix cache"),
     ],
 )
-def test_what_makes_figures_doubtful_is_said(bench, server, events, capsys, answer, note):
+def test_answers_that_make_figures_doubtful_are_noted(bench, server, events, capsys, answer, note):
     server.play(*answer(events))
     assert bench("--url", server.url, "--concurrency", "1", "--rounds", "1") == 0
     assert note in capsys.readouterr().out
@@ -175,15 +175,15 @@ def test_what_makes_figures_doubtful_is_said(bench, server, events, capsys, answ
         (["--temperature", "hot"], "argument --temperature: hot is not a number from 0 to 2"),
         (["--url", "localhost:8000"], "localhost:8000 is not an address such as http://127.0.0.1:8000"),
         (["--model", "/no/such"], "/no/such is not a model folder: it has no config.json"),
-        (["--json", "/no/such/file"], "/no/such/file cannot be written"),
-        (["--bare", "--concurrency", "2"], "--bare is compared with one stream; add 1 to --concurrency"),
+        (["--json", "/no/such/file"], "cannot write /no/such/file"),
+        (["--bare", "--concurrency", "2"], "--bare is compared at one stream; add 1 to --concurrency"),
         (["--bare", "--temperature", "1"], "--bare decodes greedily; leave --temperature at 0"),
-        (["--requests", "3", "--concurrency", "1,4"], "--requests is 3, too few for 4 streams at once"),
+        (["--requests", "3", "--concurrency", "1,4"], "--requests is 3, too few for 4 concurrent streams"),
         (["--against-model", "a"], "--against-model needs --against"),
         (["--url-model", "a"], "--url-model needs --url"),
         (["--api-key", "a"], "--api-key needs --url"),
         (["--against-api-key", "a"], "--against-api-key needs --against"),
-        (["--url", "http://a:1", "--against", "http://a:1/v1"], "--against is the server of --url"),
+        (["--url", "http://a:1", "--against", "http://a:1/v1"], "--against and --url are the same server"),
         (["--rouns", "1"], "unknown argument --rouns"),
     ],
 )
@@ -199,9 +199,9 @@ def test_a_wrong_command_line_is_one_clear_line_and_status_2(bench, capsys, argu
 def test_a_server_that_lists_no_model_asks_for_the_name(bench, server, capsys):
     server.models = {"data": []}
     assert bench("--url", server.url) == 1
-    assert "give one with --url-model" in capsys.readouterr().err
+    assert "name one with --url-model" in capsys.readouterr().err
 
 
 def test_a_server_that_is_not_there_is_one_line_and_status_1(bench, capsys):
     assert bench("--url", "http://127.0.0.1:9") == 1
-    assert capsys.readouterr().err == "reprise: nothing listens at http://127.0.0.1:9\n"
+    assert capsys.readouterr().err == "reprise: no server listens at http://127.0.0.1:9\n"

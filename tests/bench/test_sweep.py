@@ -1,4 +1,4 @@
-"""`reprise bench sweep`: replays under many settings, and what is concluded from them."""
+"""`reprise bench sweep` replays answers under many settings, and draws conclusions."""
 
 import json
 import zlib
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from bench.cost_curves import FLAT, M4_PRO
 from bench.pairs import TokenPair
 from bench.sweep import gate, grid, tables, warm
-from bench.sweep.asking import ToldChat
+from bench.sweep.answering import AnsweredChat
 from bench.sweep.grid import Configuration
 from bench.sweep.replaying import Setup
 from bench.sweep.traffic import AGAIN, EDIT, NEW, make_traffic, source_files
-from bench.sweep.warm import Side
+from bench.sweep.warm import TableUser
 from bench.sweep.watched_table import WatchedTable
 from bench.workloads import Chat
 from cli.main import main
@@ -30,7 +30,7 @@ texts = st.lists(st.lists(st.integers(0, 5), max_size=40), max_size=6)
 
 
 def encode(text: str) -> list[int]:
-    """Words as ids."""
+    """Return words as ids."""
     return [zlib.crc32(word.encode()) % 2**20 for word in text.split()]
 
 
@@ -41,13 +41,13 @@ def traffic():
 
 @settings(max_examples=30)
 @given(st.integers(1, 3), st.integers(1, 60), texts, st.booleans())
-def test_a_watched_table_holds_what_the_servers_does_and_knows_whose_each_slot_is(
+def test_a_watched_table_equals_the_servers_and_knows_the_owner_of_each_slot(
     n: int, size: int, learned: list[list[int]], is_long: bool
 ) -> None:
     watched, plain, owners = WatchedTable(n, size), NgramModTable(n, size), dict[int, tuple[int, ...]]()
     overwritten = 0
     for text in learned:
-        # Long texts go another way, through arrays.
+        # Long texts take another code path, with arrays.
         repeated = text * 20 if is_long else text
         watched.learn(repeated)
         plain.learn(repeated)
@@ -79,13 +79,13 @@ def test_a_short_traffic_is_the_beginning_of_a_long_one(traffic) -> None:
         assert asked.answer.tolist() == same.answer.tolist()
 
 
-def test_what_comes_again_is_what_that_request_ended_with(traffic) -> None:
+def test_repeated_texts_are_the_answers_of_earlier_requests(traffic) -> None:
     assert {asked.kind for asked in traffic} == {EDIT, AGAIN, NEW}
     for number, asked in enumerate(traffic):
         if asked.kind == AGAIN:
             before = traffic[number - asked.age].answer.tolist()
-            said = asked.answer.tolist()
-            assert said in (before, before[1:-1])
+            answer = asked.answer.tolist()
+            assert answer in (before, before[1:-1])
 
 
 def test_a_larger_table_knows_more_and_collides_less(traffic) -> None:
@@ -107,9 +107,9 @@ def test_the_smallest_table_that_loses_nothing_must_be_as_good_in_everything() -
     assert tables.smallest_without_loss(rows) == 4
 
 
-@pytest.mark.parametrize(("requests", "most", "expected"), [(10, 3, 3), (4, 100, 2), (1, 1, 1)])
-def test_the_measured_requests_are_late_ones(requests: int, most: int, expected: int) -> None:
-    numbers = tables.measured_numbers(requests, most)
+@pytest.mark.parametrize(("requests", "max_measured", "expected"), [(10, 3, 3), (4, 100, 2), (1, 1, 1)])
+def test_the_measured_requests_are_late_ones(requests: int, max_measured: int, expected: int) -> None:
+    numbers = tables.measured_numbers(requests, max_measured)
     assert len(numbers) == expected
     assert numbers == sorted(set(numbers))
     assert min(numbers) >= requests // 2
@@ -143,7 +143,7 @@ def test_of_equal_configurations_the_one_with_short_drafts_is_best() -> None:
 
 
 def copies(count: int) -> list[TokenPair]:
-    """Chats of two turns: a text is copied, and said once more without standing in the prompt."""
+    """Make chats of two turns: a text is copied, then repeated without being in the prompt."""
     pairs = []
     for number in range(count):
         text = tuple(1000 * number + at for at in range(100))
@@ -169,32 +169,34 @@ def test_a_gate_that_is_on_drafts_nothing_below_its_threshold() -> None:
     assert found[0.9, "auto"]["speedup"] > 1.5
 
 
-def told(pairs: list[TokenPair]) -> list[ToldChat]:
-    return [ToldChat(Chat("copies", ()), tuple(pairs[at : at + 2])) for at in range(0, len(pairs), 2)]
+def answered(pairs: list[TokenPair]) -> list[AnsweredChat]:
+    return [AnsweredChat(Chat("copies", ()), tuple(pairs[at : at + 2])) for at in range(0, len(pairs), 2)]
 
 
 def test_a_warm_table_knows_what_the_first_model_said_and_misses_where_the_other_differs(
     tmp_path: Path,
 ) -> None:
-    first = Side(warm.SAME, SETUP, told(copies(2)))
+    first = TableUser(warm.SAME, SETUP, answered(copies(2)))
     rows = list(warm.replays(first, first, tmp_path, {}, lambda: None))
     found = {(row["memory"], row["draft_type"], row["turn"]): row for row in rows}
-    cold, warmed, others = (found[memory, "ngram-mod", None] for memory in warm.MEMORIES)
+    cold, warmed, others = (found[memory, "ngram-mod", None] for memory in warm.TABLE_STATES)
     assert warmed["tokens_per_forward"] > cold["tokens_per_forward"] == others["tokens_per_forward"]
     assert found["cold", "ngram-mod", 2]["speedup"] > 2, "the chat's first turn was remembered"
     assert {row["same_answer"] for row in rows} == {1.0}
     other = [
         TokenPair(p.prompt, tuple(9000 + t for t in p.answer), p.workload, p.chat, p.turn) for p in copies(2)
     ]
-    rows = list(warm.replays(first, Side(warm.OTHER, SETUP, told(other)), tmp_path, {}, lambda: None))
+    rows = list(
+        warm.replays(first, TableUser(warm.OTHER, SETUP, answered(other)), tmp_path, {}, lambda: None)
+    )
     found = {(row["memory"], row["draft_type"], row["turn"]): row for row in rows}
     assert found["warm", "ngram-mod", 1]["acceptance"] in (None, 0.0)
     assert {row["same_answer"] for row in rows} == {0.0}
 
 
 def test_a_table_goes_to_no_model_with_another_vocabulary(tmp_path: Path) -> None:
-    first = Side(warm.SAME, SETUP, told(copies(1)))
-    other = Side(warm.OTHER, Setup(Settings(), M4_PRO, "another"), told(copies(1)))
+    first = TableUser(warm.SAME, SETUP, answered(copies(1)))
+    other = TableUser(warm.OTHER, Setup(Settings(), M4_PRO, "another"), answered(copies(1)))
     with pytest.raises(TableFileError, match="its vocabulary is replay, but another is expected"):
         list(warm.replays(first, other, tmp_path, {}, lambda: None))
 
@@ -228,15 +230,15 @@ def test_a_model_of_another_vocabulary_is_refused_before_anything_is_asked(
     model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "sweep", "--other-model", str(model_folder)]) == 2
-    assert "has another vocabulary than demo_model" in capsys.readouterr().err
+    assert "and demo_model have different vocabularies" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
-        (["--parts", "grid,speed"], "speed is none of grid, tables, gate, warm"),
-        (["--references"], "--references is for replays alone: add --repeats 0"),
-        (["--draft-types", "draft-model"], "draft-model is none of auto"),
+        (["--parts", "grid,speed"], "speed is not one of grid, tables, gate, warm"),
+        (["--references"], "--references is only for replays: add --repeats 0"),
+        (["--draft-types", "draft-model"], "draft-model is not one of auto"),
         (
             ["--num-draft-tokens", "1000"],
             "--num-draft-tokens: num_draft_tokens is 1000; it must be between 1 and 255",
@@ -244,7 +246,7 @@ def test_a_model_of_another_vocabulary_is_refused_before_anything_is_asked(
     ],
 )
 def test_what_cannot_be_swept_is_refused_in_one_line(
-    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "sweep", *given]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

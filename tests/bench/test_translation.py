@@ -1,4 +1,4 @@
-"""`reprise bench translation` says what each way to translate drafts brings, and never that it is another."""
+"""`reprise bench translation` compares translation strategies, and never mixes them up."""
 
 import csv
 import io
@@ -26,23 +26,23 @@ CONTEXT, NAIVE = (Pair(Path("a_draft"), "a_draft", strategy) for strategy in ("c
 
 
 def run(decode_s: float, drafted: int = 0, accepted: int = 0) -> TurnRun:
-    """20 tokens; drafts of 2, the draft model taking a quarter of the time."""
+    """Make a run of 20 tokens with drafts of 2; the draft model takes a quarter of the time."""
     counts = Counts()
     if drafted:
         num_drafts = drafted // 2
-        told = {"translated": num_drafts, "absorbed": 1, "resynchronised": 2, "skipped": 3}
+        outcomes = {"translated": num_drafts, "absorbed": 1, "resynchronised": 2, "skipped": 3}
         by_position = ((num_drafts, num_drafts), (num_drafts, accepted - num_drafts))
         by_source = (("draft-model", drafted, accepted),)
         counts.add(
             DraftingReport(
-                drafted, accepted, 10, by_source, by_position, drafter_s=decode_s / 4, translation=told
+                drafted, accepted, 10, by_source, by_position, drafter_s=decode_s / 4, translation=outcomes
             )
         )
     return TurnRun(1, (tuple(range(20)),), ((("model", 20),),), 100, 0.1, 0.1, decode_s, counts)
 
 
 def trial(length: int = 2, drafted_s: Sequence[float] = (0.5, 0.4), accepted: int = 12) -> Trial:
-    """Plainly in 1 s, 20 drafted tokens in each run with drafts."""
+    """Make a trial: plain in 1 s, 20 drafted tokens in each drafted run."""
     drafted = [run(s, 20, accepted) for s in drafted_s]
     plain = [run(1.0) for _ in drafted]
     way = Configuration("draft-model", length)
@@ -53,7 +53,7 @@ def rows(pair: Pair, accepted: int = 12, seconds: float = 0.5, is_adaptive: bool
     return rows_of(pair, is_adaptive, [trial(length, (seconds, seconds), accepted) for length in (2, 4)])
 
 
-def test_a_row_counts_what_became_of_all_drafts_of_all_runs() -> None:
+def test_a_row_counts_the_outcomes_of_all_drafts_of_all_runs() -> None:
     (row,) = rows_of(CONTEXT, False, [trial(), trial(drafted_s=(0.5, 0.5))])
     assert (row["draft_model"], row["strategy"], row["is_adaptive"]) == ("a_draft", "context", False)
     assert Counter(
@@ -75,25 +75,25 @@ def test_each_length_has_a_row_of_its_own() -> None:
     assert [row["num_draft_tokens"] for row in rows(CONTEXT)] == [2, 4]
 
 
-def test_it_is_said_where_context_is_behind_naive() -> None:
+def test_findings_say_where_context_is_worse_than_naive() -> None:
     said = " ".join(findings(rows(CONTEXT, 12) + rows(NAIVE, 11)))
-    assert "60 % of what it drafts is accepted with context, 55 % without (naive) over 2 pairs" in said
-    assert "context is at least as good as naive in every one of them" in said
+    assert "acceptance is 60 % with context and 55 % without (naive), over 2 pairs" in said
+    assert "context is at least as good as naive in all of them" in said
     behind = " ".join(findings(rows(CONTEXT, 12) + rows(NAIVE, 14)))
-    assert "context is behind in 2 of them: passages_polish at k = 2 (24 of 40 against 28 of 40), " in behind
+    assert "context is worse in 2 of them: passages_polish at k = 2 (24 of 40 against 28 of 40), " in behind
 
 
-def test_it_is_said_which_lengths_paid_and_which_did_not() -> None:
+def test_findings_say_which_lengths_paid() -> None:
     said = findings(rows(CONTEXT, seconds=0.5) + rows(CONTEXT, seconds=1.25, is_adaptive=True))
     assert said[0] == (
-        "a_draft: context, times as fast as plain: k = 2: 2.00 (paid everywhere); k = 4: 2.00 (paid "
+        "a_draft: context, speedup against plain: k = 2: 2.00 (paid everywhere); k = 4: 2.00 (paid "
         "everywhere); adaptive: 0.80 (paid nowhere)."
     )
 
 
-def test_one_token_that_differs_is_said_last() -> None:
+def test_the_last_finding_says_whether_tokens_differ() -> None:
     assert findings(rows(CONTEXT))[-1] == (
-        "All 8 pairs of a drafted and a plain answer are the same, token by token."
+        "All 8 pairs of a drafted and a plain answer are equal, token by token."
     )
     failed = replace(trial(), parity=Parity(4, 1))
     said = findings(rows_of(CONTEXT, False, [failed]))
@@ -109,8 +109,8 @@ def test_the_table_fits_120_columns_and_puts_strategies_side_by_side() -> None:
     print_rows(Console(file=out, width=120), made, "a_model")
     lines = out.getvalue().splitlines()
     assert "…" not in out.getvalue()
-    told = [line.split()[1:4] for line in lines if "edits_again_cold" in line]
-    assert told[:3] == [["1500", "naive", "2"], ["1500", "context", "2"], ["1500", "naive", "4"]]
+    found = [line.split()[1:4] for line in lines if "edits_again_cold" in line]
+    assert found[:3] == [["1500", "naive", "2"], ["1500", "context", "2"], ["1500", "naive", "4"]]
     assert all("equal" in line for line in lines if "edits_again_cold" in line)
 
 
@@ -138,7 +138,7 @@ def test_a_small_run_measures_every_pair_and_writes_it(
     lengths = [(row["draft_model"], row["is_adaptive"], row["num_draft_tokens"]) for row in own]
     each = [(True, 31), (False, 2), (False, 3)]
     assert lengths == [(folder.name, *way) for folder in (model_folder, other_model_folder) for way in each]
-    # A model that drafts for itself is right even where its drafts take the way through text.
+    # All drafts of a model for itself are accepted, even if they are translated through text.
     of_itself = [row for row in own if row["draft_model"] == model_folder.name and not row["is_adaptive"]]
     assert all(row["acceptance"] > 0.9 and row["translated"] for row in of_itself)
     assert found["cost_curve"][0]["width"] == 1
@@ -160,8 +160,8 @@ def test_strategies_are_chosen_by_whether_the_vocabularies_are_one(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--strategies", "magic"], "--strategies: magic is none of context, naive, shared, none"),
-        (["--workloads", "edit"], "--workloads: edit is none of"),
+        (["--strategies", "magic"], "--strategies: magic is not one of context, naive, shared, none"),
+        (["--workloads", "edit"], "--workloads: edit is not one of"),
         (["--num-draft-tokens", "2,999"], "--num-draft-tokens: 999 is above 255"),
         (["--translation-prefix-tokens", "99"], "translation_prefix_tokens"),
     ],
@@ -170,6 +170,6 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
     given: list[str], message: str, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "translation", "--draft-model", str(model_folder), *given]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1

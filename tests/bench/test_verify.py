@@ -1,4 +1,4 @@
-"""`reprise verify` passes where drafting changes nothing, and says where it does."""
+"""`reprise verify` passes if drafting changes nothing, and otherwise says where it did."""
 
 import argparse
 from pathlib import Path
@@ -33,12 +33,12 @@ def test_drafts_of_another_vocabulary_are_certified_too(
     given = ["--model", str(model_folder), "--draft-model", str(other_model_folder)]
     given += ["--draft-translation", "shared", "--prompt-tokens", "200", "--max-tokens", "8"]
     assert main(["verify", *given, "--num-draft-tokens", "3"]) == 0
-    told = [line.split("│") for line in capsys.readouterr().out.splitlines() if "draft-model" in line]
-    assert {cells[4].strip() for cells in told} == {"PASS"}
-    assert sum(int(cells[5]) for cells in told) > 0
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if "draft-model" in line]
+    assert {cells[4].strip() for cells in rows} == {"PASS"}
+    assert sum(int(cells[5]) for cells in rows) > 0
 
 
-def test_a_difference_is_found_told_and_fails_in_exact_mode(
+def test_a_difference_is_reported_and_fails_in_exact_mode(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     true_answer = verify._answer

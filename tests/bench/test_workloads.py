@@ -1,4 +1,4 @@
-"""Workloads are generated, the same for whoever runs them, and know their right answers."""
+"""Workloads are reproducible, and have right answers."""
 
 import ast
 import json
@@ -69,7 +69,7 @@ def test_prompts_are_about_as_long_as_asked(workload: str, count_tokens: Callabl
 
 
 def test_a_length_is_refused_where_none_can_be_chosen() -> None:
-    with pytest.raises(ValueError, match="prompts of free have no length"):
+    with pytest.raises(ValueError, match="the prompt length of free cannot be chosen"):
         make_chats("free", 1, 1, count_words, 600)
     assert lengths_of("free", [600]) == (None,)
     assert lengths_of("json_rag", [300]) == (300,)
@@ -114,18 +114,20 @@ def test_extraction_s_right_answer_fits_its_schema() -> None:
         jsonschema.validate(json.loads(turn.reference or ""), json.loads(turn.schema))
 
 
-def test_an_agent_calls_with_what_it_was_told() -> None:
+def test_an_agent_calls_tools_with_earlier_results() -> None:
     (chat,) = chats_of("agent", 1)
-    told = [json.loads(one["content"]) for one in chat.turns[-1].messages if one["role"] == "tool"]
+    results = [json.loads(one["content"]) for one in chat.turns[-1].messages if one["role"] == "tool"]
     calls = [
         json.loads(one["tool_calls"][0]["function"]["arguments"])
         for one in chat.turns[-1].messages
         if one.get("tool_calls")
     ]
-    for result, call in zip(told, calls[1:], strict=False):
+    for result, call in zip(results, calls[1:], strict=False):
         assert call.items() <= result.items()
-    for result in told:
-        assert all(f"{key} is {said}" in (chat.turns[-1].reference or "") for key, said in result.items())
+    for result in results:
+        assert all(
+            f"{key} is {content}" in (chat.turns[-1].reference or "") for key, content in result.items()
+        )
 
 
 def test_polish_chats_are_made_of_polish_words_each_the_same_throughout() -> None:
@@ -136,7 +138,7 @@ def test_polish_chats_are_made_of_polish_words_each_the_same_throughout() -> Non
                 asked = re.findall(r"[^\W_]+", turn.messages[-1]["content"])
                 answered = re.findall(r"[^\W_]+", turn.reference or "")
                 assert not {word.lower() for word in asked} & english
-                # Answers copy; but for a new value, all their words were in the question.
+                # Answers copy: except for a new value, all their words are in the question.
                 assert {word for word in answered if not word.isascii()} <= set(asked)
                 assert any(not word.isascii() for word in answered)
 

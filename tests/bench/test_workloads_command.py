@@ -1,4 +1,4 @@
-"""`reprise bench workloads` shows what there is, and writes what other benchmarks read."""
+"""`reprise bench workloads` shows the workloads, and writes files that other benchmarks read."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def test_what_is_written_is_read_as_prompts_and_as_pairs(
     assert main(["bench", "workloads", *given]) == 0
     printed = capsys.readouterr().out
     assert "22 turns" in printed
-    assert "left out, as no answer is more right than another: free" in printed
+    assert "left out, because they have no right answer: free" in printed
     chats = read_prompts(file)
     assert [len(chat.turns) for chat in chats] == [7, 7, 1, 1, 3, 3]
     assert chats[0].turns[0].tools
@@ -42,9 +42,9 @@ def test_a_chat_is_shown_with_its_right_answers(capsys: pytest.CaptureFixture[st
     printed = capsys.readouterr().out
     assert "Quote the sentence that mentions" in printed
     assert "right answer 1" in printed
-    assert "nothing is more right" in printed
+    assert "no single right answer" in printed
 
 
 def test_unknown_names_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "workloads", "--workloads", "edits,prose"]) == 2
-    assert "prose is none of records" in capsys.readouterr().err
+    assert "prose is not one of records" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Result documents with every section that the page draws. All figures in them are made up."""
+"""Result documents with every section that the page draws. All figures are invented."""
 
 import math
 import random
@@ -18,7 +18,7 @@ TEXT = (
 def made_up(
     cpu: str = "A machine that does not exist", date: str = "2026-01-02T03:04:05+00:00", seed: int = 1
 ) -> dict[str, Any]:
-    """A document with all sections; cpu, date and seed tell it from others."""
+    """Make a document with all sections; cpu, date and seed distinguish it from others."""
     rng = random.Random(seed)
     return {
         "reprise": "0.0.0",

@@ -6,16 +6,16 @@ PLAIN_TPS = 100.0
 
 
 class Planted:
-    """Trials whose truth is known."""
+    """Makes trials with known parameters."""
 
     @staticmethod
     def step_cost(length, r, beta):
-        """The cost, in plain steps, at which drafts of this length break even at r + beta * length."""
+        """Return the step cost, in plain steps, for a break-even at r + beta * length."""
         return 1 + length * (r + beta * length)
 
     @staticmethod
     def trial(chat, length, acceptance, cost, kind=CONTROLLED, workload="edits", gated=False, joules=None):
-        """A chat of 50 steps that each checked a whole draft. cost: of such a step, in plain ones."""
+        """Make a chat of 50 steps, each verifying a full draft. cost: of such a step, in plain steps."""
         steps = 50
         accepted = round(steps * length * acceptance)
         tokens = steps + accepted
@@ -34,7 +34,7 @@ class Planted:
         )  # fmt: skip
 
     def controlled(self, r=0.2, beta=0.02, lengths=(1, 2, 4, 8), chats=range(4)):
-        """Every level at every length, without noise."""
+        """Make trials of every level at every length, without noise."""
         return [
             self.trial(chat, length, level, self.step_cost(length, r, beta))
             for chat in chats

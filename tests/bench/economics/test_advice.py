@@ -1,39 +1,39 @@
-"""The advice is what the figures say, and where they say nothing, that."""
+"""The advice follows from the figures, and says so where they are inconclusive."""
 
 import pytest
 
-from bench.economics.report import Meter, section
+from bench.economics.report import EnergySource, section
 
 LENGTHS = (1, 4, 16)
 
 
 @pytest.fixture
 def advice(planted):
-    """The advice on trials: (workload, type, length, gated) -> (acceptance, step cost) of each chat."""
+    """Return a function: {(workload, type, length, gated): [(acceptance, step cost), ...]} -> advice."""
 
     def make(table):
         trials = planted.controlled(lengths=LENGTHS)
         for (workload, kind, length, gated), chats in table.items():
             for chat, (share, cost) in enumerate(chats):
                 trials.append(planted.trial(chat, length, share, cost, kind, workload, gated))
-        return section(trials, {}, Meter(None, "no counters"))["advice"]
+        return section(trials, {}, EnergySource(None, "no counters"))["advice"]
 
     return make
 
 
 def test_auto_is_advised_where_nothing_fixed_is_faster(advice):
-    said = advice(
+    advised = advice(
         {
             ("edits", "suffix", 16, False): [(0.9, 4.0), (0.92, 4.0), (0.91, 4.1)],
             ("edits", "auto", 31, True): [(0.9, 6.0), (0.92, 6.1), (0.91, 6.0)],
         }
     )
-    assert said[0].startswith("Use --draft-type auto")
-    assert said[1].startswith("edits: suffix with drafts of 16 is best of the fixed ones, 3.")
+    assert advised[0].startswith("Use --draft-type auto")
+    assert advised[1].startswith("edits: suffix with drafts of 16 is the best fixed choice, 3.")
 
 
 def test_what_is_faster_than_auto_is_named_with_its_flags(advice):
-    said = advice(
+    advised = advice(
         {
             ("edits", "suffix", 16, False): [(0.9, 4.0), (0.92, 4.0), (0.91, 4.1)],
             ("edits", "auto", 31, True): [(0.9, 15.0), (0.92, 15.0), (0.91, 15.1)],
@@ -41,37 +41,37 @@ def test_what_is_faster_than_auto_is_named_with_its_flags(advice):
             ("free", "auto", 31, True): [(0.0, 1.0), (0.0, 1.01), (0.0, 1.0)],
         }
     )
-    assert "--draft-type suffix --num-draft-tokens 16" in said[0]
-    assert said[1] == "For everything else, or a mixture, use --draft-type auto."
+    assert "--draft-type suffix --num-draft-tokens 16" in advised[0]
+    assert advised[1] == "For other or mixed chats, use --draft-type auto."
 
 
 def test_what_may_be_faster_than_auto_by_chance_is_not_advised(advice):
-    said = advice(
+    advised = advice(
         {
             ("edits", "suffix", 16, False): [(0.9, 4.0), (0.92, 5.0), (0.91, 4.5)],
             ("edits", "auto", 31, True): [(0.9, 4.1), (0.92, 14.0), (0.91, 9.0)],
         }
     )
-    assert said[0].startswith("Use --draft-type auto")
+    assert advised[0].startswith("Use --draft-type auto")
 
 
 def test_where_nothing_pays_it_says_so(advice):
-    said = advice(
+    advised = advice(
         {
             ("free", "suffix", 4, False): [(0.1, 2.0), (0.11, 2.0), (0.1, 2.1)],
             ("free", "auto", 31, True): [(0.0, 1.1), (0.0, 1.12), (0.0, 1.11)],
         }
     )
-    assert said[0].startswith("Drafting pays on none of these workloads")
-    assert "auto costs 10 % at most" in said[0]
+    assert advised[0].startswith("Drafting pays on none of these workloads")
+    assert "auto is slower, by up to 10 %" in advised[0]
 
 
-def test_runs_that_differ_too_much_are_no_advice(advice):
-    said = advice({("edits", "suffix", 4, False): [(0.9, 1.0), (0.9, 5.0), (0.9, 9.0)]})
-    assert said[0].startswith("These runs do not tell whether drafting pays on edits")
+def test_runs_that_vary_too_much_give_no_advice(advice):
+    advised = advice({("edits", "suffix", 4, False): [(0.9, 1.0), (0.9, 5.0), (0.9, 9.0)]})
+    assert advised[0].startswith("These runs vary too much to say whether drafting pays on edits")
 
 
-def test_break_evens_are_told_with_their_intervals(advice):
-    said = " ".join(advice({}))
-    assert "with a length of 1 (from 22 % acceptance on, 95 %: 22 to 22 %; a step costs 1.22 plain)" in said
-    assert "moves the acceptance that it needs by +2.0 points" in said
+def test_break_evens_come_with_their_intervals(advice):
+    advised = " ".join(advice({}))
+    assert "by draft length: 1 (from 22 % acceptance, 95 % interval 22 to 22 %; a step costs 1.22" in advised
+    assert "changes the acceptance needed to break even by +2.0 percentage points" in advised

@@ -1,4 +1,4 @@
-"""Chosen acceptance: the drafts are wrong as often as asked for, and the engine verifies every one."""
+"""Controlled drafts are wrong at the chosen rate, and the engine verifies every one of them."""
 
 import csv
 import json
@@ -12,11 +12,11 @@ from drafters.base import DraftQuery, SequenceStart
 
 @pytest.mark.parametrize("length", [1, 4, 16])
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.7, 1.0])
-def test_a_chance_gives_the_acceptance_it_is_for(share, length):
+def test_a_chance_gives_the_intended_acceptance(share, length):
     assert acceptance(chance_for(share, length), length) == pytest.approx(share, abs=0.01)
 
 
-def test_an_answer_is_drafted_rightly_as_often_as_asked():
+def test_tokens_are_drafted_correctly_at_the_chosen_rate():
     answer = tuple(range(1000, 3000))
     drafter = ControlledDrafter(5000)
     drafter.chance = 0.7
@@ -50,7 +50,7 @@ def test_a_small_run_measures_every_acceptance_and_ends_with_advice(model_folder
     points = [one for one in found["economics"]["points"] if one["draft_type"] == "controlled"]
     assert len(points) == 2 * 2 * 5
     for one in points:
-        # Every step but the last, for which there is no room, checked a draft.
+        # Every step verified a draft, except the last, which has no room for one.
         assert one["drafted"] >= one["forwards"] - 1
         assert one["parity"] == "PASS"
     for length in (1, 4):
@@ -67,13 +67,13 @@ def test_a_small_run_measures_every_acceptance_and_ends_with_advice(model_folder
         assert len(list(csv.DictReader(file))) == len(found["economics"]["points"])
     assert "Advice" in names["html"].read_text()
     printed, progress = capsys.readouterr()
-    assert "were the plain ones, token by token" in printed
+    assert "equal the plain ones, token by token" in printed
     assert found["economics"]["advice"][-1][:20] in printed
-    told = [line.partition(" (")[0] for line in progress.splitlines()]
-    assert told == [
-        "auto, as a server has it: quotes",
+    lines = [line.partition(" (")[0] for line in progress.splitlines()]
+    assert lines == [
+        "auto, as on a server: quotes",
         "every draft verified: warming up",
-        "every draft verified, at chosen acceptances: quotes",
+        "every draft verified, controlled acceptance: quotes",
         "every draft verified, real drafters: quotes",
     ]
     assert "left)" in progress.splitlines()[-1]
@@ -82,14 +82,14 @@ def test_a_small_run_measures_every_acceptance_and_ends_with_advice(model_folder
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--workloads", "edit"], "--workloads: edit is none of"),
-        (["--draft-types", "magic"], "--draft-types: magic is none of"),
+        (["--workloads", "edit"], "--workloads: edit is not one of"),
+        (["--draft-types", "magic"], "--draft-types: magic is not one of"),
         (["--draft-types", "draft-model"], "name one with --draft-model"),
         (["--num-draft-tokens", "1,999"], "999 is above 255"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(given, message, capsys):
     assert main(["bench", "economics", *given]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1

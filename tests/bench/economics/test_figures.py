@@ -1,11 +1,11 @@
-"""Fits, buckets, predictions and choices over trials whose truth is planted."""
+"""Fits, buckets, predictions and choices over trials with known parameters."""
 
 import pytest
 
 from bench.economics import figures
-from bench.economics.report import Meter, rows, section
+from bench.economics.report import EnergySource, rows, section
 
-NO_METER = Meter(None, "no counters")
+NO_METER = EnergySource(None, "no counters")
 
 
 def test_planted_lines_and_break_evens_are_found_again(planted):
@@ -24,7 +24,7 @@ def test_planted_lines_and_break_evens_are_found_again(planted):
     assert slope.off < 1e-3
 
 
-def test_a_slope_that_is_none_says_by_how_much_it_misses(planted):
+def test_a_poor_line_through_break_evens_says_how_far_off_it_is(planted):
     costs = {1: 1.5, 4: 1.8, 8: 4.0}
     trials = [
         planted.trial(chat, length, level, cost)
@@ -49,7 +49,7 @@ def test_trials_are_sorted_into_buckets_and_those_without_drafts_left_out(plante
 
 
 def test_predictions_come_from_chats_that_were_not_fitted(planted):
-    """One chat is three times as slow as the others: its own prediction must not know."""
+    """One chat is three times as slow as the others, which its own prediction must not use."""
     trials = planted.controlled(chats=range(5))
     odd = [planted.trial(9, 4, level, 3 * planted.step_cost(4, 0.2, 0.02)) for level in (0.0, 0.5, 1.0)]
     found = figures.predictions([*trials, *odd], {})
@@ -60,7 +60,7 @@ def test_predictions_come_from_chats_that_were_not_fitted(planted):
         assert row["predicted"] == pytest.approx(3 * row["measured"], rel=1e-2)
 
 
-def test_real_drafts_are_foretold_from_their_widths_by_curve_and_by_fit(planted):
+def test_real_drafts_are_predicted_from_their_widths_by_curve_and_by_fit(planted):
     trials = planted.controlled(r=0.2, beta=0.02)
     curve = {0: 0.01} | {k: 0.01 * planted.step_cost(k, 0.2, 0.02) for k in (1, 2, 4, 8)}
     real = planted.trial(0, 8, 0.6, planted.step_cost(8, 0.2, 0.02), kind="suffix")
@@ -73,7 +73,7 @@ def test_real_drafts_are_foretold_from_their_widths_by_curve_and_by_fit(planted)
 
 
 def test_what_is_best_by_chance_brings_less_to_other_chats(planted):
-    """Each of three types shines on one chat alone: whoever chooses by the others gains nothing."""
+    """Each of three types is fast on one chat only: a choice based on the others gains nothing."""
     trials = [
         planted.trial(chat, 4, 1.0, 1.0 if chat == at else 6.0, kind=kind)
         for at, kind in enumerate(["suffix", "ngram-mod", "ngram-simple"])

@@ -1,4 +1,4 @@
-"""What was planted is found again, and intervals hold the truth as often as they say."""
+"""Fits recover known parameters, and intervals contain them as often as they claim."""
 
 import math
 
@@ -55,8 +55,8 @@ def test_a_figure_that_is_lost_without_one_chat_has_no_interval():
 
 
 @pytest.mark.parametrize("num_chats", [4, 8])
-def test_intervals_hold_the_truth_as_often_as_they_say(num_chats):
-    """Chats with costs and plain speeds of their own, five runs of each: 600 times over."""
+def test_intervals_contain_the_truth_as_often_as_they_claim(num_chats):
+    """Chats with different costs and plain speeds, five runs each, repeated 600 times."""
     rng = np.random.default_rng(7)
     length, cost, tries = 4, 1.8, 600
     truth = [1 / cost, length / cost, (cost - 1) / length]
@@ -73,5 +73,5 @@ def test_intervals_hold_the_truth_as_often_as_they_say(num_chats):
 
         found = jackknife(groups, estimate)
         hits += [one.low <= true <= one.high for one, true in zip(found, truth, strict=True)]
-    # 95 %, and three standard errors of 600 draws to each side.
+    # 95 %, plus or minus three standard errors of 600 draws.
     assert np.all(np.abs(hits / tries - 0.95) < 0.027)

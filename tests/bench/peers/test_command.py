@@ -28,7 +28,7 @@ def test_servers_and_mlx_lms_own_loops_are_compared_in_one_run(
     assert rows["gone"]["error"].startswith("cannot connect")
     with files["csv"].open() as file:
         assert [row["name"] for row in csv.DictReader(file)] == list(rows)
-    assert "Beside others" in files["html"].read_text()
+    assert "Compared with others" in files["html"].read_text()
     assert "gone: cannot connect" in capsys.readouterr().out
 
 
@@ -37,18 +37,18 @@ def test_servers_and_mlx_lms_own_loops_are_compared_in_one_run(
     [
         (
             ["--server", "a=http://127.0.0.1:1", "--server", "a=http://127.0.0.1:2"],
-            "a is the name of another",
+            "the name a is already taken",
         ),
         (["--server", "a=http://127.0.0.1:1", "--server-key", "b=k"], "no --server is named b"),
-        (["--workloads", "edit"], "--workloads: edit is none of"),
-        (["--workloads", "free"], "free is not asked greedily as a chat; leave it out"),
+        (["--workloads", "edit"], "--workloads: edit is not one of"),
+        (["--workloads", "free"], "free is not a greedy chat; remove it"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(given, message, capsys):
     assert main(["bench", "peers", *given]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.parametrize("text", ["http://127.0.0.1:1", "a=", "a=ftp://host"])

@@ -1,17 +1,17 @@
-"""Rows are the arithmetic of what came, and what failed is a row as well."""
+"""Rows summarize replies, and failures have rows too."""
 
 import pytest
 
+from bench.peers.clients import Question, Reply
 from bench.peers.comparison import compared
-from bench.peers.rounds import GIVE_UP_AFTER, ask_all
-from bench.peers.sides import Question, Reply
+from bench.peers.rounds import MAX_FAILURES_IN_A_ROW, ask_all
 from bench.workloads import Turn
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 class Scripted:
-    """A side that says the same to everything, but for the replies it is given by question."""
+    """A peer with one answer to everything, except for the given replies by question number."""
 
     def __init__(self, name, text="yes", num_tokens=4, duration_s=2.0, others=None):
         self.name, self.others = name, others or {}
@@ -31,21 +31,21 @@ def questions(count, workload="edits", **more):
     ]
 
 
-def rows_of(sides, rounds):
-    records = ask_all(sides, rounds, 8, lambda _: None)
-    names = [side.name for side in sides]
+def rows_of(peers, rounds):
+    records = ask_all(peers, rounds, 8, lambda _: None)
+    names = [peer.name for peer in peers]
     return {row["name"]: row for row in compared(records, names, names[0])}
 
 
-def test_every_side_gets_every_question_and_each_begins_in_turn():
-    sides = [Scripted("a"), Scripted("b"), Scripted("c")]
+def test_every_peer_gets_every_question_and_each_begins_in_turn():
+    peers = [Scripted("a"), Scripted("b"), Scripted("c")]
     order = []
-    ask_all(sides, [questions(3)], 8, lambda record: order.append(record.side))
+    ask_all(peers, [questions(3)], 8, lambda record: order.append(record.peer))
     assert order == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
-    assert sides[0].asked == sides[1].asked == sides[2].asked
+    assert peers[0].asked == peers[1].asked == peers[2].asked
 
 
-def test_ratios_are_to_the_first_side_of_the_same_rounds():
+def test_ratios_are_to_the_first_peer_of_the_same_rounds():
     slow = Scripted("plain", duration_s=2.0)
     fast = Scripted("fast", duration_s=1.0, others={3: Reply("yes", 4, 0.5, ((0.1, 1.0), (0.5, 3.0)))})
     rows = rows_of([slow, fast], [questions(1)] * 4)
@@ -59,9 +59,9 @@ def test_ratios_are_to_the_first_side_of_the_same_rounds():
     assert rows["plain"]["inter_token_ms"] == pytest.approx(500.0)
 
 
-def test_the_warm_up_is_not_counted_but_its_fault_is_told():
-    side = Scripted("s", others={0: Reply(error="cold")})
-    row = rows_of([side], [questions(1)] * 2)["s"]
+def test_the_warm_up_is_not_counted_but_its_error_is_reported():
+    peer = Scripted("s", others={0: Reply(error="cold")})
+    row = rows_of([peer], [questions(1)] * 2)["s"]
     assert (row["requests"], row["failed"], row["error"]) == (1, 0, "cold")
 
 
@@ -75,15 +75,15 @@ def test_texts_are_compared_with_the_plain_ones_but_not_calls_of_tools():
     assert with_tools["other"]["parity"] is None
 
 
-def test_a_turn_that_only_fills_memory_is_asked_but_not_counted():
+def test_a_turn_that_is_not_measured_is_asked_but_not_counted():
     row = rows_of([Scripted("s")], [questions(2, is_measured=False)] * 2)["s"]
     assert (row["requests"], row["tokens_per_s"]) == (0, None)
 
 
-def test_a_side_that_keeps_failing_is_given_up_and_the_others_go_on():
+def test_a_peer_that_keeps_failing_is_skipped_and_the_others_are_not():
     gone = Scripted("gone", others={n: Reply(error="nothing listens") for n in range(100)})
     rows = rows_of([Scripted("plain"), gone], [questions(3)] * 3)
-    assert len(gone.asked) == GIVE_UP_AFTER
+    assert len(gone.asked) == MAX_FAILURES_IN_A_ROW
     assert (rows["gone"]["failed"], rows["gone"]["requests"]) == (6, 6)
     assert rows["gone"]["error"] == "nothing listens"
     assert rows["gone"]["speedup"] is rows["gone"]["ttft_ms"] is None

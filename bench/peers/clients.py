@@ -1,4 +1,4 @@
-"""Who is asked: servers over HTTP, and mlx_lm's loops in other processes. What fails is a reply, too."""
+"""The peers that are compared: servers over HTTP, and mlx_lm's loops in child processes."""
 
 import asyncio
 import json
@@ -16,12 +16,12 @@ from bench.statistics import share_tokens
 from bench.workloads import Turn
 
 CountTokens = Callable[[str], int]
-"""Tokens of a text by itself."""
+"""Returns the number of tokens of a text on its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A turn of a chat. prompt: its token ids, for who takes no messages."""
+    """A turn of a chat. prompt: its token ids, for peers that take no messages."""
 
     workload: str
     turn: Turn
@@ -30,10 +30,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came for one question.
+    """The answer to one question, or the error.
 
-    arrivals: (seconds since it was asked, tokens) of each read that brought text.
-    num_tokens: as the other side counted them, or else of the text. error: why it is none, in one line.
+    arrivals: (seconds since the request, tokens) of each read that contained text.
+    num_tokens: as the peer reported, or counted from the text. error: why the request failed, in one line.
     """
 
     text: str = ""
@@ -44,32 +44,32 @@ class Reply:
 
     @property
     def first_token_s(self) -> float | None:
-        """Time to the first text; None if there was none."""
+        """Time to the first text; None if there was no text."""
         return self.arrivals[0][0] if self.arrivals else None
 
     @property
     def decoded(self) -> tuple[float, float]:
-        """Tokens after the first arrival, and the time from there to the last."""
+        """Tokens after the first arrival, and the time from the first to the last arrival."""
         if not self.arrivals:
             return 0.0, 0.0
         return sum(tokens for _, tokens in self.arrivals[1:]), self.arrivals[-1][0] - self.arrivals[0][0]
 
 
-class Side(Protocol):
-    """One that is asked, one question after the other."""
+class Peer(Protocol):
+    """Answers one question at a time."""
 
     name: str
 
     def ask(self, question: Question, max_tokens: int) -> Reply:
-        """Ask and wait for the end. Raises nothing: a failure is a reply with an error."""
+        """Ask and wait for the whole reply. Raises nothing: a failure is a reply with an error."""
 
 
 @dataclass
 class ServerPeer:
     """An OpenAI-compatible server.
 
-    url: up to, and without, /v1. model: the name to send; None for the first that it lists.
-    idle_limit_s: longest silence before a question is given up.
+    url: without /v1. model: the name to send; None: the first model that the server lists.
+    idle_limit_s: a request fails after this long without data.
     """
 
     name: str
@@ -78,16 +78,16 @@ class ServerPeer:
     count_tokens: CountTokens
     idle_limit_s: float
     api_key: str | None = None
-    _known: str | None = field(default=None, init=False)
+    _model: str | None = field(default=None, init=False)
 
     def ask(self, question: Question, max_tokens: int) -> Reply:
-        """Stream one chat completion, greedily."""
+        """Stream one greedy chat completion."""
         try:
-            self._known = self._known or self.model or first_model(self.url, "NAME=URL=MODEL", self.api_key)
+            self._model = self._model or self.model or first_model(self.url, "NAME=URL=MODEL", self.api_key)
         except BenchError as fault:
             return Reply(error=str(fault))
         body: dict[str, Any] = {
-            "model": self._known,
+            "model": self._model,
             "messages": list(question.turn.messages),
             "max_tokens": max_tokens,
             "temperature": 0,
@@ -119,7 +119,7 @@ def _reply(answer: Answer, started: float, count: CountTokens) -> Reply:
 
 
 class LoopPeer:
-    """mlx_lm's own generation. decode: text of token ids. end_ids: tokens that are no part of a text."""
+    """mlx_lm's own generation. decode: token ids to text. end_ids: end tokens, which are not in the text."""
 
     def __init__(
         self, name: str, loop: BareLoop, decode: Callable[[Sequence[int]], str], end_ids: frozenset[int]
@@ -131,11 +131,12 @@ class LoopPeer:
         self._fault: str | None = None
 
     def ask(self, question: Question, max_tokens: int) -> Reply:
-        """Have the prompt answered. Once the process has ended, every question fails."""
+        """Answer one prompt. Once the process has exited, every question fails."""
+
         if self._fault is None:
             started = perf_counter()
             try:
-                found = self._loop.ask(question.prompt, max_tokens)
+                found = self._loop.answer(question.prompt, max_tokens)
             except (BenchError, OSError, ValueError) as fault:
                 self._fault = str(fault)
             else:

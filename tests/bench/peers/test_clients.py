@@ -1,11 +1,11 @@
-"""Whatever is wrong with a server or a loop comes back as a reply with an error."""
+"""Whatever goes wrong with a server or a loop becomes a reply with an error."""
 
 import sys
 
 import pytest
 
 from bench.child import BareLoop
-from bench.peers.sides import LoopPeer, Question, ServerPeer
+from bench.peers.clients import LoopPeer, Question, ServerPeer
 from bench.workloads import Turn
 
 QUESTION = Question("edits", Turn(({"role": "user", "content": "hello"},), None), (5, 9, 31))
@@ -33,22 +33,22 @@ def test_tools_are_sent_along(peer, server, full_answer):
     assert server.bodies[0]["tools"] == [tool]
 
 
-def test_tokens_are_counted_by_text_where_the_server_does_not_tell(peer, server, events):
+def test_tokens_are_counted_from_the_text_without_usage(peer, server, events):
     server.play(events.frame("one two three"), events.frame(" four"), events.done)
     assert peer.ask(QUESTION, 16).num_tokens == 4
 
 
 def test_a_server_that_is_gone_says_so():
     gone = ServerPeer("s", "http://127.0.0.1:1", None, len, idle_limit_s=5.0)
-    assert gone.ask(QUESTION, 16).error == "nothing listens at http://127.0.0.1:1"
+    assert gone.ask(QUESTION, 16).error == "no server listens at http://127.0.0.1:1"
     named = ServerPeer("s", "http://127.0.0.1:1", "m", len, idle_limit_s=5.0)
     assert named.ask(QUESTION, 16).error.startswith("cannot connect")
 
 
-def test_a_silent_server_is_given_up(server):
+def test_a_silent_server_is_an_error_after_the_idle_limit(server):
     server.silent = True
     silent = ServerPeer("s", server.url, "tiny", len, idle_limit_s=0.1)
-    assert silent.ask(QUESTION, 16).error == "nothing came for 0.1 s"
+    assert silent.ask(QUESTION, 16).error == "no data for 0.1 s"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_usage_that_is_nonsense_is_not_believed(peer, server, events):
     assert peer.ask(QUESTION, 16).num_tokens == 2
 
 
-def test_a_refusal_is_told_in_the_servers_words(peer, server):
+def test_a_refusal_is_an_error_with_the_servers_message(peer, server):
     server.play(b'{"error": {"message": "too long"}}', status=400)
     assert peer.ask(QUESTION, 16).error == "status 400: too long"
 
@@ -91,10 +91,10 @@ raise SystemExit("out of memory")
 
 def test_a_loop_answers_until_it_dies_and_then_fails_every_question():
     with BareLoop("any", (sys.executable, "-c", STUB)) as loop:
-        side = LoopPeer("loop", loop, lambda ids: " ".join(map(str, ids)), frozenset({1}))
-        reply = side.ask(QUESTION, 16)
+        peer = LoopPeer("loop", loop, lambda ids: " ".join(map(str, ids)), frozenset({1}))
+        reply = peer.ask(QUESTION, 16)
         assert (reply.text, reply.num_tokens, reply.duration_s) == ("7 8", 3, 0.2)
         assert reply.arrivals == ((0.1, 1.0), (0.2, 2.0))
-        side.ask(QUESTION, 16)
-        assert "out of memory" in side.ask(QUESTION, 16).error
-        assert "out of memory" in side.ask(QUESTION, 16).error
+        peer.ask(QUESTION, 16)
+        assert "out of memory" in peer.ask(QUESTION, 16).error
+        assert "out of memory" in peer.ask(QUESTION, 16).error

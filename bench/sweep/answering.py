@@ -1,4 +1,4 @@
-"""Asking the engine: plain answers to be replayed, and what a few settings really give."""
+"""Run chats on the engine: plain answers to replay, and measurements of a few settings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from engine.request import DraftChoice, Finished
 PLAIN = DraftChoice("none")
 
 Advance = Callable[[], None]
-"""Called when a unit of work is done."""
+"""Called after each unit of work."""
 
 
 @dataclass(frozen=True, slots=True)
-class ToldChat:
-    """A chat and what the model said to each of its turns, plainly.
+class AnsweredChat:
+    """A chat and the model's plain answer to each of its turns.
 
-    pairs: of the turns, in order; fewer where a prompt left no room in the context.
+    pairs: of the turns, in order; fewer than turns if a prompt left no room in the context.
     """
 
     chat: Chat
@@ -28,7 +28,7 @@ class ToldChat:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to answer. prepare: what is done to the engine before each chat."""
+    """A way to answer. prepare: called with the engine before each chat."""
 
     name: str
     prepare: Callable[[LocalEngine], None]
@@ -37,9 +37,9 @@ class Variant:
 
 @dataclass
 class Measured:
-    """What answers took on the engine.
+    """Time and counts of answers from the engine.
 
-    decode_s: from the end of the prompt. is_equal: whether they are, token by token, what was said plainly.
+    decode_s: after prefill. is_equal: whether the answers equal the plain ones, token by token.
     """
 
     num_tokens: int = 0
@@ -50,7 +50,7 @@ class Measured:
     is_equal: bool = True
 
     def add(self, other: "Measured") -> None:
-        """Take in other answers."""
+        """Add the counts of other answers."""
         self.num_tokens += other.num_tokens
         self.num_forwards += other.num_forwards
         self.num_drafted += other.num_drafted
@@ -60,23 +60,23 @@ class Measured:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of decoding alone."""
+        """Decode speed, without prefill."""
         return self.num_tokens / self.decode_s
 
 
-def tell(
+def answer_plainly(
     local: LocalEngine,
     chats: Sequence[Chat],
     max_tokens: int,
     seed: int,
     advance: Advance,
     has_references: bool = False,
-) -> list[ToldChat]:
-    """Have every turn answered plainly. Turns from one on that does not fit into the context are left out.
+) -> list[AnsweredChat]:
+    """Answer every turn plainly. Turns from the first one that does not fit into the context are left out.
 
-    has_references: where there is a right answer, take that instead of asking for one.
+    has_references: use the right answer, where there is one, instead of the model's.
     """
-    told = []
+    answered = []
     for number, chat in enumerate(chats):
         pairs: list[TokenPair] = []
         for turn in chat.turns:
@@ -91,22 +91,22 @@ def tell(
             pairs.append(
                 TokenPair(request.prompt, answer, chat.workload, name, place, is_measured=turn.is_measured)
             )
-        told.append(ToldChat(chat, tuple(pairs)))
+        answered.append(AnsweredChat(chat, tuple(pairs)))
         advance()
-    return told
+    return answered
 
 
 def measure(
     local: LocalEngine,
-    told: ToldChat,
+    answered: AnsweredChat,
     variants: Sequence[Variant],
     max_tokens: int,
     repeats: int,
     seed: int,
 ) -> Mapping[str, list[Measured]]:
-    """Answer a chat in each way, in turns; by variant, of each turn the quickest repeat.
+    """Answer a chat in each variant, alternating; return by variant the fastest repeat of each turn.
 
-    The first repeat is no slower than others: the same chats were answered before, plainly.
+    No warm-up is needed: the same chats were answered plainly before.
     """
     best: dict[str, list[Measured]] = {}
     for _ in range(repeats):
@@ -114,7 +114,7 @@ def measure(
             variant.prepare(local)
             runs = [
                 _run(local, turn, pair, variant.draft, max_tokens, seed)
-                for turn, pair in zip(told.chat.turns, told.pairs, strict=False)
+                for turn, pair in zip(answered.chat.turns, answered.pairs, strict=False)
             ]
             pairs = zip(best.get(variant.name, runs), runs, strict=True)
             best[variant.name] = [min(pair, key=lambda one: one.decode_s) for pair in pairs]
@@ -125,7 +125,7 @@ def _run(
     local: LocalEngine, turn: Turn, pair: TokenPair, draft: DraftChoice, max_tokens: int, seed: int
 ) -> Measured:
     request = request_of(local, turn, max_tokens, seed, draft)
-    assert request is not None, "this turn was told, so it has room"
+    assert request is not None, "this turn was answered before, so it has room"
     (end,) = local.answer([request])
     return _measured(end, pair)
 
