@@ -118,7 +118,7 @@ class OwnServer:
 
 
 class BareLoop:
-    """`python -m engine.model.mlx_lm_baseline` in its own process, running while the context is open.
+    """`python -m bench.bare_loop` in its own process, running while the context is open.
 
     arguments: flags besides --model.
     Raises BenchError if the process exits early.
@@ -129,7 +129,7 @@ class BareLoop:
     def __init__(
         self,
         model: str,
-        command: Sequence[str] = (sys.executable, "-m", "engine.model.mlx_lm_baseline"),
+        command: Sequence[str] = (sys.executable, "-m", "bench.bare_loop"),
         arguments: Sequence[str] = (),
     ) -> None:
         self._command = [*command, "--model", model, *arguments]
@@ -178,7 +178,7 @@ class BareLoop:
         return Round(self.name, 1, number, time.perf_counter() - began, tuple(measurements))
 
     def answer(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
-        """Answer one prompt; return the fields of engine.model.mlx_lm_baseline.Result by name."""
+        """Answer one prompt; return the fields of bench.bare_loop.Result by name."""
         job = {"prompt": list(prompt), "max_tokens": max_tokens}
         jobs = _pipe(self._process.stdin)
         try:

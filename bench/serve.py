@@ -169,7 +169,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
-    from engine.model.mlx_lm_baseline import load_tokenizer
+    from engine.model.loading import load_tokenizer
 
     tokenizer = load_tokenizer(arguments.model)
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed

@@ -103,7 +103,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _run(arguments: argparse.Namespace, prompts: list[Chat] | None) -> int:
     # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
-    from engine.model.mlx_lm_baseline import load_tokenizer
+    from engine.model.loading import load_tokenizer
 
     tokenizer = load_tokenizer(arguments.model)
     rounds = _rounds(arguments, prompts, tokenizer)

@@ -93,7 +93,7 @@ def _of_workload(name: str, arguments: argparse.Namespace, vocabulary: Vocabular
             f"{vocabulary.folder} is not a model folder; workloads need one for its chat template"
         )
     # Chat templates need mlx-lm, which is slow to import.
-    from engine.model.mlx_lm_baseline import load_tokenizer
+    from engine.model.loading import load_tokenizer
 
     tokenizer = load_tokenizer(vocabulary.folder)
 

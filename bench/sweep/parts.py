@@ -22,7 +22,7 @@ from bench.sweep.traffic import TrafficRequest, make_traffic, source_files
 from bench.sweep.warm import TableUser
 from bench.workloads import VERSION, Chat, lengths_of, make_chats, read_prompts
 from config.settings import BUNDLED_MODEL, Settings
-from engine.model.mlx_lm_baseline import load_tokenizer
+from engine.model.loading import load_tokenizer
 
 OTHER_MODEL = BUNDLED_MODEL / "draft"
 PARTS = ("grid", "tables", "gate", "warm")

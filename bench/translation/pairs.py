@@ -28,7 +28,7 @@ def pairs_of(target: Path, folders: Sequence[Path], requested: Sequence[Strategy
     Raises OSError and ValueError for a folder whose tokenizer cannot be read.
     """
     # Imported here, because it loads mlx-lm, which takes a while.
-    from engine.model.mlx_lm_baseline import load_tokenizer
+    from engine.model.loading import load_tokenizer
 
     target_vocabulary = load_tokenizer(target).fingerprint
     found = []

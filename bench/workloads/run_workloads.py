@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print or write, and return the exit status."""
     # Imported here, because it loads mlx-lm, which takes a while.
-    from engine.model.mlx_lm_baseline import load_tokenizer
+    from engine.model.loading import load_tokenizer
 
     tokenizer = load_tokenizer(arguments.model or BUNDLED_MODEL)
 

@@ -14,6 +14,8 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 from mlx.utils import tree_flatten
+from mlx_lm.utils import load_config
+from mlx_lm.utils import load_tokenizer as load_wrapped
 
 from config.settings import Settings
 from engine.model.detokenizer import Detokenizer
@@ -204,3 +206,11 @@ def device_memory_bytes() -> int:
     if mx.metal.is_available():
         return int(mx.device_info()["memory_size"])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Load the tokenizer of a model folder, without the weights."""
+    config = load_config(folder)
+    wrapped = load_wrapped(folder, eos_token_ids=config.get("eos_token_id"))
+    text = config.get("text_config") or config
+    return Tokenizer(wrapped, int(text.get("vocab_size") or len(wrapped.get_vocab())))

@@ -2,7 +2,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm import load
 
-from engine.model.mlx_lm_baseline import generate
+from bench.bare_loop import generate
 
 
 @pytest.fixture(scope="module")

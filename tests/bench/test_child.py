@@ -6,7 +6,7 @@ import pytest
 from bench.child import BareLoop, OwnServer, exit_on_sigterm, is_ready
 from bench.errors import BenchError
 from bench.prompts import PromptMaker
-from engine.model.mlx_lm_baseline import load_tokenizer
+from engine.model.loading import load_tokenizer
 
 STUB = """
 import http.server, sys

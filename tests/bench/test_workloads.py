@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from bench.workloads import ENGLISH, WORKLOADS, Chat, lengths_of, make_chats, polish, words
-from engine.model.mlx_lm_baseline import load_tokenizer
+from engine.model.loading import load_tokenizer
 from server.requests.chat import ChatRequest
 
 BUNDLED = Path(__file__).parents[2] / "demo_model"

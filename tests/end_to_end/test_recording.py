@@ -9,7 +9,7 @@ import httpx
 from bench.pairs import read_pairs, tokenised
 from bench.workloads import Turn, make_chats, read_prompts
 from config.settings import BUNDLED_MODEL
-from engine.model.mlx_lm_baseline import load_tokenizer
+from engine.model.loading import load_tokenizer
 from tests.end_to_end.conftest import RECORDED
 
 WRITTEN_WITHIN_S = 60

@@ -1,6 +1,6 @@
 """Run plain `mlx_lm.stream_generate`, the baseline that one stream of a server is measured against.
 
-    python -m engine.model.mlx_lm_baseline --model DIR [--draft-model DIR --num-draft-tokens N] [--may-end]
+    python -m bench.bare_loop --model DIR [--draft-model DIR --num-draft-tokens N] [--may-end]
 
 Prints {"ready": true} once the model is loaded. Then reads jobs from stdin, one JSON object a line, and
 writes one result a line to stdout. Exits when stdin ends.
@@ -25,10 +25,6 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm import load, stream_generate
-from mlx_lm.utils import load_config
-from mlx_lm.utils import load_tokenizer as load_wrapped
-
-from engine.model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +41,6 @@ class Result:
     decode_s: float
     token_ids: tuple[int, ...]
     arrived_s: tuple[float, ...]
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a model folder, without the weights."""
-    config = load_config(folder)
-    wrapped = load_wrapped(folder, eos_token_ids=config.get("eos_token_id"))
-    text = config.get("text_config") or config
-    return Tokenizer(wrapped, int(text.get("vocab_size") or len(wrapped.get_vocab())))
 
 
 def generate(model: Any, tokenizer: Any, prompt: Sequence[int], max_tokens: int, **drafting: Any) -> Result:
@@ -75,7 +63,7 @@ def generate(model: Any, tokenizer: Any, prompt: Sequence[int], max_tokens: int,
 def main() -> None:
     """Run jobs until stdin ends."""
     parser = argparse.ArgumentParser(
-        prog="python -m engine.model.mlx_lm_baseline", description="Run mlx-lm's own loop on jobs."
+        prog="python -m bench.bare_loop", description="Run mlx-lm's own loop on jobs."
     )
     parser.add_argument("--model", required=True, type=Path, help="model folder")
     parser.add_argument("--draft-model", type=Path, help="folder of the draft model")
