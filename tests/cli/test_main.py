@@ -141,7 +141,7 @@ finally:
 
 def test_nothing_large_is_loaded_before_the_server_knows_that_it_can_listen() -> None:
     code = (
-        "import sys, server.run, engine.drafting, drafters.assembly\n"
+        "import sys, server.run, engine.speculative.proposers, drafters.assembly\n"
         "print([name for name in ('mlx', 'mlx_lm', 'transformers') if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"

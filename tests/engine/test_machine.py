@@ -137,7 +137,7 @@ class Machine(RuleBasedStateMachine):
             caches = make_caches(plain)
             plain(mx.array(sequence.tokens[:held])[None], cache=caches)
             expected = [*cut_slice(caches, 0, held), *take_state(caches)]
-            found = [*rows.strip(row, 0, held), *rows.state(row)]
+            found = [*rows.kv_slice(row, 0, held), *rows.state(row)]
             for ours, theirs in zip(found, expected, strict=True):
                 assert (ours is None) == (theirs is None)
                 assert ours is None or mx.array_equal(ours, theirs).item()

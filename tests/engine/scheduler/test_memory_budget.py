@@ -89,7 +89,7 @@ def test_rows_that_outgrow_memory_say_what_they_would_have_said(name: str, is_dr
     )
     answers = [driven.ask(one) for one in asked]
     driven.finish()
-    assert driven.worker.tally.num_preemptions > 0
+    assert driven.worker.stats.num_preemptions > 0
     assert [list(answer.finished().tokens) for answer in answers] == list(expected.values())
 
 
@@ -132,7 +132,7 @@ def test_kept_prefixes_give_way_before_any_row_does() -> None:
     driven.turn_until(lambda: driven.worker.members[0].num_answered > 50)
     assert prefixes.num_bytes < kept
     driven.finish()
-    assert driven.worker.tally.num_preemptions == 0
+    assert driven.worker.stats.num_preemptions == 0
     assert list(driven.answers["long"].finished().tokens) == oracle(loaded, long)
 
 
