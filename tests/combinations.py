@@ -10,11 +10,11 @@ import pytest
 def spread(*axes: Iterable[Any] | Mapping[str, Any]) -> list[Any]:
     """Return all combinations of the axes' values; every other one is marked slow.
 
-    Those that stay are the ones whose places on the axes add up to an even number, as on a chessboard. With an
-    axis of two values every pair of values from two axes is still among them.
+    Those that stay are the ones whose places on the axes add up to an even number, as on a chessboard. Where
+    a third axis has two values, every pair of values from any two axes is still among them.
     axes: values, or values by the names that they have in the test's id.
     """
-    named = [list(axis.items() if isinstance(axis, Mapping) else ((str(v), v) for v in axis)) for axis in axes]
+    named = [axis.items() if isinstance(axis, Mapping) else [(str(v), v) for v in axis] for axis in axes]
     return [
         pytest.param(
             *(value for _, (_, value) in places),

@@ -160,7 +160,7 @@ def test_with_room_enough_the_longest_that_was_put_is_found() -> None:
     for needs_state in (False, True):
         held = Held(needs_state=needs_state)
         put: list[tuple[int, ...]] = [()]
-        for _ in range(1500):
+        for _ in range(500):
             tokens = tuple(rng.randrange(3) for _ in range(rng.randint(1, 12)))
             wanted = tokens[:-1]
             ends = {one[:end] for one in put for end in ([len(one)] if needs_state else range(len(one) + 1))}
@@ -201,7 +201,7 @@ class Chat:
         self.engine = start_engine(name, prefill_chunk_tokens=48)
         self.loaded = make_loaded(name)
 
-    def say(self, prompt: Sequence[int], seed: int, max_tokens: int = 24) -> tuple[list[int], Usage]:
+    def say(self, prompt: Sequence[int], seed: int, max_tokens: int = 16) -> tuple[list[int], Usage]:
         """The answer's tokens and the usage."""
         asked = request(prompt, max_tokens, name=f"{seed}", temperature=0.7 * (seed % 2), seed=seed)
         finished = ask(self.engine, asked).finished()
@@ -321,8 +321,8 @@ def test_choices_of_one_prompt_share_its_prefill(
         prefill_chunk_tokens=64,
     )
     fed.clear()
-    asked = [request(prompt, 20, name=str(i), temperature=0.8, seed=i) for i in range(6)]
-    asked.append(request(prompt_of(60, 1), 20, name="other"))
+    asked = [request(prompt, 10, name=str(i), temperature=0.8, seed=i) for i in range(6)]
+    asked.append(request(prompt_of(60, 1), 10, name="other"))
     answers = [ask(engine, one) for one in asked]
     loaded = make_loaded("llama")
     assert [list(answer.finished().tokens) for answer in answers] == [oracle(loaded, one) for one in asked]

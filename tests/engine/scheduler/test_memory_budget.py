@@ -72,7 +72,14 @@ def memory_for_three(loaded: LoadedModel) -> int:
 
 @pytest.mark.usefixtures("free_forwards")
 @pytest.mark.parametrize(
-    ("name", "is_drafting"), [("llama", False), ("llama", True), ("qwen3_next", False), ("gemma3_text", True)]
+    ("name", "is_drafting"),
+    [
+        pytest.param("llama", False, marks=pytest.mark.slow),
+        ("llama", True),
+        ("lfm2", False),
+        pytest.param("qwen3_next", False, marks=pytest.mark.slow),
+        pytest.param("gemma3_text", True, marks=pytest.mark.slow),
+    ],
 )
 def test_rows_that_outgrow_memory_say_what_they_would_have_said(name: str, is_drafting: bool) -> None:
     asked = [

@@ -189,7 +189,7 @@ def test_a_draft_model_with_windows_goes_back_over_many_forwards(
     # A random model is never right, so it would soon be asked no more.
     monkeypatch.setattr(DraftLength, "rate", 0.9)
     monkeypatch.setattr(StepClock, "lap", lambda *_: None)
-    # The draft model's buffer fills up in the middle of a draft, just after a place up to which it is dropped.
+    # The draft model's buffer fills up in the middle of a draft, just after a place up to which it is cut.
     monkeypatch.setattr(sliding_window, "SLACK_TOKENS", 32)
     asked = [request(prompt_of(52, 52), 60)]
     engine = start_engine(
