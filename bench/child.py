@@ -97,7 +97,8 @@ class OwnServer:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        end(self._process, lambda: self._process.send_signal(signal.SIGINT))
+        # Not SIGINT: a shell's background job ignores it, and so does whatever it starts.
+        end(self._process, self._process.terminate)
         self._log.close()
 
     def _wait_until_it_answers(self) -> None:
