@@ -2,22 +2,23 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="reprise-tests-")
 
 LONGEST = (
-    "test_soak.py",
-    "test_drafting.py",
-    "test_trie.py",
-    "test_memory_budget.py",
-    "test_leaving.py",
-    "test_verify.py",
-    "test_rollback_models.py",
-    "test_stations.py",
+    "end_to_end/test_soak.py",
+    "engine/speculative/test_drafting.py",
+    "engine/scheduler/test_memory_budget.py",
+    "engine/prefix_cache/test_trie.py",
+    "bench/test_verify.py",
+    "end_to_end/test_leaving.py",
+    "engine/faults/test_stations.py",
+    "bench/test_decode.py",
 )
 
 
 def pytest_collection_modifyitems(items):
     # The longest ones begin first, so that no process waits for another one's at the end.
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))

@@ -93,6 +93,7 @@ def test_rows_that_outgrow_memory_say_what_they_would_have_said(name: str, is_dr
         (lambda _: sources) if is_drafting else None,
         memory_bytes=memory_for_three(loaded),
         prefix_cache_bytes=0,
+        num_draft_tokens=4,
     )
     answers = [driven.ask(one) for one in asked]
     driven.finish()
