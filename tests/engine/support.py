@@ -1,5 +1,6 @@
 """Tiny random models run through mlx-lm's own code, and the plain loop to hold the engine against."""
 
+import functools
 import importlib
 import queue
 import time
@@ -89,6 +90,7 @@ def make_model(name: str, dtype: mx.Dtype = mx.float32, **changes: Any) -> Any:
     return model
 
 
+@functools.cache
 def make_tokenizer() -> Tokenizer:
     """The bundled model's tokenizer."""
     return Tokenizer(load_tokenizer(Path(BUNDLED_MODEL)), VOCAB_SIZE)
