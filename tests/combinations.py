@@ -6,6 +6,14 @@ from typing import Any
 
 import pytest
 
+LIKE_OTHERS = ("qwen3", "gpt_oss", "qwen3_next")
+"""Architectures whose caches are of kinds that another tiny model has, too."""
+
+
+def every_kind_of_cache(names: Iterable[str]) -> list[Any]:
+    """Return the architectures; those whose kinds of cache another one has are marked slow."""
+    return [pytest.param(n, marks=[pytest.mark.slow] if n in LIKE_OTHERS else []) for n in names]
+
 
 def spread(*axes: Iterable[Any] | Mapping[str, Any]) -> list[Any]:
     """Return all combinations of the axes' values; every other one is marked slow.

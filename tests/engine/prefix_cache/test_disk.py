@@ -19,6 +19,7 @@ from engine.model.weights_digest import weights_fingerprint
 from engine.prefix_cache import disk as prefix_store
 from engine.prefix_cache import disk_file as prefix_file
 from engine.prefix_cache.disk import PrefixStore
+from tests.combinations import every_kind_of_cache
 from tests.engine.conftest import StartEngine
 from tests.engine.prefix_cache.test_trie import slice_of, state_of
 from tests.engine.support import CONFIGS, ask, make_loaded, make_model, oracle, prompt_of, request
@@ -271,7 +272,7 @@ def long_prompt() -> list[int]:
     return prompt_of(420)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
 def test_after_a_restart_long_prompts_are_warm_and_answers_equal(
     name: str, start_engine: StartEngine, tmp_path: Path, long_prompt: list[int]
 ) -> None:

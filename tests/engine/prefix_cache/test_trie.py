@@ -14,6 +14,7 @@ from engine.model.loading import LoadedModel
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import Usage
 from engine.speculative.proposers import DraftSources
+from tests.combinations import every_kind_of_cache
 from tests.engine.conftest import StartEngine
 from tests.engine.support import (
     CONFIGS,
@@ -237,7 +238,7 @@ def test_quantised_keys_are_kept_too(name: str, start_engine: StartEngine) -> No
         history = [*history, *answers[0].tokens, *prompt_of(20, turn + 1)]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
 def test_a_history_without_what_was_thought_is_known_up_to_the_answer(
     name: str, start_engine: StartEngine
 ) -> None:
@@ -250,7 +251,7 @@ def test_a_history_without_what_was_thought_is_known_up_to_the_answer(
     assert usage.num_cached_tokens in (len(asked), len(asked) + len(opening))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
 def test_a_beginning_that_two_prompts_share_serves_a_third(name: str, start_engine: StartEngine) -> None:
     """Where there is state, the second prompt shows where it is worth keeping."""
     chat = Chat(start_engine, name)
@@ -260,7 +261,7 @@ def test_a_beginning_that_two_prompts_share_serves_a_third(name: str, start_engi
     assert usage.num_cached_tokens == len(system)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
 def test_together_they_prefill_what_they_share_once(name: str, start_engine: StartEngine) -> None:
     """Prompts that arrive at the same time: those behind wait until the first has got so far."""
     engine, loaded = start_engine(name, prefill_chunk_tokens=32), make_loaded(name)
