@@ -97,7 +97,8 @@ class OwnServer:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        stop_process(self._process, lambda: self._process.send_signal(signal.SIGINT))
+        # Not SIGINT: a background job of a shell ignores it, and so does every process that it starts.
+        stop_process(self._process, self._process.terminate)
         self._log.close()
 
     def _wait_until_ready(self) -> None:

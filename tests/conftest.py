@@ -2,10 +2,23 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="reprise-tests-")
 
+LONGEST = (
+    "end_to_end/test_soak.py",
+    "engine/speculative/test_drafting.py",
+    "engine/scheduler/test_memory_budget.py",
+    "engine/prefix_cache/test_trie.py",
+    "bench/test_verify.py",
+    "end_to_end/test_leaving.py",
+    "engine/faults/test_stations.py",
+    "bench/test_decode.py",
+)
+
 
 def pytest_collection_modifyitems(items):
-    # The longest one begins first, so that nobody waits for it at the end.
-    items.sort(key=lambda item: item.path.name != "test_soak.py")
+    # The longest ones begin first, so that no process waits for another one's at the end.
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))

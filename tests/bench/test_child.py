@@ -18,10 +18,7 @@ def answer(self):
     self.end_headers()
 server.RequestHandlerClass.do_GET = answer
 print("Listening on http://127.0.0.1:%d, Ctrl-C stops it" % server.server_port, flush=True)
-try:
-    server.serve_forever()
-except KeyboardInterrupt:
-    print("stopped")
+server.serve_forever()
 """
 
 

@@ -162,7 +162,7 @@ def test_drafts_are_measured_turn_by_turn_and_under_a_schema(
 ) -> None:
     file = tmp_path / "figures.json"
     given = ["--workloads", "extraction,json_rag", "--prompt-tokens", "120", "--draft-types", "suffix"]
-    given += ["--cases", "1", "--repeats", "1", "--max-tokens", "8", "--num-draft-tokens", "3"]
+    given += ["--cases", "1", "--repeats", "1", "--max-tokens", "5", "--num-draft-tokens", "3"]
     given += ["--json", str(file)]
     assert main(["bench", "decode", *given]) == 0
     record = json.loads(file.read_text())

@@ -34,6 +34,6 @@ def test_a_length_that_the_template_alone_fills_is_refused_with_both_numbers(tok
 
 def test_it_says_so_when_no_new_beginning_is_left(tokenizer):
     template = len(tokenizer.render_chat([{"role": "user", "content": ""}]))
-    maker = PromptMaker(tokenizer, template + 2, seed=1)
+    maker = PromptMaker(tokenizer, template + 1, seed=1)
     with pytest.raises(BenchError, match="no more distinct prompts"):
         [maker.make() for _ in range(1000)]

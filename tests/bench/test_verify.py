@@ -15,11 +15,11 @@ def options(*given: str) -> argparse.Namespace:
     return parser.parse_args(list(given))
 
 
-@pytest.mark.parametrize("mode", [[], ["--exact"]])
+@pytest.mark.parametrize("mode", [pytest.param([], marks=pytest.mark.slow), ["--exact"]])
 def test_drafting_on_the_bundled_model_is_certified(
     mode: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["--prompt-tokens", "60", "--max-tokens", "16", "--num-draft-tokens", "7", *mode]
+    given = ["--prompt-tokens", "60", "--max-tokens", "12", "--num-draft-tokens", "7", *mode]
     assert main(["verify", *given]) == 0
     printed = capsys.readouterr().out
     assert printed.count("PASS") == 3
@@ -39,7 +39,7 @@ def test_drafts_of_another_vocabulary_are_certified_too(
 
 
 def test_a_difference_is_reported_and_fails_in_exact_mode(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     true_answer = verify._answer
 
@@ -48,7 +48,16 @@ def test_a_difference_is_reported_and_fails_in_exact_mode(
         return (*tokens[:3], 99, *tokens[4:]) if given[2] == "suffix" else tokens
 
     monkeypatch.setattr(verify, "_answer", lying)
-    given = ["--prompt-tokens", "60", "--max-tokens", "8", "--num-draft-tokens", "3"]
+    given = [
+        "--model",
+        str(model_folder),
+        "--prompt-tokens",
+        "200",
+        "--max-tokens",
+        "8",
+        "--num-draft-tokens",
+        "3",
+    ]
     assert verify.run(options(*given, "--exact")) == 1
     printed = capsys.readouterr().out
     assert "FAIL (36 differ)" in printed

@@ -1,8 +1,10 @@
 """The real server, as a person starts it, on the bundled model."""
 
 import contextlib
+import fcntl
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -63,9 +65,25 @@ def started(folder: Path, *flags: str) -> Iterator[tuple[str, list[str], "subpro
 
 
 @pytest.fixture(scope="session")
-def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the server keeps what steps cost, measured once for all tests, and the n-gram table."""
-    return tmp_path_factory.mktemp("reprise")
+def measured_costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What steps cost, as a server measured it at its start: once for all processes of the test run."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with (folder / "costs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "costs.json").exists():
+            with serving(folder):
+                pass
+    return folder / "costs.json"
+
+
+@pytest.fixture(scope="session")
+def server_folder(tmp_path_factory: pytest.TempPathFactory, measured_costs: Path) -> Path:
+    """Where the server keeps what steps cost, which is known already, and the n-gram table."""
+    folder = tmp_path_factory.mktemp("reprise")
+    shutil.copy(measured_costs, folder / "costs.json")
+    return folder
 
 
 @pytest.fixture(scope="session")

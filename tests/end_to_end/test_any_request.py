@@ -8,7 +8,7 @@ from tests.server.validation.any_request import OPERATIONS, send_many
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_no_request_brings_out_a_fault(operation, server_url):
-    send_many(operation, server_url, 10, max_tokens=3)
+    send_many(operation, server_url, 6, max_tokens=3)
 
 
 def test_the_server_is_well_afterwards(server_url):

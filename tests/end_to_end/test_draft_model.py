@@ -54,9 +54,7 @@ def test_it_changes_no_answer_and_its_drafts_are_counted(started, client, sampli
     assert 'reprise_draft_translations_total{outcome="translated",strategy="context"}' in (
         httpx.get(f"{started[0]}/metrics").text
     )
-
-
-def test_the_terminal_says_how_drafts_are_translated(started):
+    # And the terminal says how drafts are translated.
     told = "".join(started[1])
     assert "drafts are translated (context): " in told
     assert "draft_polish (translated: context), step costs from" in told

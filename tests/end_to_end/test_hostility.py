@@ -80,7 +80,10 @@ def test_the_template_runs_no_code(client, folder):
     assert not (folder / "mark").exists()
 
 
-@pytest.mark.parametrize("word", ["hang", "loop", "fill"])
+@pytest.mark.parametrize(
+    "word",
+    ["hang", pytest.param("loop", marks=pytest.mark.slow), pytest.param("fill", marks=pytest.mark.slow)],
+)
 def test_the_template_holds_nobody_up_for_long(client, url, word):
     told = []
 

@@ -90,7 +90,10 @@ def serving(prefix_cache_bytes: int) -> Iterator[tuple[str, Engine, Counted]]:
             yield url, local.engine, app
 
 
-@pytest.mark.parametrize("prefix_cache_bytes", [0, 2**20], ids=["nothing kept", "prefixes kept"])
+@pytest.mark.parametrize(
+    "prefix_cache_bytes",
+    [pytest.param(0, id="nothing kept", marks=pytest.mark.slow), pytest.param(2**20, id="prefixes kept")],
+)
 @pytest.mark.timeout(1200)
 async def test_nothing_is_left_of_clients_that_leave_and_who_stays_notices_nothing(prefix_cache_bytes):
     # Off the event loop of the test: starting and stopping wait for threads.

@@ -1,6 +1,7 @@
 """The real server under mixed traffic for minutes: nobody is dropped, nothing fails, nothing is left behind.
 
-.venv/bin/python -m pytest tests/end_to_end/test_soak.py            two minutes
+.venv/bin/python -m pytest tests/end_to_end/test_soak.py            a quarter of a minute
+.venv/bin/python -m pytest tests/end_to_end/test_soak.py -m slow    two minutes
 .venv/bin/python -m pytest tests/end_to_end/test_soak.py -m soak -s  half an hour, and its figures
 """
 
@@ -16,13 +17,14 @@ from tests.end_to_end.traffic import Traffic
 
 NUM_CLIENTS = 12
 MEBIBYTE = 2**20
+PREFIX_CACHE_BYTES = 16 * MEBIBYTE
 SLACK_BYTES = 32 * MEBIBYTE
 """By how much the process may seem to grow: the allocator gives memory back when it likes."""
 HELD_OVER_COUNTED = 1.25
 """MLX may give a small array a buffer that is two pages larger: 1.10 times as much in all, measured here."""
 FLAGS = [
     # All that may grow up to a bound gets one that is soon reached.
-    *("--max-queue", "64", "--prefix-cache-bytes", str(16 * MEBIBYTE)),
+    *("--max-queue", "64", "--prefix-cache-bytes", str(PREFIX_CACHE_BYTES)),
     *("--response-store-bytes", str(256 * 1024), "--ngram-table-entries", "65536"),
     *("--log-format", "json", "--drain-s", "5"),
 ]
@@ -30,7 +32,11 @@ FLAGS = [
 
 @pytest.mark.parametrize(
     "duration_s",
-    [pytest.param(110, id="two minutes"), pytest.param(1800, id="half an hour", marks=pytest.mark.soak)],
+    [
+        pytest.param(15, id="seconds"),
+        pytest.param(110, id="two minutes", marks=pytest.mark.slow),
+        pytest.param(1800, id="half an hour", marks=pytest.mark.soak),
+    ],
 )
 @pytest.mark.timeout(2400)
 async def test_a_server_under_mixed_traffic_stays_as_it_was(duration_s, tmp_path, server_folder):
@@ -65,9 +71,11 @@ async def test_a_server_under_mixed_traffic_stays_as_it_was(duration_s, tmp_path
     assert after["reprise_response_store_bytes"] <= after["reprise_response_store_budget_bytes"]
 
     # And nothing grows: the last third of the time needs no more than the second.
+    # In a few seconds the kept prefixes have not come to their bound, and may still grow up to it.
+    slack_bytes = SLACK_BYTES + (PREFIX_CACHE_BYTES if duration_s < 60 else 0)
     second, last = (samples[len(samples) * k // 3 : len(samples) * (k + 1) // 3] for k in (1, 2))
     for name in ("process_resident_memory_bytes", "reprise_mlx_active_bytes"):
-        assert _most(last, name) <= _most(second, name) + SLACK_BYTES, name
+        assert _most(last, name) <= _most(second, name) + slack_bytes, name
     for name in ("process_threads", "process_open_fds"):
         assert _most(last, name) <= _most(second, name) + 16, name
     ends = sum(value for name, value in after.items() if name.startswith("reprise_sequences_total"))

@@ -72,6 +72,7 @@ class Traffic:
         self._http = httpx.AsyncClient(base_url=url, timeout=PATIENCE_S)
         self._random = random.Random(seed)
         self._same: set[str] = set()
+        self._undealt: list[Callable[[], Awaitable[None]]] = []
         self._kinds: tuple[Callable[[], Awaitable[None]], ...] = (
             self._chat, self._stream_chat, self._talk, self._choices, self._say_the_same, self._message,
             self._chain, self._form, self._call_tool, self._predict, self._leave_stream, self._leave_answer,
@@ -89,10 +90,16 @@ class Traffic:
 
         async def work() -> None:
             while asyncio.get_running_loop().time() < end:
-                await self._do(self._random.choice(self._kinds))
+                await self._do(self._deal())
 
         await asyncio.gather(*(work() for _ in range(num_clients)))
         await self._http.aclose()
+
+    def _deal(self) -> Callable[[], Awaitable[None]]:
+        """Draw a kind, and each of them before any comes again."""
+        if not self._undealt:
+            self._undealt = self._random.sample(self._kinds, len(self._kinds))
+        return self._undealt.pop()
 
     async def _do(self, kind: Callable[[], Awaitable[None]]) -> None:
         name = kind.__name__.strip("_")

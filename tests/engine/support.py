@@ -1,5 +1,6 @@
 """Tiny random models that run mlx-lm's own code, and the plain loop that the engine must equal."""
 
+import functools
 import importlib
 import queue
 import time
@@ -89,6 +90,7 @@ def make_model(name: str, dtype: mx.Dtype = mx.float32, **changes: Any) -> Any:
     return model
 
 
+@functools.cache
 def make_tokenizer() -> Tokenizer:
     """Load the bundled model's tokenizer."""
     return Tokenizer(load_tokenizer(Path(BUNDLED_MODEL)), VOCAB_SIZE)

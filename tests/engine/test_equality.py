@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from mlx_lm import stream_generate
 
+from tests.combinations import spread
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, ask, make_loaded, oracle, prompt_of, request
 
@@ -20,8 +21,7 @@ def test_alone_it_equals_the_plain_loop(name: str, how: str, start_engine: Start
     assert list(ask(engine, asked).finished().tokens) == oracle(make_loaded(name), asked)
 
 
-@pytest.mark.parametrize("how", SAMPLING)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(("name", "how"), spread(ARCHITECTURES, list(SAMPLING)))
 def test_in_a_batch_of_eight_it_equals_the_plain_loop(name: str, how: str, start_engine: StartEngine) -> None:
     engine = start_engine(name, step_token_budget=24)
     asked = [

@@ -180,11 +180,14 @@ class Machine(RuleBasedStateMachine):
         assert mx.get_active_memory() <= self.bytes_before
 
 
+@pytest.mark.parametrize("num_orders", [3, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["llama", "lfm2"], ids=["rows in a batch", "rows apart, with state"])
-def test_any_order_of_events_leaves_nothing_behind(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_order_of_events_leaves_nothing_behind(
+    name: str, num_orders: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Captured log records would keep the arrays on the stack of a fault alive.
     monkeypatch.setattr(logging.getLogger("reprise.engine"), "disabled", True)
     machine: Callable[[], RuleBasedStateMachine] = type("Machine", (Machine,), {"architecture": name})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=7, stateful_step_count=24, deadline=None)
+        machine, settings=settings(max_examples=num_orders, stateful_step_count=24, deadline=None)
     )

@@ -262,7 +262,14 @@ def test_stopping_an_engine_that_never_started_or_twice_is_harmless(start_engine
     engine.stop(drain_s=0)
 
 
-@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize(
+    "missing",
+    [
+        pytest.param("config.json", marks=pytest.mark.slow),
+        pytest.param("tokenizer.json", marks=pytest.mark.slow),
+        "model.safetensors",
+    ],
+)
 def test_an_incomplete_model_folder_ends_the_process_with_a_message(missing: str, tmp_path: Path) -> None:
     for file in Path(BUNDLED_MODEL).iterdir():
         if file.is_file() and file.name != missing:

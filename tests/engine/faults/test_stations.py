@@ -94,7 +94,7 @@ class Flighty(Coin):
 
 def asked(start: int) -> list[GenerationRequest]:
     return [
-        request(prompt_of(9 + 7 * i, start + i), name=f"{start + i}", max_tokens=16, temperature=0.9)
+        request(prompt_of(9 + 7 * i, start + i), name=f"{start + i}", max_tokens=12, temperature=0.9)
         for i in range(4)
     ]
 
@@ -135,7 +135,7 @@ def test_a_fault_at_any_station_ends_one_request_at_most(
     is_nobodys = station.partition(" [")[0] in NOBODYS
     check(answers, name, 0 if is_nobodys else 1)
     assert fault.num_raised == 1
-    check([(one, ask(engine, one)) for one in third], name, 0)
+    check([(one, ask(engine, one)) for one in third[:2]], name, 0)
     wait_until(lambda: engine.status().num_running == 0)
     assert (engine.status().state, engine.status().num_waiting) == ("ready", 0)
     assert drafter.num_open == 0

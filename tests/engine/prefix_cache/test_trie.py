@@ -15,6 +15,7 @@ from engine.model.loading import LoadedModel
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import Usage
 from engine.speculative.proposers import DraftSources
+from tests.combinations import every_kind_of_cache
 from tests.engine.conftest import StartEngine
 from tests.engine.support import (
     CONFIGS,
@@ -161,7 +162,7 @@ def test_within_the_budget_the_longest_stored_prefix_is_found() -> None:
     for needs_state in (False, True):
         held = CheckedCache(needs_state=needs_state)
         put: list[tuple[int, ...]] = [()]
-        for _ in range(1500):
+        for _ in range(500):
             tokens = tuple(rng.randrange(3) for _ in range(rng.randint(1, 12)))
             wanted = tokens[:-1]
             ends = {one[:end] for one in put for end in ([len(one)] if needs_state else range(len(one) + 1))}
@@ -202,7 +203,7 @@ class Chat:
         self.engine = start_engine(name, prefill_chunk_tokens=48)
         self.loaded = make_loaded(name)
 
-    def say(self, prompt: Sequence[int], seed: int, max_tokens: int = 24) -> tuple[list[int], Usage]:
+    def say(self, prompt: Sequence[int], seed: int, max_tokens: int = 16) -> tuple[list[int], Usage]:
         """Send a prompt; return the answer's tokens and its usage."""
         asked = request(prompt, max_tokens, name=f"{seed}", temperature=0.7 * (seed % 2), seed=seed)
         finished = ask(self.engine, asked).finished()
@@ -238,7 +239,7 @@ def test_quantised_keys_are_cached_too(name: str, start_engine: StartEngine) -> 
         history = [*history, *answers[0].tokens, *prompt_of(20, turn + 1)]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
 def test_a_history_without_its_reasoning_is_cached_up_to_the_answer(
     name: str, start_engine: StartEngine
 ) -> None:
@@ -251,7 +252,7 @@ def test_a_history_without_its_reasoning_is_cached_up_to_the_answer(
     assert usage.num_cached_tokens in (len(asked), len(asked) + len(opening))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
 def test_a_prefix_that_two_prompts_share_serves_a_third(name: str, start_engine: StartEngine) -> None:
     """Send three prompts: with state, the second one shows at which length the state is worth keeping."""
     chat = Chat(start_engine, name)
@@ -261,7 +262,7 @@ def test_a_prefix_that_two_prompts_share_serves_a_third(name: str, start_engine:
     assert usage.num_cached_tokens == len(system)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))
 def test_concurrent_prompts_prefill_their_shared_prefix_once(name: str, start_engine: StartEngine) -> None:
     """Send prompts at the same time: the later ones wait until the first has prefilled what they share."""
     engine, loaded = start_engine(name, prefill_chunk_tokens=32), make_loaded(name)
@@ -322,8 +323,8 @@ def test_choices_of_one_prompt_share_its_prefill(
         prefill_chunk_tokens=64,
     )
     fed.clear()
-    asked = [request(prompt, 20, name=str(i), temperature=0.8, seed=i) for i in range(6)]
-    asked.append(request(prompt_of(60, 1), 20, name="other"))
+    asked = [request(prompt, 10, name=str(i), temperature=0.8, seed=i) for i in range(6)]
+    asked.append(request(prompt_of(60, 1), 10, name="other"))
     answers = [ask(engine, one) for one in asked]
     loaded = make_loaded("llama")
     assert [list(answer.finished().tokens) for answer in answers] == [oracle(loaded, one) for one in asked]

@@ -8,6 +8,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from engine.request import Delta, GenerationRequest, TokenLogprob
+from tests.combinations import spread
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.speculative.test_drafting import Scripted, sources
@@ -49,8 +50,7 @@ def true_logprobs(name: str, tokens: list[int], num_prompt: int) -> list[mx.arra
     return found
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "temperature"), spread(NAMES, [0.0, 0.8]))
 def test_logprobs_equal_the_plain_loops_with_and_without_drafts(
     name: str, temperature: float, start_engine: StartEngine
 ) -> None:

@@ -72,7 +72,14 @@ def memory_for_three(loaded: LoadedModel) -> int:
 
 @pytest.mark.usefixtures("free_forwards")
 @pytest.mark.parametrize(
-    ("name", "is_drafting"), [("llama", False), ("llama", True), ("qwen3_next", False), ("gemma3_text", True)]
+    ("name", "is_drafting"),
+    [
+        pytest.param("llama", False, marks=pytest.mark.slow),
+        ("llama", True),
+        ("lfm2", False),
+        pytest.param("qwen3_next", False, marks=pytest.mark.slow),
+        pytest.param("gemma3_text", True, marks=pytest.mark.slow),
+    ],
 )
 def test_rows_that_outgrow_memory_say_what_they_would_have_said(name: str, is_drafting: bool) -> None:
     asked = [
@@ -86,6 +93,7 @@ def test_rows_that_outgrow_memory_say_what_they_would_have_said(name: str, is_dr
         (lambda _: sources) if is_drafting else None,
         memory_bytes=memory_for_three(loaded),
         prefix_cache_bytes=0,
+        num_draft_tokens=4,
     )
     answers = [driven.ask(one) for one in asked]
     driven.finish()

@@ -14,12 +14,14 @@ from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from drafters.repetition import repetition_score
 from engine.engine import Engine
+from engine.kv_cache import sliding_window
 from engine.request import DraftChoice, DraftType, GenerationRequest
 from engine.speculative.acceptance import Acceptance
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.proposers import DraftSources
 from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
 from engine.speculative.step_costs import StepClock, StepCosts
+from tests.combinations import spread
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, oracle, prompt_of, request
 
@@ -82,9 +84,9 @@ def sources(drafter: Drafter) -> Callable[[str], DraftSources]:
 
 
 def requests(temperature: float) -> list[GenerationRequest]:
-    lengths = [3, 40, 17, 90, 8, 25, 5, 61]
+    lengths = [3, 40, 17, 90, 8, 25]
     return [
-        request(prompt_of(length, i), 30 + 3 * i, name=str(i), temperature=temperature, seed=i)
+        request(prompt_of(length, i), 16 + 2 * i, name=str(i), temperature=temperature, seed=i)
         for i, length in enumerate(lengths)
     ]
 
@@ -101,9 +103,10 @@ def run(engine: Engine, asked: Sequence[GenerationRequest]) -> list[list[int]]:
     return [list(answer.finished().tokens) for answer in answers]
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("chance", [1.0, 0.0, 0.7], ids=["oracle", "liar", "coin"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "chance", "temperature"),
+    spread(list(CONFIGS), {"oracle": 1.0, "liar": 0.0, "coin": 0.7}, TEMPERATURES),
+)
 def test_drafting_never_changes_the_tokens(
     name: str, chance: float, temperature: float, start_engine: StartEngine
 ) -> None:
@@ -153,9 +156,10 @@ def test_a_drafter_that_raises_costs_nothing_but_its_drafts(method: str, start_e
     assert run(engine, asked) == [expected[one.prompt] for one in asked]
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("draft", ["llama", "gemma3_text", "mamba2"])
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
+@pytest.mark.parametrize(
+    ("name", "draft", "temperature"),
+    spread(["llama", "gemma3_text", "mamba2"], ["llama", "gemma3_text", "mamba2"], TEMPERATURES),
+)
 def test_a_draft_model_never_changes_the_tokens(
     name: str, draft: str, temperature: float, start_engine: StartEngine
 ) -> None:
@@ -185,7 +189,9 @@ def test_a_draft_model_with_windows_goes_back_over_many_forwards(
     # A random model is never right, so it would soon be asked no more.
     monkeypatch.setattr(DraftForecast, "rate", 0.9)
     monkeypatch.setattr(StepClock, "lap", lambda *_: None)
-    asked = [request(prompt_of(35, 35), 330)]
+    # The draft model's buffer fills up in the middle of a draft, just after a place up to which it is cut.
+    monkeypatch.setattr(sliding_window, "SLACK_TOKENS", 32)
+    asked = [request(prompt_of(52, 52), 60)]
     engine = start_engine(
         "llama",
         make_sources=lambda _: DraftSources({}, lambda _: 0.0),
@@ -375,14 +381,14 @@ SETTINGS = [
 
 @pytest.mark.parametrize("name", ["llama", "mamba2"])
 def test_penalties_filters_and_bias_see_the_drafted_tokens(name: str, start_engine: StartEngine) -> None:
-    asked = [request(prompt_of(20 + i, i), 40, name=str(i), **s) for i, s in enumerate(SETTINGS)]
+    asked = [request(prompt_of(20 + i, i), 24, name=str(i), **s) for i, s in enumerate(SETTINGS)]
     plain = run(start_engine(name), asked)
     answers = {one.prompt: tokens for one, tokens in zip(asked, plain, strict=True)}
     for chance, silence in ((1.0, 0.0), (0.7, 0.0), (0.0, 0.0), (0.7, 0.6)):
         drafter = Scripted(answers, chance, silence)
         engine = start_engine(name, make_sources=sources(drafter), draft_type="suffix")
         assert run(engine, asked) == plain
-        assert [run(engine, [one])[0] for one in asked] == plain
+    assert [run(engine, [one])[0] for one in asked] == plain
 
 
 def test_a_request_cancelled_in_mid_draft_leaves_the_others_as_they_were(start_engine: StartEngine) -> None:
@@ -405,8 +411,10 @@ def test_a_request_cancelled_in_mid_draft_leaves_the_others_as_they_were(start_e
     assert not drafter.open_now
 
 
-@pytest.mark.parametrize("draft_type", ["suffix", "ngram-simple", "ngram-mod", "auto"])
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
+@pytest.mark.parametrize(
+    ("name", "draft_type"),
+    spread(["llama", "gemma3_text", "mamba2"], ["suffix", "ngram-simple", "ngram-mod", "auto"]),
+)
 def test_no_real_drafter_changes_the_tokens(
     name: str, draft_type: DraftType, start_engine: StartEngine
 ) -> None:

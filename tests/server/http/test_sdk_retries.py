@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from engine.request import RETRY_AFTER_S
+from tests.combinations import spread
 from tests.server.fake_engine import echo, fail_first, fail_midway, wait_first
 
 HELLO = [{"role": "user", "content": "Hi!"}]
@@ -35,11 +36,11 @@ def _sdk(url, hooks, **options):
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=http, **options)
 
 
-@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize(("refusal", "status", "_error"), BUSY, ids=["503", "429"])
-def test_a_refused_request_is_sent_again_after_the_wait(
-    url, engine, statuses, refusal, status, _error, is_streaming
-):
+@pytest.mark.parametrize(
+    ("is_streaming", "busy"), spread({"whole": False, "stream": True}, {"503": BUSY[0], "429": BUSY[1]})
+)
+def test_a_refused_request_is_sent_again_after_the_wait(url, engine, statuses, busy, is_streaming):
+    refusal, status, _error = busy
     seen, hooks = statuses
     engine.refusal = refusal
     start_s = time.monotonic()
@@ -51,7 +52,10 @@ def test_a_refused_request_is_sent_again_after_the_wait(
     assert time.monotonic() - start_s >= RETRY_AFTER_S
 
 
-@pytest.mark.parametrize(("refusal", "status", "_error"), BUSY, ids=["503", "429"])
+@pytest.mark.parametrize(
+    ("refusal", "status", "_error"),
+    [pytest.param(*BUSY[0], id="503", marks=pytest.mark.slow), pytest.param(*BUSY[1], id="429")],
+)
 async def test_the_async_client_sends_it_again_too(url, engine, statuses, refusal, status, _error):
     seen, hooks = statuses
 
