@@ -17,7 +17,7 @@ from engine.kv_cache.sliding_window import WindowKVCache
 KVSlice = list[mx.array]
 """Keys and values of consecutive tokens, of each layer that keeps every token; axis 2 is the tokens.
 
-In the order of the layers: two arrays per layer, or six if quantised (packed, scales and biases of each).
+In the order of the layers: two arrays per layer, or six if quantized (packed, scales and biases of each).
 """
 
 State = list[mx.array | None]

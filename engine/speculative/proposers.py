@@ -30,7 +30,7 @@ GRAMMAR_PRIOR = 0.97
 
 @dataclass(frozen=True)
 class DraftSources:
-    """The drafters by name, as the command line makes them, and the score by which the gate judges prompts."""
+    """The drafters by name, as the command line makes them, and the score by which the gate rates prompts."""
 
     drafters: Mapping[str, Drafter]
     repetition_score: Callable[[Sequence[int]], float]
