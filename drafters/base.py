@@ -80,7 +80,7 @@ class Drafter(Protocol):
         """
 
     def close(self, seq: int) -> None:
-        """Free what is kept for a sequence that ended or failed. Called once for every open, even if it raised."""
+        """Free what is kept for a sequence that ended or failed. Called once per open, even a failed one."""
 
 
 @runtime_checkable

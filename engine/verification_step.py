@@ -37,7 +37,7 @@ class VerificationStep:
     def run(self, inputs: SequenceOf[RowInput]) -> list[tuple[Sequence, Outcome]]:
         """Verify drafts in one forward pass with one wait; returns what each row is to commit.
 
-        inputs: one for each row. Afterwards every row holds all of its tokens but the newest.
+        inputs: one for each row. After the step every row holds all of its tokens but the newest.
         Raises StepError. If any row had a draft, it names no suspects, and rows with drafts stop drafting.
         """
         members = list(self._batch.members)

@@ -85,7 +85,7 @@ def can_slice(cache: Any) -> bool:
 
 
 def _kv_arrays(cache: Any) -> list[mx.array]:
-    # Quantised keys are three arrays, and so are the values.
+    # Quantized keys are three arrays, and so are the values.
     both = (cache.keys, cache.values)
     return [*both] if type(cache) is KVCache else [array for three in both for array in three]
 

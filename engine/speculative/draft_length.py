@@ -24,7 +24,7 @@ class DraftEstimate:
 
     expected: (num_tokens + 1,) tokens that a step commits on average with the first 0, 1, 2, ... tokens.
     stops: lengths at which the draft becomes much less certain.
-    num_pending: tokens that must be fed before the draft: 1, or more after a partial rollback.
+    num_pending: tokens that must be fed before the draft: 1, or more if accepted tokens are fed again.
     draft: the drafted tokens and their source; the draft model makes its tokens once the width is known.
     is_worth: whether the draft pays in a step where all rows are like this one.
     """

@@ -5,7 +5,7 @@
 
 Every position is sampled with its own noise, and penalties and masks see the drafted tokens before it. So
 the committed tokens are exactly those of plain decoding. A row's pending tokens are committed but not in its
-cache yet: 1, or more after recurrent state was rolled back further than the accepted tokens.
+cache yet: 1, or more if recurrent state was rolled back past accepted tokens; these are fed again.
 """
 
 from collections.abc import Sequence
