@@ -40,7 +40,7 @@ class Draft:
 
     tokens: (k,) ids, 0 <= k <= limit of the query.
     source: name of the drafter.
-    bucket: small number >= 0 for the strength of the evidence, such as the length of the match. The engine
+    bucket: small number >= 0 for the strength of the evidence, such as a class of match lengths. The engine
         learns one acceptance rate per bucket.
     prior: expected acceptance rate per token, in [0, 1], used until there is something to learn from.
     """
@@ -70,7 +70,7 @@ class Drafter(Protocol):
         """Propose the next tokens. Has no side effects on later drafts: asked twice, returns the same."""
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Take note of tokens that were committed: one or more, in order, drafted by any drafter or none."""
+        """Record committed tokens: one or more, in order, drafted by this drafter, another or none."""
 
     def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Record the result of verifying this drafter's last draft.
@@ -80,7 +80,7 @@ class Drafter(Protocol):
         """
 
     def close(self, seq: int) -> None:
-        """Free what is kept for a sequence that ended or failed. Called exactly once for every open."""
+        """Free what is kept for a sequence that ended or failed. Called once per open, even a failed one."""
 
 
 @runtime_checkable

@@ -1,8 +1,8 @@
 """Learn how an answer changes the text that it copies: which source tokens it replaces, and by what.
 
-A replacement is expected again after it was seen once, as long as such guesses work out in this request. A
+A replacement is expected again after it was seen once, as long as such guesses succeed in this request. A
 pure insertion or deletion is usually made only once (a new docstring, a dropped line), so it is expected only
-after it was seen twice. A change that failed is expected only between the neighbouring tokens where it was
+after it was seen twice. A change that failed is expected only between the neighboring tokens where it was
 seen. One that failed there too is forgotten.
 """
 
@@ -27,7 +27,7 @@ class Change:
     source, replacement: token ids, 1 to MAX_CHANGE_TOKENS each.
     num_needed: how often the change must have been seen before it is expected.
     num_seen: how often it was seen.
-    is_strict: whether it failed before, so that it is expected only between known neighbours.
+    is_strict: whether it failed before, so that it is expected only between known neighbors.
     neighbours: (token before, token after) in the source, wherever the change was seen.
     """
 

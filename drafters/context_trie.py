@@ -3,13 +3,13 @@
 The context of a position is the text before it, read backwards. Contexts that start with the same tokens
 share a path from the root. Edges are compressed (Morrison's PATRICIA, 1968): a node exists only where
 contexts diverge. A token therefore adds at most two nodes, however much of the text is repeated, and
-inserting it visits at most `max_length` nodes, however long the text is. It takes 70 to 140 bytes.
+inserting it visits at most `max_length` nodes, however long the text is. A token takes 70 to 140 bytes.
 """
 
 from array import array
 from collections.abc import Sequence
 
-# Stands before the first token. It is no valid id, so no match extends beyond the start of the text.
+# Stands before the first token. It is not a valid id, so no match extends beyond the start of the text.
 _FILLER = -1
 # Greater than every id, so that (node, id) pairs have distinct keys; odd, so that the keys spread.
 _KEY_FACTOR = 2654435761

@@ -58,13 +58,13 @@ class CopyCursor:
         self._unconfirmed_change: tuple[int, int, list[int]] | None = None
 
     def jump(self, position: int, run: int) -> None:
-        """Move to a position that was found by other means; the run tokens before it match the answer."""
+        """Move to a position that the caller found; the run tokens before it match the answer."""
         self.position, self.run = position, run
         self._change = None
         self._confirm_at, self._has_jumped = run + _CONFIRM_JUMP_TOKENS, True
 
     def advance(self, token: int) -> None:
-        """Take note of the answer's next token."""
+        """Move past the answer's next token, or search for the point where copying resumes."""
         if self._lost_at is not None:
             self._since_lost.append(token)
         if self.position is None or not self._match(token):

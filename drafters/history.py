@@ -41,7 +41,7 @@ class History:
 
     def reset(self) -> None:
         """Forget everything."""
-        # Positions are not reused, so that a position that a sequence still holds is known to be gone.
+        # Positions are not reused: one that a sequence still holds is recognized as gone.
         self._start_at(self._index.end)
 
     def _start_at(self, position: int) -> None:
@@ -61,7 +61,7 @@ class History:
         return self._index.end - self._index.start
 
     def add(self, tenant: str, tokens: Ids) -> None:
-        """Add a finished text, or its end if it is too long.
+        """Add a finished text, or only its end if it is too long.
 
         The start that it shares with one of the tenant's recent texts is not stored again.
         """

@@ -1,8 +1,8 @@
 """Draft from the shared n-gram table: what last followed the same n tokens, in any request.
 
 The tables are in ngram_mod_table.py and shared between requests. This file keeps the state of each request:
-its last n tokens, what it has not written to the table yet, and how its drafts fared. A request whose drafts
-keep failing stops drafting for a while (it cools down) without affecting other requests.
+its last n tokens, what it has not written to the table yet, and how its drafts were verified. A request whose
+drafts are mostly rejected stops drafting for a while (it cools down) without affecting other requests.
 """
 
 from collections import deque
@@ -86,7 +86,7 @@ class NgramModDrafter:
             state.flush()
 
     def is_cooling_down(self, seq: int) -> bool:
-        """Return whether this sequence drafts nothing for now because its drafts failed."""
+        """Return whether this sequence drafts nothing for now, after too many rejected drafts."""
         return self._sequences[seq].num_cooling > 0
 
     def status(self) -> dict[str, Any]:

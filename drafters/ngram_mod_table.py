@@ -32,7 +32,7 @@ Tokens = npt.NDArray[np.int32]
 class NgramModCounts:
     """Counts since the server started, summed over its tables; a reset does not zero them.
 
-    inserts: tokens written. overwrites: those of them that replaced another token.
+    inserts: tokens written. overwrites: how many of those replaced another token.
     hits: drafted tokens. misses: lookups that found an empty slot.
     """
 
@@ -46,7 +46,7 @@ class NgramModTable:
     """Slots that hold the token after an n-gram, 4 bytes each, allocated with the first insert.
 
     n: tokens of an n-gram, >= 1. size: number of slots, 1 <= size <= 2**32; need not be a power of two.
-    counts: shared by all tables of one vocabulary.
+    counts: those to add to, shared by all tables of one vocabulary; None for counts of its own.
     occupied: number of slots that are not empty.
     """
 

@@ -22,7 +22,7 @@ class NgramModTables:
     scope: "process" for one table, "api-key" for one table per tenant, which no other tenant reads.
     file: path for save and load, or None.
     max_tenants: maximum number of tables with scope "api-key"; the least recently used is dropped first.
-    Raises ValueError for n < 1, a size outside of 1 .. 2**32, max_tenants < 1, or another scope.
+    Raises ValueError for n < 1, a size not in [1, 2**32], max_tenants < 1, or an unknown scope.
     """
 
     def __init__(

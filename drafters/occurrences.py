@@ -24,7 +24,7 @@ Ids: TypeAlias = "array[int]"
 """Token ids, four bytes each."""
 
 Hashes = tuple[int, int, int, int]
-"""One value per n: hashes of the last 2, 4, 8 and 16 tokens of a text, or the table entries for them."""
+"""One value per n: hashes of the last 2, 4, 8 and 16 tokens of a text, or the positions found for them."""
 
 
 @dataclass(slots=True)
@@ -156,8 +156,9 @@ class Occurrences:
     ) -> Match | None:
         """Return the longest occurrence of the end of another text.
 
-        hashes: of that end. text: at least its last MAX_MATCH_TOKENS tokens. is_usable: whether the match at
-        a position may be used; called for few positions. min_ngram_size: the smallest n to look up.
+        hashes: of that end. text: at least its last MAX_MATCH_TOKENS tokens.
+        is_usable: returns whether the match at a position may be used; called for few positions.
+        min_ngram_size: the smallest n to look up.
         """
         mask = self._mask
         two, four, eight, sixteen = hashes

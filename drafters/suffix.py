@@ -22,7 +22,7 @@ NUM_CLASSES = len(CLASS_STARTS) + 1
 
 CURSOR, MATCH, DISPUTED, FINISHED = range(4)
 """Kinds of evidence: the copy cursor; a match in this request; a disputed match, where equally long ones have
-another next token; a match in a finished request. bucket = kind * NUM_CLASSES + length class."""
+different next tokens; a match in a finished request. bucket = kind * NUM_CLASSES + length class."""
 
 PRIORS = (
     (0.65, 0.75, 0.80, 0.85, 0.92, 0.94, 0.98),
@@ -40,8 +40,8 @@ _STRENGTHS = tuple(
 )
 """(prior, bucket), by kind and length."""
 
-_TRUSTED_RUN = 8  # length of the cursor's run from which no match is looked up
-_LONG_MATCH = 16  # length of a match in this request from which finished requests are not searched
+_TRUSTED_RUN = 8  # length of the cursor's run from which on no match is looked up
+_LONG_MATCH = 16  # length of a match in this request from which on finished requests are not searched
 _MIN_JUMP_TOKENS = 4  # minimum length of a match to which a lost cursor jumps
 
 Evidence = tuple[float, int, int, int]
@@ -56,8 +56,8 @@ def _make_evidence(kind: int, length: int, position: int) -> Evidence:
 class _Sequence:
     """An open sequence.
 
-    best: the evidence with the highest prior, or None. finished: [position, length] of the match in the
-    history that is being followed, or None.
+    best: the evidence with the highest prior, or None.
+    finished: [position, length] of the match in the history that is being followed, or None.
     """
 
     __slots__ = ("best", "cursor", "finished", "tenant", "text")
@@ -100,7 +100,7 @@ class SuffixDrafter:
         self._update_best(state)
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Move the cursor, and look for matches unless its run is long enough to be trusted."""
+        """Move the cursor, and look for matches unless the cursor's run is long enough to be trusted."""
         state = self._sequences[seq]
         for token in tokens:
             state.cursor.advance(token)

@@ -1,4 +1,4 @@
-"""The sequences that decode together, and what the device holds of them: rows, and the step in flight."""
+"""The sequences that decode together, and what the device holds for them: rows and the step in flight."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +77,7 @@ class Batch:
         self._sampler = None
 
     def _join_draft_model(self, model: DraftModel, sequence: Sequence) -> None:
-        """Add the row to the draft model too, with empty caches if that has not read the prompt."""
+        """Add the row to the draft model too, with empty caches if that model has not read the prompt."""
         reader, drafts = sequence.prefill.draft_reader, sequence.drafts
         if drafts:
             drafts.forecast.begin()

@@ -1,4 +1,4 @@
-"""The engine as the server sees it. Every method may be called from any thread; the worker has its own."""
+"""The engine as the server sees it. Any thread may call its methods; the worker has a thread of its own."""
 
 import logging
 import queue
@@ -156,7 +156,7 @@ class Engine:
         return asdict(status) if status else {}
 
     def table_status(self) -> dict[str, Any]:
-        """Return the counts of the n-gram table that requests share. Raises SharedTableError."""
+        """Return the counts of the shared n-gram table. Raises SharedTableError."""
         return shared_table.find_table(self._sources()).status()
 
     def table_reset(self) -> None:
@@ -164,17 +164,17 @@ class Engine:
         self._between_steps(partial(shared_table.reset, self._sources()))
 
     def table_save(self) -> str:
-        """Save the table to the file of the settings; returns a sentence. Raises SharedTableError."""
+        """Save the table to the settings' file; return a sentence that says so. Raises SharedTableError."""
         return str(self._between_steps(shared_table.find_table(self._sources()).save))
 
     def table_load(self) -> str:
-        """Load the table from the file of the settings; returns a sentence. Raises SharedTableError."""
+        """Load the table from the settings' file; return a sentence that says so. Raises SharedTableError."""
         return str(self._between_steps(shared_table.find_table(self._sources()).load))
 
     def margin(self, tokens: tuple[int, ...]) -> float:
         """Return the difference between the two highest logits of the token that follows, >= 0.
 
-        It tells why two answers diverge: a margin near 0 is a near-tie, which rounding decides.
+        Explains why two answers diverge: a margin near 0 is a near-tie, which rounding decides.
         """
 
         def measure() -> float:
@@ -241,7 +241,7 @@ class Engine:
             mx.clear_streams()
 
     def _load_worker(self) -> Worker | None:
-        """Load the model and set up a worker; None if that failed, which start() then raises."""
+        """Load the model and set up a worker. If that fails, return None and leave the error to start()."""
         try:
             self._loaded = self._load(self._loading(self.settings.model_source))
             self._grammars = Grammars(self._loaded.tokenizer)
@@ -276,18 +276,18 @@ class Engine:
     def _loading(self, source: str) -> Callable[[float], None]:
         return partial(self._progress, f"Loading {display_name(source)}")
 
-    def _progress(self, what: str, share: float) -> None:
+    def _progress(self, stage: str, share: float) -> None:
         if self._abandoned:
             raise ModelError("loading was interrupted")
         if self._on_progress:
-            self._on_progress(what, share)
+            self._on_progress(stage, share)
 
     def _serve_until_death(self, worker: Worker) -> None:
         loop = Loop(worker, self._inbox, self._lifecycle, self.tokenizer, self._grammars)
         try:
             loop.run()
             shared_table.save(self._sources(), self.settings)
-        # Whatever it is, every live request must get its terminal event.
+        # Whatever was raised, every live request must get its terminal event.
         except BaseException as fault:
             self._die(loop, fault)
         finally:

@@ -15,7 +15,7 @@ State = Literal["loading", "ready", "draining", "dead"]
 class Lifecycle:
     """Decides whether a request is accepted, and counts those that were.
 
-    max_live: requests that may run or wait at once. max_rows: how many of them run.
+    max_live: requests that may run or wait at once. max_rows: how many of them may run.
     fault: why the engine is dead.
     """
 
@@ -37,7 +37,7 @@ class Lifecycle:
                 self.state = "ready"
 
     def begin_draining(self, drain_s: float) -> None:
-        """Accept no more requests; those that run have drain_s seconds to finish."""
+        """Accept no more requests; running ones have drain_s seconds to finish."""
         with self._lock:
             if self.state != "dead":
                 self.state = "draining"
@@ -76,7 +76,7 @@ class Lifecycle:
 
     @contextmanager
     def held(self) -> Iterator[State]:
-        """Keep the state as it is within this context, which is given the state."""
+        """Keep the state unchanged within this context; yields the state."""
         with self._lock:
             yield self.state
 
@@ -88,7 +88,7 @@ class Lifecycle:
             self._completions.note_end()
 
     def status(self, num_running: int) -> EngineStatus:
-        """Return a snapshot for /health. num_running: requests that have a row."""
+        """Return a snapshot for /health. num_running: requests that have been admitted."""
         with self._lock:
             num_waiting = max(0, self.num_live - num_running)
             return EngineStatus(self.state, num_running, num_waiting, self.fault, self._retry_after_s())

@@ -1,4 +1,4 @@
-"""The loop on the engine's thread: take messages of other threads, run a step, repeat until told to stop."""
+"""The loop on the engine's thread: take other threads' messages, run a step, and repeat until stopped."""
 
 import logging
 import queue
@@ -55,7 +55,7 @@ class Call:
 
 
 Inbox = queue.SimpleQueue[Submit | Cancel | Stop | Call]
-"""Messages of other threads, in the order in which they were sent."""
+"""Messages from other threads, in the order in which they were sent."""
 
 STOPPING = Failed("draining", "the server is stopping")
 
@@ -63,7 +63,7 @@ STOPPING = Failed("draining", "the server is stopping")
 class Loop:
     """Runs a worker. Used only by the thread that owns MLX.
 
-    lifecycle: says how long draining may take.
+    lifecycle: knows how long draining may take.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Loop:
         self._is_stopping = False
 
     def run(self) -> None:
-        """Run steps until told to stop, and then until every running request has ended or time is up."""
+        """Run steps until a Stop arrives, then drain: until all running requests have ended or time is up."""
         worker = self._worker
         while not self._is_stopping or (worker.has_work and not self._lifecycle.is_out_of_time):
             if not worker.has_work:

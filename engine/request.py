@@ -115,7 +115,7 @@ class DraftingReport:
     drafter_s: seconds that drafters, the draft model included, took while the answer was decoded.
     drafter_open_s: seconds that they took to read the prompt, before the first token.
     strategy: how the draft model's drafts were translated; None if the draft model did not read the prompt.
-    translation: number of drafts by what translation did with them; keys as in TranslationCounts, empty if
+    translation: number of drafts by the result of their translation; keys as in TranslationCounts, empty if
         none were translated.
     gate_score: how repetitive the prompt is; None if it was not scored.
     gate_decision: which drafters were chosen: "lookup", "draft-model", or "plain" for none.
@@ -268,7 +268,7 @@ class MemoryLimit:
 
     room_bytes: memory for everything but weights.
     max_tokens: tokens of the longest sequence that fits.
-    sequence_bytes: memory that such a sequence takes, computing it included.
+    sequence_bytes: memory that such a sequence takes, with what its computation needs.
     token_bytes: memory that each further token would take.
     """
 
@@ -290,7 +290,7 @@ class ModelInfo:
     context_tokens: maximum tokens of prompt and answer together.
     vocab_size: number of token ids. num_parameters: numbers stored in all weight arrays.
     weight_bytes: memory that the weights take.
-    dtype: of the first weight array, or the bits if quantised, for example "bfloat16" or "4-bit".
+    dtype: of the first weight array, or the bits if quantized, for example "bfloat16" or "4-bit".
     device: what computes, for example "Apple M4 Pro (Metal)". memory_bytes: its memory; 0 if unknown.
     loaded_s: seconds that loading took.
     fingerprint: equal for equal weights and configuration under the same version of MLX.
@@ -318,7 +318,7 @@ class ModelInfo:
 class EngineStatus:
     """A snapshot for /health.
 
-    state: "stalled" while requests wait and there has been no progress for stall_seconds.
+    state: "stalled" while there are requests but there has been no progress for stall_seconds.
     num_running: requests that have been admitted. num_waiting: requests in the queue.
     fault: why the engine is dead or stalled; None if it is neither.
     retry_after_s: seconds after which a request that is refused now may be accepted.
@@ -339,7 +339,7 @@ GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 
 class EngineCounts:
     """What the engine has counted since it started, and the memory that MLX holds.
 
-    num_failed_steps, num_preemptions, num_stalls: as in EngineStats.
+    num_failed_steps, num_preemptions, num_stalls: see EngineStats.
     gaps_up_to: cumulative counts of the times between consecutive tokens of a sequence: gaps_up_to[i] counts
         those of at most GAP_BOUNDS_S[i], and the last entry counts all. Tokens of one step are committed
         together, so all but the first have a gap of 0.

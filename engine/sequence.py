@@ -46,12 +46,12 @@ class Timing:
 
 @dataclass
 class PrefixSearch:
-    """Where a waiting sequence finds a prefix of its prompt that is computed already.
+    """The search for a prefix of a waiting sequence's prompt that is computed already.
 
-    num_cached: prompt tokens that it found when it was first admitted.
+    num_cached: prompt tokens found when the sequence was first admitted.
     awaited: a prefilling sequence that it waits for, and the number of leading tokens they share.
-    compared: the prefilling sequences that were searched for one to wait for.
-    loading: the files that are being read for it. is_disk_searched: whether files were looked for.
+    compared: the sequences that were prefilling when one to wait for was last looked for.
+    loading: the files that are being read. is_disk_searched: whether files were looked for.
     """
 
     num_cached: int = 0
@@ -88,7 +88,7 @@ class Sequence:
     penalties: token counts, while it decodes and if its request has penalties.
     drafts: its drafters, once it has joined the rows. matcher: the state of the answer's grammar, if any.
     has_sent_prompt: whether its prompt's log probabilities were sent.
-    num_bisections: how often it was among the suspects of a failed step.
+    num_bisections: how many bisections suspected it.
     num_overtaken: how many later sequences were admitted first because this one did not fit into memory.
     """
 
@@ -220,9 +220,10 @@ class Sequence:
         self.sink(Delta("", tuple(entries)))
 
     def _logprob(self, token: int, likelihood: Likelihood) -> TokenLogprob:
-        own, likeliest = likelihood
+        logprob, likeliest = likelihood
         piece = self.tokenizer.piece
-        return TokenLogprob(token, piece(token), own, tuple((t, piece(t), value) for t, value in likeliest))
+        top = tuple((t, piece(t), value) for t, value in likeliest)
+        return TokenLogprob(token, piece(token), logprob, top)
 
     def _reason(self, token: int) -> FinishReason | None:
         """Return why the answer ends with this token, None if it does not."""

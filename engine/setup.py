@@ -1,4 +1,4 @@
-"""Set up a worker for a loaded model: find out what the model allows, and measure what its steps cost."""
+"""Set up a worker for a loaded model: find out what the model allows, and measure the cost of its steps."""
 
 import logging
 from collections.abc import Callable
@@ -41,6 +41,7 @@ PREFIX_CACHE_SHARE = 4
 """By default the prefix cache gets 1/PREFIX_CACHE_SHARE of the memory left after weights."""
 
 FREE = StepCosts({(1, 1): 1e-9})
+"""Costs of the draft model's steps where they are not measured."""
 
 
 def make_worker(
@@ -79,8 +80,8 @@ def make_worker(
         if model:
             measuring = partial(progress, "Measuring what the draft model's steps cost")
             # The draft model's caches are never quantized.
-            plainly = replace(settings, kv_bits=None)
-            model_costs = load_costs(model.loaded, plainly, model.batched, 1, measuring)
+            unquantized = replace(settings, kv_bits=None)
+            model_costs = load_costs(model.loaded, unquantized, model.batched, 1, measuring)
     trying = partial(progress, "Trying which widths are exact")
     exact = _exact_shapes(loaded, settings, batched, costs, trying) if settings.exact else None
     drafting_costs = DraftModelCosts(model_costs, costs, model.batched, is_measured) if model else None
@@ -93,7 +94,7 @@ def make_worker(
 def _make_queue(
     loaded: LoadedModel, settings: Settings, memory_budget: MemoryBudget, draft_prompts: DraftPrompts | None
 ) -> RequestQueue:
-    """Set up the prefix cache, prefill and the queue before them."""
+    """Set up the request queue, with the prefix cache and prefill behind it."""
     num_bytes = settings.prefix_cache_bytes
     if num_bytes is None:
         num_bytes = memory_budget.room_bytes // PREFIX_CACHE_SHARE

@@ -1,4 +1,4 @@
-"""Count what the engine does. Written on the engine's thread, read on any."""
+"""Count what the engine does. The engine's thread writes, but for the stalls; any thread may read."""
 
 from bisect import bisect_left
 from itertools import accumulate
@@ -13,8 +13,8 @@ class EngineStats:
     """Counts since the engine started.
 
     num_failed_steps: steps that raised.
-    num_preemptions: sequences that were stopped to free memory, to start over later.
-    num_stalls: times that the watchdog found work to do and no progress.
+    num_preemptions: sequences that were put back into the queue to free memory.
+    num_stalls: times that the watchdog found requests but no progress. Written on the watchdog's thread.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""StepError, the one way in which a failed step is reported."""
+"""Define StepError, which every failed step raises."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from engine.sequence import Sequence
 class StepError(Exception):
     """A step failed, and the caches of all rows in the batch are lost with it.
 
-    suspects: the sequences of which one may be at fault; empty if the fault lies with no sequence.
+    suspects: the sequences one of which may be at fault; empty if no sequence is.
     fault: what was raised.
     """
 

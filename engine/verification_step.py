@@ -37,8 +37,8 @@ class VerificationStep:
     def run(self, inputs: SequenceOf[RowInput]) -> list[tuple[Sequence, Outcome]]:
         """Verify drafts in one forward pass with one wait; returns what each row is to commit.
 
-        inputs: one for each row. Afterwards every row holds all of its tokens but the newest.
-        Raises StepError. If any row had a draft it names no suspects, and those rows draft no more.
+        inputs: one for each row. After the step every row holds all of its tokens but the newest.
+        Raises StepError. If any row had a draft, it names no suspects, and rows with drafts stop drafting.
         """
         members = list(self._batch.members)
         for sequence in members:
@@ -55,7 +55,7 @@ class VerificationStep:
         return list(zip(members, outcomes, strict=True))
 
     def _draft(self, inputs: list[RowInput]) -> tuple[DraftWork | None, float]:
-        """Replace the inputs that want a draft of the draft model; returns its work and the seconds taken."""
+        """Fill in the draft model's drafts where inputs want one; return its work and the seconds taken."""
         model, members = self._batch.draft_model, self._batch.members
         if model is None:
             return None, 0.0
@@ -64,9 +64,9 @@ class VerificationStep:
         if work is None:
             return None, 0.0
         taken_s = time.perf_counter() - start
-        asked = [s.drafts for s, row in zip(members, inputs, strict=True) if row.num_wanted and s.drafts]
-        for drafts in asked:
-            drafts.counts.drafter_s += taken_s / len(asked)
+        asking = [s.drafts for s, row in zip(members, inputs, strict=True) if row.num_wanted and s.drafts]
+        for drafts in asking:
+            drafts.counts.drafter_s += taken_s / len(asking)
         for row, sequence in enumerate(members):
             if sequence.drafts:
                 sequence.drafts.forecast.record_work(work, row)
@@ -88,7 +88,7 @@ class VerificationStep:
         widths = [outcome.verified.width for outcome in outcomes]
         plain_s = planner.plain_s(num_rows)
         expected_s = planner.step_s(widths) + planner.work_s(num_rows, work)
-        # A step of width 1 says nothing of plain steps, which are dispatched ahead.
+        # A step of width 1 says nothing about plain steps, which are dispatched ahead.
         is_teaching = max(widths) > 1 and (work is None or planner.learns_work)
         lap_s = self._clock.lap((num_rows, max(widths)) if is_teaching else None, drafting_s)
         taken_s = min(lap_s or expected_s, MAX_COST_RATIO * expected_s)

@@ -1,6 +1,6 @@
 """The worker: one step after another, on the thread that owns MLX.
 
-    retire -> admit -> make room -> plan -> dispatch the next plain step and read the one before -> prefill
+    retire -> admit -> make room -> plan -> dispatch the next plain step, read the one in flight -> prefill
                                        \\-> or: read the step in flight, plan again, verify drafts -> prefill
 
 Plain steps are pipelined: the device computes step n + 1 while step n is detokenized and sent. A verification
@@ -33,6 +33,7 @@ from engine.verification_step import VerificationStep
 log = logging.getLogger("reprise.engine")
 
 CLEAR_EVERY_STEPS = 256
+"""Number of steps after which MLX's cache of free buffers is cleared."""
 
 
 class Worker:
@@ -102,7 +103,7 @@ class Worker:
             self._advance()
         except StepError as failed:
             self._restart(failed)
-        # Wherever this came from, the device's state cannot be trusted any more.
+        # Whatever raised this, the device's state cannot be trusted any more.
         except Exception as fault:
             suspects = self.running or list(self.queue.waiting)[:1]
             if not suspects:
@@ -154,7 +155,7 @@ class Worker:
             if len(self.running) < 2:
                 return
             if self.batch.in_flight:
-                # Its tokens are good, and may end sequences.
+                # Its tokens are valid, and may end sequences.
                 self._read_in_flight()
             else:
                 self._preempt(max(self.running, key=lambda s: s.timing.submitted_at))
@@ -200,7 +201,7 @@ class Worker:
         try:
             previous = self.batch.dispatch()
         except Exception as fault:
-            # The step in flight is still good: commit its tokens before the rows restart.
+            # The step in flight is still valid: commit its tokens before the rows restart.
             if previous := self.batch.take_in_flight():
                 self._read(previous)
             raise StepError(self.members, fault) from fault

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable
 
 from engine.sequence import Sequence
 
-MAX_DOUBLINGS = 6
-"""A sequence is tested for 4 ** n tokens, n being the number of its earlier bisections, at most this many."""
+MAX_EXPONENT = 6
+"""A test takes 4 ** n tokens; n is the largest number of earlier bisections of any suspect, up to this."""
 
 
 class Bisection:
@@ -14,13 +14,13 @@ class Bisection:
     candidates: a step over them failed, and if a single request is at fault it is one of them.
     tested: half of the candidates. They run alone until each has ended or has committed enough tokens.
 
-    A request that took part in earlier bisections is tested for longer. So where only all rows together
-    fail, as when memory runs out, the requests finish during the tests instead of gaining one token each.
+    Requests that took part in earlier bisections are tested for longer. So if only all rows together fail, as
+    when memory runs out, the requests finish during the tests instead of gaining one token each.
     """
 
     def __init__(self, suspects: Iterable[Sequence]) -> None:
         suspects = [s for s in suspects if not s.ended]
-        self._num_tokens = 4 ** min(MAX_DOUBLINGS, max((s.num_bisections for s in suspects), default=0))
+        self._num_tokens = 4 ** min(MAX_EXPONENT, max((s.num_bisections for s in suspects), default=0))
         for sequence in suspects:
             sequence.num_bisections += 1
         self._test(suspects)

@@ -34,7 +34,8 @@ class Recovery:
             suspects[0].fail_with(failed.fault)
             self._continue_with(None)
         elif suspects:
-            log.warning("a step over %d rows failed (%s); testing half of them", len(suspects), failed.fault)
+            message = "a step with %d requests failed (%s); testing half of them"
+            log.warning(message, len(suspects), failed.fault)
             members = members + self._take_prefilling()
             if self._bisection:
                 self._bisection.narrow(suspects)
@@ -44,7 +45,7 @@ class Recovery:
     def advance(self) -> None:
         """Test the other candidates once those being tested have passed.
 
-        The rows of those that passed go back into the queue to make room; they lose time, and no token.
+        All rows go back into the queue first; they lose time but no tokens.
         """
         bisection = self._bisection
         if bisection is None or not bisection.has_passed:
@@ -52,7 +53,7 @@ class Recovery:
         bisection.clear_tested()
         self._continue_with(bisection)
         if bisection.is_over:
-            log.warning("every row of the failed step passes on its own; no request is at fault")
+            log.warning("every request of the failed step passed in a smaller batch; none is at fault")
             return
         members = self._batch.members
         for row, sequence in enumerate(members):
@@ -65,6 +66,6 @@ class Recovery:
         return taken
 
     def _continue_with(self, bisection: Bisection | None) -> None:
-        """Set the bisection in progress, and whom it lets the queue admit."""
+        """Set the bisection in progress, and let the queue admit only the sequences that it tests."""
         self._bisection = None if bisection is None or bisection.is_over else bisection
         self._queue.only = self._bisection.tested if self._bisection else None

@@ -18,7 +18,7 @@ class Watchdog:
     progress: returns a value that changes with every progress, None without work; called on that thread.
     on_stall: called on that thread once for each stall.
 
-    reason: why the engine counts as stalled; None while it does not.
+    reason: why the engine is stalled; None while it is not.
     """
 
     def __init__(

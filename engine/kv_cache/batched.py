@@ -27,6 +27,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 GROWTH_TOKENS = 256
+"""The number of columns of a buffer is a multiple of this."""
 
 Extent = tuple[int, int]
 """The number of slots and the number of columns of a buffer. Their product is its number of *cells*."""
@@ -83,7 +84,7 @@ class RowLengths:
         dirty = max(end - length for end, length in zip(self.dirty_ends, self.lengths, strict=True))
         # Rows of equal length read only columns that hold their tokens or are written by this forward.
         self.num_cleared = 0 if self.uniform else max(0, dirty - self.width)
-        # Now, and not when the forward ends: one that fails halfway has written up to here.
+        # Set now, not when the forward ends: one that fails halfway has written up to here.
         ends = [length + self.width for length in self.lengths]
         self.dirty_ends = [max(pair) for pair in zip(self.dirty_ends, ends, strict=True)]
         if self.uniform:

@@ -1,6 +1,6 @@
-"""Find out at load what a model's caches allow, by trying it on a few tokens.
+"""Find out at load what a model's caches can do, by trying it on a few tokens.
 
-Each *_fault function returns None if the caches allow it, and otherwise one sentence that says why not.
+Each *_fault function returns None if the caches can do it, and otherwise a sentence that says why not.
 """
 
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger("reprise.engine")
 
 
 def has_plain_caches(model: Any) -> bool:
-    """Return whether every layer keeps unquantised keys and values of full attention."""
+    """Return whether every layer keeps unquantized keys and values of full attention."""
     return all(type(cache) is KVCache for cache in make_prompt_cache(model))
 
 
@@ -54,28 +54,28 @@ def rollback_fault(model: Any, kv_bits: int | None = None) -> str | None:
     kinds = {type(cache).__name__: cache for cache in leaves(make_caches(model, kv_bits))}
     unknown = [name for name, cache in kinds.items() if not can_trim(cache) and not is_recurrent(cache)]
     if unknown:
-        return f"it keeps a {unknown[0]}, which cannot be rolled back"
+        return f"the model keeps a {unknown[0]}, which cannot be rolled back"
     names = " and ".join(sorted(kinds))
     try:
         plain = _last_logits(model, kv_bits, None)
         one, other = (_last_logits(model, kv_bits, rejected) for rejected in ([1, 1, 1], [4, 3, 2]))
         if not mx.array_equal(one, other, equal_nan=True).item():
-            return f"rejected tokens leave a trace in its {names}"
+            return f"rejected tokens leave a trace in the model's {names}"
         if not _agree(one, plain):
-            return f"its {names} give other logits after a rollback"
+            return f"the model's {names} give other logits after a rollback"
     except Exception as fault:
-        return f"its {names} cannot be rolled back: {fault}"
+        return f"the model's {names} cannot be rolled back: {fault}"
     return None
 
 
 def kv_bits_fault(model: Any, kv_bits: int) -> str | None:
-    """Explain why this model's keys and values cannot be quantised; return None if they can."""
+    """Explain why this model's keys and values cannot be quantized; return None if they can."""
     caches = make_caches(model, kv_bits)
     if not any(isinstance(cache, FittedQuantizedKVCache) for cache in caches):
-        return "it has no plain keys and values to quantise"
+        return "the model has no plain keys and values to quantize"
     try:
         mx.eval(model(mx.array([[1, 2]]), cache=caches))
-    # A model that does not support quantised caches may raise anything here.
+    # A model that does not support quantized caches may raise anything here.
     except Exception as fault:
         return str(fault)
     return None
@@ -85,9 +85,9 @@ def prefix_fault(model: Any, kv_bits: int | None = None) -> str | None:
     """Explain why this model's caches cannot be split into KV slices and state; return None if they can."""
     tokens = [1, 2, 3, 4, 5, 6, 7]
     make = lambda: make_caches(model, kv_bits)  # noqa: E731
-    kinds = {type(cache).__name__ for cache in leaves(make())}
+    names = " and ".join(sorted({type(cache).__name__ for cache in leaves(make())}))
     if unknown := [type(cache).__name__ for cache in leaves(make()) if not _is_known(cache)]:
-        return f"it keeps a {unknown[0]}, which cannot be split and rebuilt"
+        return f"the model keeps a {unknown[0]}, which cannot be split and rebuilt"
     try:
         plain = make()
         model(mx.array([tokens[:4]]), cache=plain)
@@ -95,9 +95,9 @@ def prefix_fault(model: Any, kv_bits: int | None = None) -> str | None:
         expected = model(mx.array([tokens[4:]]), cache=plain)
         again = rebuild(make(), kv_slices if kv_slices[0] else [], state, 4)
         if not mx.array_equal(expected, model(mx.array([tokens[4:]]), cache=again), equal_nan=True).item():
-            return f"its {' and '.join(sorted(kinds))} give other logits after being split and rebuilt"
+            return f"the model's {names} give other logits after being split and rebuilt"
     except Exception as fault:
-        return f"its {' and '.join(sorted(kinds))} cannot be split and rebuilt: {fault}"
+        return f"the model's {names} cannot be split and rebuilt: {fault}"
     return None
 
 

@@ -1,7 +1,7 @@
 """Hold the caches of the rows that decode together, and run forward passes over them.
 
 BatchedRows runs one forward for all rows. It serves models in which every layer keeps the keys and values of
-all tokens, unquantised. SeparateRows runs one forward per row, over that row's own caches, and serves every
+all tokens, unquantized. SeparateRows runs one forward per row, over that row's own caches, and serves every
 other model.
 """
 
@@ -36,7 +36,7 @@ class Rows(Protocol):
         """The number of tokens in each row's caches: (rows,)."""
 
     def add(self, caches: Caches, length: int) -> None:
-        """Append a prefilled row. Its caches hold length tokens; the caller must not use them afterwards."""
+        """Append a prefilled row. Its caches hold length tokens; the caller must not use them any more."""
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""
@@ -85,13 +85,13 @@ class BatchedRows:
     def add(self, caches: Caches, length: int) -> None:
         """Append a prefilled row. Its buffers are taken over if it is the first row, else copied."""
         row = len(self.shared.lengths)
-        for own, given in zip(self.caches, caches, strict=True):
+        for cache, given in zip(self.caches, caches, strict=True):
             if length == 0:
-                own.clear_row(row)
+                cache.clear_row(row)
             elif row == 0:
-                own.keys, own.values = given.keys, given.values
+                cache.keys, cache.values = given.keys, given.values
             else:
-                own.put_row(row, given.keys[:, :, :length], given.values[:, :, :length])
+                cache.put_row(row, given.keys[:, :, :length], given.values[:, :, :length])
         self.shared.add(length)
 
     def remove(self, row: int) -> None:
@@ -159,8 +159,8 @@ class BatchedRows:
         return length
 
     def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
-        """Copy them, so that no view keeps the shared buffers alive."""
-        return [array for own in self.caches for array in own.get_row(row, start, end)]
+        """Copy the keys and values of tokens [start, end); a view would keep the shared buffers alive."""
+        return [array for cache in self.caches for array in cache.get_row(row, start, end)]
 
     def state(self, row: int) -> State:  # noqa: ARG002 - the signature of Rows
         """Return no arrays: KV slices cover all that these caches hold."""
@@ -205,7 +205,7 @@ class SeparateRows:
         """Run one forward per row, each of its own width, and take a snapshot at the row's floor.
 
         A row with recurrent state takes two forwards if its floor lies between two of the tokens fed, because
-        its state has to be noted there.
+        the snapshot has to be taken there.
         """
         width = max(map(len, fed))
         padded = []
@@ -222,7 +222,7 @@ class SeparateRows:
             first = self.model(mx.array([tokens[:num_kept]]), cache=caches)
             self._snapshots[row] = Snapshot(caches, floor)
             return mx.concatenate([first, self.model(mx.array([tokens[num_kept:]]), cache=caches)], axis=1)
-        # Caches that can be trimmed need no copy of what they hold; the snapshot only notes the length.
+        # Caches that can be trimmed need no copy of what they hold; the snapshot only records the length.
         snapshot = Snapshot(caches, floor)
         logits: mx.array = self.model(mx.array([tokens]), cache=caches)
         self._snapshots[row] = snapshot if num_kept < len(tokens) else Snapshot(caches, floor)
@@ -238,18 +238,18 @@ class SeparateRows:
         return self._lengths[row]
 
     def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
-        """Copy from those of the row's caches that keep every token."""
+        """Copy tokens [start, end) from those of the row's caches that keep every token."""
         return cut_slice(self.caches[row], start, end)
 
     def state(self, row: int) -> State:
-        """Copy from the row's other caches."""
+        """Copy the state of the row's other caches."""
         return take_state(self.caches[row])
 
 
-def _check_length(row: int, length: int, least: int, held: int) -> None:
-    if not least <= length <= held:
+def _check_length(row: int, length: int, min_length: int, held: int) -> None:
+    if not min_length <= length <= held:
         raise ValueError(
-            f"row {row} holds {held} tokens and can be rolled back to a length from {least} to {held}, "
+            f"row {row} holds {held} tokens and can be rolled back to a length from {min_length} to {held}, "
             f"not to {length}"
         )
 

@@ -25,7 +25,7 @@ class WindowKVCache:
     can reach any more are dropped from its front.
 
     What a forward reads starts at a multiple of BLOCK_TOKENS and is masked down to each token's window. So a
-    key always falls into the same lane of a vectorised sum, and rounding does not depend on how many tokens
+    key always falls into the same lane of a vectorized sum, and rounding does not depend on how many tokens
     are fed at once.
     """
 
@@ -143,5 +143,5 @@ def _copy_with_room(buffer: mx.array | None, start: int, end: int, width: int, l
     buffer: None if there is none yet. like: sets the heads, head_dim and dtype.
     """
     _, heads, _, dim = like.shape
-    room = mx.zeros((1, heads, width + SLACK_TOKENS, dim), like.dtype)
-    return room if buffer is None else mx.concatenate([buffer[:, :, start:end], room], axis=2)
+    spare = mx.zeros((1, heads, width + SLACK_TOKENS, dim), like.dtype)
+    return spare if buffer is None else mx.concatenate([buffer[:, :, start:end], spare], axis=2)

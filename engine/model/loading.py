@@ -42,10 +42,10 @@ class LoadedModel:
 
 
 Progress = Callable[[float], None]
-"""Takes the loaded share of the weights, 0 to 1."""
+"""Called with the loaded share of the weights, 0 to 1."""
 
 StartProgress = Callable[[str, float], None]
-"""Takes the name of the current start-up task and the share of it that is done, 0 to 1."""
+"""Called with the name of a start-up stage and the share of it that is done, 0 to 1."""
 
 Load = Callable[[Progress | None], LoadedModel]
 """Loads the model; the engine calls it on its own thread."""
@@ -69,7 +69,7 @@ def make_draft_loader(settings: Settings) -> Load | None:
 
 
 def display_name(source: str) -> str:
-    """Return the name that people recognise: the folder's own name, or the name on the model hub."""
+    """Return the name that people recognize: the folder's own name, or the name on the model hub."""
     return Path(source).resolve().name if Path(source).is_dir() else source
 
 

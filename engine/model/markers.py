@@ -19,7 +19,7 @@ class Marker:
 class Markers:
     """The markers that one model writes around reasoning and tool calls; None for those it does not have.
 
-    call_end: None although call_start is set if a tool call extends to the end of the answer.
+    call_end: None, even if call_start is set, where a tool call extends to the end of the answer.
     separators: markers around content that are not part of it.
     call_format: mlx-lm's name for the format of tool calls, such as json_tools.
     """

@@ -1,7 +1,7 @@
-"""The script of the process that renders chat templates for chat_templates.py. It imports nothing of Reprise.
+"""Render chat templates: the script that chat_templates.py runs in a process of its own.
 
-It reads calls from stdin and writes replies to stdout. Each is four bytes of length, then JSON.
-Arguments: transformers' folder, and the maximum number of bytes of memory.
+It imports nothing of Reprise. It reads calls from stdin and writes replies to stdout. Each is four bytes of
+length, then JSON. Arguments: transformers' folder, and the maximum number of bytes of memory.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 A *shared boundary* is an offset at which tokens of two vocabularies end. A *word boundary* is an offset at
 which most tokenizers end a token whatever the text before it: in front of a single space, and at the start of
-a line after a single line break. (How a longer run of white space is cut depends on the text after it.)
+a line after a single line break. (How a longer run of whitespace is cut depends on the text after it.)
 """
 
 import re

@@ -18,7 +18,7 @@ from engine.model.markers import Marker, Markers, ends_with
 from engine.model.tool_calls import WrittenCall, read_calls, read_calls_with_timeout
 
 MAX_OPENING_TOKENS = 16
-"""Maximum tokens at the end of a prompt that open the reasoning: the marker and white space after it."""
+"""Maximum tokens at the end of a prompt that open the reasoning: the marker and whitespace after it."""
 
 
 class TemplateError(ValueError):
@@ -76,7 +76,7 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Control tokens, which are not text. Without markers, which parsers of the answer need."""
+        """Control tokens, which are not text. Markers are left out: parsers of the answer need them."""
         marking = {token for marker in self.markers.all for token in marker.tokens}
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token for token, entry in added.items() if entry.special) - marking
@@ -127,7 +127,7 @@ class Tokenizer:
         return tuple(opened[len(closed) :][:2]) if opened[: len(closed)] == closed else ()
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
-        """Return whether a prompt ends with the marker that begins reasoning, and perhaps white space."""
+        """Return whether a prompt ends with the marker that begins reasoning, and perhaps whitespace."""
         marker = self.markers.think_start
         if marker is None:
             return False

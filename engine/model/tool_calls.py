@@ -47,7 +47,7 @@ def read_calls(parse: Parse, text: str, tools: list[dict[str, Any]]) -> list[Wri
 def read_calls_with_timeout(
     parse: Parse, text: str, tools: list[dict[str, Any]], timeout_s: float = PARSE_TIMEOUT_S
 ) -> list[WrittenCall]:
-    """Do as read_calls(); also empty after timeout_s, or if MAX_CONCURRENT_PARSES are running."""
+    """Do the same as read_calls(); empty after timeout_s, or if MAX_CONCURRENT_PARSES are running."""
     if not _slots.acquire(blocking=False):
         return []
     results: queue.SimpleQueue[list[WrittenCall]] = queue.SimpleQueue()

@@ -1,7 +1,7 @@
 """A vocabulary by the bytes of its tokens, and exact encoding of text that continues other text.
 
 Translation between vocabularies relies on bytes and never on what a tokenizer decodes: decoders strip, clean
-up and normalise. Everything encoded here is therefore compared with the input, byte for byte.
+up and normalize. Everything encoded here is therefore compared with the input, byte for byte.
 """
 
 import json
@@ -18,8 +18,9 @@ from engine.model.tokenizer import Tokenizer
 
 ANCHORS = ("\n", ".", "a", "0", "中")
 """Strings put in front of text to encode it as a continuation. At least one does not merge with the text."""
+
 SPACE_ANCHORS = ("a", ".", "0", "\n", "中")
-"""Anchors for text that begins with white space, which merges with a line break in front of it."""
+"""Anchors for text that begins with whitespace, which merges with a line break in front of it."""
 
 PROBES = (
     "word",
@@ -137,7 +138,7 @@ class Vocabulary:
     def encode(self, text: bytes) -> list[int] | None:
         """Return the ids of text as a continuation of other text; their bytes are exactly text.
 
-        Returns None if the tokenizer does not reproduce the text: it normalises, it lacks a character, or
+        Returns None if the tokenizer does not reproduce the text: it normalizes, it lacks a character, or
         the text is not UTF-8. Never raises.
         """
         ids: list[int] = []

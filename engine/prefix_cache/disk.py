@@ -87,9 +87,10 @@ class PrefixStore:
         self._records: dict[str, _Record] = {}
         self._writing: list[tuple[_Record, Future[int]]] = []
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tried = unfinished_path(folder / f"{'0' * 40}{SUFFIX}")
-        tried.touch()
-        tried.unlink()
+        # Raises now, rather than at the first save, if the folder cannot be written to.
+        trial = unfinished_path(folder / f"{'0' * 40}{SUFFIX}")
+        trial.touch()
+        trial.unlink()
         remove_unfinished(folder, NAME_PATTERN)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefix-files")
         self._scan()

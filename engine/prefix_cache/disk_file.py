@@ -82,7 +82,7 @@ def write(path: Path, header: Header, contents: Contents) -> int:
 
     Only the owner can read the file, because it holds what users wrote.
     """
-    # Format 1 calls the arrays of the KV slice strips.
+    # Format 1 calls the arrays of the KV slice "strip".
     arrays = {f"strip {i}": one for i, one in enumerate(contents.kv_slice)}
     arrays |= {f"state {i}": one for i, one in enumerate(contents.state) if one is not None}
     numbers = {name: np.ascontiguousarray(array) for name, (_, array) in arrays.items()}

@@ -45,7 +45,7 @@ class PrefixStatus:
     """Counts of a prefix cache.
 
     num_bytes: bytes of the stored arrays. budget_bytes: their maximum.
-    num_entries: prefixes stored, by put(). num_tokens: tokens stored, shared ones once.
+    num_entries: prefixes stored with put(). num_tokens: tokens stored, shared ones counted once.
     hits, misses: lookups that found a cached prefix, and that found none.
     evictions: prefixes dropped to free memory.
     num_files, file_bytes: files of the second tier on disk, and their bytes.
@@ -184,7 +184,7 @@ class PrefixCache:
         return node, matched
 
     def _touch(self, node: _Node) -> None:
-        """Mark an entry as just used: the node, or one below it, which keeps the node."""
+        """Mark an entry as just used: the node itself, or one below it, because of which the node is kept."""
         while node not in self._entries:
             node = next(reversed(node.children.values()))
         self._entries.move_to_end(node)

@@ -1,4 +1,4 @@
-"""Constrain answers to a grammar, with llguidance: which tokens may come next, and which must.
+"""Constrain answers to a grammar with llguidance: compute which tokens may come next, and which must.
 
 A matcher stands at the end of the committed answer. For a draft, it advances through the drafted tokens to
 compute the mask of every drafted position, and then rolls back, so rejected drafts leave no trace.
@@ -24,7 +24,7 @@ JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 
 LIMITS = LLParserLimits(initial_lexer_fuel=200_000, max_grammar_size=100_000, max_items_in_row=20_000)
 """Limits on the cost of compiling a grammar, and on the ways in which it may continue at one position: an
-optional property of an object counts as four. All other limits are llguidance's defaults."""
+optional property of an object counts as four such ways. All other limits are llguidance's defaults."""
 
 Mask = NDArray[np.bool_]
 """(vocabulary,) True where a token is allowed."""

@@ -132,15 +132,15 @@ class Sampler:
             penalties = [self.penalties[draw.row] for draw in draws]
             logits = mx.stack(
                 [
-                    p.apply(line, draw.drafted) if p else line
-                    for p, line, draw in zip(penalties, logits, draws, strict=True)
+                    p.apply(row_logits, draw.drafted) if p else row_logits
+                    for p, row_logits, draw in zip(penalties, logits, draws, strict=True)
                 ]
             )
         if self.bias is not None:
             logits = logits + self.bias[rows]
         if any(draw.mask is not None for draw in draws):
-            free = np.ones(logits.shape[-1], np.bool_)
-            masks = np.stack([free if draw.mask is None else draw.mask for draw in draws])
+            all_allowed = np.ones(logits.shape[-1], np.bool_)
+            masks = np.stack([all_allowed if draw.mask is None else draw.mask for draw in draws])
             logits = mx.where(mx.array(masks), logits, -mx.inf)
         if not self.random:
             return mx.argmax(logits, axis=-1)

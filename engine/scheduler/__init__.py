@@ -1,4 +1,4 @@
-"""What the next step does: which requests run, how much of their prompts is fed, whether drafts are verified.
+"""Decide what the next step does: which requests run, how much of prompts is fed, which drafts are verified.
 
 Nothing here runs a decoding step; batch.py and speculative/verify.py do.
 """

@@ -44,7 +44,7 @@ class DraftPrompts:
             sequence.give_up_draft_model(fault)
 
     def _is_wanted(self, sequence: Sequence) -> bool:
-        """Whether the draft model may draft for the sequence, and that is worth reading its prompt."""
+        """Whether the draft model may draft for the sequence and should therefore read its prompt."""
         proposers = self._proposers
         has_stopped = sequence.drafts is not None and not sequence.drafts.uses_model
         if has_stopped or not proposers.may_ask_model(sequence.request):

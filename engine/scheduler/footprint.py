@@ -12,11 +12,11 @@ from engine.kv_cache.sliding_window import max_columns
 
 PROBE_TOKENS = 32
 PROBES = 2
-"""The smallest measurement counts: memory that is freed late is not needed."""
+"""Number of measurements. The smallest counts: memory that is freed late is not needed."""
 
 CONTEXT_TOKENS = 256
 MIN_GROWTH = 0.25
-"""Smaller growth of a forward pass's memory over CONTEXT_TOKENS, as a fraction, is taken for noise."""
+"""Smaller growth of a forward pass's memory over CONTEXT_TOKENS, as a fraction, is treated as noise."""
 
 
 @dataclass(frozen=True, slots=True)

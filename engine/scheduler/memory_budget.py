@@ -35,7 +35,7 @@ class ModelMemory:
     """The memory that one model, the target or the draft model, needs for its rows.
 
     batched: whether its rows share buffers.
-    ids_per_token, spare_ids: a text of n target tokens is at most n * ids_per_token + spare_ids of its own.
+    ids_per_token, spare_ids: n target tokens take at most n * ids_per_token + spare_ids ids of this model.
     max_ids: the longest text that it reads, in its own ids; None for no limit.
     """
 
@@ -52,7 +52,7 @@ class ModelMemory:
 
 
 class MemoryBudget:
-    """Estimates what rows need, and compares it with the memory there is. Lengths are in tokens.
+    """Estimates how much memory rows need, and compares it with the budget. Lengths are in tokens.
 
     room_bytes: memory for everything but weights. models: the target model and, if any, the draft model.
     max_fed: maximum tokens that one forward pass feeds to all rows.
@@ -94,8 +94,9 @@ class MemoryBudget:
         self, sequence: Sequence, members: SequenceOf[Sequence], prefilling: SequenceOf[Sequence]
     ) -> bool:
         """Whether a waiting sequence fits beside those that decode (members) and those that prefill."""
-        rows, prompts = [_reach(s) for s in members], [_reach(s) for s in (*prefilling, sequence)]
-        # Alone it fits, as its length was checked on submission; without this it might wait for ever.
+        rows = [_length_to_admit(s) for s in members]
+        prompts = [_length_to_admit(s) for s in (*prefilling, sequence)]
+        # Alone it always fits, since the context is limited; without this it might wait forever.
         return not (members or prefilling) or self._bytes(rows, prompts) <= self.room_bytes
 
     def make_room(
@@ -105,9 +106,9 @@ class MemoryBudget:
         rows: SequenceOf[Rows],
         prefixes: PrefixCache | None,
     ) -> bool:
-        """Whether the next step fits; drops cached prefixes if that is needed for it.
+        """Drop cached prefixes until the next step fits; return whether it does.
 
-        rows: of each model. Their buffers may use what is left over to grow ahead of need.
+        rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
         """
         lengths, prompts = [len(s.tokens) for s in members], [len(s.tokens) for s in prefilling]
         needed = self._bytes(lengths, prompts)
@@ -117,16 +118,17 @@ class MemoryBudget:
             return False
         spare = self.room_bytes - needed - (prefixes.num_bytes if prefixes is not None else 0)
         self._used_bytes = needed
-        for model, own in zip(self._models, rows, strict=True):
-            if isinstance(own, BatchedRows) and model.footprint.token_bytes:
-                num_places = self._num_places(model, lengths)
-                own.limit_growth(num_places + spare // len(self._models) // model.footprint.token_bytes)
-                slots, columns = own.extent
-                self._used_bytes += max(0, slots * columns - num_places) * model.footprint.token_bytes
+        for model, model_rows in zip(self._models, rows, strict=True):
+            if isinstance(model_rows, BatchedRows) and model.footprint.token_bytes:
+                token_bytes = model.footprint.token_bytes
+                num_cells = self._num_cells(model, lengths)
+                model_rows.limit_growth(num_cells + spare // len(self._models) // token_bytes)
+                slots, columns = model_rows.extent
+                self._used_bytes += max(0, slots * columns - num_cells) * token_bytes
         return True
 
     def may_copy(self, num_tokens: int, prefixes: PrefixCache | None) -> bool:
-        """Whether a copy of a row's caches fits; drops cached prefixes if that is needed for it."""
+        """Drop cached prefixes until a copy of a row's caches fits; return whether it does."""
         footprint = self._models[0].footprint
         left = self.room_bytes - self._used_bytes - footprint.row_bytes(num_tokens, self._chunk_tokens)
         if left >= 0 and prefixes is not None:
@@ -135,21 +137,21 @@ class MemoryBudget:
 
     def _bytes(self, rows: SequenceOf[int], prompts: SequenceOf[int]) -> int:
         """Return what rows and prompts of these lengths need while the next step runs."""
-        everyone = [*rows, *prompts]
-        if not everyone:
+        lengths = [*rows, *prompts]
+        if not lengths:
             return 0
         total = 0
         for model in self._models:
-            own = model.footprint
+            footprint = model.footprint
             if not model.batched:
-                total += sum(self._row_bytes(own, model.num_ids(length)) for length in everyone)
+                total += sum(self._row_bytes(footprint, model.num_ids(length)) for length in lengths)
                 continue
             # A sequence that is alone keeps the buffers of its prefill.
             if rows or len(prompts) > 1:
-                total += own.token_bytes * self._num_places(model, everyone)
-            total += sum(self._row_bytes(own, model.num_ids(length)) for length in prompts)
+                total += footprint.token_bytes * self._num_cells(model, lengths)
+            total += sum(self._row_bytes(footprint, model.num_ids(length)) for length in prompts)
         return total + max(
-            model.footprint.forward_bytes(self._max_fed, model.num_ids(max(everyone)) + self._ahead_tokens)
+            model.footprint.forward_bytes(self._max_fed, model.num_ids(max(lengths)) + self._ahead_tokens)
             for model in self._models
         )
 
@@ -157,7 +159,8 @@ class MemoryBudget:
         # A buffer fed in odd chunks may end up to one growth step beyond what it has to hold.
         return footprint.row_bytes(length + self._ahead_tokens + GROWTH_TOKENS, self._chunk_tokens)
 
-    def _num_places(self, model: ModelMemory, lengths: SequenceOf[int]) -> int:
+    def _num_cells(self, model: ModelMemory, lengths: SequenceOf[int]) -> int:
+        """Return the cells, slots times columns, of a buffer that rows of these lengths share."""
         return len(lengths) * round_columns(model.num_ids(max(lengths, default=0)) + self._ahead_tokens)
 
 
@@ -176,9 +179,9 @@ def make_memory_budget(
     models = [ModelMemory(measure(loaded.model, settings.kv_bits), batched)]
     if draft_model:
         weight_bytes += draft_model.loaded.info.weight_bytes
-        reach = (MAX_IDS_PER_TOKEN, SPARE_IDS) if draft_model.translation.pair else (1, 0)
-        most = draft_model.loaded.info.context_tokens
-        models.append(ModelMemory(measure(draft_model.model), draft_model.batched, *reach, most))
+        id_limits = (MAX_IDS_PER_TOKEN, SPARE_IDS) if draft_model.translation.pair else (1, 0)
+        max_ids = draft_model.loaded.info.context_tokens
+        models.append(ModelMemory(measure(draft_model.model), draft_model.batched, *id_limits, max_ids))
     widest = settings.num_draft_tokens + 1 + MAX_PENDING
     memory_budget = MemoryBudget(
         given - weight_bytes,
@@ -195,31 +198,33 @@ def _limit_context(
     loaded: LoadedModel, settings: Settings, memory_budget: MemoryBudget, given: int, weight_bytes: int
 ) -> None:
     info = loaded.info
-    most = memory_budget.max_tokens(info.context_tokens)
+    max_tokens = memory_budget.max_tokens(info.context_tokens)
     have = f"{_in_mib(given)} of memory (--memory-bytes), {_in_mib(weight_bytes)} of it for weights,"
-    if most < 2:
+    if max_tokens < 2:
         raise ModelError(
             f"{have} leave no room for a row of {info.name}: even a short one takes "
             f"{_in_mib(memory_budget.bytes_alone(2))}"
         )
-    if most == info.context_tokens:
+    if max_tokens == info.context_tokens:
         return
     if settings.max_context_tokens:
         raise ModelError(
             f"--max-context-tokens {info.context_tokens} takes "
-            f"{_in_mib(memory_budget.bytes_alone(info.context_tokens))}; {have} hold {most} tokens: lower it"
+            f"{_in_mib(memory_budget.bytes_alone(info.context_tokens))}; "
+            f"{have} hold {max_tokens} tokens: lower it"
         )
     log.warning(
         "%s hold a context of %d tokens; the model was made for %d, which take %s",
-        have, most, info.context_tokens, _in_mib(memory_budget.bytes_alone(info.context_tokens)),
+        have, max_tokens, info.context_tokens, _in_mib(memory_budget.bytes_alone(info.context_tokens)),
     )  # fmt: skip
-    first, second = memory_budget.bytes_alone(most), memory_budget.bytes_alone(most + GROWTH_TOKENS)
-    limit = MemoryLimit(memory_budget.room_bytes, most, first, (second - first) / GROWTH_TOKENS)
-    loaded.info = replace(info, context_tokens=most, memory_limit=limit)
+    first = memory_budget.bytes_alone(max_tokens)
+    second = memory_budget.bytes_alone(max_tokens + GROWTH_TOKENS)
+    limit = MemoryLimit(memory_budget.room_bytes, max_tokens, first, (second - first) / GROWTH_TOKENS)
+    loaded.info = replace(info, context_tokens=max_tokens, memory_limit=limit)
 
 
-def _reach(sequence: Sequence) -> int:
-    """Return a sequence's length with the part of its answer for which there must be room."""
+def _length_to_admit(sequence: Sequence) -> int:
+    """Return a sequence's length with the part of its answer for which admission needs room."""
     left = sequence.request.max_tokens - sequence.num_answered
     return len(sequence.tokens) + min(left, ANSWER_TOKENS)
 

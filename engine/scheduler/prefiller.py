@@ -52,8 +52,10 @@ class Prefiller:
         """
         if not self.prefilling:
             return False
-        s = self._settings
-        budget = prefill_budget.prefill_budget(num_rows, s.step_token_budget, s.prefill_chunk_tokens)
+        settings = self._settings
+        budget = prefill_budget.prefill_budget(
+            num_rows, settings.step_token_budget, settings.prefill_chunk_tokens
+        )
         chunks = prefill_budget.plan_prefill([s.num_to_prefill for s in self.prefilling], budget)
         for sequence, chunk in zip(list(self.prefilling), chunks, strict=True):
             if sequence.ended:
@@ -72,7 +74,7 @@ class Prefiller:
 
     def _feed(self, sequence: Sequence, chunk: int) -> None:
         prefill = sequence.prefill
-        # One chunk in flight per prompt: a cancelled prompt stops within a chunk.
+        # Wait for the last chunk: with one in flight per prompt, a cancelled prompt stops within a chunk.
         evaluate(prefill.caches)
         end = len(sequence.tokens) - 1
         if sequence.request.prompt_logprobs:
@@ -94,7 +96,7 @@ class Prefiller:
 def _measure_logprobs(sequence: Sequence, logits: mx.array) -> None:
     """Add the log probabilities of the tokens that follow those of a chunk. logits: (chunk, vocabulary)."""
     start = sequence.prefill.num_computed + 1
-    follows = sequence.tokens[start : start + logits.shape[0]]
-    wanted = [sequence.request.top_logprobs or 0] * len(follows)
-    likelihoods = Likelihoods(logits, mx.array(follows), wanted).read()
+    following = sequence.tokens[start : start + logits.shape[0]]
+    wanted = [sequence.request.top_logprobs or 0] * len(following)
+    likelihoods = Likelihoods(logits, mx.array(following), wanted).read()
     sequence.prefill.logprobs += [one for one in likelihoods if one is not None]

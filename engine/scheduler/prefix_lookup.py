@@ -32,7 +32,7 @@ MIN_SHARED_TOKENS = 32
 """A shorter shared prefix is not waited for, and no state is kept for it alone."""
 
 MIN_LOADED_TOKENS = 128
-"""Fewer tokens are computed as fast as they are read from files."""
+"""Prefixes that save fewer tokens are not read from files: computing them is as fast."""
 
 OPENING_REACH = 256
 """Number of a prompt's last tokens in which the opening of the answer is searched."""
@@ -44,7 +44,8 @@ class PrefixLookup:
     budget_bytes: memory for cached prefixes.
     answer_opening: the tokens with which the chat template opens an answer.
     cache: None if budget_bytes is 0 or the model's caches cannot be sliced.
-    store: its second tier on disk, if the settings name a folder. Raises ModelError if that is not usable.
+    store: the cache's second tier on disk, if the settings name a folder.
+    Raises ModelError if that folder is not usable.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class PrefixLookup:
         return status
 
     def is_loading(self, sequence: Sequence, may_wait: bool) -> bool:
-        """Whether a prefix of its prompt is being read from files. Once read, the prefix is in the cache.
+        """Look for a prefix of the prompt in files, once; return whether it is still being read.
+
+        When it has been read, it is put into the cache.
 
         may_wait: wait for the files instead of returning True, as no other sequence needs the thread.
         """
@@ -176,7 +179,7 @@ class PrefixLookup:
     def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> None:
         """Keep what a row's caches hold."""
         held, num_tokens = rows.lengths[row], len(sequence.tokens)
-        # State cannot go back to where the answer ended.
+        # A row may hold more than its answer, but its state cannot be rolled back to the answer's end.
         if held <= num_tokens or not self._needs_state:
             tokens = sequence.tokens[: min(held, num_tokens)]
             self._keep(tokens, partial(rows.kv_slice, row), partial(rows.state, row))
@@ -226,7 +229,7 @@ class PrefixLookup:
 
 
 def _num_shared(tokens: list[int], others: list[int]) -> int:
-    """Count the leading tokens that are equal, without the last of tokens."""
+    """Count the leading tokens that are equal; the last of tokens never counts."""
     count = min(len(tokens) - 1, len(others))
     if tokens[:count] == others[:count]:
         return count

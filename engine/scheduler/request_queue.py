@@ -36,7 +36,7 @@ class RequestQueue:
         self._settings = settings
 
     def drop_ended(self) -> None:
-        """Forget sequences that ended before they had a row."""
+        """Forget sequences that ended while they waited or prefilled."""
         self.prefiller.drop_ended()
         if any(s.ended for s in self.waiting):
             self.waiting = deque(s for s in self.waiting if not s.ended)
@@ -60,7 +60,7 @@ class RequestQueue:
                 continue
             if self.prefix_lookup.is_loading(sequence, may_wait=not running):
                 continue
-            if self.prefix_lookup.awaits(sequence, prefilling) or self._is_one_too_many(sequence):
+            if self.prefix_lookup.awaits(sequence, prefilling) or self._exceeds_long_prompts(sequence):
                 continue
             if not self.memory_budget.may_begin(sequence, members, prefilling):
                 too_large.append(sequence)
@@ -83,7 +83,7 @@ class RequestQueue:
             sequence.restart()
         self.waiting = deque(sorted([*running, *self.waiting], key=lambda s: s.timing.submitted_at))
 
-    def _is_one_too_many(self, sequence: Sequence) -> bool:
+    def _exceeds_long_prompts(self, sequence: Sequence) -> bool:
         """Whether its prompt is long, and half of the rows prefill long prompts already."""
         chunk = self._settings.prefill_chunk_tokens
         num_long = sum(s.num_to_prefill > chunk for s in self.prefiller.prefilling)

@@ -4,8 +4,9 @@ from collections import deque
 from time import perf_counter
 
 NUM_KEPT = 64
+"""Number of recent completions that count."""
 MAX_WAIT_S = 60.0
-"""A longer wait would be a guess, and OpenAI's clients obey none that is longer."""
+"""A longer wait would be a guess, and OpenAI's clients ignore longer ones."""
 
 
 class CompletionRate:

@@ -21,9 +21,9 @@ MAX_PENDING = 16
 """A row with more pending tokens gets no draft until they are in its cache."""
 
 STEADY_FED = 2
-"""Tokens the draft model is fed before a draft if it drafts at every step; more means it is catching up."""
+"""Maximum tokens fed before a draft while the draft model drafts at every step; more is catching up."""
 
-REFRESH_ASKS = 256
+REFRESH_AFTER_DRAFTS = 256
 """Drafts considered before the cheapest verification step is looked up again: costs change slowly."""
 
 
@@ -98,9 +98,9 @@ class Planner:
                 s.give_up_drafts(fault)
                 estimates.append(DraftEstimate(num_pending=num_pending))
         # If no draft would pay with all rows like its own, no width pays for all rows together.
-        is_worth = any(o.is_worth or o.num_pending > 1 for o in estimates)
+        is_worth = any(estimate.is_worth or estimate.num_pending > 1 for estimate in estimates)
         width = self._choose(members, estimates) if is_worth else 1
-        if width == 1 and all(o.num_pending == 1 for o in estimates):
+        if width == 1 and all(estimate.num_pending == 1 for estimate in estimates):
             estimates, width = self._probe(members, estimates)
             if width == 1:
                 return []
@@ -112,21 +112,21 @@ class Planner:
 
     def _best_draft(self, s: Sequence, num_pending: int, num_rows: int) -> DraftEstimate:
         """Return a row's best draft: a drafter's if one pays, else the draft model's if that pays."""
-        room = _room(s)
-        if s.drafts is None or room < 1 or num_pending > MAX_PENDING:
+        max_tokens = _max_draft_tokens(s)
+        if s.drafts is None or max_tokens < 1 or num_pending > MAX_PENDING:
             return DraftEstimate(num_pending=num_pending)
 
         def is_worth(estimate: DraftEstimate) -> bool:
             widths = self._widths([estimate], num_rows)
             return choose_width([estimate], widths, lambda w: self.step_s([w] * num_rows), lambda _: True) > 1
 
-        estimate = s.drafts.propose(room, MIN_GAIN * self._min_ratio(num_rows), is_worth)
+        estimate = s.drafts.propose(max_tokens, MIN_GAIN * self._min_ratio(num_rows), is_worth)
         if not estimate.is_worth and s.drafts.uses_model and self.model_costs is not None:
             forecast = s.drafts.forecast
-            modelled = self._estimate_model_draft(
-                forecast, num_rows, min(room, s.drafts.limit), forecast.rate
+            by_model = self._estimate_model_draft(
+                forecast, num_rows, min(max_tokens, s.drafts.limit), forecast.rate
             )
-            estimate = modelled if modelled.num_tokens else estimate
+            estimate = by_model if by_model.num_tokens else estimate
         return replace(estimate, num_pending=num_pending)
 
     def _estimate_model_draft(
@@ -156,17 +156,17 @@ class Planner:
     ) -> tuple[list[DraftEstimate], int]:
         """Try the draft model again for rows that have not used it for long: a short draft for every row.
 
-        Returns the estimates and the step's width; unchanged and 1 if no probe is due or a slowdown budget
-        does not allow it.
+        Returns the probes' estimates and the step's width; the given estimates and 1 if no probe is due or a
+        slowdown budget does not allow it.
         """
-        able = [s for s in members if s.drafts and s.drafts.uses_model and _room(s) > 0]
+        able = [s for s in members if s.drafts and s.drafts.uses_model and _max_draft_tokens(s) > 0]
         due = [s.drafts.forecast for s in able if s.drafts and s.drafts.forecast.is_probe_due]
         if self.model_costs is None or not due:
             return estimates, 1
         num_rows = len(members)
-        most = max(min(_room(s), s.drafts.limit) for s in able if s.drafts)
+        limit = max(min(_max_draft_tokens(s), s.drafts.limit) for s in able if s.drafts)
         if self.model_costs.is_new or any(
-            self._estimate_model_draft(forecast, num_rows, most, PROBE_RATE).num_tokens for forecast in due
+            self._estimate_model_draft(forecast, num_rows, limit, PROBE_RATE).num_tokens for forecast in due
         ):
             # All rows take part in the step, so all of them probe.
             tried = [
@@ -185,7 +185,7 @@ class Planner:
     def _min_ratio(self, num_rows: int) -> float:
         """Return the cost of the cheapest verification step, relative to a plain step."""
         found = self._min_ratios.get(num_rows)
-        if found is None or self._num_considered % REFRESH_ASKS == 0:
+        if found is None or self._num_considered % REFRESH_AFTER_DRAFTS == 0:
             wide_s = [self.step_s([w] * num_rows) for w in self.costs.widths if w > 1]
             found = self._min_ratios[num_rows] = min(wide_s, default=0.0) / self.plain_s(num_rows)
         self._num_considered += 1
@@ -194,7 +194,7 @@ class Planner:
     def _choose(self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]) -> int:
         def step_s(width: int) -> float:
             drafting_s = self._spread_s(len(members), _planned(members, estimates, width))
-            return drafting_s + self.step_s([o.num_pending + _num_drafted(o, width) for o in estimates])
+            return drafting_s + self.step_s([_fed_width(estimate, width) for estimate in estimates])
 
         return choose_width(
             estimates,
@@ -210,11 +210,11 @@ class Planner:
         plain_s = self.plain_s(len(members))
         work = _planned(members, estimates, width)
         taken_s = self.model_s(len(members), work.num_fed, work.num_drafted)
-        taken_s += self.step_s([o.num_pending + _num_drafted(o, width) for o in estimates])
+        taken_s += self.step_s([_fed_width(estimate, width) for estimate in estimates])
         if self.replays:
             # Worst case: one token of each draft is accepted, and the next step feeds it again.
-            again = [o.num_pending + 1 if _num_drafted(o, width) else 1 for o in estimates]
-            taken_s += max(0.0, self.step_s(again) - plain_s)
+            next_widths = [e.num_pending + 1 if _num_drafted(e, width) else 1 for e in estimates]
+            taken_s += max(0.0, self.step_s(next_widths) - plain_s)
         return all(
             s.drafts is None or s.drafts.slowdown_budget.allows(taken_s, plain_s, estimate.num_tokens > 0)
             for s, estimate in zip(members, estimates, strict=True)
@@ -241,9 +241,10 @@ class Planner:
 
     def _cut(self, inputs: SequenceOf[RowInput]) -> list[RowInput]:
         """Cut the drafts of one forward pass to its widest exact width; drop them if no width is exact."""
-        widest, least = (max(map(count, inputs)) for count in (lambda f: f.width, lambda f: len(f.pending)))
+        widest = max(row_input.width for row_input in inputs)
+        narrowest = max(len(row_input.pending) for row_input in inputs)
         widths = [
-            w for w in range(least, widest + 1) if w == 1 or (len(inputs), w) in (self.exact_shapes or ())
+            w for w in range(narrowest, widest + 1) if w == 1 or (len(inputs), w) in (self.exact_shapes or ())
         ]
         width = max(widths, default=0)
         if width == widest:
@@ -269,14 +270,15 @@ class Planner:
         return [width for width in widths if (together, width) in self.exact_shapes]
 
 
-def _room(s: Sequence) -> int:
+def _max_draft_tokens(s: Sequence) -> int:
     """Return the maximum tokens of a draft: the answer's remaining tokens but the bonus token."""
     return s.request.max_tokens - s.num_answered - 1
 
 
 def _probe_of(s: Sequence) -> DraftEstimate:
     assert s.drafts
-    return s.drafts.forecast.estimate(min(_room(s), s.drafts.limit, PROBE_TOKENS), s.drafts.forecast.rate)
+    forecast, limit = s.drafts.forecast, min(_max_draft_tokens(s), s.drafts.limit, PROBE_TOKENS)
+    return forecast.estimate(limit, forecast.rate)
 
 
 def _planned(members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate], width: int) -> PlannedDraft:
@@ -290,6 +292,11 @@ def _planned(members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]
 def _num_drafted(estimate: DraftEstimate, width: int) -> int:
     """Return how many drafted tokens a row feeds in a step of that width, after its pending tokens."""
     return max(0, min(width - estimate.num_pending, estimate.num_tokens))
+
+
+def _fed_width(estimate: DraftEstimate, width: int) -> int:
+    """Return how many tokens a row feeds in a step of that width."""
+    return estimate.num_pending + _num_drafted(estimate, width)
 
 
 def _row_input(s: Sequence, estimate: DraftEstimate, width: int) -> RowInput:

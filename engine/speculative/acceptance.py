@@ -6,18 +6,22 @@ from drafters.base import Draft
 from engine.speculative.draft_length import DraftEstimate
 
 DECAY = 0.97
-"""Weight of an observed token after each later one of the same bucket."""
+"""Factor on the weight of an observed token for each later one of the same bucket."""
 
 GLOBAL_DECAY = 0.999
+"""The same for the counts over all requests."""
+
 PRIOR_TOKENS = 4.0
-"""The prior of a request counts as much as this many observed tokens."""
+"""A request's prior, the rate over all requests, counts as much as this many observed tokens."""
 
 GLOBAL_PRIOR_TOKENS = 15.0
+"""The prior over all requests, Draft.prior, counts as much as this many."""
+
 LINE_END = "line end"
 """Source of the buckets for copied line ends, by how many lines the answer has: 0, 1, 2, or 3 and more."""
 
 FRESH_SOURCES = frozenset({"draft-model", "grammar", "prediction"})
-"""Drafts that copy no other text, so that a line end says nothing about them."""
+"""Sources of drafts that copy no earlier text, so that their line ends are like any other token."""
 
 LINE_END_PRIORS = (0.6, 0.85, 0.93, 0.98)
 LINE_END_PRIOR_TOKENS = 2.0
@@ -41,7 +45,7 @@ class AcceptanceCounts:
         self.counts[key] = accepted, total
 
     def rate(self, key: BucketKey, prior: float, prior_tokens: float) -> float:
-        """Return the share that was accepted, drawn towards the prior while little was observed."""
+        """Return the share that was accepted, drawn toward the prior while little was observed."""
         accepted, total = self.counts.get(key, (0.0, 0.0))
         return (accepted + prior * prior_tokens) / (total + prior_tokens)
 
@@ -49,8 +53,8 @@ class AcceptanceCounts:
 class Acceptance:
     """How likely a drafted token is accepted, learned over one request and, slowly, over all requests.
 
-    Copies often end where a line ends: a quoted record is one line of many. So a line end has an acceptance
-    rate of its own, by the number of lines the answer already has, instead of its draft's.
+    Copies often end where a line ends, as when one record out of many is quoted. So a line end has an
+    acceptance rate of its own, by the number of lines the answer already has, instead of its draft's.
 
     global_counts: the counts over all requests, from which a request starts.
     doubt: >= 1, the power to which the prior is raised if the prompt does not look repetitive. It lowers the
@@ -71,7 +75,7 @@ class Acceptance:
         """Return the chance that the next token of such a draft is accepted, in (0, 1)."""
         key = draft.source, draft.bucket
         start = self.global_counts.rate(key, draft.prior, GLOBAL_PRIOR_TOKENS)
-        # A draft that is no copy does not depend on how much the prompt repeats itself.
+        # A draft that is not a copy does not depend on how much the prompt repeats itself.
         doubt = 1.0 if draft.source in FRESH_SOURCES else self.doubt
         return min(max(self.own.rate(key, start**doubt, PRIOR_TOKENS), 0.001), 0.998)
 

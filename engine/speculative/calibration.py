@@ -25,11 +25,13 @@ log = logging.getLogger("reprise.engine")
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CONTEXT_TOKENS = 48
 ROUNDS = 6
+"""Measurements of each shape; the fastest counts."""
+
 PLAIN_STEPS = 4
 """Pipelined steps in one measurement of width 1."""
 
 Progress = Callable[[float], None]
-"""Takes the share that is done, in [0, 1]."""
+"""Called with the share that is done, in [0, 1]."""
 
 
 def load_costs(
@@ -69,7 +71,7 @@ def measure(
             caches = make_caches(model, settings.kv_bits)
             model(prompt, cache=caches)
             rows.add(caches, CONTEXT_TOKENS)
-        # All widths in every round, keeping each one's fastest time: other work on the machine only adds.
+        # All widths in every round, and each one's fastest time: other work on the machine only adds time.
         for done in range(ROUNDS):
             for width in widths:
                 taken_s = (
@@ -84,17 +86,17 @@ def measure(
 
 
 def _plain_step_s(rows: Rows, num_rows: int) -> float:
-    feed = mx.zeros(num_rows, mx.int32)
-    mx.eval(feed)
+    newest = mx.zeros(num_rows, mx.int32)
+    mx.eval(newest)
     previous: mx.array | None = None
     start = time.perf_counter()
     for _ in range(PLAIN_STEPS):
-        feed = mx.argmax(rows.forward(feed[:, None])[:, -1], axis=-1)
-        mx.async_eval(feed)
+        newest = mx.argmax(rows.forward(newest[:, None])[:, -1], axis=-1)
+        mx.async_eval(newest)
         if previous is not None:
             previous.tolist()
-        previous = feed
-    feed.tolist()
+        previous = newest
+    newest.tolist()
     return (time.perf_counter() - start) / PLAIN_STEPS
 
 

@@ -24,7 +24,7 @@ class DraftEstimate:
 
     expected: (num_tokens + 1,) tokens that a step commits on average with the first 0, 1, 2, ... tokens.
     stops: lengths at which the draft becomes much less certain.
-    num_pending: tokens that must be fed before the draft: 1, or more after a partial rollback.
+    num_pending: tokens that must be fed before the draft: 1, or more if accepted tokens are fed again.
     draft: the drafted tokens and their source; the draft model makes its tokens once the width is known.
     is_worth: whether the draft pays in a step where all rows are like this one.
     """
@@ -54,13 +54,13 @@ def choose_width(
 ) -> int:
     """Choose the width of the next step, the same for all rows; 1 means a plain step.
 
-    Chosen is the width that promises the most tokens per second, if that exceeds plain decoding by MIN_GAIN.
+    The one that promises the most tokens per second is chosen, if it exceeds plain decoding by MIN_GAIN.
     widths: the candidates. step_s: expected seconds of a step of that width.
     is_allowed: whether every row's slowdown budget allows that width.
     """
     best, best_speed = 1, MIN_GAIN * len(estimates) / step_s(1)
     for width in widths:
-        num_tokens = sum(o.expected[max(0, min(width - o.num_pending, o.num_tokens))] for o in estimates)
+        num_tokens = sum(e.expected[max(0, min(width - e.num_pending, e.num_tokens))] for e in estimates)
         speed = num_tokens / step_s(width)
         if speed > best_speed and is_allowed(width):
             best, best_speed = width, speed

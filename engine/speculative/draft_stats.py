@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from engine.speculative.translation.translator import TranslationCounts, Translator
 
 PLAIN = "model"
-"""The source of a token from the target: without a draft, in place of a rejected token, or as the bonus."""
+"""The source of tokens that no drafter drafted: those of plain steps, and bonus tokens."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import mlx.core as mx
 from engine.kv_cache.rows import Rows, make_caches, make_rows
 from engine.speculative.calibration import Progress
 
-DRAWS = 3
+NUM_TRIALS = 3
 LENGTHS = (21, 70, 200)
 """Tokens in the probed rows; row r has r more, so that rows differ in length."""
 
@@ -21,15 +21,15 @@ def find_exact_shapes(
     shapes: Iterable[tuple[int, int]],
     progress: Progress,
 ) -> frozenset[tuple[int, int]]:
-    """Return the (rows, width) of shapes whose logits had the same bytes as width 1 in every draw.
+    """Return the (rows, width) of shapes whose logits had the same bytes as width 1 in every trial.
 
     A single difference rules a shape out. A shape that passes is very likely exact, but that is no proof.
     """
     shapes = sorted(shapes)
     exact = set()
     for done, (num_rows, width) in enumerate(shapes):
-        draws = [(LENGTHS[draw % len(LENGTHS)], draw) for draw in range(DRAWS)]
-        if all(_is_exact(model, batched, kv_bits, vocab_size, num_rows, width, *draw) for draw in draws):
+        trials = [(LENGTHS[trial % len(LENGTHS)], trial) for trial in range(NUM_TRIALS)]
+        if all(_is_exact(model, batched, kv_bits, vocab_size, num_rows, width, *trial) for trial in trials):
             exact.add((num_rows, width))
         progress((done + 1) / len(shapes))
     mx.clear_cache()
@@ -44,10 +44,10 @@ def _is_exact(
     num_rows: int,
     width: int,
     length: int,
-    draw: int,
+    trial: int,
 ) -> bool:
     fed = [
-        [(draw * 977 + row * 131 + at * 29) % vocab_size for at in range(width)] for row in range(num_rows)
+        [(trial * 977 + row * 131 + at * 29) % vocab_size for at in range(width)] for row in range(num_rows)
     ]
     narrow = _make_rows(model, batched, kv_bits, vocab_size, num_rows, length)
     steps = [narrow.forward(mx.array([[tokens[at]] for tokens in fed]))[:, 0] for at in range(width)]

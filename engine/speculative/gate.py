@@ -1,7 +1,7 @@
 """The gate: decide before a request's first token which drafters it starts with, and how far to trust them.
 
-It is only a prior. While the answer is decoded, measured acceptance and costs decide (acceptance.py,
-draft_length.py), and slowdown_budget.py bounds the loss.
+The decision is only a start. While the answer is decoded, measured acceptance and costs decide
+(acceptance.py, draft_length.py), and slowdown_budget.py bounds the loss.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ LOOKUPS = {
 """Draft type -> the drafters that look text up, in the order in which they are asked."""
 
 DOUBT = 2.0
-"""The power to which prior acceptance rates are raised where the prompt does not repeat itself."""
+"""Power to which prior acceptance rates are raised if the prompt does not repeat itself. See Acceptance."""
 
 
 @dataclass(frozen=True, slots=True)

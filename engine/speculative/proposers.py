@@ -1,4 +1,4 @@
-"""The drafters of each sequence: which there are, what they propose, and what is learned from the outcome."""
+"""The drafters of each sequence: choose them, ask them for drafts, and learn from the outcome."""
 
 import itertools
 import logging
@@ -19,7 +19,7 @@ from engine.speculative.gate import SWITCHED_OFF, GateDecision, decide
 from engine.speculative.slowdown_budget import SlowdownBudget
 
 if TYPE_CHECKING:
-    # The command line composes drafters before it knows that it can listen; this would load transformers.
+    # Not at run time: it loads transformers, and the command line imports this before it binds its port.
     from engine.sampling.grammar import Matcher
 
 log = logging.getLogger("reprise.engine")
@@ -30,7 +30,7 @@ GRAMMAR_PRIOR = 0.97
 
 @dataclass(frozen=True)
 class DraftSources:
-    """What the command line composes: drafters by name, and the score by which the gate judges a prompt."""
+    """The drafters by name, as the command line makes them, and the score by which the gate rates prompts."""
 
     drafters: Mapping[str, Drafter]
     repetition_score: Callable[[Sequence[int]], float]
@@ -83,7 +83,7 @@ class Proposers:
         return drafts
 
     def may_ask_model(self, request: GenerationRequest) -> bool:
-        """Whether the draft model may draft for a request, so that it has to read the prompt."""
+        """Whether the draft model may draft for a request; only then does it read the prompt."""
         draft_type = request.draft.type or self.settings.draft_type
         return self.has_model and draft_type in ("auto", MODEL) and request.draft.max_tokens != 0
 
@@ -101,7 +101,7 @@ class Proposers:
 class SequenceDrafts:
     """One sequence's drafters, slowdown budget and counts.
 
-    seq: its number with the drafters. limit: maximum tokens of one draft.
+    seq: the number by which the drafters know it. limit: maximum tokens of one draft.
     forecast: what to expect of the draft model.
     uses_model: whether the draft model may draft when no drafter has a draft worth its cost.
     matcher: the state of the answer's grammar, if it has one. Drafts obey it, and tokens that it forces are
@@ -124,9 +124,9 @@ class SequenceDrafts:
     def open(self, request: GenerationRequest) -> None:
         """Open the sequence's drafters."""
         self.request_id = request.id
-        opening = SequenceStart(self.seq, request.prompt, request.prediction, request.tenant)
+        start = SequenceStart(self.seq, request.prompt, request.prediction, request.tenant)
         for drafter in list(self.drafters):
-            self._guard(drafter, partial(drafter.open, opening))
+            self._guard(drafter, partial(drafter.open, start))
         self.counts.open_s, self.counts.drafter_s = self.counts.drafter_s, 0.0
 
     def propose(
@@ -136,7 +136,7 @@ class SequenceDrafts:
 
         limit: maximum tokens wanted, >= 1.
         min_tokens: tokens that a step with drafts must bring on average to pay at any width.
-        is_worth: tells whether a draft with this estimate pays; called only above min_tokens.
+        is_worth: returns whether a draft with this estimate pays; called only above min_tokens.
         """
         self._proposed = []
         best, best_rate = NO_DRAFT, 0.0
@@ -155,15 +155,15 @@ class SequenceDrafts:
     def _drafts(self, limit: int) -> Iterator[Draft]:
         """Yield the drafts there are now, in the order of preference. All of them obey the grammar."""
         forced = self.matcher.forced_tokens()[:limit] if self.matcher else []
-        ask = DraftQuery(self.seq, limit)
+        query = DraftQuery(self.seq, limit)
         for drafter in list(self.drafters):
-            draft = self._guard(drafter, partial(drafter.propose, ask))
+            draft = self._guard(drafter, partial(drafter.propose, query))
             if draft is None:
                 continue
             tokens = draft.tokens
             if self.matcher:
                 tokens = list(tokens[: self.matcher.count_allowed(tokens)])
-                # Only a draft that begins with the forced tokens and continues is better than they are.
+                # Only a draft that begins with the forced tokens and continues after them is better.
                 if tokens[: len(forced)] != forced or len(tokens) == len(forced):
                     continue
                 draft = replace(draft, tokens=tokens)
@@ -173,7 +173,7 @@ class SequenceDrafts:
             yield Draft(forced, GRAMMAR, 0, GRAMMAR_PRIOR)
 
     def observe(self, tokens: Sequence[int], verified: Draft = NO_DRAFT, num_verified: int = 0) -> None:
-        """Take the tokens of one step, and learn from every draft that was proposed for it.
+        """Pass the committed tokens of one step to the drafters, and learn from every draft proposed for it.
 
         verified, num_verified: the draft that the step verified, if any, and how many of its tokens.
         """
@@ -182,7 +182,7 @@ class SequenceDrafts:
                 self.acceptance.learn(draft, 1, int(draft.tokens[0] == tokens[0]))
         self._proposed = []
         num_accepted = count_accepted(verified.tokens[:num_verified], tokens)
-        # If the answer ended within the draft, the draft tokens after its end were not judged.
+        # If the answer ended within the draft, the drafted tokens after its end are not judged.
         num_judged = num_verified if num_accepted < len(tokens) else num_accepted
         if num_judged:
             self.acceptance.learn(verified, num_judged, num_accepted)

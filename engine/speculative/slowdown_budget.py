@@ -1,4 +1,4 @@
-"""The slowdown budget: the bound on how much slower drafting may make a sequence than plain decoding.
+"""The slowdown budget: the bound on how much drafting may slow a sequence down.
 
     T <= (1 + overhead) * T_plain + 6 plain steps
 

@@ -19,17 +19,19 @@ Table = Mapping[tuple[int, int], float]
 
 
 class StepCosts:
-    """c(rows, width) in seconds: interpolated linearly on the grid, extrapolated by the last slope beyond it.
+    """The expected seconds of a step by its rows and width.
 
-    table: the costs measured at load, including width 1. Raises ValueError if it is not a full grid of
-    positive numbers.
+    They are interpolated linearly on the measured grid, and extrapolated beyond it by the last slope.
+
+    table: the costs measured at load, including width 1.
+    Raises ValueError if it is not a full grid of positive numbers.
     """
 
     def __init__(self, table: Table) -> None:
         self.rows = sorted({rows for rows, _ in table})
         self.widths = sorted({width for _, width in table})
-        whole = len(table) == len(self.rows) * len(self.widths)
-        if not table or not whole or self.widths[0] != 1 or not all(0 < s < math.inf for s in table.values()):
+        full = len(table) == len(self.rows) * len(self.widths)
+        if not table or not full or self.widths[0] != 1 or not all(0 < s < math.inf for s in table.values()):
             raise ValueError(
                 "costs must be positive seconds for a full grid of rows and widths, starting at width 1"
             )
@@ -62,7 +64,7 @@ class StepCosts:
 
 
 def _locate(grid: list[int], x: int) -> tuple[int, int, float]:
-    """Return two neighbouring grid points and the position of x between them, in [0, 1] within the grid."""
+    """Return two neighboring grid points and the position of x between them, in [0, 1] within the grid."""
     if len(grid) == 1:
         return grid[0], grid[0], 0.0
     at = min(max(bisect_left(grid, x), 1), len(grid) - 1)
@@ -73,7 +75,7 @@ def _locate(grid: list[int], x: int) -> tuple[int, int, float]:
 class StepClock:
     """Measures the time from the reading of one step to that of the next, and adjusts the costs.
 
-    batched: whether several rows share a forward; if not, the costs learn only from steps of one row.
+    batched: whether several rows share a forward; if not, costs are learned only from steps of one row.
     """
 
     def __init__(self, costs: StepCosts, batched: bool) -> None:
@@ -82,14 +84,14 @@ class StepClock:
         self._read_at: float | None = None
 
     def reset(self) -> None:
-        """Ignore the time until the next reading, because something else happens between two steps."""
+        """Do not time the next step, because something else happens before it is read."""
         self._read_at = None
 
     def lap(self, shape: tuple[int, int] | None, drafting_s: float = 0.0) -> float | None:
         """Record that a step was read. Returns the seconds since the previous reading, or None after a reset.
 
-        shape: the step's (rows, width), or None if the costs must not learn from it. drafting_s: the part of
-        the seconds that the draft model took.
+        shape: the step's (rows, width); None if costs must not be learned from it.
+        drafting_s: the part of the seconds that the draft model took.
         """
         now = time.perf_counter()
         taken_s = None if self._read_at is None else now - self._read_at

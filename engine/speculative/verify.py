@@ -5,7 +5,7 @@
 
 Every position is sampled with its own noise, and penalties and masks see the drafted tokens before it. So
 the committed tokens are exactly those of plain decoding. A row's pending tokens are committed but not in its
-cache yet: 1, or more after recurrent state was rolled back further than the accepted tokens.
+cache yet: 1, or more if recurrent state was rolled back past accepted tokens; these are fed again.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ class RowInput:
 
     pending: (p,) committed tokens that its cache lacks, p >= 1. draft: (k,) tokens of `source` to verify.
     position: absolute index of the first token to be sampled: the number of committed tokens.
-    num_wanted: tokens that the draft model is still to draft for this row.
-    num_to_draft: tokens in its own vocabulary that it drafts for them.
+    num_wanted: tokens that the draft model is still to draft for this row, in the target's vocabulary.
+    num_to_draft: tokens that it drafts for them, in its own vocabulary.
     masks: (k + 1,) tokens that the grammar allows at each drafted position and after; empty without one.
     """
 
@@ -64,20 +64,20 @@ def verify_drafts(
 ) -> list[Outcome]:
     """Run one forward pass over all rows and wait once; returns what each row commits.
 
-    inputs: one for each row, in their order. Afterwards the rows hold all of it: the caller rolls them back.
+    inputs: one for each row, in their order. The rows then hold every token fed; the caller rolls them back.
     wanted: GenerationRequest.top_logprobs of each row.
     Raises whatever the forward pass raises; the rows cannot be used after that.
     """
     logits = rows.forward_ragged([[*row_input.pending, *row_input.draft] for row_input in inputs])
     draws: list[Draw] = []
     positions: list[int] = []
-    picked = []
+    sampled_logits = []
     for row, row_input in enumerate(inputs):
-        picked.append(logits[row, len(row_input.pending) - 1 : row_input.width])
+        sampled_logits.append(logits[row, len(row_input.pending) - 1 : row_input.width])
         masks: Sequence[Mask | None] = row_input.masks or [None] * (len(row_input.draft) + 1)
         draws += [Draw(row, row_input.draft[:at], mask) for at, mask in enumerate(masks)]
         positions += range(row_input.position, row_input.position + len(row_input.draft) + 1)
-    joined = picked[0] if len(picked) == 1 else mx.concatenate(picked)
+    joined = sampled_logits[0] if len(sampled_logits) == 1 else mx.concatenate(sampled_logits)
     tokens = sampler.sample(joined, positions, draws)
     measured = measure(joined, tokens, [wanted[draw.row] for draw in draws])
     mx.eval(tokens, *(measured.arrays if measured else ()))
@@ -86,8 +86,8 @@ def verify_drafts(
     outcomes: list[Outcome] = []
     start = 0
     for row_input in inputs:
-        mine = sampled[start : start + len(row_input.draft) + 1]
-        num_kept = count_accepted(row_input.draft, mine) + 1
-        outcomes.append(Outcome(row_input, mine[:num_kept], likelihoods[start : start + num_kept]))
-        start += len(mine)
+        row_sampled = sampled[start : start + len(row_input.draft) + 1]
+        num_kept = count_accepted(row_input.draft, row_sampled) + 1
+        outcomes.append(Outcome(row_input, row_sampled[:num_kept], likelihoods[start : start + num_kept]))
+        start += len(row_sampled)
     return outcomes

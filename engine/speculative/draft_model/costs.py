@@ -34,7 +34,7 @@ MIN_SHARE = 0.02
 """Minimum learned cost of each part, as a share of the formula's."""
 
 MIN_REACHED = 0.02
-"""Drafted tokens that are reached by verification less often than this are not considered."""
+"""Drafted tokens that verification reaches less often than this are not considered."""
 
 FIRST_STEPS = 3
 FIRST_TOKENS = 2
@@ -65,8 +65,9 @@ class DraftModelCosts:
     Three parts of the cost are learned: one per step, one per drafted token, and one for tokens fed beyond
     the first. Each number of rows has an estimate of its own, which starts from an estimate common to all.
 
-    alone: costs of the draft model's plain steps. target: costs of the target's steps, which show how the
-    cost of a forward grows with its width. batched: whether the draft model's rows share a forward.
+    alone: costs of the draft model's plain steps.
+    target: costs of the target's steps, which show how the cost of a forward grows with its width.
+    batched: whether the draft model's rows share a forward.
     is_learned: whether observed steps change the costs.
     """
 
@@ -141,9 +142,9 @@ class DraftModelCosts:
         self._by_rows.setdefault(num_rows, _Fit()).learn(weighted, self._all.parts)
 
     def decay_to_prior(self) -> None:
-        """Move the costs a little towards the formula.
+        """Move the costs a little toward the formula.
 
-        Called when they forbid a probe, since they may have been learned while the machine was busy.
+        Called when they rule out a probe: they may have been learned while the machine was busy.
         """
         self._level += (1 - DECAY) * (1.0 - self._level)
         for fit in (self._all, *self._by_rows.values()):
@@ -179,7 +180,7 @@ class _Fit:
         self._solve(start)
 
     def fade(self, level: float) -> None:
-        """Reduce the weight of observed steps, so that all parts move towards level."""
+        """Reduce the weight of observed steps, so that all parts move toward level."""
         self._squares, self._products = DECAY * self._squares, DECAY * self._products
         self._solve([level] * 3)
 

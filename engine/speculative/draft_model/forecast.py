@@ -17,7 +17,7 @@ YIELD_PRIOR_TOKENS = 8.0
 YIELD_PRIOR_DRAFTS = 4.0
 
 EXTRA_FED_RATE = 0.1
-"""How fast the estimate of tokens fed again follows what was observed, as a share of the difference."""
+"""How fast the estimate of tokens fed again follows each observation, as a share of the difference."""
 
 PROBE_RATE = 0.9
 """Acceptance rate assumed for a probe. If drafts would not pay even at this rate, there is no probe."""
@@ -41,10 +41,10 @@ class TokenYield:
     """
 
     prior: "TokenYield | None" = None
-    # Decayed sums over drafts: tokens drafted, target tokens they became (both only of drafts that became
-    # any), drafts, and drafts that became any.
+    # Decayed sums. Tokens are those of drafts that became any target tokens: as drafted, and as translated.
     _drafted_tokens: float = 0.0
     _target_tokens: float = 0.0
+    # All drafts, and those that became any target tokens.
     _drafts: float = 0.0
     _nonempty_drafts: float = 0.0
 
@@ -192,7 +192,7 @@ class PlannedDraft:
 
 
 class PromptGate:
-    """Decides whose prompts the draft model reads: all while it pays, else one in READ_ONE_PROMPT_IN."""
+    """Decides which prompts the draft model reads: all while it pays, else one in READ_ONE_PROMPT_IN."""
 
     def __init__(self) -> None:
         # The very first prompt is read.

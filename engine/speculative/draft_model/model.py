@@ -29,7 +29,7 @@ MAX_BACKLOG_TOKENS = 64
 """Maximum settled ids to feed a row in a step. A row that lacks more catches up over several steps."""
 
 PADDING_ID = 0
-"""Fed to rows that need nothing, since every row takes part in a forward; rolled back afterwards."""
+"""Fed to rows that need nothing, since every row takes part in a forward; rolled back afterward."""
 
 
 @dataclass
@@ -51,8 +51,9 @@ class DraftRow:
 class CatchUpInput:
     """The ids that one row is fed before its draft.
 
-    num_held: leading ids that the caches hold before. num_lacking: ids that the row lacks afterwards, or that
-    must be fed again. floor: the minimum length to which the row can be rolled back afterwards.
+    num_held: leading ids that the caches hold before it. ids: those to feed.
+    num_lacking: ids that the row lacks after it, or that must be fed again.
+    floor: the minimum length to which the row can be rolled back after it.
     num_unsettled: ids of the text that may still change.
     is_ready: whether tokens drafted after it continue the committed text.
     """
@@ -98,7 +99,7 @@ class DraftModel:
         return DraftReader(self.translation.make_translator(), make_row_caches(self.model), limit, give_up)
 
     def add(self, reader: DraftReader | None) -> None:
-        """Add a row as the last one. reader: of its prompt; without one nothing is drafted for the row."""
+        """Add a row as the last one. reader: has read its prompt; None to draft nothing for the row."""
         caches, num_held = (reader.release_caches(), reader.num_computed) if reader else ([], 0)
         self.rows.add(caches or make_row_caches(self.model), num_held)
         self._rows.append(DraftRow(reader, num_held, floor=num_held))

@@ -7,10 +7,13 @@ from engine.kv_cache.sliding_window import ROLLBACK_TOKENS
 from engine.speculative.translation.translator import Translator
 
 MAX_IDS_PER_TOKEN = 2
-"""Maximum ids of the draft model per target token. Memory is reserved for this many. A text that takes more
-gets no drafts; they would hardly pay."""
+"""Maximum ids of the draft model per target token, for which memory is reserved.
+
+For a text that takes more nothing is drafted, as it would hardly pay.
+"""
+
 SPARE_IDS = 256
-"""Ids allowed beyond that, since a short text may take more per token."""
+"""Ids allowed in addition, since a short text may take more per token."""
 
 MAX_UNSETTLED = ROLLBACK_TOKENS // 2
 """Maximum ids that may still change: caches must be able to roll these back together with a draft."""
@@ -21,13 +24,13 @@ class UnreadableTextError(Exception):
 
 
 GiveUp = Callable[[Exception], None]
-"""Called with the exception because of which the draft model stops reading a sequence."""
+"""Called with the exception that makes the draft model stop reading a sequence."""
 
 
 class DraftReader:
     """The part of one sequence that the draft model has read.
 
-    give_up: to be called if the draft model cannot continue.
+    give_up: for the caller to call if the draft model cannot continue.
     ids: the draft model's ids of all tokens read. num_settled: leading ids that never change.
     caches, num_computed: the draft model's caches while it reads the prompt, and the ids that they hold.
     """
@@ -75,7 +78,7 @@ class DraftReader:
         return caches
 
     def count_left(self, num_tokens: int) -> int:
-        """Count the tokens left to read and compute of a prompt of num_tokens; 0 once it may draft."""
+        """Count the tokens left to read and compute of a prompt of num_tokens; 0 once drafts may begin."""
         return num_tokens - self._num_read + self._num_to_compute
 
     @property

@@ -18,14 +18,14 @@ from engine.speculative.translation.translator import VocabularyPair
 POSITIONS_PER_TOKEN = 2
 """Positions of the target with noise, per drafted token; after them the last position's noise is reused."""
 
-Draw = Callable[[mx.array], mx.array]
+DrawNext = Callable[[mx.array], mx.array]
 """(rows, any size) logits of the draft model -> (rows,) its ids, unevaluated. Each call draws one token."""
 
 
 class DraftSampling(Protocol):
     """Samples drafts; one implementation for each way in which the vocabularies relate."""
 
-    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
+    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> DrawNext:
         """Return a function that draws num_tokens tokens for all rows, one token per call.
 
         sampler: the target's, for the same rows. positions: (rows,) the position of the target's next token.
@@ -47,7 +47,7 @@ class SameVocabularySampling:
     def __init__(self, num_ids: int) -> None:
         self._num_ids = num_ids
 
-    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
+    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> DrawNext:
         """Implement DraftSampling."""
         ahead = iter(range(num_tokens))
 
@@ -67,7 +67,7 @@ class SharedTokenSampling:
         self._to_draft = mx.array(np.maximum(to_draft, 0))
         self._is_shared = mx.array(to_draft != UNMATCHED)
 
-    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
+    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> DrawNext:
         """Implement DraftSampling."""
         draw_target = SameVocabularySampling(self._to_draft.size).make_draw(sampler, positions, num_tokens)
 
@@ -92,7 +92,7 @@ class FullVocabularySampling:
         self._is_shared = mx.array(to_target != UNMATCHED)
         self._lengths = mx.array(_count_target_tokens(pair))
 
-    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> Draw:
+    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> DrawNext:
         """Implement DraftSampling."""
         adjust = self._make_adjust(sampler)
         if not sampler.random:

@@ -1,8 +1,8 @@
 """Translation of text in its context: committed and drafted text is encoded together with text before it.
 
 Text: the target's text after the *settled boundary* is encoded by the draft model's tokenizer. The boundary
-follows the end of the text at some distance, to places where both vocabularies agree, so that a step does not
-cost more in a longer text.
+follows the end of the text at some distance, moving between places where both vocabularies agree, so that a
+step does not cost more in a longer text.
 Drafts: the last committed tokens (the *prefix*) and the drafted text after them are encoded by the target's
 tokenizer. The translated draft is the part after the prefix, if a token begins there.
 """
@@ -25,16 +25,17 @@ SETTLE_TOKENS = 8
 """The settled boundary is moved up each time this many tokens beyond the prefix have followed it."""
 
 WORD_BOUNDARY_TOKENS = 24
-"""If this many tokens beyond the prefix have no word boundary, any other shared boundary is taken."""
+"""If there is no word boundary in this many tokens beyond the prefix, any other shared boundary is taken."""
 
 MAX_TAIL_TOKENS = 64
 """With this many tokens after it, the settled boundary moves up even where the vocabularies do not agree."""
 
 MAX_BOUNDARY_TRIES = 4
+"""Maximum shared boundaries tried each time the settled boundary is to move."""
 
 
 class ContextTranslator:
-    """One row's translation. The translated text depends on the tokens alone, not on how they were batched.
+    """One row's translation. The translated text depends on the tokens alone, not on how many came at a time.
 
     prefix_tokens: p, the number of committed tokens that are encoded again with the text after them.
     """
@@ -55,7 +56,7 @@ class ContextTranslator:
         self._last_encoded: tuple[bytes, list[int] | None] = b"", []
 
     def translate_text(self, tokens: Sequence[int]) -> TranslatedText:
-        """Encode the text after the settled boundary again, with that of the new tokens.
+        """Encode the text after the settled boundary again, together with the text of the new tokens.
 
         An incomplete character waits for its remaining bytes.
         """

@@ -1,4 +1,4 @@
-"""Translation of text without its context: the published baseline."""
+"""Translation of text without its context."""
 
 from collections.abc import Sequence
 

@@ -16,8 +16,8 @@ class TokenMap:
     """The tokens that a draft model and a target both have, one to one.
 
     Text is matched by equal bytes. If several ids of a vocabulary have the same bytes, those that its
-    tokenizer uses for the text come first, and ids written as bytes last. Specials are matched by their token
-    strings, except for the end of an answer and the beginning of sequence: those match however they are
+    tokenizer uses for the text come first, and ids written as bytes last. Special tokens are matched by their
+    token strings, except for the end of an answer and the beginning of sequence: those match however they are
     written.
     """
 

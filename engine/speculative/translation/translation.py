@@ -17,7 +17,7 @@ from engine.speculative.translation.translator import Translator, VocabularyPair
 
 Strategy = Literal["context", "naive", "shared", "none"]
 PREFIX_TOKENS = 5
-"""Committed tokens encoded again in front of new text, unless the settings give another number."""
+"""Default number of committed tokens that are encoded again in front of drafted text."""
 
 
 class Translation:

@@ -131,13 +131,13 @@ def test_every_architecture_here_can_be_rolled_back(name: str) -> None:
 def test_a_cache_of_an_unknown_kind_is_named(cache: Any) -> None:
     model = make_model("llama")
     model.make_cache = lambda: [KVCache(), cache]
-    assert rollback_fault(model) == f"it keeps a {type(cache).__name__}, which cannot be rolled back"
+    assert rollback_fault(model) == f"the model keeps a {type(cache).__name__}, which cannot be rolled back"
 
 
 def test_a_rollback_that_leaves_a_trace_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model("qwen3_next")
     monkeypatch.setattr(KVCache, "trim", lambda _, n: n)
-    assert "leave a trace in its ArraysCache and KVCache" in str(rollback_fault(model))
+    assert "leave a trace in the model's ArraysCache and KVCache" in str(rollback_fault(model))
     monkeypatch.setattr(KVCache, "trim", lambda *_: 0)
     assert "KVCache of 9 tokens was not trimmed to 5" in str(rollback_fault(model))
 
