@@ -112,5 +112,5 @@ class PredictionDrafter:
         return (state.num_accepted, state.num_rejected) if state is not None else (0, 0)
 
     def close(self, seq: int) -> None:
-        """Free the sequence."""
-        del self._sequences[seq]
+        """Free the sequence, even if its open raised."""
+        self._sequences.pop(seq, None)

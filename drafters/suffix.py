@@ -132,9 +132,9 @@ class SuffixDrafter:
         """Do nothing: the committed tokens are all that matters here."""
 
     def close(self, seq: int) -> None:
-        """Free the sequence and add its text to the history."""
-        state = self._sequences.pop(seq)
-        if self._history is not None:
+        """Free the sequence and add its text to the history. Does nothing if its open raised."""
+        state = self._sequences.pop(seq, None)
+        if state is not None and self._history is not None:
             self._history.add(state.tenant, state.text.tokens)
 
     def status(self) -> dict[str, Any]:

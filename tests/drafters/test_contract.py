@@ -133,3 +133,11 @@ def test_the_number_of_a_closed_sequence_can_be_reused(name: str) -> None:
     drafter.close(1)
     drafter.open(SequenceStart(1, [90]))
     assert not drafter.propose(DraftQuery(1, 8)).tokens
+
+
+@drafters
+def test_a_sequence_whose_open_left_nothing_can_be_closed(name: str) -> None:
+    """The engine closes a sequence whose open raised, which may have been before anything was stored."""
+    drafter = DRAFTERS[name]()
+    drafter.close(1)
+    assert drafter.num_open == 0
