@@ -150,9 +150,9 @@ class Settings:
     )
     gate: Literal["auto", "on", "off"] = setting(
         "auto",
-        "How --draft-type auto treats a prompt that is not repetitive (see --gate-threshold): auto first "
-        "assumes that few drafts are accepted and then measures it, on drafts nothing from lookups, off "
-        "makes no difference.",
+        "How --draft-type auto treats a prompt that is not repetitive (see --gate-threshold): auto "
+        "expects little of drafts until they are accepted, on drafts nothing from lookups, off treats it "
+        "like any other prompt.",
     )
     gate_threshold: float = setting(
         0.01, "Fraction of a prompt's 3-grams that must repeat for it to count as repetitive.", at_least=0

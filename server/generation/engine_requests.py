@@ -145,7 +145,7 @@ def context_error(
 
     is_lower_bound: the tokens were not counted exactly; there are at least num_tokens.
     """
-    noun = "prediction" if param == "prediction" else "prompt"
+    noun = {"prediction": "prediction", "tokens": "array 'tokens'"}.get(param, "prompt")
     counted = f"{'at least ' if is_lower_bound else ''}{num_tokens} tokens"
     limit = info.memory_limit
     if limit is None:

@@ -84,7 +84,8 @@ def _bad_request(error: ErrorDetails) -> BadRequestError:
     if kind in ("greater_than_equal", "less_than_equal"):
         requirement = requirement.replace("greater than or equal to", "at least")
         requirement = requirement.replace("less than or equal to", "at most")
-        requirement += f", not {given}" if abs(given) < _MAX_SHOWN else ""
+        if not isinstance(given, int) or abs(given) < _MAX_SHOWN:
+            requirement += f", not {given}"
     return BadRequestError(f"'{param}' {requirement}.", param=param, code="invalid_value")
 
 

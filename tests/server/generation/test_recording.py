@@ -141,7 +141,8 @@ async def test_a_deleted_folder_disturbs_no_request_and_is_logged_once(
         for _ in range(3):
             assert (await client.post(CHAT, json=HELLO)).status_code == 200
     assert [record.getMessage() for record in caplog.records if "some requests" in record.getMessage()] == [
-        f"cannot write {tmp_path / 'recorded.jsonl'}: No such file or directory; some requests are not recorded"
+        f"cannot write {tmp_path / 'recorded.jsonl'}: No such file or directory; "
+        "some requests are not recorded"
     ]
 
 
@@ -205,7 +206,7 @@ def test_a_hanging_disk_delays_no_request(tmp_path: Path, caplog: pytest.LogCapt
         recorder.record(lambda: [b"{}\n"])
     messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert messages == [
-        f"writing to {recorder.path} takes too long; some requests are not recorded",
+        f"writing to {recorder.path} is too slow; some requests are not recorded",
     ]
 
 

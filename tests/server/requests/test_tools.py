@@ -69,7 +69,7 @@ BAD = [
     (tool(returns={}), "tools[0].function.returns", "unknown_parameter", "Unknown"),
     ({"tools": [TIME, WEATHER, TIME]}, "tools[2].function.name", "invalid_value", "must be unique"),
     ({"tools": [named(f"f{i}") for i in range(129)]}, "tools", "invalid_value", "at most 128"),
-    (tool(description="x" * 9_000), "tools", "context_length_exceeded", "takes 1000"),
+    (tool(description="x" * 9_000), "tools", "context_length_exceeded", "the limit is 1000"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value", "only with tools"),
     ({"tool_choice": named("weather")}, "tool_choice", "invalid_value", "only with tools"),
     ({"tool_choice": allowed("auto", "f")}, "tool_choice", "invalid_value", "only with tools"),
