@@ -176,5 +176,7 @@ def _check_counts(counts: _Counts, at: str) -> None:
     for multiple, path in counts.multiples:
         steps = steps * max(1, multiple) if counts.is_combining else steps + multiple
         if steps > MAX_MULTIPLE:
-            phrase = f"is too large, alone or combined with other multipleOf values; at most {MAX_MULTIPLE} is allowed"
+            phrase = (
+                f"is too large, alone or with the other multipleOf values; at most {MAX_MULTIPLE} is allowed"
+            )
             raise field_error("unsupported_schema", phrase, path)

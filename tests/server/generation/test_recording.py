@@ -140,9 +140,9 @@ async def test_a_deleted_folder_disturbs_no_request_and_is_logged_once(
         shutil.rmtree(tmp_path)
         for _ in range(3):
             assert (await client.post(CHAT, json=HELLO)).status_code == 200
+    recorded = tmp_path / "recorded.jsonl"
     assert [record.getMessage() for record in caplog.records if "some requests" in record.getMessage()] == [
-        f"cannot write {tmp_path / 'recorded.jsonl'}: No such file or directory; "
-        "some requests are not recorded"
+        f"cannot write {recorded}: No such file or directory; some requests are not recorded"
     ]
 
 
