@@ -1,1 +1,1 @@
-"""The command line: parse arguments, connect settings, drafters, engine and server, print for people."""
+"""The command line: parse arguments, connect settings, drafters, engine and server, and print results."""

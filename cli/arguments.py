@@ -26,9 +26,9 @@ _PLACEHOLDERS = {
     "overhead": "FRACTION",
     "record": "FILE",
 }
-"""What a flag takes, by the last word of the setting's name."""
+"""Placeholder for a flag's value in the help, by the last word of the setting's name."""
 _PRECEDENCE = (
-    "Flags win over environment variables, variables over the file, and the file over the defaults. "
+    "Flags override environment variables, variables override the file, and the file overrides the defaults. "
     "The value none unsets an optional setting. `reprise config` prints the values in force."
 )
 
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add --config and one flag per setting to the parser, grouped by topic.
 
-    Values stay text: config parses flags and variables by the same rules.
+    The values stay text, so that config parses flags and variables by the same rules.
     """
     parser.usage = "%(prog)s [--config FILE] [--SETTING VALUE ...]"
     parser.formatter_class = _SettingsFormatter
@@ -60,7 +60,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help=f"TOML file of settings, such as max_rows = 4. Default: none ({CONFIG_VARIABLE})",
+        help=f"TOML file of settings, with lines such as max_rows = 4. Default: none ({CONFIG_VARIABLE})",
     )
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title)
@@ -71,7 +71,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 def resolve_arguments(arguments: argparse.Namespace) -> Resolved:
     """Merge the parsed flags with the environment, the file and the defaults.
 
-    Raises config.setting.SettingsError like config.sources.resolve.
+    Raises SettingsError as config.sources.resolve() does.
     """
     given = {name: getattr(arguments, name) for name in SETTINGS}
     flags = {

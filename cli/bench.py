@@ -1,8 +1,8 @@
-"""`reprise bench`: the benchmarks behind every published figure."""
+"""`reprise bench`: the benchmarks that every published figure comes from."""
 
 import argparse
 
-HELP = "Measure a server under load, or decoding with drafts against decoding without them."
+HELP = "Run a benchmark, such as a server under load, or decoding with and without drafts."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

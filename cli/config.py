@@ -41,7 +41,7 @@ def as_json(resolved: Resolved) -> str:
 
 
 def as_toml(resolved: Resolved) -> str:
-    """Return a valid settings file. Settings without a value are comments, because TOML has no null."""
+    """Return a valid settings file. Settings without a value become comments, since TOML has no null."""
     lines = {name: _line(name, getattr(resolved.settings, name)) for name in SETTINGS}
     width = max(map(len, lines.values()))
     return "\n".join(f"{line:<{width}}  # {resolved.origins[name]}" for name, line in lines.items())

@@ -57,7 +57,7 @@ def _parse(given: list[str]) -> argparse.Namespace:
     chosen = parser
     for name, command in _COMMANDS.items():
         own = commands.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
-        # Only for the command in use: `reprise --help` need not load the workloads of bench.
+        # Only for the command in use, so that `reprise --help` does not load the workloads of bench.
         if name in given[:1]:
             command.add_arguments(own)
             chosen = own

@@ -16,7 +16,7 @@ def check_access(
 ) -> None:
     """Raise SettingsError for a key that no header can carry, or an invalid host name or origin.
 
-    is_open_allowed: whether "*", which means every site, may be among the origins.
+    is_open_allowed: whether the origins may include "*", which means every site.
     """
     if not all(KEY.fullmatch(key) for key in keys):
         raise SettingsError("api_key must be visible ASCII characters without spaces")
@@ -29,7 +29,7 @@ def check_access(
     for origin in origins:
         if origin == "*" and not is_open_allowed:
             raise SettingsError(
-                "cors_origin is '*', which lets every web page use this server; name the sites, "
+                "cors_origin is '*', which lets every web page use this server; name the sites instead, "
                 "set api_key, or set insecure to allow it"
             )
         if origin != "*" and not _ORIGIN.fullmatch(origin):

@@ -1,4 +1,4 @@
-"""Make docs/settings.md from the list of settings: `python -m config.reference [FOLDER]`."""
+"""Generate docs/settings.md from the list of settings: `python -m config.reference [FOLDER]`."""
 
 import sys
 from pathlib import Path
@@ -13,16 +13,16 @@ PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 _INTRODUCTION = f"""\
 # Settings
 
-Made from the code by `python -m config.reference`; do not edit.
+Generated from the code by `python -m config.reference`. Do not edit.
 
-Reprise takes settings from four places. Later ones win:
+Reprise takes settings from four places. A later one overrides an earlier one:
 
 1. the defaults,
 2. a TOML file, named by `--config FILE` or by the variable `{CONFIG_VARIABLE}`,
 3. environment variables,
 4. flags of `reprise serve`.
 
-A TOML file uses the name of the flag with underscores and without dashes in front:
+In a TOML file, a setting has the name of its flag, with underscores and without the leading dashes:
 
 ```toml
 max_rows = 4
@@ -57,7 +57,7 @@ def _row(known: Setting) -> tuple[str, str, str, str]:
 
 def _default(known: Setting) -> str:
     if known.name == "calibration_file":
-        # Not the default of this process: the page must not depend on whose machine makes it.
+        # Not the default of this process: the page must be the same on every machine that generates it.
         return f"`{default_calibration_file({})}` (in `XDG_CACHE_HOME` if it is set)"
     is_prose = known.default in (None, ())
     return known.default_text if is_prose else f"`{known.default_text}`"
@@ -68,7 +68,7 @@ def _limits(known: Setting) -> str:
         return f"One of {', '.join(f'`{choice}`' for choice in known.choices)}."
     if known.at_most is not None:
         return f"From {known.at_least} to {known.at_most}."
-    # That a count is not negative goes without saying.
+    # A lower limit of 0 or 1 is obvious for a count.
     return f"At least {known.at_least}." if known.at_least not in (None, 0, 1) else ""
 
 

@@ -28,9 +28,9 @@ class Setting:
     """One setting, with everything that flags, environment variables, help and docs need to know.
 
     optional: None is allowed. Text and TOML, which has no null, write it as "none".
-    choices: every allowed value; empty if any value is allowed.
+    choices: the allowed values; empty if every value of the kind is allowed.
     secret: the value is never shown, neither in error messages nor by `reprise config`.
-    unset: what applies while the value is None, in words; empty if nothing applies.
+    unset: the effect of None, in words, such as "the model's own limit"; empty if None has no effect.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Setting:
 
     @property
     def default_text(self) -> str:
-        """The default for people to read: as a flag takes it, or what applies while nothing is set."""
+        """The default for people to read: as one would write it for the flag, or else the effect of None."""
         if self.default is None:
             return self.unset or "none"
         if isinstance(self.default, bool):
@@ -132,7 +132,8 @@ class Setting:
         elif self.kind == "boolean":
             expected = "true or false"
         else:
-            expected = f"a {self.kind} {self._range()}".rstrip()
+            separator = " of " if self._range().startswith("at least") else " "
+            expected = f"a {self.kind}{separator}{self._range()}".rstrip()
         return expected + (", or none" if self.optional else "")
 
     def _message(self, value: object, expected: str) -> str:

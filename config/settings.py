@@ -14,7 +14,7 @@ BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
 
 
 def default_calibration_file(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the file in the user's cache folder (XDG_CACHE_HOME) that keeps the measured costs of steps."""
+    """Return the default file for measured costs of steps, in the user's cache folder (XDG_CACHE_HOME)."""
     return str(Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "reprise" / "costs.json")
 
 
@@ -37,13 +37,13 @@ class Settings:
         None, "Maximum tokens of prompt and answer together.", at_least=2, unset="the model's own limit"
     )
     kv_bits: int | None = setting(
-        None, "Quantise keys and values to this many bits, 4 or 8.", unset="not quantised"
+        None, "Quantize keys and values to this many bits, 4 or 8.", unset="not quantized"
     )
     trust_remote_code: bool = setting(
         False, "Allow a model that needs it to run the Python code in its folder."
     )
-    host: str = setting("127.0.0.1", "Address to listen on. 0.0.0.0 lets other machines in.")
-    port: int = setting(8000, "Port to listen on. 0 picks a free one.", at_least=0, at_most=65535)
+    host: str = setting("127.0.0.1", "Address to listen on. 0.0.0.0 lets other machines connect.")
+    port: int = setting(8000, "Port to listen on. 0 chooses a free one.", at_least=0, at_most=65535)
     api_key: tuple[str, ...] = setting(
         (),
         "Key that clients must send; repeat the flag for several. Other users of this machine can see "
@@ -75,7 +75,7 @@ class Settings:
     )
     step_token_budget: int = setting(
         128,
-        "Tokens fed per step while rows decode: one for each of these rows, the rest for prefill.",
+        "Tokens fed per step while rows decode: one for each decoding row, the rest for prefill.",
         at_least=2,
     )
     keep_alive_s: float = setting(
@@ -102,7 +102,10 @@ class Settings:
         8 * 2**20, "Maximum size of a request body. A larger one gets a 413.", at_least=1
     )
     body_timeout_s: float = setting(
-        60.0, "Seconds in which a client must send its request. A slower one gets a 408.", at_least=0.01
+        60.0,
+        "Seconds that a client may take to send a request's headers, and again to send its body. A slower "
+        "body gets a 408; slower headers close the connection.",
+        at_least=0.01,
     )
     memory_bytes: int | None = setting(
         None,
@@ -112,7 +115,8 @@ class Settings:
     )
     prefix_cache_bytes: int | None = setting(
         None,
-        "Maximum memory for cached prefixes; rows that need it take it back. 0 turns the cache off.",
+        "Maximum memory for cached prefixes; they are evicted if running requests need it. 0 turns the cache "
+        "off.",
         at_least=0,
         unset="a quarter of the memory left after weights",
     )
@@ -121,12 +125,13 @@ class Settings:
     )
     prefix_cache_dir_bytes: int = setting(
         8 * 2**30,
-        "Maximum size of that folder. Prefixes that were used least recently are deleted first.",
+        "Maximum size of --prefix-cache-dir. The least recently used prefixes are deleted first.",
         at_least=1,
     )
     response_store_bytes: int = setting(
         64 * 2**20,
-        "Memory for stored /v1/responses, which later requests can continue. 0 stores none.",
+        "Maximum memory for stored responses of /v1/responses, which later requests can continue. 0 stores "
+        "none.",
         at_least=0,
     )
     draft_type: Literal["auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model"] = setting(
@@ -145,15 +150,17 @@ class Settings:
     )
     gate: Literal["auto", "on", "off"] = setting(
         "auto",
-        "What --draft-type auto does with a prompt that is not repetitive (see --gate-threshold): auto "
-        "doubts drafts at first and learns, on drafts nothing from lookup, off treats it like any other.",
+        "How --draft-type auto treats a prompt that is not repetitive (see --gate-threshold): auto "
+        "expects little of drafts until they are accepted, on drafts nothing from lookups, off treats it "
+        "like any other prompt.",
     )
     gate_threshold: float = setting(
         0.01, "Fraction of a prompt's 3-grams that must repeat for it to count as repetitive.", at_least=0
     )
     exact: bool = setting(
         False,
-        "Draft only at widths whose logits equal those of plain decoding byte for byte, as tried at start.",
+        "Draft only with widths (tokens per row and step) whose logits equal those of plain decoding byte "
+        "for byte. They are tested at startup.",
     )
     calibration_file: str | None = setting(
         default_calibration_file(),
@@ -167,17 +174,20 @@ class Settings:
     )
     draft_translation: Literal["auto", "context", "naive", "shared", "none"] = setting(
         "auto",
-        "How drafts of another vocabulary become tokens of the target model: context encodes their text "
-        "after the last committed tokens, naive encodes it alone, shared drafts only tokens that both "
-        "vocabularies have, none keeps ids as they are. auto is none for equal vocabularies, else context.",
+        "How drafts of a model with another vocabulary become tokens of the target model: context encodes "
+        "their text after the last committed tokens, naive encodes it alone, shared drafts only tokens that "
+        "both vocabularies have, none keeps ids as they are. auto is none for equal vocabularies, else "
+        "context.",
     )
     translation_prefix_tokens: int = setting(
         5,
-        "Committed tokens that context encodes together with a draft.",
+        "Number of committed tokens that --draft-translation context encodes together with a draft.",
         at_least=1,
         at_most=32,
     )
-    ngram_size_min: int = setting(2, "Shortest match, in tokens, that ngram-simple drafts from.", at_least=1)
+    ngram_size_min: int = setting(
+        2, "Shortest match, in tokens, after which ngram-simple drafts.", at_least=1
+    )
     ngram_size_max: int = setting(
         16, "Longest match, in tokens, that ngram-simple looks for.", at_least=1, at_most=64
     )
@@ -203,7 +213,7 @@ class Settings:
         "Only its owner may read it.",
     )
     record_bytes: int = setting(
-        2**30, "Maximum size of that file. Once it is full, nothing more is recorded.", at_least=1
+        2**30, "Maximum size of the --record file. Once it is full, nothing more is recorded.", at_least=1
     )
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ def resolve(
     environment: Mapping[str, str] | None = None,
     file: Path | None = None,
 ) -> Resolved:
-    """Merge all sources. Later ones win: defaults, file, environment, flags.
+    """Merge all sources. Later ones override earlier ones: defaults, file, environment, flags.
 
     flags: the text given for each setting, by the setting's name (max_rows, not --max-rows).
     environment: all variables; those that do not start with REPRISE_ are ignored.

@@ -7,15 +7,15 @@ import time
 from pathlib import Path
 
 UNFINISHED_S = 600
-"""Age after which an unfinished file counts as left by a killed process; a younger one may be in use."""
+"""Seconds after which an unfinished file counts as left by a killed process; a newer one may be in use."""
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace the file, or create it, readable by its owner only. On OSError nothing has changed."""
+    """Replace or create the file, readable by its owner only. After an OSError the old file is unchanged."""
     new = unfinished_path(path)
-    number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(number, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

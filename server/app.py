@@ -84,7 +84,7 @@ def create_app(engine: EngineProtocol, settings: Settings) -> FastAPI:
             await asyncio.to_thread(recorder.close)
         app.state.service.prompts.close()
 
-    # No HTML pages of API docs: they load scripts from other sites.
+    # FastAPI's pages of API docs are off: they load scripts from other sites.
     app = FastAPI(
         title="Reprise",
         version=version("reprise"),
@@ -109,7 +109,7 @@ def create_app(engine: EngineProtocol, settings: Settings) -> FastAPI:
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=("x-request-id", "request-id", "retry-after", "x-should-retry"),
-            # An allowed site may be public while this server is on the user's private network.
+            # Browsers ask for this before a public site's page may reach a server on a private network.
             allow_private_network=True,
         )
     app.add_middleware(RequestLog, metrics=counters)

@@ -23,7 +23,7 @@ class LoadingBar:
         self._is_watched = console.is_terminal
         self._show_after_s = show_after_s
         self._progress = Progress(
-            # A model's name may contain what Rich takes for markup.
+            # The task may name a model, and Rich could mistake a part of that name for markup.
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
@@ -33,7 +33,7 @@ class LoadingBar:
         )
         self._task: TaskID | None = None
         self._shown = ""
-        self._began_s = time.perf_counter()
+        self._start_s = time.perf_counter()
 
     def __enter__(self) -> "LoadingBar":
         return self
@@ -43,7 +43,7 @@ class LoadingBar:
 
         Called on the engine's thread. A new task replaces the bar of the previous one.
         """
-        if not self._is_watched or time.perf_counter() - self._began_s < self._show_after_s:
+        if not self._is_watched or time.perf_counter() - self._start_s < self._show_after_s:
             return
         if self._task is None or what != self._shown:
             if self._task is None:
@@ -84,7 +84,8 @@ def banner(
 ) -> str:
     """Return the text that says what is served and where, with a curl command to try it.
 
-    drafts: see describe_drafts(). needs_key: whether the command needs an API key, which is not shown.
+    drafts: as describe_drafts() returns it.
+    needs_key: whether the curl command needs an API key, for which it has a placeholder.
     """
     kind = f"{info.architecture}, {_parameters(info.num_parameters)}, {info.dtype}"
     machine = f", {_bytes(info.memory_bytes)} in this machine" if info.memory_bytes else ""

@@ -1,6 +1,6 @@
 """The interfaces through which the server uses the engine and its tokenizer.
 
-The real classes are not imported, since they import MLX. Tests use a fake engine and start fast.
+They stand in for the real classes, which import MLX; tests implement them with a fake engine.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ class TokenizerProtocol(Protocol):
 
     @property
     def longest_token(self) -> int:
-        """The characters of the longest token: n characters are at least n / longest_token tokens."""
+        """The characters of the longest token, so that n characters are at least n / longest_token tokens."""
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -43,7 +43,7 @@ class TokenizerProtocol(Protocol):
         """Return the token ids of text as part of an answer, without a prompt's special tokens."""
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes of one token, which may be a part of a character."""
+        """Return the bytes of one token, which may be only part of a character."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""
@@ -54,7 +54,7 @@ class TokenizerProtocol(Protocol):
         tools: list[dict[str, Any]] | None = None,
         template_arguments: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation up to the answer. Raises ValueError, which says why."""
+        """Return the token ids of a conversation up to the answer. Raises ValueError if that fails."""
 
 
 class EngineProtocol(Protocol):
@@ -95,19 +95,31 @@ class EngineProtocol(Protocol):
         """Return the engine's counters and the memory that MLX holds. Never blocks."""
 
     def prefix_status(self) -> dict[str, int]:
-        """Return the prefix cache's counts, named as in PrefixStatus; empty without one. Never blocks."""
+        """Return the counts of the prefix cache, empty if it is off. Never blocks.
+
+        The keys are the fields of PrefixStatus in engine/prefix_cache/trie.py.
+        """
 
     def table_status(self) -> dict[str, Any]:
         """Return the counts of the shared n-gram table. Never blocks. Raises SharedTableError."""
 
     def table_reset(self) -> None:
-        """Empty the n-gram table. Waits for the engine's thread. Raises SharedTableError."""
+        """Drop what drafters learned from finished requests, the n-gram table included.
+
+        Waits for the engine's thread. Raises SharedTableError.
+        """
 
     def table_save(self) -> str:
-        """Write the table to --ngram-table-file and say so. Waits as above. Raises SharedTableError."""
+        """Write the n-gram table to --ngram-table-file and return a sentence about it.
+
+        Waits for the engine's thread. Raises SharedTableError.
+        """
 
     def table_load(self) -> str:
-        """Read the table from --ngram-table-file and say so. Waits as above. Raises SharedTableError."""
+        """Read the n-gram table from --ngram-table-file and return a sentence about it.
+
+        Waits for the engine's thread. Raises SharedTableError.
+        """
 
     def stop(self, drain_s: float) -> None:
         """Refuse new requests, let running sequences finish for up to drain_s seconds, then stop."""

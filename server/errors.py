@@ -14,7 +14,7 @@ ApiError
 |- RequestFailedError         500  this request failed; others are not affected
 |- NotImplementedHereError    501  an endpoint of the API that this server does not implement
 `- UnavailableError           503  the engine is loading, draining, stalled or dead
-ClientGoneError                    the client has disconnected
+ClientGoneError                    the client has disconnected; not an ApiError, since nothing is sent
 """
 
 from collections.abc import Mapping
@@ -223,7 +223,7 @@ def from_failure(event: Failed) -> ApiError:
         case "engine":
             return UnavailableError(event.message, code="engine_dead")
         case "draining" | "cancelled":
-            # The server cancels only when a client has left, so a client that sees this is being drained.
+            # The server cancels a sequence only if its client has left; a client still here is drained.
             return UnavailableError(event.message, code="draining", headers=retry_after(RETRY_AFTER_S))
 
 

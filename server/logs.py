@@ -18,7 +18,7 @@ _PROMPTS = logging.getLogger("reprise.prompts")
 _PROMPTS.disabled = True
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 CURRENT_ID: ContextVar[str | None] = ContextVar("reprise.request_id", default=None)
-"""The id of the request that is being served, which every log line about it carries."""
+"""The id of the request that is being served. Every log line about the request carries it."""
 _TEXT_LINE, _TEXT_TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
 _RECORD = "reprise.record"
 
@@ -28,9 +28,10 @@ class RequestRecord:
     """The log entry of one request, filled in while the request is served.
 
     id: the client's X-Request-Id, or an id made here.
-    unique: made here, so no two requests share it, whatever ids clients send.
-    finish_reason: those of its choices, in order; "cancelled" if the client left, "error" if it failed.
-    error: the code of the error that was sent, as a response or in a stream.
+    unique: an id made here, which no two requests share; clients may send the same id twice.
+    finish_reason: the choices' finish reasons, in order, with spaces between; "cancelled" if the client left,
+        "error" if the request failed.
+    error: the code of the error that was sent, as a response or in a stream; None if there was none.
     first_token_ms, tokens_per_s: None if no token was generated.
     num_forwards: forward passes of decoding. drafts: (drafted, accepted) tokens by the drafter's name.
     translation: the draft model's translation strategy, and how many drafts had each outcome.
@@ -137,7 +138,7 @@ def record_in(scope: Scope) -> RequestRecord:
 
 
 def log_request(record: RequestRecord) -> None:
-    """Log a request: at level info if it generated tokens or failed, else, as for /health, at debug."""
+    """Log a request: at level info if it generated tokens or failed, else at debug, as for /health."""
     level = logging.INFO if record.finish_reason is not None or record.status >= 400 else logging.DEBUG
     LOGGER.log(level, "%s", record.as_text(), extra={"fields": _fields(record)})
 
@@ -169,6 +170,7 @@ def configure_logs(
     """Write the log to a stream, standard error by default, in the given format.
 
     log_prompts: also log prompts and answers, at level info.
+
     Libraries log only warnings and errors: at level debug they would log the texts that they send.
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)

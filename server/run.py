@@ -1,4 +1,4 @@
-"""Run the server process: start the engine, serve until told to stop, return the exit status."""
+"""Run the server process: start the engine, serve until a signal, return the exit status."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ KEEP_CONNECTION_S = 75
 LAST_WRITES_S = 5
 """How long connections stay open after the engine has stopped, so that clients can read the last bytes."""
 STUCK_S = 30
-"""How long the engine may take beyond the drain time, for its last step and for writing its files."""
+"""How long the engine may take, after the drain time, to finish its last step and write its files."""
 
 
 class HttpServer(uvicorn.Server):

@@ -30,7 +30,7 @@ async def answer_chat(
 
 
 def check_tools(service: Service, body: ChatRequest) -> None:
-    """Raise BadRequestError if the request has tools but the model's chat template has no tool calls."""
+    """Raise BadRequestError if the request has tools but the chat template has no known tool call format."""
     if body.shown_tools and not service.engine.tokenizer.markers.can_call:
         raise BadRequestError(
             f"'tools': the chat template of {service.engine.info.name} has no tool call format that this "

@@ -57,7 +57,8 @@ def chat_grammar(
 def _check_format(body: ChatRequest, markers: Markers, content: Grammar | None) -> None:
     """Raise BadRequestError if the request demands what cannot be enforced for this model."""
     start = markers.call_start
-    # If text may precede a call, the marker must be one token: several could be generated as plain text.
+    # If text may precede a call, the marker must be a single token. As plain text, the model could generate
+    # a marker of several tokens without starting a call.
     may_have_text = body.tool_choice.mode != "required" and content is None
     if markers.call_format == CALL_FORMAT and start and (len(start.tokens) == 1 or not may_have_text):
         return

@@ -10,6 +10,7 @@ from server.errors import BadRequestError
 from server.requests.generation_fields import GenerationFields
 
 GREEDY_BELOW = 1e-5
+"""Lower temperatures are sampled as 0: dividing logits by them would overflow."""
 _UINT64 = 2**64
 
 
@@ -23,10 +24,10 @@ def make_engine_requests(
     tenant: str = "",
     grammar: Grammar | None = None,
 ) -> list[GenerationRequest]:
-    """Make one engine request for each choice: all of the first prompt, then of the next, as OpenAI does.
+    """Make one engine request for each choice: all choices of the first prompt first, as OpenAI does.
 
     prediction, tenant, grammar: see GenerationRequest; the same for all choices.
-    Raises BadRequestError for what depends on the model or the settings: token ids, lengths, n, draft type.
+    Raises BadRequestError if the model or the settings forbid a token id, the length, n or the draft type.
     """
     if body.n > settings.max_n:
         raise BadRequestError(
@@ -113,9 +114,9 @@ def _check_draft(body: GenerationFields, settings: Settings) -> None:
 
 
 def _unknown_id(param: str, token: int, info: ModelInfo) -> BadRequestError:
-    shown = str(token) if abs(token) < 10**20 else "far too large"
+    subject = f"token id {token} is" if abs(token) < 10**20 else "the token id is far too large,"
     return BadRequestError(
-        f"'{param}': token id {shown} is outside the vocabulary of {info.vocab_size} tokens; "
+        f"'{param}': {subject} outside the vocabulary of {info.vocab_size} tokens; "
         f"ids go from 0 to {info.vocab_size - 1}.",
         param=param,
         code="invalid_token_id",
@@ -123,7 +124,7 @@ def _unknown_id(param: str, token: int, info: ModelInfo) -> BadRequestError:
 
 
 def _check_length(prompt: tuple[int, ...], param: str, info: ModelInfo) -> int:
-    """Return how many tokens of the context are left for the output, at least one.
+    """Return the number of tokens of the context that are left for the output, at least one.
 
     Raises BadRequestError if the prompt is empty or leaves no room.
     """
@@ -140,17 +141,17 @@ def _check_length(prompt: tuple[int, ...], param: str, info: ModelInfo) -> int:
 def context_error(
     num_tokens: int, param: str, info: ModelInfo, is_lower_bound: bool = False
 ) -> BadRequestError:
-    """Return the error for a prompt, or a prediction, that leaves no room in the context.
+    """Make the error for a prompt or prediction that leaves no room in the context.
 
     is_lower_bound: the tokens were not counted exactly; there are at least num_tokens.
     """
-    noun = "prediction" if param == "prediction" else "prompt"
+    noun = {"prediction": "prediction", "tokens": "array 'tokens'"}.get(param, "prompt")
     counted = f"{'at least ' if is_lower_bound else ''}{num_tokens} tokens"
     limit = info.memory_limit
     if limit is None:
         message = (
-            f"The {noun} has {counted}; this model takes {info.context_tokens}, prompt and output "
-            "together. Shorten it."
+            f"The {noun} has {counted}; the limit is {info.context_tokens}, prompt and output together "
+            "(the model's own limit, or --max-context-tokens). Shorten it."
         )
     else:
         message = (
@@ -169,7 +170,6 @@ def _mebibytes(num_bytes: int) -> str:
 def _sampling(body: GenerationFields, seed: int, info: ModelInfo) -> Sampling:
     return Sampling(
         seed=seed,
-        # Below this, sampling always gives the most likely token, and dividing logits by it would overflow.
         temperature=0.0 if body.temperature < GREEDY_BELOW else body.temperature,
         top_p=body.top_p,
         top_k=body.top_k if 0 < body.top_k < info.vocab_size else 0,

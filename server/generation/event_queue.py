@@ -1,8 +1,8 @@
 """Carry events from the engine's thread to the event loop, built for many small events.
 
-The two threads share the interpreter lock, so time spent here per token is taken from the engine. All streams
-together therefore wake the event loop at most once until it has looked; whatever arrived in the meantime is
-delivered in one batch.
+The two threads share the interpreter lock, so time spent here per token is taken from the engine. Therefore
+at most one wake-up of the event loop is pending at any time, for all streams together. It delivers all events
+that have arrived by then.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ class EventQueue:
         self.wake()
 
     def wake(self) -> None:
-        """Make a waiting receive() return what there is."""
+        """Make a waiting receive() return, even without an event."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def receive(self) -> list[ChoiceEvent]:
-        """Wait for events and return all there are; none after silence_s of waiting, or if woken."""
+        """Wait for an event and return all that have arrived; none after silence_s, or after wake()."""
         if not self._events:
             self._waiter = self._loop.create_future()
             if self._timer is None:
@@ -61,7 +61,7 @@ class EventQueue:
             self._timer = None
 
     def _check_silence(self) -> None:
-        # One timer that checks when the silence could next be over: setting one per token costs too much.
+        # The timer restarts itself for the time that is left: a new timer for each token costs too much.
         left_s = self._last_received_s + self._silence_s - self._loop.time()
         if left_s <= 0:
             self.wake()

@@ -44,8 +44,8 @@ class ChatPrompt:
 class PromptEncoder:
     """Renders chat templates, encodes prompts and compiles grammars.
 
-    Text that certainly exceeds the context is refused before it is encoded; otherwise one client could keep
-    the thread busy.
+    Text that is certainly too long for the context is refused before it is encoded; otherwise one client
+    could keep the thread busy.
 
     max_pending: maximum number of requests that wait for the thread.
     """
@@ -105,7 +105,7 @@ class PromptEncoder:
         return grammar
 
     async def encode_text(self, request: Request, text: str, param: str, is_prompt: bool) -> TokenIds:
-        """Return the token ids of a text. Raises what encode_prompts() raises.
+        """Return the token ids of a text. Raises BadRequestError, and what _run() raises.
 
         is_prompt: whether to add the special tokens that prompts start or end with.
         """
@@ -125,8 +125,8 @@ class PromptEncoder:
 
     async def token_bytes(self, request: Request, tokens: Sequence[int]) -> list[bytes]:
         """Return the bytes of each token. Raises what _run() raises."""
-        piece = self._engine.tokenizer.piece
-        return await self._run(request, lambda: [piece(token) for token in tokens])
+        bytes_of = self._engine.tokenizer.piece
+        return await self._run(request, lambda: [bytes_of(token) for token in tokens])
 
     def run_and_wait(self, job: Callable[[], ResultT]) -> ResultT:
         """Run a job on the thread and wait for it. Do not call it on the event loop.
@@ -187,7 +187,7 @@ class PromptEncoder:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: dict[str, Any]
     ) -> TokenIds:
         try:
-            # None, not an empty list: some templates take an empty list for a request with tools.
+            # None, not an empty list: some templates treat an empty list as a request with tools.
             rendered = self._engine.tokenizer.render_chat(messages, tools or None, arguments or None)
         # TemplateError is a ValueError; importing it would import MLX.
         except ValueError as fault:

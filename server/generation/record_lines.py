@@ -1,10 +1,10 @@
-"""Make the lines that --record writes: one for each finished choice, readable by `reprise bench`.
+"""Make the lines that --record writes: one for each finished choice.
 
     {"id": "req-12-0", "model": "...", "messages": [...], "tools": [...], "temperature": 0.2,
      "prompt": "<|im_start|>user...", "output": "def f...", "draft_type": "auto", "finish_reason": "stop",
      "prompt_tokens": 812, "cached_tokens": 640, "completion_tokens": 97, ...}
 
-A line can be read as a request (`--prompts`) or as a pair of prompt and output (`--pairs`).
+`reprise bench` can read a line as a request (`--prompts`) or as a pair of prompt and output (`--pairs`).
 """
 
 import json

@@ -15,15 +15,15 @@ MakeLines = Callable[[], Iterable[bytes]]
 
 MAX_WAITING = 256
 LAST_LINES_S = 2.0
-"""How long close() waits for room in the queue, and then again for the thread to finish."""
+"""How long close() waits for a free place in the queue, and then as long again for the thread to finish."""
 
 
 class Recorder:
     """Appends lines to a file until it has max_bytes. Only the file's owner may read it.
 
-    A line is written completely or not at all. If it cannot be written it is dropped, with a log message the
-    first time; the next line is tried again.
-    Raises SettingsError if the file cannot be written at the start.
+    A line is written completely or not at all. A line that cannot be written is dropped, which is logged the
+    first time; later lines are tried again.
+    The constructor raises SettingsError if the file cannot be written.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -36,7 +36,7 @@ class Recorder:
         try:
             os.close(self._open())
         except OSError as fault:
-            raise SettingsError(f"record: {path} cannot be written: {fault.strerror or fault}") from fault
+            raise SettingsError(f"cannot write {path} (record): {fault.strerror or fault}") from fault
 
     def start(self) -> None:
         """Start the thread."""
@@ -51,7 +51,7 @@ class Recorder:
         try:
             self._waiting.put_nowait(make_lines)
         except queue.Full:
-            self._warn_once("late", "writing to %s takes too long; some requests are not recorded", self.path)
+            self._warn_once("late", "writing to %s is too slow; some requests are not recorded", self.path)
 
     def close(self) -> None:
         """Write the queued lines and stop, unless that takes longer than LAST_LINES_S."""
@@ -69,7 +69,10 @@ class Recorder:
                 self._write(make_lines())
             except OSError as fault:
                 self._warn_once(
-                    "failed", "%s: %s; some requests are not recorded", self.path, fault.strerror or fault
+                    "failed",
+                    "cannot write %s: %s; some requests are not recorded",
+                    self.path,
+                    fault.strerror or fault,
                 )
             except Exception:  # noqa: BLE001
                 if "fault" not in self._warned:
@@ -84,7 +87,7 @@ class Recorder:
                 size = os.fstat(file).st_size
                 if size + len(line) > self._max_bytes:
                     self._is_full = True
-                    message = "%s has %d bytes; no more requests are recorded (--record-bytes)"
+                    message = "%s is full at %d bytes; no more requests are recorded (--record-bytes)"
                     self._warn_once("full", message, self.path, size)
                     return
                 # If a crash cut off the last line, the next one must not be appended to it.
@@ -98,7 +101,7 @@ class Recorder:
         try:
             is_whole = os.write(file, line) == len(line)
             if not is_whole:
-                raise OSError(0, "no space left on it")
+                raise OSError(0, "no space left on the disk")
         finally:
             if not is_whole:
                 os.ftruncate(file, size)

@@ -33,9 +33,9 @@ class RequestOutput:
         return self.submission.is_complete
 
     async def receive(self) -> list[tuple[int, Part]]:
-        """Wait for parts and return all there are as (index of the choice, part).
+        """Wait for a part and return all that have arrived, as (index of the choice, part).
 
-        Returns none after keep_alive_s without a part, also if a long tool call is being generated meanwhile.
+        Returns an empty list after keep_alive_s without a part, even if a long tool call is being generated.
         Raises ApiError if a sequence failed, once all earlier events have been returned, and ClientGoneError
         if the client has disconnected.
         """

@@ -1,4 +1,4 @@
-"""What all routes share: the engine, the settings, the prompt encoder and the stored responses."""
+"""The objects that all routes share: the engine, the settings, the prompt encoder, the stored responses."""
 
 import asyncio
 import hashlib
@@ -43,9 +43,9 @@ class Service:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The system fingerprint; while it is unchanged, a seed gives the same output again.
+        """The system_fingerprint of responses, which identifies the weights and the kind of device.
 
-        It identifies the weights and the kind of device.
+        While it stays the same, a request with a seed gives the same output again.
         """
         info = self.engine.info
         known = (info.name, info.fingerprint, info.num_parameters, info.dtype, info.device)
@@ -67,7 +67,10 @@ class Service:
                 raise UnavailableError(f"The engine has died: {status.fault}.", code="engine_dead")
 
     def check_model(self, requested: str | None) -> str:
-        """Return the model name for the response: the requested one. Raises ModelNotFoundError."""
+        """Return the requested model name, or the default one if None, for the response.
+
+        Raises ModelNotFoundError.
+        """
         if requested is None:
             return self.model_names[0]
         if requested not in self.model_names:

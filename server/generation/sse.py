@@ -11,14 +11,14 @@ from server.output.presenter import KEEP_ALIVE, Events, Presenter
 
 
 class TokenStream(EventSourceResponse):
-    """Streaming response.
+    """A stream of server-sent events that cleans up however it ends.
 
     at_end: awaited once, however the stream ends. The clean-up cannot be done by the generator of the frames:
         if the client disconnects early enough, the generator never starts.
     """
 
     def __init__(self, frames: AsyncIterator[bytes], at_end: Callable[[], Awaitable[None]]) -> None:
-        # No pings: they come at fixed times; write_frames sends keep-alives only after silence.
+        # No pings: the library sends them at fixed intervals, write_frames() only after a silence.
         super().__init__(frames, headers={"Cache-Control": "no-cache"}, ping=0)
         self._at_end = at_end
 
@@ -33,7 +33,7 @@ class TokenStream(EventSourceResponse):
 async def write_frames(output: RequestOutput, presenter: Presenter, first: Events) -> AsyncIterator[bytes]:
     """Yield the frames of a stream, from the first parts to the end or to an error.
 
-    first: the parts received before the headers were sent; empty if there were none in keep_alive_s.
+    first: the parts received before the headers were sent; empty if none arrived within keep_alive_s.
     """
     events = first
     try:
@@ -46,7 +46,7 @@ async def write_frames(output: RequestOutput, presenter: Presenter, first: Event
     except ApiError as fault:
         output.record_error(fault)
         frame = presenter.format_error(fault)
-    # A bug in the server: the status has been sent, but the client must not wait for the rest.
+    # A bug in the server. The status has been sent already, so the error is sent as the last event.
     except Exception:  # noqa: BLE001 - logged by record_internal_error
         frame = presenter.format_error(output.record_internal_error())
     yield frame

@@ -14,7 +14,7 @@ from server.generation.service import Service
 from server.logs import is_logging_prompts
 
 SETTLE_S = 1.0
-"""How long a cancelled request waits for its sequences to end; after that, its log line lacks their usage."""
+"""How long a cancelled request waits for its sequences to end. The log line lacks the usage of later ones."""
 
 
 class Submission:
@@ -23,7 +23,7 @@ class Submission:
     engine_requests: one for each choice, by index. num_choices: choices of each prompt.
     ended: usage of the sequences that have ended, normally or not, by index.
     finished: the final events of those that ended normally, by index.
-    deltas: the deltas of each choice; for a stream they are kept only if prompts are logged.
+    deltas: the deltas of each choice; those of a stream are kept only if prompts are logged.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Submission:
     def start(self, is_streaming: bool) -> None:
         """Submit all sequences to the engine, or none. Raises ApiError if the engine refuses one.
 
-        is_streaming: receive() then returns the deltas as they arrive; otherwise deltas collects them.
+        is_streaming: receive() returns the deltas as they arrive; otherwise they are collected in deltas.
         """
         sink = self._send if is_streaming else self._collect
         try:
@@ -69,7 +69,7 @@ class Submission:
             raise
 
     async def receive(self) -> list[tuple[int, Delta | Finished]]:
-        """Wait for events and return all there are; none after keep_alive_s without one.
+        """Wait for an event and return all that have arrived; none after keep_alive_s without an event.
 
         Raises ApiError if a sequence failed, once all earlier events have been returned, and ClientGoneError
         if the client has disconnected.

@@ -22,8 +22,8 @@ class Access:
     """ASGI middleware that checks API keys, if there are any, and the Host header of loopback requests.
 
     The Host check stops DNS rebinding: a web page can make its own domain name resolve to 127.0.0.1 and
-    then read from a local server as if that were its own site. Such requests carry the page's domain in the
-    Host header, so over loopback only this machine's names are accepted.
+    then read from a local server as if it were part of the page's own site. The Host header of such a request
+    has the page's domain, so over loopback only this server's own names are accepted.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, keys: ApiKeys) -> None:

@@ -13,14 +13,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from server.errors import BadRequestError
 
 MAX_HEAD_BYTES = 32 * 2**10
-"""Limit for a request line and headers that do not arrive in one piece."""
+"""Maximum bytes of a request line and headers together. Checked only while they are still incomplete."""
 
 
 class Connection(H11Protocol):
     """uvicorn's HTTP/1.1 protocol, with a timeout for the request line and headers.
 
     head_timeout_s: seconds from connecting, or from the first byte of a later request, to the end of the
-        headers. The connection is closed when they have passed.
+        headers. Then the connection is closed.
     """
 
     def __init__(self, *, head_timeout_s: float, **options: Any) -> None:

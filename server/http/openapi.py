@@ -1,4 +1,4 @@
-"""Complete /openapi.json: routes read bodies and queries themselves, so the framework does not know them."""
+"""Complete /openapi.json: the framework does not know bodies and queries, which routes read themselves."""
 
 from collections.abc import Collection
 from typing import Any
@@ -23,7 +23,7 @@ _ID_RETURNED = {"description": "The request's id in the log.", "required": True,
 
 
 class ErrorObject(BaseModel):
-    """What went wrong. param: the field at fault. code: a machine-readable error code."""
+    """An error. message: for people. param: the field at fault. code: for programs."""
 
     message: str
     type: str
@@ -55,7 +55,7 @@ def query_schema(model: type[BaseModel]) -> dict[str, Any]:
 def complete_document(
     app: FastAPI, *models: type[BaseModel], open_paths: Collection[str] | None = None
 ) -> None:
-    """Add to the app's document: the models named with body_schema(), the error format, and headers.
+    """Add to the app's OpenAPI document: the models that body_schema() names, the error format and headers.
 
     open_paths: paths that need no API key; None if no path needs one.
     """

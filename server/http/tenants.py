@@ -1,4 +1,4 @@
-"""Find a request's tenant and API key: tenants share drafts, keys own stored responses."""
+"""Find a request's tenant, for sharing drafts, and its API key's digest, for owning stored responses."""
 
 from starlette.requests import HTTPConnection
 
@@ -6,7 +6,7 @@ from config.settings import Settings
 from server.http.api_keys import digest, sent_keys
 
 OWNER = "reprise.owner"
-"""The key in a request's scope that holds the digest of its checked API key."""
+"""Name of the entry in a request's scope that holds the digest of its checked API key."""
 
 
 def tenant_of(request: HTTPConnection, settings: Settings) -> str:

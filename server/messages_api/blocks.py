@@ -72,10 +72,14 @@ class ToolUseBlock(Block):
 
 
 def as_blocks(given: object) -> object:
-    """Return a string as one text block, and anything else unchanged. Refuse too many blocks."""
-    if isinstance(given, list) and len(given) > MAX_BLOCKS:
+    """Return a string as one text block, an array unchanged. Refuse anything else, and too many blocks."""
+    if isinstance(given, str):
+        return [{"type": "text", "text": given}]
+    if not isinstance(given, list):
+        raise field_error("invalid_type", "must be a string or an array of blocks")
+    if len(given) > MAX_BLOCKS:
         raise too_many(len(given), MAX_BLOCKS)
-    return [{"type": "text", "text": given}] if isinstance(given, str) else given
+    return given
 
 
 def too_many(num: int, limit: int, noun: str = "entries") -> PydanticCustomError:
@@ -104,7 +108,7 @@ class ToolResultBlock(Block):
 
     @property
     def text(self) -> str:
-        """The result as it is shown to the model."""
+        """The result in the form that the model is shown."""
         text = join_texts(self.content)
         is_marked = text.lower().startswith("error")
         return f"Error: {text}".rstrip() if self.is_error and not is_marked else text

@@ -71,7 +71,7 @@ def _check_conversation(given: list[InputMessage]) -> list[InputMessage]:
     if given[-1].role == "assistant":
         raise field_error(
             "unsupported_value",
-            "is 'assistant', but prefilled responses are not supported; end with a message of the user",
+            "is 'assistant', but prefilled responses are not supported; end with a message of role 'user'",
             f"[{len(given) - 1}].role",
         )
     return given
@@ -153,8 +153,8 @@ def _thread(_: object) -> None:
 
 
 _REMOTE = {
-    "phrase": "is not supported: this server runs, stores and fetches nothing for a client; leave it out",
-    "description": "Not supported: this server runs, stores and fetches nothing for a client.",
+    "phrase": "is not supported: this server has no containers and connects to no other server; leave it out",
+    "description": "Not supported: this server has no containers and connects to no other server.",
 }
 
 

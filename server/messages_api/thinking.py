@@ -19,7 +19,7 @@ class ThinkingOn(RequestModel):
         None,
         ge=MIN_BUDGET_TOKENS,
         le=INT32_MAX,
-        description="Required with enabled, but ignored: max_tokens alone limits thinking and text together.",
+        description="Required with enabled, but ignored: max_tokens limits thinking and text together.",
     )
     display: Literal["summarized", "omitted"] = Field(
         "summarized",

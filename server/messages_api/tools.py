@@ -152,7 +152,7 @@ class NamedChoice(Choice):
 
 
 class NoChoice(RequestModel):
-    """The model may call no tool."""
+    """The model must not call a tool."""
 
     type: Literal["none"]
 

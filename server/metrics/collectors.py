@@ -29,7 +29,7 @@ class ScrapeCollector(Collector):
         self._process = psutil.Process(os.getpid())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each metric that has a value now."""
+        """Yield the metrics that have a value now."""
         counts = self._engine.counts()
         values = {
             **self._engine_values(counts),

@@ -179,8 +179,8 @@ DRAFTS = MetricGroup(
         ),
     ),
     "`source` is the drafter. `decision` is `lookup`, `draft-model` or `plain`. `strategy` is the one of "
-    "`--draft-translation` in use. `outcome` is `translated`, `absorbed` (the draft had nothing new to "
-    "offer) or `skipped` (it has no exact form in the target's vocabulary).",
+    "`--draft-translation` in use. `outcome` is `translated`, `absorbed` (nothing new was left of the "
+    "draft) or `skipped` (the target's tokens cannot express it exactly).",
 )
 
 ENGINE = MetricGroup(

@@ -1,4 +1,4 @@
-"""Count what happens, and write all metrics of definitions.py for Prometheus."""
+"""Count requests and sequences as they end, and write all metrics of definitions.py for Prometheus."""
 
 from collections.abc import Iterator, Sequence
 
@@ -123,7 +123,7 @@ class _WithoutCreated(Collector):
 
 
 def _stage(usage: Usage) -> str:
-    """Return the stage in which a sequence ended. The time of a stage that it did not reach is total_s."""
+    """Return the stage in which a sequence ended. A stage that it did not complete ends at total_s."""
     if usage.queue_s >= usage.total_s:
         return "waiting"
     return "prefill" if usage.prefill_s >= usage.total_s else "decode"

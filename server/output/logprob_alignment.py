@@ -32,7 +32,7 @@ class LogprobAlignment:
         while self._waiting and self._waiting[0][0] < self._num_text_bytes:
             taken.append(self._waiting.popleft()[1])
         if not self._waiting:
-            # Tokens without text, and bytes that are no valid character, must not shift what follows.
+            # Otherwise tokens without text, and bytes that are not valid UTF-8, would shift all later tokens.
             self._num_token_bytes = self._num_text_bytes = 0
         return tuple(taken)
 

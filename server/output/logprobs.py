@@ -7,7 +7,7 @@ from engine.request import TokenLogprob
 from server.output.openai_objects import ChatLogprobs, CompletionLogprobs, LikelyToken, TokenEntry
 
 FLOOR = -9999.0
-"""Stands for the log probability of a token that cannot occur: JSON has no infinity. OpenAI's own value."""
+"""Replaces the log probability of a token that cannot occur, as in OpenAI's API: JSON has no infinity."""
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob]) -> ChatLogprobs:
@@ -24,8 +24,8 @@ def _entry(entry: TokenLogprob) -> TokenEntry:
         bytes=list(entry.token_bytes),
         logprob=_finite(entry.logprob),
         top_logprobs=[
-            LikelyToken(token=_text(piece), bytes=list(piece), logprob=_finite(logprob))
-            for _, piece, logprob in entry.top
+            LikelyToken(token=_text(token_bytes), bytes=list(token_bytes), logprob=_finite(logprob))
+            for _, token_bytes, logprob in entry.top
         ],
     )
 
@@ -87,8 +87,8 @@ class CompletionLogprobsBuilder:
 def _top_logprobs(entry: TokenLogprob) -> dict[str, float]:
     """Return the most likely tokens, and the sampled token if it is not among them."""
     found: dict[str, float] = {}
-    for _, piece, logprob in entry.top:
-        found.setdefault(_token_string(piece), _finite(logprob))
+    for _, token_bytes, logprob in entry.top:
+        found.setdefault(_token_string(token_bytes), _finite(logprob))
     found.setdefault(_token_string(entry.token_bytes), _finite(entry.logprob))
     return found
 

@@ -143,7 +143,7 @@ class CompletionFormat:
 class ResponseHead:
     """The fields that the response to a request, or each of its chunks, starts with.
 
-    service_tier: not sent if None, which is so if the request named no tier.
+    service_tier: None if the request named no tier; the field is then not sent.
     """
 
     id: str

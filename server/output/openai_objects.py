@@ -44,9 +44,11 @@ class DraftCounts(BaseModel):
 
 
 class TranslationBlock(BaseModel):
-    """How the draft model's drafts were translated; see TranslationCounts in engine/speculative/translation/.
+    """How the draft model's drafts were translated.
 
-    strategy: the way of translating. drafted, accepted: counts of target tokens made from the drafts.
+    strategy: the one of --draft-translation in use.
+    drafted, accepted: counts of target tokens made from the drafts.
+    The others: see TranslationCounts in engine/speculative/translation/translator.py.
     """
 
     strategy: str
@@ -67,12 +69,14 @@ class GateBlock(BaseModel):
 
 
 class Timings(BaseModel):
-    """Times and counts over all choices. Not part of OpenAI's API; the names are those of llama-server.
+    """Times and counts over all choices. Not part of OpenAI's API.
+
+    The names up to draft_n_accepted are llama-server's, the others are Reprise's own.
 
     cache_n: prompt tokens taken from the prefix cache. prompt_n: prompt tokens computed.
     prompt_ms: from the end of the wait for a row to the first token.
     predicted_ms: from the start of the step that made the first token to the end.
-    forwards: forward passes of decoding. gate: the first choice's.
+    forwards: forward passes of decoding. gate: the gate's decision for the first choice.
     translation: sent if a draft model read the prompt.
     """
 

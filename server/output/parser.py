@@ -110,7 +110,7 @@ class MarkerParser:
         return parts
 
     def _advance(self) -> bool:
-        """Process the text up to the next marker, or all that is certain. Return False if more is needed."""
+        """Process the text up to the next marker, or all that is certain. Return False to wait for more."""
         markers = self._markers
         match self._state:
             case "content" if not self._has_content:
@@ -232,7 +232,7 @@ class MarkerParser:
         return True
 
     def _emit_call_as_text(self, end: str) -> None:
-        """Emit what was collected as content or reasoning: it is not a tool call."""
+        """Emit the collected text as content or reasoning, since it is not a tool call."""
         text = self._call_text(end)
         self._state = self._call_within
         if self._state == "reasoning":

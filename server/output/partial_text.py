@@ -36,7 +36,7 @@ class JsonStringTracker:
         self._escape = ""
 
     def feed(self, text: str) -> None:
-        """Read the next part of the JSON."""
+        """Read the next bit of the JSON."""
         text = self._escape + text
         num_backslashes = len(text) - len(text.rstrip("\\"))
         self._escape = "\\" if num_backslashes % 2 else ""

@@ -1,7 +1,7 @@
 """The parts of a choice: text, reasoning, tool calls and the end.
 
 A parser splits the model's text into parts as it arrives, and a presenter (presenter.py) formats them for one
-API. So what is reasoning, a tool call or content is decided once, for all APIs.
+API. This way the output is split into reasoning, tool calls and content by the same code for all APIs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -47,8 +47,8 @@ def count_usage(
 def measure_timings(usages: Collection[Usage]) -> Timings:
     """Return the timings over all choices.
 
-    usages: at least one; the first choice's comes first. All sequences were submitted at the same moment, so
-        their times have the same origin. A phase lasts from when the first choice enters it until the last
+    usages: at least one; the first choice's comes first. All sequences were submitted at the same
+        moment, when their times start. A phase lasts from when the first choice enters it until the last
         choice leaves it.
 
     The first step computes the prompt's last token and samples the first output token, or several if there is

@@ -84,7 +84,11 @@ def _row(path: str, holder: Schema, name: str, definitions: Schema) -> Row:
 
 
 def _description(path: str, holder: Schema, name: str, definitions: Schema) -> str:
-    """Return the field's description, else that of the object it holds or, for a type, of its own object."""
+    """Return the field's description.
+
+    Without one, return that of the object that the field holds or, for a type field, that it is in.
+    Raises UndocumentedError.
+    """
     schema = holder["properties"][name]
     objects = [held for suffix, group in _inner(schema, definitions) if not suffix for held in group]
     if "description" in schema:
@@ -120,7 +124,7 @@ def _label(holder: Schema) -> str:
 
 
 def _inner(schema: Schema, definitions: Schema) -> Iterator[tuple[str, list[Schema]]]:
-    """Yield the object schemas that a field may hold (""), and those of the entries of its array ("[]")."""
+    """Yield the objects that a field may hold, with "", and those that its array may hold, with "[]"."""
     held = list(alternatives(schema, definitions))
     entries = [
         entry

@@ -1,4 +1,4 @@
-"""Describe JSON schemas in words: a field's type and its limits."""
+"""Describe a JSON schema in words: a field's type and its limits."""
 
 import json
 from collections.abc import Iterator, Mapping

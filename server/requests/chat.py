@@ -94,7 +94,7 @@ class ChatRequest(GenerationFields):
         choice = self.tool_choice
         if choice.mode == "none":
             return []
-        # A named tool is enforced by the grammar: the prompt, and with it the cached prefix, stays the same.
+        # A named tool is enforced by the grammar alone, so the prompt and its cached prefix stay the same.
         if choice.names is None or choice.is_named:
             return list(self.tools)
         return [tool for tool in self.tools if tool.function.name in choice.names]

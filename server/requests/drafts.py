@@ -14,7 +14,9 @@ MAX_DRAFT_TOKENS = 255
 class DraftFields(RequestModel):
     """How to draft for this request. Drafting changes only the speed, never the answer."""
 
-    type: DraftType | None = Field(default=None, description="Source of drafts. null: --draft-type.")
+    type: DraftType | None = Field(
+        default=None, description="Source of drafts. null: the one of --draft-type."
+    )
     max_tokens: int | None = Field(
         default=None,
         ge=0,

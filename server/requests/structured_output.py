@@ -84,7 +84,7 @@ def _lark(given: object) -> str:
         )
     for match in _LARK_REPEAT.finditer(given):
         if any(int(number[:9]) > MAX_LARK_REPEATS for number in match.groups() if number):
-            phrase = f"repeats something too often; at most {MAX_LARK_REPEATS} times are allowed"
+            phrase = f"repeats something too often; at most {MAX_LARK_REPEATS} repetitions are allowed"
             raise field_error("invalid_value", phrase)
     for match in _EMBEDDED.finditer(given):
         try:
@@ -123,8 +123,8 @@ class JsonSchema(RequestModel):
     description: str | None = Field(None, description="Accepted; not shown to the model.")
     schema_: Schema = Field(
         alias="schema",
-        description="The JSON schema that the answer must satisfy, enforced by llguidance. README.md lists "
-        "the limits.",
+        description="The JSON schema that the answer must satisfy, enforced by llguidance. For its "
+        "limits see guide.md.",
     )
     strict: bool | None = Field(None, description="Accepted; schemas are always enforced.")
 

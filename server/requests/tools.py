@@ -14,7 +14,7 @@ from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema
 MAX_TOOLS = 128
 MAX_NAME_CHARACTERS = 64
 MAX_ENFORCED_BYTES = 2 * MAX_SCHEMA_BYTES
-"""Limit for all enforced schemas of a request together: compiling them takes a fifth of a second, once."""
+"""Limit for all enforced schemas of a request together: compiling this much takes a fifth of a second."""
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS, pattern=r"^[a-zA-Z0-9_-]+$")]
@@ -74,7 +74,7 @@ def _unique(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
         if tool.function.name in seen:
             raise field_error(
                 "invalid_value",
-                f"is '{tool.function.name}', like an earlier tool's; names must be unique",
+                f"is '{tool.function.name}', which is also the name of an earlier tool; names must be unique",
                 f"[{index}].function.name",
             )
         seen.add(tool.function.name)
@@ -143,7 +143,7 @@ def _check_keys(given: dict[str, Any], known: set[str], at: str) -> None:
 def check_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
     """Refuse a tool_choice that names unknown tools, or that needs tools where there are none."""
     if not tools and (choice.mode == "required" or choice.names is not None):
-        raise field_error("invalid_value", "is allowed only with tools", "tool_choice")
+        raise field_error("invalid_value", "is allowed only with tools; send some", "tool_choice")
     known = {tool.function.name for tool in tools}
     for name in choice.names or ():
         if name not in known:

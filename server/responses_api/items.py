@@ -176,7 +176,7 @@ class ReasoningItem(RequestModel):
     )
     content: list[ReasoningText] = Field([], description="The reasoning.")
     encrypted_content: str | None = Field(
-        None, description="Used in place of the content if that is empty; only as this server sent it."
+        None, description="Used if content is empty. Only what this server sent is accepted."
     )
     id: ItemId = None
     status: ItemStatus = "completed"
@@ -246,7 +246,7 @@ def encode_reasoning(reasoning: str) -> str:
 
 
 def decode_reasoning(content: str) -> str | None:
-    """Decode what encode_reasoning() returned. Return None if the content came from elsewhere."""
+    """Decode encrypted_content that encode_reasoning() made. Return None for any other content."""
     if not content.startswith(REASONING_PREFIX):
         return None
     try:

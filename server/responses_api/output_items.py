@@ -16,8 +16,8 @@ Json = dict[str, Any]
 class OutputItems:
     """The output items of a response, built from its parts.
 
-    items: the items so far. Items that are done do not change anymore.
-    num_input: number of items in the request's input; output item ids count on from there.
+    items: the items so far. An item does not change after it is done.
+    num_input: number of items in the request's input; the ids of output items are numbered from there.
     """
 
     def __init__(self, head: ResponseHead, num_input: int, includes_reasoning: bool) -> None:
@@ -61,7 +61,7 @@ class OutputItems:
     def _end(self, end: EndPart) -> Iterator[Json]:
         is_cut = end.finish_reason == "length"
         has_output = any(item["type"] != "reasoning" for item in self.items)
-        # Clients expect a message, if only an empty one, unless reasoning was cut off.
+        # Clients expect at least an empty message, unless the reasoning was cut off.
         if not has_output and not (is_cut and self.items):
             yield from self._close("completed")
             yield from self._start("message")

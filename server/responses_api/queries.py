@@ -10,8 +10,8 @@ from server.validation.fields import RequestModel, unsupported
 MAX_LISTED = 100
 
 _INCLUDE = unsupported(
-    phrase="is not supported; the response has what its own request included",
-    description="Not supported; the response has what its own request included.",
+    phrase="is not supported; a stored response has what its own request included",
+    description="Not supported; a stored response has what its own request included.",
 )
 
 
@@ -19,7 +19,9 @@ class GetQuery(RequestModel):
     """Query of GET /v1/responses/{response_id}."""
 
     include: _INCLUDE = None  # type: ignore[valid-type]
-    include_obfuscation: Literal["true", "false"] | None = Field(None, description="Accepted.")
+    include_obfuscation: Literal["true", "false"] | None = Field(
+        None, description="Accepted; there are no events to pad."
+    )
     stream: unsupported("false", phrase="must be false: stored responses cannot be streamed") = None  # type: ignore[valid-type]
     starting_after: unsupported(phrase="is not supported: stored responses cannot be streamed") = None  # type: ignore[valid-type]
 

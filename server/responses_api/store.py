@@ -12,7 +12,7 @@ from server.responses_api.items import ConversationItem, parse_items
 MAX_RESPONSES = 10_000
 OVERHEAD_BYTES = 1024
 ITEM_OVERHEAD_BYTES = 512
-"""Memory of a response or a turn, and of each item, besides its JSON: table entries, rounded up."""
+"""Estimated memory besides the JSON: OVERHEAD_BYTES for a response or a turn, and this for each item id."""
 
 Json = dict[str, Any]
 
@@ -22,10 +22,10 @@ class Turn:
     """The items that one response added to a conversation.
 
     Each turn links to the previous one; several responses may continue the same turn. A turn stays in memory
-    for as long as a stored response or a later turn needs it, so every stored response can be continued.
+    while a stored response or a later turn refers to it, so every stored response can be continued.
 
     items_json: the input items, then the output items, as JSON; the first num_input belong to the input.
-    num_references: number of stored responses and later turns that need this turn.
+    num_references: number of stored responses and later turns that refer to this turn.
     """
 
     previous: "Turn | None"
@@ -117,8 +117,10 @@ class ResponseStore:
         stored = self._responses.get((owner, response_id))
         if stored is None:
             raise NotFoundError(
-                f"There is no response '{shortened(response_id)}' here. It had store: false, failed, belongs "
-                "to another API key, or was evicted to make room (--response-store-bytes).",
+                f"There is no stored response '{shortened(response_id)}'. Responses with store: false and "
+                "failed ones are not stored, others are kept until evicted (--response-store-bytes) or until "
+                "the server stops, and each belongs to one API key. To continue without it, send the whole "
+                "conversation as input.",
                 param=param,
                 code=code,
             )
@@ -130,7 +132,7 @@ class ResponseStore:
         response_id = self._response_ids.get((owner, item_id))
         if response_id is None:
             raise NotFoundError(
-                f"'{param}': there is no item '{shortened(item_id)}' here; send the item itself.",
+                f"'{param}': there is no stored item '{shortened(item_id)}'; send the item itself.",
                 param=param,
                 code="item_not_found",
             )
@@ -150,7 +152,7 @@ class ResponseStore:
         self._release(stored.turn)
 
     def _retain(self, turn: Turn) -> None:
-        """Add a reference to a turn. The first counts the turn's bytes and references the previous turn."""
+        """Add a reference to a turn. The first also counts its bytes and refers to the previous turn."""
         current: Turn | None = turn
         while current is not None:
             current.num_references += 1

@@ -97,7 +97,7 @@ class MessageBuilder:
         return self.messages
 
     def origin(self, param: str) -> str | None:
-        """Map a path into the chat's messages to a path in the request. Return None if it is no such path."""
+        """Map a path within the chat's messages to a path in the request. Return None for other paths."""
         match = re.match(r"messages\[\d+\]", param)
         if match is None:
             return None
@@ -119,8 +119,8 @@ class MessageBuilder:
     def _assistant_message(self, kind: str, origin: str) -> dict[str, Any]:
         """Return the assistant message that an item belongs to.
 
-        One message may come from several items: reasoning, text, function calls. After the text only function
-        calls follow, so any other item after the text starts a new message.
+        Reasoning, text and function calls are separate items but one message. Only function calls may follow
+        the text; any other item after it starts a new message.
         """
         if self._assistant is None or (self._last_kind == "message" and kind != "call"):
             self._append({"role": "assistant"}, origin, {})

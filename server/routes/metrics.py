@@ -10,5 +10,5 @@ router = APIRouter()
 
 @router.get("/metrics")
 async def scrape(request: Request) -> Response:
-    """Return all metrics in Prometheus' text format. Counters start at 0 with the server."""
+    """Return all metrics in Prometheus' text format. Counters start at 0 when the server starts."""
     return Response(service_of(request).metrics.as_text(), media_type=CONTENT_TYPE)

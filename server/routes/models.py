@@ -16,7 +16,7 @@ async def list_models(request: Request) -> ModelList:
     return ModelList(data=[ModelCard(id=name, created=service.created) for name in service.model_names])
 
 
-# A path parameter, since model names may contain slashes.
+# Of type path, since model names may contain slashes.
 @router.get("/v1/models/{name:path}")
 async def retrieve_model(request: Request, name: str) -> ModelCard:
     """Return the served model, by its name or one of its aliases."""

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from engine.request import SharedTableError
-from server.errors import BadRequestError, ForbiddenError
+from server.errors import BadRequestError, ForbiddenError, shortened
 from server.generation.service import Service, service_of
 from server.logs import LOGGER
 
@@ -29,13 +29,13 @@ async def show(request: Request) -> JSONResponse:
 
 @router.post("/v1/ngram-mod/reset")
 async def reset(request: Request) -> JSONResponse:
-    """Empty the n-gram table, which forgets the texts of finished requests."""
+    """Empty the n-gram table and drop everything else that drafters learned from finished requests."""
 
-    def forget() -> str:
+    def reset_table() -> str:
         service_of(request).engine.table_reset()
         return "the n-gram table was emptied"
 
-    return await _change(request, forget)
+    return await _change(request, reset_table)
 
 
 @router.post("/v1/ngram-mod/save")
@@ -57,7 +57,7 @@ async def _change(request: Request, action: Callable[[], str]) -> JSONResponse:
     service.check_ready()
     _status(service)
     try:
-        # The engine's thread runs it between two steps; the event loop must not block on that.
+        # The engine's thread runs the action between two steps; the event loop must not wait for that.
         done = await asyncio.to_thread(action)
     except SharedTableError as fault:
         service.check_ready()
@@ -74,7 +74,8 @@ def _status(service: Service) -> dict[str, Any]:
 
 
 def _bad_request(fault: SharedTableError) -> BadRequestError:
-    return BadRequestError(f"{fault}.", code="shared_memory_error")
+    message = str(fault)
+    return BadRequestError(f"{message[:1].upper()}{message[1:]}.", code="shared_memory_error")
 
 
 def _check_origin(request: Request) -> None:
@@ -87,7 +88,7 @@ def _check_origin(request: Request) -> None:
         return
     if urlsplit(origin).netloc != request.headers.get("host"):
         raise ForbiddenError(
-            "Web pages of this origin may not do this. Start the server with --cors-origin and the page's "
-            "origin to allow it.",
+            f"Web pages of {shortened(origin)} may not change the n-gram table. Start the server with "
+            "--cors-origin and this origin to allow it.",
             code="foreign_origin",
         )

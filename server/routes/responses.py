@@ -53,7 +53,7 @@ async def create_response(request: Request) -> Response:
 
 @router.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest))
 async def count_input_tokens(request: Request) -> JSONResponse:
-    """Count the tokens of the prompt that such a request would have."""
+    """Count the prompt tokens that this request would have at /v1/responses."""
     service = service_of(request)
     body = await read_body(request, ResponsesRequest)
     service.check_ready()

@@ -16,7 +16,7 @@ from server.validation.field_errors import validate
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 SMALL_BYTES = 32 * 2**10
-"""Larger bodies are parsed on a thread: they would block the event loop for longer than a thread costs."""
+"""Larger bodies are parsed on a thread: they would block the event loop for longer than the switch takes."""
 MAX_VALUES, MAX_CONTAINERS = 1_000_000, 100_000
 """Limits of a body: several times what a full context of token ids, or the longest conversation, needs.
 
@@ -69,7 +69,7 @@ def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
 
 def check_values(body: bytes) -> None:
     """Refuse JSON with too many values before parsing it. Raises BadRequestError."""
-    # Cheap count first: most bodies have few brackets and commas even with those inside strings.
+    # The cheap count first: most bodies have few brackets and commas, even including those inside strings.
     if _has_many_values(body) and _has_many_values(_outside_strings(body)):
         raise BadRequestError(
             f"The JSON in the request body has more than {MAX_VALUES} values, or more than {MAX_CONTAINERS} "

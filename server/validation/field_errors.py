@@ -12,8 +12,27 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _SHOULD = re.compile(r"^[A-Z]\w+ should (be|have|match)")
 """The beginning of pydantic's messages, which "must be ..." replaces."""
-_JSON_TYPES = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array"}
-_JSON_TYPES[type(None)] = "null"
+_EXPECTED = {
+    "bool_type": "a boolean",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "string_type": "a string",
+    "list_type": "an array",
+    "tuple_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+}
+"""The expected JSON types, by pydantic's error types: its messages have Python's names of types."""
+_JSON_TYPES = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a decimal number",
+    str: "a string",
+    list: "an array",
+}
+_MAX_SHOWN = 10**20
+"""Larger numbers are left out of messages."""
 
 
 def field_error(code: str, phrase: str, at: str = "") -> PydanticCustomError:
@@ -33,7 +52,7 @@ def validate(given: dict[str, Any], model: type[ModelT]) -> ModelT:
 
 
 def _first_error(fault: ValidationError) -> ErrorDetails:
-    """Return the first error; for a nested model built by a validator, see tagged_union(), that model's."""
+    """Return the first error. For a model that tagged_union() built, return that model's first error."""
     error = fault.errors(include_url=False)[0]
     inner = error.get("ctx", {}).get("error")
     if not isinstance(inner, ValidationError):
@@ -54,10 +73,19 @@ def _bad_request(error: ErrorDetails) -> BadRequestError:
     if kind == "missing":
         message = f"Missing required parameter: '{param}'."
         return BadRequestError(message, param=param, code="missing_required_parameter")
+    given = error["input"]
+    if kind in _EXPECTED:
+        expected, actual = _EXPECTED[kind], _JSON_TYPES.get(type(given), "an object")
+        # The only integer that is not a number for pydantic is one that no float can hold.
+        is_too_large = expected == "a number" and actual == "an integer"
+        problem = "is too large" if is_too_large else f"must be {expected}, not {actual}"
+        return BadRequestError(f"'{param}' {problem}.", param=param, code="invalid_type")
     requirement = _SHOULD.sub(r"must \1", error["msg"]).replace(" after validation", "")
-    if kind.endswith("_type"):
-        message = f"'{param}' {requirement}, not {_json_type(error['input'])}."
-        return BadRequestError(message, param=param, code="invalid_type")
+    if kind in ("greater_than_equal", "less_than_equal"):
+        requirement = requirement.replace("greater than or equal to", "at least")
+        requirement = requirement.replace("less than or equal to", "at most")
+        if not isinstance(given, int) or abs(given) < _MAX_SHOWN:
+            requirement += f", not {given}"
     return BadRequestError(f"'{param}' {requirement}.", param=param, code="invalid_value")
 
 
@@ -65,7 +93,3 @@ def _path(location: tuple[int | str, ...], at: str) -> str:
     """Return the path to a field as OpenAI writes it: messages[0].content."""
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return (path + at).removeprefix(".")
-
-
-def _json_type(value: Any) -> str:
-    return _JSON_TYPES.get(type(value), "an object")

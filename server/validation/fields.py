@@ -52,10 +52,9 @@ def unsupported(
 ) -> Any:
     """Make the type of a field that the API has and this server does not support.
 
-    no_ops: values that are accepted, since they request nothing. phrase: the error message for any other
+    no_ops: values that are accepted, since they change nothing. phrase: the error message for any other
     value, after the field's name. description: the field's description in the docs.
     """
-
     return _refused(phrase, no_ops, description)
 
 

@@ -79,7 +79,7 @@ def check_schema(schema: dict[str, Any], at: str = "") -> bytes:
 
 
 def _is_within(value: object, num_bytes: int) -> bool:
-    """Return whether a value's JSON could fit into num_bytes. Stops looking as soon as it cannot."""
+    """Return whether a value's JSON could fit into num_bytes. Stop as soon as it cannot."""
     unseen = [value]
     while unseen and num_bytes >= 0:
         value = unseen.pop()
@@ -142,7 +142,7 @@ def _is_combining(node: Node) -> bool:
 
 
 def _digits(step: float) -> int:
-    """Return a multipleOf value as an integer: without the decimal point if it has one (0.01 gives 1)."""
+    """Return a multipleOf value as an integer: for a fraction, its significant digits (0.25 gives 25)."""
     exact = Decimal(str(step)).normalize()
     return (
         abs(int(exact))
@@ -176,5 +176,7 @@ def _check_counts(counts: _Counts, at: str) -> None:
     for multiple, path in counts.multiples:
         steps = steps * max(1, multiple) if counts.is_combining else steps + multiple
         if steps > MAX_MULTIPLE:
-            phrase = f"is too large, alone or together with the others; {MAX_MULTIPLE} is the limit"
+            phrase = (
+                f"is too large, alone or with the other multipleOf values; at most {MAX_MULTIPLE} is allowed"
+            )
             raise field_error("unsupported_schema", phrase, path)

@@ -8,7 +8,7 @@ from server.validation.json_schema_nodes import Node, children, target_of
 
 MAX_COMBINATIONS = 64
 MAX_VISITS = 10_000
-"""Limit of visits to schemas in all; a schema counts each time it is visited."""
+"""Maximum visits to schemas in total; visiting a schema again counts again."""
 
 _ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "$comment", "$id", "$schema", "$defs", "definitions"}
@@ -42,7 +42,10 @@ class Alternatives:
             unseen += [(child, path + step) for step, child in children(node)]
 
     def _count(self, nodes: Iterable[Node]) -> int:
-        """Count the combinations of alternatives of schemas that apply together. Raises OverflowError."""
+        """Count the combinations of alternatives of schemas that apply to the same value.
+
+        Raises OverflowError if there are too many.
+        """
         applied = self._applied_together(nodes)
         key = next(iter(applied)) if len(applied) == 1 else None
         if key in self._known:
@@ -68,7 +71,7 @@ class Alternatives:
         return count
 
     def _applied_together(self, nodes: Iterable[Node]) -> dict[int, Node]:
-        """Collect the schemas that apply where these do: also those of $ref and allOf, by identity."""
+        """Return these schemas and those that they apply with $ref and allOf, by identity."""
         applied: dict[int, Node] = {}
         seen: set[int] = set()
         unseen = list(nodes)

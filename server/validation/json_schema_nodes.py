@@ -30,9 +30,10 @@ def children(node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def target_of(schema: Node, node: Node) -> Node | None:
-    """Return the schema that a node's local $ref names; None without one, and for references to elsewhere.
+    """Return the schema that a node's local $ref names.
 
-    Unresolvable references give None too: the library reports them.
+    Return None without a $ref, for a reference to another document and for one that cannot be resolved; the
+    library reports the last two.
     """
     pointer = node.get("$ref")
     if not isinstance(pointer, str) or not pointer.startswith("#"):

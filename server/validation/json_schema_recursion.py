@@ -7,7 +7,7 @@ from server.validation.json_schema_nodes import Node, children, list_of, target_
 
 
 def find_endless(schema: Node) -> str | None:
-    """Return the path of a schema whose every value would contain another such value; None without one."""
+    """Return the path of a schema whose every value would contain another one; None if there is none."""
     paths: dict[int, str] = {}
     nodes: dict[int, Node] = {}
     holders: defaultdict[int, list[int]] = defaultdict(list)
@@ -24,7 +24,7 @@ def find_endless(schema: Node) -> str | None:
             holders[id(child)].append(id(node))
             unseen.append((step if step.startswith("#") else path + step, child))
     ended: set[int] = set()
-    # Schemas found last lie deepest, and the others mostly depend on them.
+    # Checked from the end: the schemas found last lie deepest, and the others mostly depend on them.
     waiting = list(nodes)
     while waiting:
         key = waiting.pop()
@@ -47,11 +47,11 @@ def _has_end(schema: Node, node: Node, ended: set[int]) -> bool:
     for key in ("anyOf", "oneOf"):
         if (choices := list_of(node.get(key))) and not any(map(ends, choices)):
             return False
-    return _is_other(node, "object") or _is_other(node, "array") or _holds_end(node, ends)
+    return _may_be_scalar(node) or _has_finite_members(node, ends)
 
 
-def _is_other(node: Node, kind: str) -> bool:
-    """Return whether a value may be something other than an object (or array), which needs no members."""
+def _may_be_scalar(node: Node) -> bool:
+    """Return whether a value need not be an object or an array, or is one of a finite list of values."""
     kinds = node.get("type")
     if "const" in node or "enum" in node:
         return True
@@ -59,11 +59,11 @@ def _is_other(node: Node, kind: str) -> bool:
     holds_arrays = "array" in (kinds if isinstance(kinds, list) else [kinds])
     if kinds is None or (isinstance(kinds, list) and len(kinds) > holds_objects + holds_arrays):
         return True
-    return kind == "object" and not holds_objects and not holds_arrays
+    return not holds_objects and not holds_arrays
 
 
-def _holds_end(node: Node, ends: Any) -> bool:
-    """Return whether a finite object or array satisfies the members that this schema requires."""
+def _has_finite_members(node: Node, ends: Any) -> bool:
+    """Return whether the members that this schema requires of an object or array can be finite."""
     kinds = node["type"] if isinstance(node["type"], list) else [node["type"]]
     members = node.get("properties")
     members = members if isinstance(members, dict) else {}

@@ -140,8 +140,9 @@ async def test_a_deleted_folder_disturbs_no_request_and_is_logged_once(
         shutil.rmtree(tmp_path)
         for _ in range(3):
             assert (await client.post(CHAT, json=HELLO)).status_code == 200
+    recorded = tmp_path / "recorded.jsonl"
     assert [record.getMessage() for record in caplog.records if "some requests" in record.getMessage()] == [
-        f"{tmp_path / 'recorded.jsonl'}: No such file or directory; some requests are not recorded"
+        f"cannot write {recorded}: No such file or directory; some requests are not recorded"
     ]
 
 
@@ -205,7 +206,7 @@ def test_a_hanging_disk_delays_no_request(tmp_path: Path, caplog: pytest.LogCapt
         recorder.record(lambda: [b"{}\n"])
     messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert messages == [
-        f"writing to {recorder.path} takes too long; some requests are not recorded",
+        f"writing to {recorder.path} is too slow; some requests are not recorded",
     ]
 
 
@@ -214,5 +215,5 @@ def test_a_file_that_cannot_be_written_is_refused_at_start(
     name: str, tmp_path: Path, engine: FakeEngine
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(SettingsError, match=r"^record: .* cannot be written: "):
+    with pytest.raises(SettingsError, match=r"^cannot write .* \(record\): "):
         create_app(engine, Settings(record=str(tmp_path / name)))

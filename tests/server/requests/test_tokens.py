@@ -81,9 +81,9 @@ async def test_an_empty_text_has_no_tokens(client):
     [
         ("/tokenize", {}, "content", "missing_required_parameter", "and so are prompt and messages"),
         ("/tokenize", {"content": "a", "prompt": "a"}, "prompt", "invalid_value", "cannot be combined"),
-        ("/tokenize", {"content": 5}, "content", "invalid_type", "must be a valid string"),
-        ("/tokenize", {"content": "x" * 5000}, "content", "context_length_exceeded", "takes 1000"),
-        ("/tokenize", {"prompt": "x" * 5000}, "prompt", "context_length_exceeded", "takes 1000"),
+        ("/tokenize", {"content": 5}, "content", "invalid_type", "must be a string"),
+        ("/tokenize", {"content": "x" * 5000}, "content", "context_length_exceeded", "the limit is 1000"),
+        ("/tokenize", {"prompt": "x" * 5000}, "prompt", "context_length_exceeded", "the limit is 1000"),
         ("/tokenize", {"content": "a", "tools": [LOOK]}, "tools", "invalid_value", "only with messages"),
         (
             "/tokenize",
@@ -122,12 +122,12 @@ async def test_an_empty_text_has_no_tokens(client):
             "send text parts",
         ),
         ("/detokenize", {}, "tokens", "missing_required_parameter", "Missing"),
-        ("/detokenize", {"tokens": "a"}, "tokens", "invalid_type", "must be a valid list"),
-        ("/detokenize", {"tokens": ["a"]}, "tokens[0]", "invalid_type", "must be a valid integer"),
-        ("/detokenize", {"tokens": [1, True]}, "tokens[1]", "invalid_type", "must be a valid integer"),
-        ("/detokenize", {"tokens": [1, -1]}, "tokens[1]", "invalid_value", "greater than or equal to 0"),
+        ("/detokenize", {"tokens": "a"}, "tokens", "invalid_type", "must be an array"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]", "invalid_type", "must be an integer"),
+        ("/detokenize", {"tokens": [1, True]}, "tokens[1]", "invalid_type", "must be an integer"),
+        ("/detokenize", {"tokens": [1, -1]}, "tokens[1]", "invalid_value", "at least 0"),
         ("/detokenize", {"tokens": [1, 256]}, "tokens[1]", "invalid_token_id", "vocabulary of 256"),
-        ("/detokenize", {"tokens": [1] * 1001}, "tokens", "context_length_exceeded", "takes 1000"),
+        ("/detokenize", {"tokens": [1] * 1001}, "tokens", "context_length_exceeded", "the limit is 1000"),
     ],
 )
 async def test_bad_input_is_a_400_that_names_the_field(client, path, body, param, code, told):

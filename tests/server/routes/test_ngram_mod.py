@@ -34,7 +34,7 @@ async def test_without_a_table_every_action_is_a_400(client, engine, method, pat
     engine.memory = None
     response = await client.request(method, path)
     assert response.status_code == 400
-    assert assert_error(response.json(), None, "shared_memory_error") == "there is no table."
+    assert assert_error(response.json(), None, "shared_memory_error") == "There is no table."
     assert engine.memory_calls == []
 
 
