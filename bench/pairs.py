@@ -98,7 +98,7 @@ def as_json(pair: Pair) -> dict[str, Any]:
     }
 
 
-def tokenised(pairs: Iterable[Pair], encode: Encode) -> list[TokenPair]:
+def tokenized(pairs: Iterable[Pair], encode: Encode) -> list[TokenPair]:
     """Return the pairs as token ids, without those whose prompt or answer is empty."""
     found = []
     for pair in pairs:

@@ -119,11 +119,11 @@ def _report(
 ) -> None:
     restarted_ms = 1000 * restarted.usage.first_token_s
     if arguments.json:
-        found: dict[str, Any] = {"machine": describe_machine(), "turns": [asdict(turn) for turn in turns]}
-        found["after_restart"] = {
+        results: dict[str, Any] = {"machine": describe_machine(), "turns": [asdict(turn) for turn in turns]}
+        results["after_restart"] = {
             "first_token_ms": restarted_ms, "num_cached_tokens": restarted.usage.num_cached_tokens,
         }  # fmt: skip
-        json.dump(found | {"equal": is_equal}, sys.stdout, indent=2)
+        json.dump(results | {"equal": is_equal}, sys.stdout, indent=2)
         return
     table = Table(title=f"Time to first token, medians of {arguments.repeats} chats", width=_WIDTH)
     for heading in ("turn", "prompt", "cached", "cache, ms", "no cache, ms", "/ turn 1", "/ no cache"):

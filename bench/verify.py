@@ -129,9 +129,9 @@ def verify(
         types = (*types, "draft-model")
     verdicts = {(name, length): Verdict(name, length) for name in types for length in groups}
     with Progress(console=console, transient=True) as progress:
-        asked = [(length, prompt) for length, prompts in groups.items() for prompt in prompts]
-        task = progress.add_task("verifying", total=len(asked) * len(TEMPERATURES))
-        for (length, prompt), temperature in product(asked, TEMPERATURES):
+        cases = [(length, prompt) for length, prompts in groups.items() for prompt in prompts]
+        task = progress.add_task("verifying", total=len(cases) * len(TEMPERATURES))
+        for (length, prompt), temperature in product(cases, TEMPERATURES):
             plain = [_answer(local, prompt, "none", temperature, arguments) for _ in range(RUNS)]
             for name in types:
                 verdict = verdicts[name, length]

@@ -70,13 +70,13 @@ def fit(trials: Sequence[Trial]) -> tuple[list[Fit], Slope | None]:
 
     if not controlled:
         return [], None
-    found = jackknife([trial.chat for trial in controlled], estimate)
+    estimates = jackknife([trial.chat for trial in controlled], estimate)
     fits = []
     for at, length in enumerate(lengths):
-        a, b, even = found[3 * at : 3 * at + 3]
+        a, b, even = estimates[3 * at : 3 * at + 3]
         here = of == length
         fits.append(Fit(length, a, b, even, int(here.sum()), _r_squared(x[here], y[here], a.value, b.value)))
-    r, beta = found[-2:]
+    r, beta = estimates[-2:]
     known = [one for one in fits if np.isfinite(one.break_even.value)]
     if len(known) < 2:
         return fits, None
@@ -209,12 +209,12 @@ def choices(trials: Sequence[Trial]) -> list[Choice]:
         if trial.draft_type != CONTROLLED:
             key = trial.workload, trial.draft_type, trial.num_draft_tokens, trial.is_gated
             groups.setdefault(key, []).append(trial)
-    found = []
+    result = []
     for (workload, draft_type, length, is_gated), group in groups.items():
         drafted = sum(trial.spent.num_drafted for trial in group)
         accepted = sum(trial.spent.num_accepted for trial in group)
         tokens = sum(len(trial.spent.tokens) for trial in group)
-        found.append(
+        result.append(
             Choice(
                 workload, draft_type, length, is_gated,
                 speedup=geometric_mean_of([trial.speedup for trial in group]),
@@ -223,7 +223,7 @@ def choices(trials: Sequence[Trial]) -> list[Choice]:
                 num_chats=len(group),
             )
         )  # fmt: skip
-    return found
+    return result
 
 
 def model_needs(trials: Sequence[Trial]) -> dict[int, Estimate]:
@@ -275,7 +275,7 @@ def _advised_logs(trials: Sequence[Trial], workload: str) -> dict[int, float]:
     chats, kinds = sorted({chat for chat, _ in logs}), sorted({kind for _, kind in logs})
     if len(chats) < 3:
         return {}
-    got = {}
+    chosen_logs = {}
     for chat in chats:
         # Not drafting is a choice too.
         best, best_mean = None, 0.0
@@ -283,8 +283,8 @@ def _advised_logs(trials: Sequence[Trial], workload: str) -> dict[int, float]:
             mean = float(np.mean([logs[other, kind] for other in chats if other != chat]))
             if mean > best_mean:
                 best, best_mean = kind, mean
-        got[chat] = 0.0 if best is None else logs[chat, best]
-    return got
+        chosen_logs[chat] = 0.0 if best is None else logs[chat, best]
+    return chosen_logs
 
 
 def energy(trials: Sequence[Trial], source: str | None, reason: str | None) -> dict[str, Any]:

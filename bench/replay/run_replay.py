@@ -151,10 +151,10 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ArgumentsError("--num-draft-tokens is at most 255, as in the server")
 
 
-def _curves(asked: Sequence[str] | None) -> tuple[Curve, ...]:
+def _curves(names: Sequence[str] | None) -> tuple[Curve, ...]:
     known = built_in()
     curves: list[Curve] = []
-    for name in asked or known:
+    for name in names or known:
         curve = known[name] if name in known else read_curve(Path(name))
         same = sum(other.name.split(" #")[0] == curve.name for other in curves)
         curves.append(replace(curve, name=f"{curve.name} #{same + 1}") if same else curve)
@@ -168,10 +168,10 @@ def _replay(console: Console, job: Job, num_processes: int) -> list[dict[str, An
             f"replaying {count_text(len(job.pairs), 'pair')} by {count_text(len(job.rules), 'rule')}",
             total=1.0,
         )
-        found = run_job(job, num_processes, lambda share: progress.update(task, completed=share))
-    if not found:
+        results = run_job(job, num_processes, lambda share: progress.update(task, completed=share))
+    if not results:
         raise ArgumentsError("none of the pairs is marked to be measured")
-    return rows_of(found, job.rules, job.curves)
+    return rows_of(results, job.rules, job.curves)
 
 
 def _print_sources(console: Console, sources: Sequence[Source]) -> None:
@@ -187,8 +187,8 @@ def _write(
     sources: Sequence[Source],
 ) -> None:
     section = {"rows": rows, "curves": describe(curves), "sources": [asdict(source) for source in sources]}
-    found = document.new_document(document.command_line(arguments), replay=section)
-    outputs.write(arguments, found, flat(rows))
+    record = document.new_document(document.command_line(arguments), replay=section)
+    outputs.write(arguments, record, flat(rows))
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -49,4 +49,4 @@ def means(rows: Sequence[Mapping[str, Any]], mode: Mode) -> dict[float, tuple[fl
     for row in rows:
         if row["gate"] == mode:
             speedups.setdefault(row["threshold"], []).append(row["speedup"])
-    return {threshold: (geometric_mean(found), min(found)) for threshold, found in speedups.items()}
+    return {threshold: (geometric_mean(values), min(values)) for threshold, values in speedups.items()}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from bench.pairs import read_pairs, tokenised
+from bench.pairs import read_pairs, tokenized
 from bench.workloads import Turn, make_chats, read_prompts
 from config.settings import BUNDLED_MODEL
 from engine.model.loading import load_tokenizer
@@ -34,7 +34,7 @@ def test_recorded_turns_come_back_as_the_prompts_and_answers_that_they_were(
     own.write_text("".join(recorded(server_folder / RECORDED, 3)))
 
     (asked,) = read_prompts(own)
-    pairs = tokenised(read_pairs(own), tokenizer.encode_answer)
+    pairs = tokenized(read_pairs(own), tokenizer.encode_answer)
     for turn, said, pair, answer in zip(asked.turns, chat.turns, pairs, answers, strict=False):
         prompt = tokenizer.render_chat(turn.for_template(), list(turn.tools))
         assert prompt == tokenizer.render_chat(said.for_template(), list(said.tools))
