@@ -3,7 +3,7 @@
     {"prompt": "Rename ...", "output": "def ...", "workload": "edits", "chat": "7", "turn": 1, "id": "..."}
 
 `prompt` and `output` are text or token ids. The other fields are optional, and unknown fields are ignored.
-The pairs of one chat stand in the order of its turns.
+The pairs of one chat are in the order of its turns.
 """
 
 import json

@@ -48,10 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     count = argument_types.count
     add = parser.add_argument
     add("--model", type=argument_types.model_folder, metavar="DIR", help="Default: the bundled model.")
-    add("--prompt-tokens", type=count, default=2000, metavar="N", help="Of the first turn. Default: 2000.")
-    add("--turns", type=count, default=5, metavar="N", help="Default: 5.")
-    add("--max-tokens", type=count, default=48, metavar="N", help="Of each answer. Default: 48.")
-    add("--repeats", type=count, default=3, metavar="N", help="Default: 3.")
+    add(
+        "--prompt-tokens",
+        type=count,
+        default=2000,
+        metavar="N",
+        help="Tokens of the first prompt. Default: 2000.",
+    )
+    add("--turns", type=count, default=5, metavar="N", help="Turns of the chat. Default: 5.")
+    add("--max-tokens", type=count, default=48, metavar="N", help="Tokens of each answer. Default: 48.")
+    add("--repeats", type=count, default=3, metavar="N", help="Chats with and without the cache. Default: 3.")
     add("--json", action="store_true", help="Print JSON instead of a table.")
 
 

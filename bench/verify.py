@@ -76,14 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=argument_types.count,
         default=128,
         metavar="N",
-        help="Of each answer. Default: 128.",
+        help="Maximum tokens of each answer. Default: 128.",
     )
     parser.add_argument(
         "--num-draft-tokens", type=argument_types.count, default=31, metavar="N",
         help="Maximum draft length. Default: 31.",
     )  # fmt: skip
     parser.add_argument(
-        "--exact", action="store_true", help="Draft only at widths that a probe found to be exact."
+        "--exact", action="store_true", help="Draft only at widths that a trial at start found to be exact."
     )
     parser.add_argument(
         "--seed", type=int, default=1, metavar="N", help="Seed of the prompts and of sampling. Default: 1."

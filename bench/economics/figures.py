@@ -244,17 +244,17 @@ def model_needs(trials: Sequence[Trial]) -> dict[int, Estimate]:
 
 
 def advised(trials: Sequence[Trial], workload: str) -> Estimate | None:
-    """Estimate the speedup of choosing a draft type and length by a workload's chats, on chats outside them.
+    """Estimate the speedup of a workload's best draft type and length by cross-validation.
 
-    The best of many choices looks better than it is, so for each chat the choice is the best one for the
-    others. None with fewer than three chats.
+    The best of many choices looks better than it is on the chats that it was chosen by. So for each chat the
+    choice is the one that is best on the other chats. None with fewer than three chats.
     """
     logs = _advised_logs(trials, workload)
     return geometric_mean_of(list(np.exp(list(logs.values())))) if logs else None
 
 
 def against_auto(trials: Sequence[Trial], workload: str) -> Estimate | None:
-    """Return that speedup relative to auto's, by chat; None with fewer than three chats, or without auto."""
+    """Return the speedup of advised() relative to auto; None without auto or with fewer than three chats."""
     logs = _advised_logs(trials, workload)
     auto = {trial.chat: float(np.log(trial.speedup)) for trial in _real(trials, workload) if trial.is_gated}
     if not logs or logs.keys() != auto.keys():

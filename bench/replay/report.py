@@ -16,11 +16,11 @@ POSITIONS = (1, 2, 3, 4, 8, 12, 16, 24, 31, 48, 64)
 """Positions in a draft that the table shows; the first is 1."""
 
 NOTES = """\
-TPF: tokens per forward pass. Speed: plain cost over cost; least: of the pair that gained least.
-Accepted: of drafted tokens. Copied: share of the answer that came from drafts.
-Steps: share of forward passes that verified a draft.
+TPF: tokens per forward pass. speed: speedup over plain decoding; least: the lowest speedup of a pair.
+accepted: share of drafted tokens. copied: share of the answer that came from drafts.
+steps: share of forward passes that verified a draft.
 us/token: processor time of the drafter per token of the answer, not included in the speed.
-Open: the same per token of the prompt."""
+open: the same per token of the prompt."""
 
 
 def rows_of(results: Mapping[Key, Group], rules: Sequence[str], curves: Sequence[Curve]) -> list[Row]:

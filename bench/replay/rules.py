@@ -28,7 +28,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A way to draft.
+    """A rule for drafting.
 
     title: the rule in words. used_by: where it is known to be in use; "" if nowhere.
     depends_on_costs: whether step costs decide how much is drafted; if not, one replay serves all curves.

@@ -30,7 +30,7 @@ Key = tuple[str, str, str]
 class Group:
     """The results of a rule for some pairs on one cost curve.
 
-    cost: in plain steps. slowest: speed-up of the pair that gained least. drafter_ns, open_ns: processor time
+    cost: in plain steps. slowest: the lowest speedup of a pair. drafter_ns, open_ns: processor time
     of the drafters, for answers and for prompts.
     """
 

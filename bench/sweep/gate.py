@@ -13,7 +13,7 @@ from drafters.repetition import repetition_score
 Mode = Literal["auto", "on"]
 
 MODES: tuple[Mode, ...] = ("auto", "on")
-"""Below the threshold, auto starts with short drafts and learns; on never drafts."""
+"""For prompts below the threshold, auto starts with short drafts and learns; on never drafts."""
 
 THRESHOLDS = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)
 

@@ -13,7 +13,7 @@ PUBLISHED = (
 
 
 def findings(rows: Sequence[Row]) -> list[str]:
-    """Return sentences: is context better than naive, which lengths paid, are all tokens equal."""
+    """Return sentences on whether context beats naive, which lengths paid, and whether tokens are equal."""
     sentences = []
     for name in dict.fromkeys(row["draft_model"] for row in rows):
         of_model = [row for row in rows if row["draft_model"] == name]
