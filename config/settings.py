@@ -37,7 +37,7 @@ class Settings:
         None, "Maximum tokens of prompt and answer together.", at_least=2, unset="the model's own limit"
     )
     kv_bits: int | None = setting(
-        None, "Quantise keys and values to this many bits, 4 or 8.", unset="not quantised"
+        None, "Quantize keys and values to this many bits, 4 or 8.", unset="not quantized"
     )
     trust_remote_code: bool = setting(
         False, "Allow a model that needs it to run the Python code in its folder."

@@ -290,7 +290,7 @@ class ModelInfo:
     context_tokens: maximum tokens of prompt and answer together.
     vocab_size: number of token ids. num_parameters: numbers stored in all weight arrays.
     weight_bytes: memory that the weights take.
-    dtype: of the first weight array, or the bits if quantised, for example "bfloat16" or "4-bit".
+    dtype: of the first weight array, or the bits if quantized, for example "bfloat16" or "4-bit".
     device: what computes, for example "Apple M4 Pro (Metal)". memory_bytes: its memory; 0 if unknown.
     loaded_s: seconds that loading took.
     fingerprint: equal for equal weights and configuration under the same version of MLX.

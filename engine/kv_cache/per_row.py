@@ -1,6 +1,6 @@
 """Make one row's caches for a model, and roll them back.
 
-Plain, quantised and window caches are trimmed by subtracting from a length. Recurrent state cannot be
+Plain, quantized and window caches are trimmed by subtracting from a length. Recurrent state cannot be
 trimmed. A snapshot of it only needs references to its arrays, because MLX arrays are immutable.
 """
 
@@ -21,14 +21,14 @@ from mlx_lm.models.cache import (
 from engine.kv_cache.sliding_window import WindowKVCache
 
 GROUP_SIZES = (64, 128, 32)
-"""Group sizes that MLX can quantise with, in order of preference."""
+"""Group sizes that MLX can quantize with, in order of preference."""
 
 Caches = list[Any]
 """One row's caches in mlx-lm's form: one cache per layer."""
 
 
 class FittedQuantizedKVCache(QuantizedKVCache):
-    """mlx-lm's quantised keys and values, with a group size that divides the dimensions of the heads."""
+    """mlx-lm's quantized keys and values, with a group size that divides the dimensions of the heads."""
 
     def __init__(self, bits: int) -> None:
         super().__init__(bits=bits)
@@ -40,13 +40,13 @@ class FittedQuantizedKVCache(QuantizedKVCache):
             fitting = [size for size in GROUP_SIZES if not any(dim % size for dim in dims)]
             if not fitting:
                 raise ValueError(
-                    f"keys and values with {dims} numbers per head cannot be quantised in groups of 32"
+                    f"keys and values with {dims} numbers per head cannot be quantized in groups of 32"
                 )
             self.group_size = fitting[0]
         return super().update_and_fetch(keys, values)
 
     def restore(self, keys: Sequence[mx.array], values: Sequence[mx.array], offset: int) -> None:
-        """Set the keys and values of offset tokens, quantised as this cache does it: three arrays each."""
+        """Set the keys and values of offset tokens, quantized as this cache does it: three arrays each."""
         packed, scales, _ = keys
         group_size = packed.shape[-1] * 32 // self.bits // scales.shape[-1]
         self.state = tuple(keys), tuple(values), offset, group_size, self.bits
@@ -55,8 +55,8 @@ class FittedQuantizedKVCache(QuantizedKVCache):
 def make_caches(model: Any, kv_bits: int | None = None) -> Caches:
     """Make empty caches for one row to prefill.
 
-    kv_bits: quantise keys and values of full attention to that many bits; None for no quantisation. Sliding
-        windows and recurrent state are never quantised.
+    kv_bits: quantize keys and values of full attention to that many bits; None for no quantization. Sliding
+        windows and recurrent state are never quantized.
     """
     return [_substitute(cache, kv_bits) for cache in make_prompt_cache(model)]
 
@@ -66,7 +66,7 @@ def _substitute(cache: Any, kv_bits: int | None) -> Any:
     if type(cache) is RotatingKVCache and not cache.keep:
         return WindowKVCache(cache.max_size)
     if type(cache) is CacheList:
-        # A layer with several caches may store anything as keys and values, so they are not quantised.
+        # A layer with several caches may store anything as keys and values, so they are not quantized.
         return CacheList(*(_substitute(child, None) for child in cache.caches))
     if type(cache) is KVCache and kv_bits is not None:
         return FittedQuantizedKVCache(kv_bits)

@@ -25,7 +25,7 @@ log = logging.getLogger("reprise.engine")
 
 
 def has_plain_caches(model: Any) -> bool:
-    """Return whether every layer keeps unquantised keys and values of full attention."""
+    """Return whether every layer keeps unquantized keys and values of full attention."""
     return all(type(cache) is KVCache for cache in make_prompt_cache(model))
 
 
@@ -69,13 +69,13 @@ def rollback_fault(model: Any, kv_bits: int | None = None) -> str | None:
 
 
 def kv_bits_fault(model: Any, kv_bits: int) -> str | None:
-    """Explain why this model's keys and values cannot be quantised; return None if they can."""
+    """Explain why this model's keys and values cannot be quantized; return None if they can."""
     caches = make_caches(model, kv_bits)
     if not any(isinstance(cache, FittedQuantizedKVCache) for cache in caches):
-        return "it has no plain keys and values to quantise"
+        return "it has no plain keys and values to quantize"
     try:
         mx.eval(model(mx.array([[1, 2]]), cache=caches))
-    # A model that does not support quantised caches may raise anything here.
+    # A model that does not support quantized caches may raise anything here.
     except Exception as fault:
         return str(fault)
     return None

@@ -1,7 +1,7 @@
 """Hold the caches of the rows that decode together, and run forward passes over them.
 
 BatchedRows runs one forward for all rows. It serves models in which every layer keeps the keys and values of
-all tokens, unquantised. SeparateRows runs one forward per row, over that row's own caches, and serves every
+all tokens, unquantized. SeparateRows runs one forward per row, over that row's own caches, and serves every
 other model.
 """
 

@@ -17,7 +17,7 @@ from engine.kv_cache.sliding_window import WindowKVCache
 KVSlice = list[mx.array]
 """Keys and values of consecutive tokens, of each layer that keeps every token; axis 2 is the tokens.
 
-In the order of the layers: two arrays per layer, or six if quantised (packed, scales and biases of each).
+In the order of the layers: two arrays per layer, or six if quantized (packed, scales and biases of each).
 """
 
 State = list[mx.array | None]
@@ -85,7 +85,7 @@ def can_slice(cache: Any) -> bool:
 
 
 def _kv_arrays(cache: Any) -> list[mx.array]:
-    # Quantised keys are three arrays, and so are the values.
+    # Quantized keys are three arrays, and so are the values.
     both = (cache.keys, cache.values)
     return [*both] if type(cache) is KVCache else [array for three in both for array in three]
 

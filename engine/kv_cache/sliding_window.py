@@ -25,7 +25,7 @@ class WindowKVCache:
     can reach any more are dropped from its front.
 
     What a forward reads starts at a multiple of BLOCK_TOKENS and is masked down to each token's window. So a
-    key always falls into the same lane of a vectorised sum, and rounding does not depend on how many tokens
+    key always falls into the same lane of a vectorized sum, and rounding does not depend on how many tokens
     are fed at once.
     """
 

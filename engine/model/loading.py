@@ -69,7 +69,7 @@ def make_draft_loader(settings: Settings) -> Load | None:
 
 
 def display_name(source: str) -> str:
-    """Return the name that people recognise: the folder's own name, or the name on the model hub."""
+    """Return the name that people recognize: the folder's own name, or the name on the model hub."""
     return Path(source).resolve().name if Path(source).is_dir() else source
 
 

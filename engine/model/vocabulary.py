@@ -1,7 +1,7 @@
 """A vocabulary by the bytes of its tokens, and exact encoding of text that continues other text.
 
 Translation between vocabularies relies on bytes and never on what a tokenizer decodes: decoders strip, clean
-up and normalise. Everything encoded here is therefore compared with the input, byte for byte.
+up and normalize. Everything encoded here is therefore compared with the input, byte for byte.
 """
 
 import json
@@ -137,7 +137,7 @@ class Vocabulary:
     def encode(self, text: bytes) -> list[int] | None:
         """Return the ids of text as a continuation of other text; their bytes are exactly text.
 
-        Returns None if the tokenizer does not reproduce the text: it normalises, it lacks a character, or
+        Returns None if the tokenizer does not reproduce the text: it normalizes, it lacks a character, or
         the text is not UTF-8. Never raises.
         """
         ids: list[int] = []
