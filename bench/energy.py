@@ -1,6 +1,6 @@
 """Energy counters of the machine: RAPL on Linux, powermetrics on macOS, NVML for NVIDIA GPUs.
 
-They count whole components, whatever ran on them: other work and idle power are included.
+They count the energy of whole components, so other work and idle power are included.
 Where counters cannot be read, nothing is estimated: EnergyMeter.read() returns None and EnergyMeter.reason
 says why.
 """

@@ -1,7 +1,7 @@
 """One streamed HTTP request, with the time of every read.
 
 The client often shares two cores with the server, so work that it does during a stream slows the server down.
-Hence no HTTP library here: each read is stored with its time and parsed only after the round. The request
+So no HTTP library is used: each read is stored with its time and parsed only after the round. The request
 asks for "Connection: close", so the end of the connection marks the end of the response.
 """
 

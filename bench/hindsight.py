@@ -1,4 +1,4 @@
-"""Compute the best speed-up a drafter could have reached on a known answer, choosing widths in hindsight."""
+"""Compute the best speedup that a drafter could have reached on a known answer, with the best widths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ class MeasuredCurve:
 def best_speedup(
     costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], widest: int = LIMIT + 1
 ) -> float:
-    """Return plain cost / cost of an answer, if every step used the best width for its draft."""
+    """Return the speedup of an answer if every step used the best width for its draft."""
     return _speedup(costs, draft_type, prompt, answer, Hindsight(widest - 1))
 
 
 def best_width_speedup(
     costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], widest: int = LIMIT + 1
 ) -> float:
-    """Return plain cost / cost if all drafts had the same width: the best of the measured widths."""
+    """Return the speedup of an answer if all steps used the same width: the best of the measured widths."""
     widths = sorted({width for width in costs.widths if width < widest} | {widest})
     choosers = [Always(width - 1) for width in widths]
     return max(_speedup(costs, draft_type, prompt, answer, chooser) for chooser in choosers)

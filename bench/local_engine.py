@@ -66,10 +66,10 @@ class LocalEngine:
         for at, request in enumerate(requests):
             self.engine.submit(request, lambda event, at=at: listen(at, event))  # type: ignore[misc]
         ends = dict(ended.get() for _ in requests)
-        found = []
+        finished = []
         for at in range(len(requests)):
             end = ends[at]
             if not isinstance(end, Finished):
                 raise RuntimeError(f"a request failed: {end.message if isinstance(end, Failed) else end}")
-            found.append(end)
-        return found
+            finished.append(end)
+        return finished

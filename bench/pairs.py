@@ -3,7 +3,7 @@
     {"prompt": "Rename ...", "output": "def ...", "workload": "edits", "chat": "7", "turn": 1, "id": "..."}
 
 `prompt` and `output` are text or token ids. The other fields are optional, and unknown fields are ignored.
-The pairs of one chat stand in the order of its turns.
+The pairs of one chat are in the order of its turns.
 """
 
 import json
@@ -98,7 +98,7 @@ def as_json(pair: Pair) -> dict[str, Any]:
     }
 
 
-def tokenised(pairs: Iterable[Pair], encode: Encode) -> list[TokenPair]:
+def tokenized(pairs: Iterable[Pair], encode: Encode) -> list[TokenPair]:
     """Return the pairs as token ids, without those whose prompt or answer is empty."""
     found = []
     for pair in pairs:

@@ -71,7 +71,7 @@ class Outcome:
             mine[1] += theirs[1]
 
     def cost_on(self, costs: Costs) -> float:
-        """Return the cost of the same forward passes at other costs."""
+        """Return what these forward passes would cost with other step costs."""
         return sum(count * costs.cost(width) for width, count in self.widths.items())
 
 

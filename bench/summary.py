@@ -92,22 +92,22 @@ def num_failed(rounds: Sequence[Round]) -> int:
 def _remarks(m: Measurement) -> list[str]:
     if m.error is not None:
         return [f"failed: {m.error}"]
-    found = []
+    remarks = []
     if m.ended_early:
         reason = m.finish_reason or "no finish reason"
-        found.append(f"ended early, {m.num_completion_tokens} of {m.max_tokens} tokens, {reason}")
+        remarks.append(f"ended early, {m.num_completion_tokens} of {m.max_tokens} tokens, {reason}")
     if m.num_completion_tokens > m.max_tokens:
-        found.append(f"sent {m.num_completion_tokens} tokens; the limit was {m.max_tokens}")
+        remarks.append(f"sent {m.num_completion_tokens} tokens; the limit was {m.max_tokens}")
     if m.counted_by == "text":
-        found.append("reported no usage; tokens were counted from the text")
+        remarks.append("reported no usage; tokens were counted from the text")
     elif m.num_chunks > m.num_completion_tokens:
-        found.append("sent more text chunks than its usage counts tokens")
+        remarks.append("sent more text chunks than its usage counts tokens")
     if m.num_prompt_tokens not in (None, m.num_prompt_tokens_asked):
-        found.append("counted other prompt tokens than --model's tokenizer; does it serve that model?")
+        remarks.append("counted other prompt tokens than --model's tokenizer; does it serve that model?")
     # All prompts share the first tokens of the chat template, so some cached tokens are expected.
     if (m.num_cached_tokens or 0) > m.num_prompt_tokens_asked // 4:
-        found.append("took more than a quarter of a prompt from its prefix cache")
-    return found
+        remarks.append("took more than a quarter of a prompt from its prefix cache")
+    return remarks
 
 
 def _line(rounds: Sequence[Round]) -> Line:

@@ -48,10 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     count = argument_types.count
     add = parser.add_argument
     add("--model", type=argument_types.model_folder, metavar="DIR", help="Default: the bundled model.")
-    add("--prompt-tokens", type=count, default=2000, metavar="N", help="Of the first turn. Default: 2000.")
-    add("--turns", type=count, default=5, metavar="N", help="Default: 5.")
-    add("--max-tokens", type=count, default=48, metavar="N", help="Of each answer. Default: 48.")
-    add("--repeats", type=count, default=3, metavar="N", help="Default: 3.")
+    add(
+        "--prompt-tokens",
+        type=count,
+        default=2000,
+        metavar="N",
+        help="Tokens of the first prompt. Default: 2000.",
+    )
+    add("--turns", type=count, default=5, metavar="N", help="Turns of the chat. Default: 5.")
+    add("--max-tokens", type=count, default=48, metavar="N", help="Tokens of each answer. Default: 48.")
+    add("--repeats", type=count, default=3, metavar="N", help="Chats with and without the cache. Default: 3.")
     add("--json", action="store_true", help="Print JSON instead of a table.")
 
 
@@ -119,11 +125,11 @@ def _report(
 ) -> None:
     restarted_ms = 1000 * restarted.usage.first_token_s
     if arguments.json:
-        found: dict[str, Any] = {"machine": describe_machine(), "turns": [asdict(turn) for turn in turns]}
-        found["after_restart"] = {
+        results: dict[str, Any] = {"machine": describe_machine(), "turns": [asdict(turn) for turn in turns]}
+        results["after_restart"] = {
             "first_token_ms": restarted_ms, "num_cached_tokens": restarted.usage.num_cached_tokens,
         }  # fmt: skip
-        json.dump(found | {"equal": is_equal}, sys.stdout, indent=2)
+        json.dump(results | {"equal": is_equal}, sys.stdout, indent=2)
         return
     table = Table(title=f"Time to first token, medians of {arguments.repeats} chats", width=_WIDTH)
     for heading in ("turn", "prompt", "cached", "cache, ms", "no cache, ms", "/ turn 1", "/ no cache"):

@@ -76,14 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=argument_types.count,
         default=128,
         metavar="N",
-        help="Of each answer. Default: 128.",
+        help="Maximum tokens of each answer. Default: 128.",
     )
     parser.add_argument(
         "--num-draft-tokens", type=argument_types.count, default=31, metavar="N",
         help="Maximum draft length. Default: 31.",
     )  # fmt: skip
     parser.add_argument(
-        "--exact", action="store_true", help="Draft only at widths that a probe found to be exact."
+        "--exact", action="store_true", help="Draft only at widths that a trial at start found to be exact."
     )
     parser.add_argument(
         "--seed", type=int, default=1, metavar="N", help="Seed of the prompts and of sampling. Default: 1."
@@ -129,9 +129,9 @@ def verify(
         types = (*types, "draft-model")
     verdicts = {(name, length): Verdict(name, length) for name in types for length in groups}
     with Progress(console=console, transient=True) as progress:
-        asked = [(length, prompt) for length, prompts in groups.items() for prompt in prompts]
-        task = progress.add_task("verifying", total=len(asked) * len(TEMPERATURES))
-        for (length, prompt), temperature in product(asked, TEMPERATURES):
+        cases = [(length, prompt) for length, prompts in groups.items() for prompt in prompts]
+        task = progress.add_task("verifying", total=len(cases) * len(TEMPERATURES))
+        for (length, prompt), temperature in product(cases, TEMPERATURES):
             plain = [_answer(local, prompt, "none", temperature, arguments) for _ in range(RUNS)]
             for name in types:
                 verdict = verdicts[name, length]

@@ -183,7 +183,7 @@ class Model(nn.Module):
             self._start_copying()
 
     def _start_copying(self) -> None:
-        """Initialise induction heads (Olsson et al. 2022) by hand, so that copying need not be discovered.
+        """Initialize induction heads (Olsson et al. 2022) by hand, so that copying need not be discovered.
 
         Two heads of the first layer attend to the previous token and pass on a sketch (a projection) of it.
         In the next three layers, two heads attend to positions whose sketch matches the current token, and
@@ -542,7 +542,7 @@ def choose_size(arguments: argparse.Namespace) -> None:
 
 
 def load_weights(model: Model, folder: Path) -> None:
-    """Load an exported folder's weights. Layers that it lacks are initialised to change nothing."""
+    """Load an exported folder's weights. Layers that it lacks are initialized to change nothing."""
     weights = load_file(folder / "model.safetensors")
     state = {name.removeprefix("model."): value.float() for name, value in weights.items()}
     model.load_state_dict(state, strict=False)

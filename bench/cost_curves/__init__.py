@@ -140,7 +140,7 @@ M4_PRO, CPU_BF16 = (
     read_curve(Path(__file__).with_name(name)) for name in ("apple-m4-pro-4bit.json", "cpu-bf16.json")
 )
 FLAT = Curve("flat", ((1, 1.0), (32, 1.0)))
-"""A curve of no machine, on which width is free: its speed-ups are tokens per forward pass."""
+"""A curve of no machine, on which width is free: its speedups are tokens per forward pass."""
 
 
 def describe(curves: Sequence[Curve]) -> list[dict[str, Any]]:

@@ -64,32 +64,36 @@ def measure(
     """Return a trial for each turn and configuration.
 
     Configurations are interleaved, and their order is reversed in every other round, so that a machine that
-    slows down favours none. The first group of a workload has an additional, unmeasured warm-up round.
+    slows down favors none. The first group of a workload has an additional, unmeasured warm-up round.
     advance: called with the weight of each finished run.
     """
     baseline = FREE if group.has_schema else PLAIN
-    ways = [baseline, *([PLAIN] if group.has_schema else []), *configurations]
-    found: dict[Configuration, list[list[TurnRun]]] = {way: [] for way in ways}
+    order = [baseline, *([PLAIN] if group.has_schema else []), *configurations]
+    runs: dict[Configuration, list[list[TurnRun]]] = {configuration: [] for configuration in order}
     for number in range(num_rounds(group, repeats)):
-        for way in ways if number % 2 == 0 else reversed(ways):
-            run = runner.run(group.chats, way)
+        for configuration in order if number % 2 == 0 else reversed(order):
+            run = runner.run(group.chats, configuration)
             if number or not group.is_first:
-                found[way].append(run)
+                runs[configuration].append(run)
             advance(group.weight)
-    return [trial for way in configurations for trial in _trials(runner, group, way, found, baseline)]
+    return [
+        trial
+        for configuration in configurations
+        for trial in _trials(runner, group, configuration, runs, baseline)
+    ]
 
 
 def _trials(
     runner: Runner,
     group: Group,
-    way: Configuration,
-    found: dict[Configuration, list[list[TurnRun]]],
+    configuration: Configuration,
+    runs: dict[Configuration, list[list[TurnRun]]],
     baseline: Configuration,
 ) -> Iterator[Trial]:
-    for at, measured in enumerate(found[way][0]):
-        drafted = [run[at] for run in found[way]]
-        plain = [run[at] for run in found[baseline]]
-        constrained = [run[at] for run in found[PLAIN]] if group.has_schema else []
+    for at, measured in enumerate(runs[configuration][0]):
+        drafted = [run[at] for run in runs[configuration]]
+        plain = [run[at] for run in runs[baseline]]
+        constrained = [run[at] for run in runs[PLAIN]] if group.has_schema else []
         parity = Parity()
         prompts = _prompts(runner, group, measured.turn)
         for stream, prompt in enumerate(prompts):
@@ -98,10 +102,10 @@ def _trials(
                 [run.tokens[stream] for run in drafted],
                 lambda before, prompt=prompt: runner.local.engine.margin((*prompt, *before)),  # type: ignore[misc]
             )
-        best_width, hindsight = _hindsight_speedups(runner, group, way, prompts, measured)
+        best_width, hindsight = _hindsight_speedups(runner, group, configuration, prompts, measured)
         yield Trial(
-            group.workload, group.prompt_tokens, len(group.chats), way, measured.turn, plain, drafted, parity,
-            constrained, best_width, hindsight,
+            group.workload, group.prompt_tokens, len(group.chats), configuration, measured.turn, plain,
+            drafted, parity, constrained, best_width, hindsight,
         )  # fmt: skip
 
 
@@ -114,7 +118,7 @@ def _prompts(runner: Runner, group: Group, turn: int) -> list[tuple[int, ...]]:
 def _hindsight_speedups(
     runner: Runner,
     group: Group,
-    way: Configuration,
+    configuration: Configuration,
     prompts: Sequence[tuple[int, ...]],
     run: TurnRun,
 ) -> tuple[float, float] | tuple[None, None]:
@@ -123,11 +127,11 @@ def _hindsight_speedups(
     They can only be computed for single turns without a schema, drafted from the text of the chat alone.
     """
     is_alone = len(group.chats) == len(group.chats[0].turns) == 1
-    if not is_alone or group.has_schema or way.draft_type == "draft-model":
+    if not is_alone or group.has_schema or configuration.draft_type == "draft-model":
         return None, None
-    known = runner.local.engine.costs, way.draft_type, prompts[0], run.tokens[0]
-    widest = way.num_draft_tokens + 1
-    return best_width_speedup(*known, widest), best_speedup(*known, widest)
+    answered = runner.local.engine.costs, configuration.draft_type, prompts[0], run.tokens[0]
+    widest = configuration.num_draft_tokens + 1
+    return best_width_speedup(*answered, widest), best_speedup(*answered, widest)
 
 
 def _weight(local: LocalEngine, chat: Chat, max_tokens: int) -> float:

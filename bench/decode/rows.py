@@ -56,8 +56,8 @@ class _Sums:
         for run in runs:
             self.num_counted += run.num_tokens
             self.counts.merge(run.counts)
-            known = self.energy_j is not None and run.energy_j is not None
-            self.energy_j = self.energy_j + run.energy_j if known else None  # type: ignore[operator]
+            is_metered = self.energy_j is not None and run.energy_j is not None
+            self.energy_j = self.energy_j + run.energy_j if is_metered else None  # type: ignore[operator]
 
     @property
     def tps(self) -> float | None:
@@ -102,7 +102,7 @@ def row_of(trials: Sequence[Trial], turn: int | None) -> Row:
     num_drafted, num_accepted = (sum(pair[at] for pair in by_source.values()) for at in (0, 1))
     speedup = _ratio(drafted.tps, plain.tps)
     # The best runs of several turns may be of different rounds, so their ratio can exceed that of any round.
-    found = [*_speedups(trials), *([speedup] if speedup else [])]
+    speedups = [*_speedups(trials), *([speedup] if speedup else [])]
     best_width = _mean([trial.best_width for trial in trials])
     hindsight = _mean([trial.hindsight for trial in trials])
     return {
@@ -118,8 +118,8 @@ def row_of(trials: Sequence[Trial], turn: int | None) -> Row:
         "plain_tps": plain.tps,
         "constrained_plain_tps": constrained.tps,
         "speedup": speedup,
-        "speedup_low": min(found, default=None),
-        "speedup_high": max(found, default=None),
+        "speedup_low": min(speedups, default=None),
+        "speedup_high": max(speedups, default=None),
         "prefill_tps": _ratio(drafted.num_prefilled, drafted.prefill_s),
         "plain_prefill_tps": _ratio(plain.num_prefilled, plain.prefill_s),
         "ttft_ms": 1000 * mean(drafted.first_tokens_s),
@@ -144,14 +144,14 @@ def row_of(trials: Sequence[Trial], turn: int | None) -> Row:
 
 def _speedups(trials: Sequence[Trial]) -> list[float]:
     """Return the speedup of each round, to show how much it varies."""
-    found = []
+    speedups = []
     for at in range(min(len(trial.drafted) for trial in trials)):
         pair = [[trial.plain[at] for trial in trials], [trial.drafted[at] for trial in trials]]
         speeds = [_ratio(sum(r.num_tokens for r in runs), sum(r.decode_s for r in runs)) for runs in pair]
         ratio = _ratio(speeds[1], speeds[0])
         if ratio is not None:
-            found.append(ratio)
-    return found
+            speedups.append(ratio)
+    return speedups
 
 
 def _ratio(value: float | None, of: float | None) -> float | None:
@@ -159,5 +159,5 @@ def _ratio(value: float | None, of: float | None) -> float | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return mean(known) if known and len(known) == len(values) else None
+    defined = [value for value in values if value is not None]
+    return mean(defined) if defined and len(defined) == len(values) else None

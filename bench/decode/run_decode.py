@@ -138,9 +138,9 @@ def _measure(
         for group in groups:
             length = f", {group.prompt_tokens} tokens" if group.prompt_tokens else ""
             work.begin(f"{group.workload}{length}")
-            found = measure(runner, group, configurations, repeats, work.advance)
-            samples.add(group.chats[0], found)
-            trials += found
+            group_trials = measure(runner, group, configurations, repeats, work.advance)
+            samples.add(group.chats[0], group_trials)
+            trials += group_trials
     return trials
 
 
@@ -215,10 +215,10 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def _check(flag: str, names: Sequence[str], known: Sequence[str]) -> None:
+def _check(flag: str, names: Sequence[str], allowed: Sequence[str]) -> None:
     for name in names:
-        if name not in known:
-            raise ValueError(f"{flag}: {name} is not one of {', '.join(known)}")
+        if name not in allowed:
+            raise ValueError(f"{flag}: {name} is not one of {', '.join(allowed)}")
 
 
 def _report_fault(fault: Exception) -> int:

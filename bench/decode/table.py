@@ -175,9 +175,9 @@ def divergence_text(row: Row) -> str:
 
 def flat(row: Row) -> dict[str, Any]:
     """Flatten a row for CSV: nested values are split, or written as JSON."""
-    found = dict(row)
-    first = found.pop("first_divergence") or {}
-    return found | {
+    flattened = dict(row)
+    first = flattened.pop("first_divergence") or {}
+    return flattened | {
         "first_divergence_token": first.get("token"),
         "first_divergence_margin": first.get("margin"),
         "by_source": json.dumps(row["by_source"]),

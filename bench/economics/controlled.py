@@ -69,16 +69,16 @@ class ControlledDrafter:
         self.seed = seed
         self._sequences: dict[int, _Sequence] = {}
 
-    def open(self, opening: SequenceStart) -> None:
+    def open(self, start: SequenceStart) -> None:
         """Store the answer and decide for each of its tokens whether it will be drafted correctly."""
         rng = random.Random(self.seed)
-        drawn = [rng.random() < self.chance for _ in opening.prediction]
-        self._sequences[opening.seq] = _Sequence(tuple(opening.prediction), drawn)
+        drawn = [rng.random() < self.chance for _ in start.prediction]
+        self._sequences[start.seq] = _Sequence(tuple(start.prediction), drawn)
 
-    def propose(self, ask: DraftQuery) -> Draft:
+    def propose(self, query: DraftQuery) -> Draft:
         """Draft the next tokens of the answer, some of them changed to wrong ones."""
-        state = self._sequences[ask.seq]
-        place = slice(state.num_committed, state.num_committed + ask.limit)
+        state = self._sequences[query.seq]
+        place = slice(state.num_committed, state.num_committed + query.limit)
         tokens = [
             token if is_right else (token + 1) % self.vocab_size
             for token, is_right in zip(state.answer[place], state.is_right[place], strict=True)
@@ -89,7 +89,7 @@ class ControlledDrafter:
         """Advance past committed tokens."""
         self._sequences[seq].num_committed += len(tokens)
 
-    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
+    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Do nothing: this drafter does not learn."""
 
     def close(self, seq: int) -> None:

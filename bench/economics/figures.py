@@ -70,13 +70,13 @@ def fit(trials: Sequence[Trial]) -> tuple[list[Fit], Slope | None]:
 
     if not controlled:
         return [], None
-    found = jackknife([trial.chat for trial in controlled], estimate)
+    estimates = jackknife([trial.chat for trial in controlled], estimate)
     fits = []
     for at, length in enumerate(lengths):
-        a, b, even = found[3 * at : 3 * at + 3]
+        a, b, even = estimates[3 * at : 3 * at + 3]
         here = of == length
         fits.append(Fit(length, a, b, even, int(here.sum()), _r_squared(x[here], y[here], a.value, b.value)))
-    r, beta = found[-2:]
+    r, beta = estimates[-2:]
     known = [one for one in fits if np.isfinite(one.break_even.value)]
     if len(known) < 2:
         return fits, None
@@ -209,12 +209,12 @@ def choices(trials: Sequence[Trial]) -> list[Choice]:
         if trial.draft_type != CONTROLLED:
             key = trial.workload, trial.draft_type, trial.num_draft_tokens, trial.is_gated
             groups.setdefault(key, []).append(trial)
-    found = []
+    result = []
     for (workload, draft_type, length, is_gated), group in groups.items():
         drafted = sum(trial.spent.num_drafted for trial in group)
         accepted = sum(trial.spent.num_accepted for trial in group)
         tokens = sum(len(trial.spent.tokens) for trial in group)
-        found.append(
+        result.append(
             Choice(
                 workload, draft_type, length, is_gated,
                 speedup=geometric_mean_of([trial.speedup for trial in group]),
@@ -223,7 +223,7 @@ def choices(trials: Sequence[Trial]) -> list[Choice]:
                 num_chats=len(group),
             )
         )  # fmt: skip
-    return found
+    return result
 
 
 def model_needs(trials: Sequence[Trial]) -> dict[int, Estimate]:
@@ -244,17 +244,17 @@ def model_needs(trials: Sequence[Trial]) -> dict[int, Estimate]:
 
 
 def advised(trials: Sequence[Trial], workload: str) -> Estimate | None:
-    """Estimate the speedup of choosing a draft type and length by a workload's chats, on chats outside them.
+    """Estimate the speedup of a workload's best draft type and length by cross-validation.
 
-    The best of many choices looks better than it is, so for each chat the choice is the best one for the
-    others. None with fewer than three chats.
+    The best of many choices looks better than it is on the chats that it was chosen by. So for each chat the
+    choice is the one that is best on the other chats. None with fewer than three chats.
     """
     logs = _advised_logs(trials, workload)
     return geometric_mean_of(list(np.exp(list(logs.values())))) if logs else None
 
 
 def against_auto(trials: Sequence[Trial], workload: str) -> Estimate | None:
-    """Return that speedup relative to auto's, by chat; None with fewer than three chats, or without auto."""
+    """Return the speedup of advised() relative to auto; None without auto or with fewer than three chats."""
     logs = _advised_logs(trials, workload)
     auto = {trial.chat: float(np.log(trial.speedup)) for trial in _real(trials, workload) if trial.is_gated}
     if not logs or logs.keys() != auto.keys():
@@ -275,7 +275,7 @@ def _advised_logs(trials: Sequence[Trial], workload: str) -> dict[int, float]:
     chats, kinds = sorted({chat for chat, _ in logs}), sorted({kind for _, kind in logs})
     if len(chats) < 3:
         return {}
-    got = {}
+    chosen_logs = {}
     for chat in chats:
         # Not drafting is a choice too.
         best, best_mean = None, 0.0
@@ -283,8 +283,8 @@ def _advised_logs(trials: Sequence[Trial], workload: str) -> dict[int, float]:
             mean = float(np.mean([logs[other, kind] for other in chats if other != chat]))
             if mean > best_mean:
                 best, best_mean = kind, mean
-        got[chat] = 0.0 if best is None else logs[chat, best]
-    return got
+        chosen_logs[chat] = 0.0 if best is None else logs[chat, best]
+    return chosen_logs
 
 
 def energy(trials: Sequence[Trial], source: str | None, reason: str | None) -> dict[str, Any]:

@@ -118,13 +118,13 @@ def energy_in_words(energy: Mapping[str, Any]) -> str:
     )
 
 
-def print_report(console: Console, found: Mapping[str, Any]) -> None:
+def print_report(console: Console, results: Mapping[str, Any]) -> None:
     """Print the tables and then the advice."""
-    console.print(_fits_table(found))
-    console.print(_choices_table(found))
-    console.print(_buckets_table(found))
-    failed = sum(row["parity"] == "FAIL" for row in found["points"])
-    count = len(found["points"])
+    console.print(_fits_table(results))
+    console.print(_choices_table(results))
+    console.print(_buckets_table(results))
+    failed = sum(row["parity"] == "FAIL" for row in results["points"])
+    count = len(results["points"])
     console.print(
         f"All {count} drafted answers equal the plain ones, token by token."
         if not failed
@@ -132,18 +132,18 @@ def print_report(console: Console, found: Mapping[str, Any]) -> None:
     )
     console.print(INTERVALS, style="dim")
     console.print()
-    for sentence in found["advice"]:
+    for sentence in results["advice"]:
         console.print(f"- {sentence}", highlight=False, markup=False)
 
 
-def _fits_table(found: Mapping[str, Any]) -> Table:
+def _fits_table(results: Mapping[str, Any]) -> Table:
     table = Table(
         title=f"Tokens/s = a + b * acceptance, for drafts that are free to make; "
-        f"plain decoding: {found['plain_tps']:.1f} tokens/s"
+        f"plain decoding: {results['plain_tps']:.1f} tokens/s"
     )
     for name in ("draft tokens", "runs", "a", "b", "r²", "step cost, plain steps", "break-even", "95 %"):
         table.add_column(name, justify="right")
-    for fit in found["fits"]:
+    for fit in results["fits"]:
         table.add_row(
             str(fit["num_draft_tokens"]), str(fit["n"]), f"{fit['a']:.1f}", f"{fit['b']:.1f}",
             f"{fit['r_squared']:.2f}", f"{fit['step_cost']:.2f}", _number(fit["break_even"], 3),
@@ -152,11 +152,11 @@ def _fits_table(found: Mapping[str, Any]) -> Table:
     return table
 
 
-def _choices_table(found: Mapping[str, Any]) -> Table:
+def _choices_table(results: Mapping[str, Any]) -> Table:
     table = Table(title="Draft types and lengths, compared with plain decoding of the same chats")
     for name in ("workload", "drafts", "max draft", "chats", "accepted", "of answer", "speedup", "95 %"):
         table.add_column(name, justify="left" if name in ("workload", "drafts") else "right")
-    for one in found["choices"]:
+    for one in results["choices"]:
         table.add_row(
             one["workload"], one["draft_type"] + (", gated" if one["is_gated"] else ""),
             str(one["num_draft_tokens"]), str(one["n"]), f"{100 * one['acceptance']:.0f} %",
@@ -165,14 +165,14 @@ def _choices_table(found: Mapping[str, Any]) -> Table:
     return table
 
 
-def _buckets_table(found: Mapping[str, Any]) -> Table:
+def _buckets_table(results: Mapping[str, Any]) -> Table:
     table = Table(title="Speedup by acceptance (number of runs), every draft verified")
-    lengths = sorted({row["num_draft_tokens"] for row in found["buckets"]})
+    lengths = sorted({row["num_draft_tokens"] for row in results["buckets"]})
     table.add_column("acceptance")
     for length in lengths:
         table.add_column(f"{length} drafted", justify="right")
-    for label in dict.fromkeys(row["label"] for row in found["buckets"]):
-        by_length = {row["num_draft_tokens"]: row for row in found["buckets"] if row["label"] == label}
+    for label in dict.fromkeys(row["label"] for row in results["buckets"]):
+        by_length = {row["num_draft_tokens"]: row for row in results["buckets"] if row["label"] == label}
         cells = [
             f"{by_length[length]['speedup']:.2f} ({by_length[length]['n']})" if length in by_length else "-"
             for length in lengths

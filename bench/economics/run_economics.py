@@ -88,9 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
         print("reprise bench economics: every answer was too short to measure", file=sys.stderr)
         return 1
     curve = {int(one["width"]) - 1: one["seconds"] for one in record["cost_curve"]}
-    found = section(trials, curve, energy)
-    record["economics"] = found
-    print_report(console, found)
+    results = section(trials, curve, energy)
+    record["economics"] = results
+    print_report(console, results)
     console.print(", ".join(f"{key} {value}" for key, value in record["machine"].items()), highlight=False)
     outputs.write(arguments, record, rows(trials))
     return 0
@@ -181,12 +181,12 @@ def _settings(arguments: argparse.Namespace, max_draft_tokens: int) -> Settings:
 def _chats(arguments: argparse.Namespace, prompts: Sequence[Chat] | None, local: LocalEngine) -> list[Chat]:
     if prompts is not None:
         return list(prompts)
-    found = []
+    chats = []
     for name in arguments.workloads.split(","):
         requested = (arguments.prompt_tokens,) if arguments.prompt_tokens else None
         length = lengths_of(name, requested)[0]
-        found += make_chats(name, arguments.chats, arguments.seed, local.count_tokens, length)
-    return found
+        chats += make_chats(name, arguments.chats, arguments.seed, local.count_tokens, length)
+    return chats
 
 
 def _mixed(chats: Sequence[Chat], count: int) -> list[tuple[int, Chat]]:

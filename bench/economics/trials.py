@@ -112,17 +112,17 @@ class TrialRunner:
     ) -> list[Trial]:
         """Run a chat with every draft setting, with a plain run before and after each group of settings."""
         plain = self._run(chat, "none", None)
-        found = []
+        trials = []
         for group in groups:
-            spent = [self._run(chat, draft_type, length) for draft_type, length in group]
-            beside = [plain, self._run(chat, "none", None)]
-            plain = beside[-1]
+            runs = [self._run(chat, draft_type, length) for draft_type, length in group]
+            plain_runs = [plain, self._run(chat, "none", None)]
+            plain = plain_runs[-1]
             if len(plain.tokens) >= MIN_TOKENS:
-                found += [
-                    _trial(number, chat, draft_type, length, is_gated, one, beside)
-                    for (draft_type, length), one in zip(group, spent, strict=True)
+                trials += [
+                    _trial(number, chat, draft_type, length, is_gated, run, plain_runs)
+                    for (draft_type, length), run in zip(group, runs, strict=True)
                 ]
-        return found
+        return trials
 
     def control(
         self, number: int, chat: Chat, num_draft_tokens: int, levels: Sequence[float] = LEVELS
@@ -131,34 +131,42 @@ class TrialRunner:
         turn = next((turn for turn in chat.turns if turn.is_measured), None)
         if turn is None:
             return []
-        one = Chat(chat.workload, (turn,), chat.prompt_tokens)
+        first_turn = Chat(chat.workload, (turn,), chat.prompt_tokens)
         oracle = ControlledDrafter(self.local.engine.info.vocab_size, number)
-        before = self._run(one, "none", None)
+        before = self._run(first_turn, "none", None)
         original, self.local.drafters[PLACE] = self.local.drafters[PLACE], oracle
-        spent = []
+        runs = []
         try:
             for level in levels if len(before.tokens) >= MIN_TOKENS else ():
                 oracle.chance = chance_for(level, num_draft_tokens)
                 # Type draft-model uses no lookups, so nothing but the prediction is drafted.
-                spent.append(self._run(one, "draft-model", num_draft_tokens, before.tokens))
+                runs.append(self._run(first_turn, "draft-model", num_draft_tokens, before.tokens))
         finally:
             self.local.drafters[PLACE] = original
-        beside = [before, self._run(one, "none", None)]
-        return [_trial(number, one, CONTROLLED, num_draft_tokens, False, each, beside) for each in spent]
+        plain_runs = [before, self._run(first_turn, "none", None)]
+        return [
+            _trial(number, first_turn, CONTROLLED, num_draft_tokens, False, run, plain_runs) for run in runs
+        ]
 
     def _run(
-        self, chat: Chat, draft_type: DraftType, num_draft_tokens: int | None, known: tuple[int, ...] = ()
+        self,
+        chat: Chat,
+        draft_type: DraftType,
+        num_draft_tokens: int | None,
+        prediction: tuple[int, ...] = (),
     ) -> Spent:
         choice = DraftChoice(draft_type, num_draft_tokens)
-        runs = [self._run_once(chat, choice, known) for _ in range(self.options.repeats)]
+        runs = [self._run_once(chat, choice, prediction) for _ in range(self.options.repeats)]
         self.advance()
         return min(runs, key=lambda one: one.decode_s)
 
-    def _run_once(self, chat: Chat, choice: DraftChoice, known: tuple[int, ...]) -> Spent:
+    def _run_once(self, chat: Chat, choice: DraftChoice, prediction: tuple[int, ...]) -> Spent:
         self.local.engine.table_reset()
         parts = []
         for turn in chat.turns:
-            request = request_of(self.local, turn, self.options.max_tokens, self.options.seed, choice, known)
+            request = request_of(
+                self.local, turn, self.options.max_tokens, self.options.seed, choice, prediction
+            )
             if request is None:
                 break
             before_j = self.meter.read()
@@ -177,9 +185,9 @@ def _trial(
     num_draft_tokens: int,
     is_gated: bool,
     spent: Spent,
-    beside: Sequence[Spent],
+    plain_runs: Sequence[Spent],
 ) -> Trial:
-    joules = [one.joules for one in beside if one.joules is not None]
+    joules = [run.joules for run in plain_runs if run.joules is not None]
     return Trial(
         chat=number,
         workload=chat.workload,
@@ -187,9 +195,9 @@ def _trial(
         num_draft_tokens=num_draft_tokens,
         is_gated=is_gated,
         spent=spent,
-        plain_tps=sum(len(one.tokens) for one in beside) / sum(one.decode_s for one in beside),
-        is_equal=all(one.tokens == spent.tokens for one in beside),
-        plain_joules=sum(joules) / len(joules) if len(joules) == len(beside) else None,
+        plain_tps=sum(len(run.tokens) for run in plain_runs) / sum(run.decode_s for run in plain_runs),
+        is_equal=all(run.tokens == spent.tokens for run in plain_runs),
+        plain_joules=sum(joules) / len(joules) if len(joules) == len(plain_runs) else None,
     )
 
 

@@ -1,4 +1,4 @@
-// Answers as text, with each token coloured by its source.
+// Answers as text, with each token colored by its source.
 import { choice, distinct, grouped, h, list, svg } from "./dom.js";
 import { section } from "./documents.js";
 import { counted, share, whole } from "./format.js";
@@ -78,7 +78,7 @@ function ordinal(count) {
   return `${count}${ending}`;
 }
 
-// The whole answer as a bar, coloured by source.
+// The whole answer as a bar, colored by source.
 function stripOf(tokens) {
   const strip = svg("svg", { class: "strip", viewBox: `0 0 ${tokens.length} 10`, preserveAspectRatio: "none", "aria-hidden": "true" });
   let from = 0;

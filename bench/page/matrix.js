@@ -1,4 +1,4 @@
-// A table whose cells are tinted by their distance from a reference, with one colour above and another below it.
+// A table whose cells are tinted by their distance from a reference, with one color above and another below it.
 import { h, isNumber } from "./dom.js";
 import { rove, tip } from "./tooltip.js";
 

@@ -1,4 +1,4 @@
-// The colour and shape of each name, the same everywhere on the page.
+// The color and shape of each name, the same everywhere on the page.
 import { svg } from "./dom.js";
 
 const KNOWN = ["auto", "suffix", "ngram-simple", "ngram-mod", "draft-model"];

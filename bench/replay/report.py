@@ -16,39 +16,39 @@ POSITIONS = (1, 2, 3, 4, 8, 12, 16, 24, 31, 48, 64)
 """Positions in a draft that the table shows; the first is 1."""
 
 NOTES = """\
-TPF: tokens per forward pass. Speed: plain cost over cost; least: of the pair that gained least.
-Accepted: of drafted tokens. Copied: share of the answer that came from drafts.
-Steps: share of forward passes that verified a draft.
+TPF: tokens per forward pass. speed: speedup over plain decoding; least: the lowest speedup of a pair.
+accepted: share of drafted tokens. copied: share of the answer that came from drafts.
+steps: share of forward passes that verified a draft.
 us/token: processor time of the drafter per token of the answer, not included in the speed.
-Open: the same per token of the prompt."""
+open: the same per token of the prompt."""
 
 
-def rows_of(found: Mapping[Key, Group], rules: Sequence[str], curves: Sequence[Curve]) -> list[Row]:
+def rows_of(results: Mapping[Key, Group], rules: Sequence[str], curves: Sequence[Curve]) -> list[Row]:
     """Return one row per rule and workload, and one per rule for all workloads if there are several.
 
     Figures that differ by curve are under "by_curve"; the same fields at top level are those of the first
     curve.
     """
-    workloads = list(dict.fromkeys(workload for _, workload, _ in found))
+    workloads = list(dict.fromkeys(workload for _, workload, _ in results))
     groups: list[tuple[str, Sequence[str]]] = [(name, [name]) for name in workloads]
     if len(workloads) > 1:
         groups.append(("all", workloads))
     rows = []
     for workload, parts in groups:
         for rule in rules:
-            of_curves = {c.name: _together(found[rule, part, c.name] for part in parts) for c in curves}
+            of_curves = {c.name: _together(results[rule, part, c.name] for part in parts) for c in curves}
             rows.append(_row(rule, workload, of_curves))
     return rows
 
 
 def flat(rows: Iterable[Row]) -> list[Row]:
     """Return the rows for CSV: one per rule, workload and curve."""
-    found = []
+    flattened = []
     for row in rows:
         for curve, figures in row["by_curve"].items():
             shared = {key: row[key] for key in ("workload", "drafter", "rule", "used_by", "pairs", "tokens")}
-            found.append({**shared, "curve": curve, **figures})
-    return found
+            flattened.append({**shared, "curve": curve, **figures})
+    return flattened
 
 
 def count_text(count: int, noun: str) -> str:
@@ -74,10 +74,10 @@ def print_report(console: Console, rows: Sequence[Row], curves: Sequence[Curve])
 
 
 def _together(groups: Iterable[Group]) -> Group:
-    whole = Group()
+    total = Group()
     for group in groups:
-        whole.add(group)
-    return whole
+        total.add(group)
+    return total
 
 
 def _row(name: str, workload: str, of_curves: Mapping[str, Group]) -> Row:

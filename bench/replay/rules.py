@@ -28,7 +28,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A way to draft.
+    """A rule for drafting.
 
     title: the rule in words. used_by: where it is known to be in use; "" if nowhere.
     depends_on_costs: whether step costs decide how much is drafted; if not, one replay serves all curves.
@@ -58,13 +58,13 @@ def _served(name: str, title: str, used_by: str, only: Callable[[], Drafter] | N
 
     def make(setup: Setup, curve: Curve) -> Player:
         settings = replace(setup.settings, draft_type=draft_type)
-        drafters = [only()] if only else _asked(draft_type, make_drafters(settings, "replay"))
+        drafters = [only()] if only else _in_order(draft_type, make_drafters(settings, "replay"))
         return ServerPlayer(drafters, settings, curve, setup.line_ends)
 
     return Rule(name, title, used_by, make, depends_on_costs=True, is_ordered=True)
 
 
-def _asked(draft_type: str, drafters: dict[str, Drafter]) -> list[Drafter]:
+def _in_order(draft_type: str, drafters: dict[str, Drafter]) -> list[Drafter]:
     """Return the drafters that the type uses, so that only their time is measured."""
     return [drafters[name] for name in LOOKUPS[draft_type]]
 

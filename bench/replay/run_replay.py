@@ -29,17 +29,20 @@ from config.settings import BUNDLED_MODEL, Settings
 
 SUMMARY = "Replay known answers by any drafting rule, without a model, at given step costs."
 
+_DESCRIPTION = """\
+Replay known answers step by step, drafting by each rule, and report what it would gain at given step costs.
+Needs no model. Without --pairs and --workloads the pairs are generated from a seed: edits of the Python files
+installed here, documents, and traps.
+"""
 _WIDTH = 140
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `reprise bench replay` to the parser."""
-    parser.description = (
-        "Replay known answers step by step, drafting by each rule, and report what it would gain at given "
-        "step costs. Needs no model. Without --pairs and --workloads the pairs are generated from a seed: "
-        "edits of the Python files installed here, documents, and traps. Rules: "
-        + "; ".join(f"{rule.name}: {rule.title}" for rule in RULES.values())
-    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = _DESCRIPTION
+    names = max(map(len, RULES))
+    parser.epilog = "rules:\n" + "\n".join(f"  {rule.name:{names}}  {rule.title}" for rule in RULES.values())
     add = parser.add_argument
     add("--pairs", action="append", type=Path, metavar="FILE", help="Pairs as JSON lines; may be repeated.")
     add(
@@ -74,13 +77,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--num-draft-tokens",
         type=argument_types.count,
         default=31,
-        help="Maximum draft length of the server's rules.",
+        metavar="N",
+        help="Maximum draft length of the server's rules. Default: 31.",
     )
     add(
         "--chats",
         type=argument_types.count,
         default=20,
-        help="Number of chats per workload and prompt length.",
+        metavar="N",
+        help="Chats per workload and prompt length. Default: 20.",
     )
     add(
         "--prompt-tokens",
@@ -88,21 +93,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,M",
         help="Prompt lengths, for workloads that take them.",
     )
-    add("--edits", type=_count_or_none, default=60, help="Number of generated edits.")
+    add("--edits", type=_count_or_none, default=60, metavar="N", help="Generated edits. Default: 60.")
     add(
         "--prose",
         type=_count_or_none,
         default=40,
-        help="Number of documents, the second half given the first.",
+        metavar="N",
+        help="Documents whose second half is replayed after the first. Default: 40.",
     )
-    add("--traps", type=_count_or_none, default=4, help="Number of prompts whose matches mislead drafters.")
+    add(
+        "--traps",
+        type=_count_or_none,
+        default=4,
+        metavar="N",
+        help="Prompts whose matches mislead drafters. Default: 4.",
+    )
     add("--kind", choices=KINDS, default="", help="Replay only generated edits of this kind.")
-    add("--seed", type=int, default=1, help="Seed of everything that is generated.")
+    add("--seed", type=int, default=1, metavar="N", help="Seed of everything that is generated. Default: 1.")
     add(
         "--processes",
         type=argument_types.count,
         default=_num_processors(),
-        help="Maximum number of processes.",
+        metavar="N",
+        help="Maximum number of processes. Default: the number of processors.",
     )
     add(
         "--calibrate", action="store_true", help="Print how often each bucket of the suffix drafter is right."
@@ -151,10 +164,10 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ArgumentsError("--num-draft-tokens is at most 255, as in the server")
 
 
-def _curves(asked: Sequence[str] | None) -> tuple[Curve, ...]:
+def _curves(names: Sequence[str] | None) -> tuple[Curve, ...]:
     known = built_in()
     curves: list[Curve] = []
-    for name in asked or known:
+    for name in names or known:
         curve = known[name] if name in known else read_curve(Path(name))
         same = sum(other.name.split(" #")[0] == curve.name for other in curves)
         curves.append(replace(curve, name=f"{curve.name} #{same + 1}") if same else curve)
@@ -168,10 +181,10 @@ def _replay(console: Console, job: Job, num_processes: int) -> list[dict[str, An
             f"replaying {count_text(len(job.pairs), 'pair')} by {count_text(len(job.rules), 'rule')}",
             total=1.0,
         )
-        found = run_job(job, num_processes, lambda share: progress.update(task, completed=share))
-    if not found:
+        results = run_job(job, num_processes, lambda share: progress.update(task, completed=share))
+    if not results:
         raise ArgumentsError("none of the pairs is marked to be measured")
-    return rows_of(found, job.rules, job.curves)
+    return rows_of(results, job.rules, job.curves)
 
 
 def _print_sources(console: Console, sources: Sequence[Source]) -> None:
@@ -187,8 +200,8 @@ def _write(
     sources: Sequence[Source],
 ) -> None:
     section = {"rows": rows, "curves": describe(curves), "sources": [asdict(source) for source in sources]}
-    found = document.new_document(document.command_line(arguments), replay=section)
-    outputs.write(arguments, found, flat(rows))
+    record = document.new_document(document.command_line(arguments), replay=section)
+    outputs.write(arguments, record, flat(rows))
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ Key = tuple[str, str, str]
 class Group:
     """The results of a rule for some pairs on one cost curve.
 
-    cost: in plain steps. slowest: speed-up of the pair that gained least. drafter_ns, open_ns: processor time
+    cost: in plain steps. slowest: the lowest speedup of a pair. drafter_ns, open_ns: processor time
     of the drafters, for answers and for prompts.
     """
 
@@ -90,7 +90,7 @@ def run_task(job: Job, task: Task, note: Callable[[int], None]) -> dict[Key, Gro
     """Replay one task. note: called with the number of tokens after each answer."""
     rule, curves = RULES[task.rule], job.curves if task.curve is None else (job.curves[task.curve],)
     player = rule.player(job.setup, None if task.curve is None else curves[0])
-    found: dict[Key, Group] = {}
+    results: dict[Key, Group] = {}
     chat = ""
     for pair in job.pairs[task.start : task.stop]:
         if not rule.is_warm and (not pair.chat or pair.chat != chat):
@@ -102,10 +102,10 @@ def run_task(job: Job, task: Task, note: Callable[[int], None]) -> dict[Key, Gro
         note(len(pair.answer))
         for curve in curves if pair.is_measured else ():
             cost = outcome.cost_on(curve)
-            group = found.setdefault((rule.name, pair.workload, curve.name), Group())
+            group = results.setdefault((rule.name, pair.workload, curve.name), Group())
             speed = outcome.num_tokens / cost
             group.add(Group(1, len(pair.prompt), outcome, cost, speed, drafter_ns, open_ns))
-    return found
+    return results
 
 
 def run_job(job: Job, num_processes: int, progress: Callable[[float], None]) -> dict[Key, Group]:
@@ -116,7 +116,7 @@ def run_job(job: Job, num_processes: int, progress: Callable[[float], None]) -> 
     """
     tasks = tasks_of(job)
     total = max(1, sum(len(pair.answer) for task in tasks for pair in job.pairs[task.start : task.stop]))
-    found: dict[Key, Group] = {}
+    results: dict[Key, Group] = {}
     if min(num_processes, len(tasks)) == 1 or total < MIN_PARALLEL_TOKENS:
         done = 0
 
@@ -126,11 +126,11 @@ def run_job(job: Job, num_processes: int, progress: Callable[[float], None]) -> 
             progress(done / total)
 
         for task in tasks:
-            _add(found, run_task(job, task, note))
-        return found
+            _add(results, run_task(job, task, note))
+        return results
     for part in _in_processes(job, tasks, num_processes, lambda tokens: progress(tokens / total)):
-        _add(found, part)
-    return found
+        _add(results, part)
+    return results
 
 
 def _in_processes(
@@ -176,9 +176,9 @@ def _run_in_worker(task: Task) -> dict[Key, Group]:
     return run_task(_job, task, note)
 
 
-def _add(found: dict[Key, Group], part: dict[Key, Group]) -> None:
+def _add(results: dict[Key, Group], part: dict[Key, Group]) -> None:
     for key, group in part.items():
-        found.setdefault(key, Group()).add(group)
+        results.setdefault(key, Group()).add(group)
 
 
 def _chunks(pairs: Sequence[TokenPair]) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.edits import edit_cases, prose_cases, trap_cases
 from bench.errors import ArgumentsError
-from bench.pairs import TokenPair, read_pairs, tokenised
+from bench.pairs import TokenPair, read_pairs, tokenized
 from bench.rendering import render, render_turn
 from bench.workloads import WORKLOADS, lengths_of, make_chats
 
@@ -59,13 +59,13 @@ def collect(arguments: argparse.Namespace, vocabulary: Vocabulary) -> tuple[list
     pairs: list[TokenPair] = []
     sources: list[Source] = []
 
-    def add(name: str, found: Sequence[TokenPair], num_empty: int = 0) -> None:
-        pairs.extend(found)
-        sources.append(Source(name, len(found), num_empty))
+    def add(name: str, added: Sequence[TokenPair], num_empty: int = 0) -> None:
+        pairs.extend(added)
+        sources.append(Source(name, len(added), num_empty))
 
     for path in arguments.pairs or ():
         read = read_pairs(path)
-        found = tokenised(read, vocabulary.encode)
+        found = tokenized(read, vocabulary.encode)
         add(str(path), found, len(read) - len(found))
     for name in arguments.workloads:
         add(f"workload {name}", _of_workload(name, arguments, vocabulary))

@@ -28,7 +28,7 @@ class AnsweredChat:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to answer. prepare: called with the engine before each chat."""
+    """How to answer the chats. prepare: called with the engine before each chat."""
 
     name: str
     prepare: Callable[[LocalEngine], None]

@@ -44,13 +44,13 @@ def measure_points(
                     of_workload.setdefault(name, Measured()).add(run)
         advance()
     for point in points:
-        for workload, found in totals.items():
+        for workload, of_point in totals.items():
             yield {
                 "draft_type": point.draft_type,
                 "num_draft_tokens": point.num_draft_tokens,
                 "ngram_size": point.ngram_size,
                 "workload": workload,
-                **_figures(found[str(point)], found["plain"]),
+                **_figures(of_point[str(point)], of_point["plain"]),
             }
 
 

@@ -13,7 +13,7 @@ from drafters.repetition import repetition_score
 Mode = Literal["auto", "on"]
 
 MODES: tuple[Mode, ...] = ("auto", "on")
-"""Below the threshold, auto starts with short drafts and learns; on never drafts."""
+"""For prompts below the threshold, auto starts with short drafts and learns; on never drafts."""
 
 THRESHOLDS = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)
 
@@ -49,4 +49,4 @@ def means(rows: Sequence[Mapping[str, Any]], mode: Mode) -> dict[float, tuple[fl
     for row in rows:
         if row["gate"] == mode:
             speedups.setdefault(row["threshold"], []).append(row["speedup"])
-    return {threshold: (geometric_mean(found), min(found)) for threshold, found in speedups.items()}
+    return {threshold: (geometric_mean(values), min(values)) for threshold, values in speedups.items()}

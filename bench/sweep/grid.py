@@ -91,7 +91,7 @@ def overall(rows: Sequence[Mapping[str, Any]]) -> dict[Configuration, tuple[floa
     for row in rows:
         point = Configuration(row["draft_type"], row["num_draft_tokens"], row["ngram_size"])
         speedups.setdefault(point, []).append(row["speedup"])
-    return {point: (geometric_mean(found), min(found)) for point, found in speedups.items()}
+    return {point: (geometric_mean(values), min(values)) for point, values in speedups.items()}
 
 
 def best_of(rows: Sequence[Mapping[str, Any]], draft_type: str | None = None) -> Configuration:

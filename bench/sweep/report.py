@@ -124,11 +124,11 @@ def print_gate(console: Console, rows: Rows, settings: Settings) -> None:
         sentence += f"; the default, {settings.gate_threshold:g}, has {auto[settings.gate_threshold][0]:.3f}"
     console.print(f"\n{sentence}.", highlight=False)
     table = _table("threshold", "prompts above", "auto", "lowest", "on", "lowest")
-    for threshold, found in auto.items():
+    for threshold, figures in auto.items():
         of_threshold = [row for row in rows if row["threshold"] == threshold and row["gate"] == "auto"]
         above = sum(row["repetitive"] for row in of_threshold) / len(of_threshold)
         on = by_mode["on"][threshold]
-        table.add_row(f"{threshold:g}", _share(above), *(f"{number:.3f}" for number in (*found, *on)))
+        table.add_row(f"{threshold:g}", _share(above), *(f"{number:.3f}" for number in (*figures, *on)))
     console.print(table)
     console.print(
         "Draft type auto, replayed speedup: mean over workloads, and the lowest. Below the threshold, gate "
@@ -148,9 +148,9 @@ def print_warm(console: Console, rows: Rows) -> None:
         key = row["pair"], row["workload"], row["draft_type"], row["memory"]
         groups.setdefault(key, {})[row["turn"]] = row
     for names, by_turn in groups.items():
-        whole = by_turn[None]
+        all_turns = by_turn[None]
         cells = [f"{by_turn[turn]['speedup']:.2f}" if turn in by_turn else "" for turn in turns]
-        table.add_row(*names, *cells, f"{whole['speedup']:.2f}", _number(whole["measured_speedup"]))
+        table.add_row(*names, *cells, f"{all_turns['speedup']:.2f}", _number(all_turns["measured_speedup"]))
     console.print()
     for pair in dict.fromkeys(row["pair"] for row in rows):
         console.print(f"{_warm_sentence(rows, pair)}", highlight=False)

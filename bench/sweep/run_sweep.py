@@ -138,12 +138,12 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         _check(arguments)
         with outputs.make_progress(console) as progress:
-            found = sweep(arguments, Bars(progress, console))
+            results = sweep(arguments, Bars(progress, console))
     except (BenchError, TableFileError, ModelError) as fault:
         print(f"reprise bench sweep: {fault}", file=sys.stderr)
         return 2
-    print_report(console, found["sweep"], Settings())
-    outputs.write(arguments, found, [{"part": part, **row} for part, row in _flat(found["sweep"])])
+    print_report(console, results["sweep"], Settings())
+    outputs.write(arguments, results, [{"part": part, **row} for part, row in _flat(results["sweep"])])
     return 0
 
 

@@ -175,7 +175,7 @@ def measure_user(
     tables = tables_in(user.setup, file)
     tables.load()
     local.drafters[NAME] = NgramModDrafter(tables)
-    found: dict[Place, Measured] = {}
+    results: dict[Place, Measured] = {}
     for one in chats:
         variants = [Variant(PLAINLY, lambda _: None, PLAIN)]
         variants += [Variant(name, partial(_prepare, name == WARM), DraftChoice("auto")) for name in MEASURED]
@@ -183,9 +183,9 @@ def measure_user(
             for pair, run in zip(one.pairs, runs, strict=True):
                 if pair.is_measured:
                     key = pair.workload, pair.turn or 0, name
-                    found.setdefault(key, Measured()).add(run)
+                    results.setdefault(key, Measured()).add(run)
         advance()
-    return found
+    return results
 
 
 def _prepare(is_warm: bool, local: LocalEngine) -> None:

@@ -13,7 +13,7 @@ PUBLISHED = (
 
 
 def findings(rows: Sequence[Row]) -> list[str]:
-    """Return sentences: is context better than naive, which lengths paid, are all tokens equal."""
+    """Return sentences on whether context beats naive, which lengths paid, and whether tokens are equal."""
     sentences = []
     for name in dict.fromkeys(row["draft_model"] for row in rows):
         of_model = [row for row in rows if row["draft_model"] == name]
@@ -31,18 +31,18 @@ def _compared(rows: Sequence[Row]) -> list[str]:
         if not row["is_adaptive"]:
             cell = row["workload"], row["prompt_tokens"], row["num_draft_tokens"]
             cells.setdefault(cell, {})[row["strategy"]] = row
-    both = {cell: found for cell, found in cells.items() if {"context", "naive"} <= found.keys()}
-    if not both:
+    compared = {cell: found for cell, found in cells.items() if {"context", "naive"} <= found.keys()}
+    if not compared:
         return []
     worse = [
         f"{workload} at k = {length} ({_counts(found['context'])} against {_counts(found['naive'])})"
-        for (workload, _, length), found in both.items()
+        for (workload, _, length), found in compared.items()
         if _accepted(found["context"]) < _accepted(found["naive"])
     ]
-    every = [_total(found[strategy] for found in both.values()) for strategy in ("context", "naive")]
+    totals = [_total(found[strategy] for found in compared.values()) for strategy in ("context", "naive")]
     start = (
-        f"acceptance is {_share(every[0])} with context and {_share(every[1])} without (naive), over "
-        f"{len(both)} pairs of workload and k; "
+        f"acceptance is {_share(totals[0])} with context and {_share(totals[1])} without (naive), over "
+        f"{len(compared)} pairs of workload and k; "
     )
     if not worse:
         return [start + "context is at least as good as naive in all of them."]

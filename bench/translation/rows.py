@@ -30,9 +30,9 @@ def _row(pair: Pair, is_adaptive: bool, trials: Sequence[Trial]) -> Row:
     drafter_s = sum(run.counts.drafter_s for run in runs)
     num_drafted = sum(row["by_source"].get("draft-model", (0, 0))[:1])
     num_drafts = row["drafted_by_position"][0] if row["drafted_by_position"] else 0
-    which = {"draft_model": pair.name, "strategy": pair.strategy, "is_adaptive": is_adaptive}
+    identity = {"draft_model": pair.name, "strategy": pair.strategy, "is_adaptive": is_adaptive}
     answers = [_speedup(trial) for trial in trials]
-    found = {
+    figures = {
         # The extremes are over answers, not rounds: answers differ more than rounds do.
         "speedup_low": min(answers),
         "speedup_high": max(answers),
@@ -41,7 +41,7 @@ def _row(pair: Pair, is_adaptive: bool, trials: Sequence[Trial]) -> Row:
         "drafted_per_s": num_drafted / drafter_s if drafter_s else None,
     }
     counted = {name: sum(run.counts.translation[name] for run in runs) for name in COUNTS}
-    return which | row | found | counted
+    return identity | row | figures | counted
 
 
 def _speedup(trial: Trial) -> float:

@@ -14,10 +14,10 @@ from bench.translation.rows import COUNTS
 NOTES = """\
 accepted: acceptance rate in %; then the rates at positions 1, 2, 4 and 6 of a draft.
 k: draft length; adaptive: the engine chooses lengths and may leave drafts out.
-speedup: of decoding, against interleaved plain runs; in parentheses the lowest and highest of an answer.
+speedup: of decoding, against interleaved plain runs; in parentheses the lowest and highest of one answer.
 model: share of the time that the draft model takes, in %.
 translated: drafts expressed in the target's tokens. absorbed: drafts that added nothing new. skipped: drafts
-without an exact translation. resync.: drafts for which a common token boundary had to be searched.
+without an exact translation. resync.: drafts that needed fewer committed tokens in front.
 tokens: whether all drafted runs have the same tokens as all plain runs.
 """
 _HEADINGS = (

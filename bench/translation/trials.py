@@ -60,15 +60,15 @@ class Trials:
     def _measure(self, pair: Pair, is_adaptive: bool, local: LocalEngine) -> None:
         work = self._work or self._begin(local)
         runner = Runner(local, self.arguments.max_tokens, self.arguments.seed, self.meter)
-        ways, kind = (
-            ways_of(self.arguments, is_adaptive),
+        configurations, kind = (
+            configurations_of(self.arguments, is_adaptive),
             "adaptive" if is_adaptive else "every draft verified",
         )
-        found: list[Trial] = []
+        trials: list[Trial] = []
         for group in self._groups:
             work.begin(f"{pair.name}, {pair.strategy}, {kind}: {group.workload}")
-            found += measure(runner, group, ways, self.arguments.repeats, work.advance)
-        self.rows += rows_of(pair, is_adaptive, found)
+            trials += measure(runner, group, configurations, self.arguments.repeats, work.advance)
+        self.rows += rows_of(pair, is_adaptive, trials)
 
     def _begin(self, local: LocalEngine) -> WorkProgress:
         """Make the chats, which needs a tokenizer, and start the progress display."""
@@ -78,7 +78,7 @@ class Trials:
         weight = sum(
             group.weight
             * num_rounds(group, self.arguments.repeats)
-            * num_configurations(group, ways_of(self.arguments, is_adaptive))
+            * num_configurations(group, configurations_of(self.arguments, is_adaptive))
             for is_adaptive in (ADAPTIVE, FORCED)
             for group in self._groups
         )
@@ -110,7 +110,7 @@ def settings_of(arguments: argparse.Namespace, pair: Pair, is_adaptive: bool) ->
     return settings if is_adaptive else replace(settings, num_draft_tokens=max(arguments.num_draft_tokens))
 
 
-def ways_of(arguments: argparse.Namespace, is_adaptive: bool) -> list[Configuration]:
+def configurations_of(arguments: argparse.Namespace, is_adaptive: bool) -> list[Configuration]:
     """Return the configurations: the requested lengths, or the server's maximum if the engine adapts."""
     lengths = [Settings().num_draft_tokens] if is_adaptive else arguments.num_draft_tokens
     return [Configuration("draft-model", length) for length in lengths]

@@ -1,4 +1,4 @@
-"""Generated chats for benchmarks, the same for everyone with the same seed. VERSION changes when they change.
+"""Generated chats for benchmarks, the same everywhere for the same seed. VERSION changes when they change.
 
     chats = make_chats("json_rag", count=4, seed=1, count_tokens=count, prompt_tokens=600)
     chats[0].turns[0].messages, chats[0].turns[0].reference

@@ -105,10 +105,10 @@ def _expression(rng: random.Random, known: Sequence[str]) -> str:
 def _value(file: str, rng: random.Random) -> tuple[str, str]:
     name, old = rng.choice(constants(file))
     new = _other_than(old, make=lambda: str(number(rng)))
-    asked = rng.choice(
+    request = rng.choice(
         ("Set {name} to {new}.", "Change {name} to {new}.", "Change {name} from {old} to {new}.")
     )
-    return asked.format(name=name, old=old, new=new), set_value(file, name, new)
+    return request.format(name=name, old=old, new=new), set_value(file, name, new)
 
 
 def _rename(file: str, rng: random.Random) -> tuple[str, str]:
@@ -116,10 +116,10 @@ def _rename(file: str, rng: random.Random) -> tuple[str, str]:
     names += re.findall(r"(?m)^    (\w+) = ", file)
     old = rng.choice(names)
     new = _other_than(*names, "python", make=lambda: next(identifiers(rng)))
-    asked = rng.choice(
+    request = rng.choice(
         ("Rename {old} to {new}.", "Change the name {old} to {new}.", "Replace {old} with {new} everywhere.")
     )
-    return asked.format(old=old, new=new), re.sub(rf"\b{old}\b", new, file)
+    return request.format(old=old, new=new), re.sub(rf"\b{old}\b", new, file)
 
 
 def _docstring(file: str, rng: random.Random) -> tuple[str, str]:
@@ -127,9 +127,9 @@ def _docstring(file: str, rng: random.Random) -> tuple[str, str]:
     if not bare:
         return _return(file, rng)
     name, text = rng.choice(bare), f"{rng.choice(VERBS).capitalize()} the {thing(rng)}."
-    asked = rng.choice(('Add the docstring "{text}" to {name}.', 'Give {name} the docstring "{text}".'))
+    request = rng.choice(('Add the docstring "{text}" to {name}.', 'Give {name} the docstring "{text}".'))
     changed = re.sub(rf"(?m)^(def {name}\(.*\):)$", rf'\1\n    """{text}"""', file)
-    return asked.format(name=name, text=text), changed
+    return request.format(name=name, text=text), changed
 
 
 def _return(file: str, rng: random.Random) -> tuple[str, str]:
@@ -137,7 +137,7 @@ def _return(file: str, rng: random.Random) -> tuple[str, str]:
         re.findall(r"(?m)^def (\w+)\((.*)\):\n(?:    .*\n)*?    return (.*)$", file)
     )
     new = _other_than(old, make=lambda: _expression(rng, arguments.split(", ")))
-    asked = rng.choice(
+    request = rng.choice(
         (
             "Make {name} return {new}.",
             "{name} should return {new}, not {old}.",
@@ -147,7 +147,7 @@ def _return(file: str, rng: random.Random) -> tuple[str, str]:
     changed = re.sub(
         rf"(?m)(^def {name}\(.*\):\n(?:    .*\n)*?    return ).*$", lambda m: m[1] + new, file, count=1
     )
-    return asked.format(name=name, old=old, new=new), changed
+    return request.format(name=name, old=old, new=new), changed
 
 
 def _other_than(*old: str, make: Callable[[], str]) -> str:

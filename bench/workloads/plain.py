@@ -17,10 +17,10 @@ def _free(rng: random.Random, _: Grow) -> Sequence[Turn]:
 def _arithmetic(rng: random.Random, _: Grow) -> Sequence[Turn]:
     sums = [(rng.randrange(100, 1000), rng.choice("+-"), rng.randrange(10, 100)) for _ in range(NUM_SUMS)]
     answers = [left + right if sign == "+" else left - right for left, sign, right in sums]
-    asked = "\n".join(f"{left} {sign} {right}" for left, sign, right in sums)
+    listed = "\n".join(f"{left} {sign} {right}" for left, sign, right in sums)
     return [
         single_turn(
-            f"Compute each line. Answer with the results alone, one in each line.\n\n{asked}",
+            f"Compute each line. Answer with the results alone, one in each line.\n\n{listed}",
             "\n".join(map(str, answers)),
         )
     ]

@@ -53,8 +53,8 @@ def _question(rng: random.Random, record: dict[str, Any]) -> tuple[str, str]:
     if rng.random() < 0.4:
         return f"Return the record of {name} as JSON.", quoted
     field = rng.choice([key for key in record if key != "name"])
-    asked = rng.choice(("What is the {field} of {name}?", "What {field} does {name} have?"))
-    return asked.format(field=field, name=name), f"{quoted}\nThe {field} of {name} is {record[field]}."
+    request = rng.choice(("What is the {field} of {name}?", "What {field} does {name} have?"))
+    return request.format(field=field, name=name), f"{quoted}\nThe {field} of {name} is {record[field]}."
 
 
 def _extraction(rng: random.Random, _: Grow) -> Sequence[Turn]:

@@ -1,7 +1,6 @@
 """The vocabulary of the workloads: plain English words and invented names, drawn at random.
 
-The bundled model was trained on these words. Names have no meaning, so a model can only copy what it says of
-them.
+The bundled model was trained on these words. Names have no meaning, so a model can only copy them.
 """
 
 import keyword

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from drafters.base import NO_DRAFT, Draft
 
 MIN_GAIN = 1.03
-"""Speed-up over plain decoding that a verification step must promise; below it, noise would decide."""
+"""Speedup over plain decoding that a verification step must promise; below it, noise would decide."""
 
 
 def expected_tokens(rate: float, num_drafted: int) -> float:

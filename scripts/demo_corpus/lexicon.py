@@ -1,7 +1,7 @@
 """The words of the corpus: common English words and made-up names.
 
 The tokenizer is trained so that every word is one token (see train_demo_model.py). Words are combined at
-random, so there is nothing to memorise: a model that does well has learned to copy.
+random, so there is nothing to memorize: a model that does well has learned to copy.
 """
 
 import random
@@ -74,7 +74,7 @@ class Words:
         self.rng = rng
 
     def name(self) -> str:
-        """Return a name of a person or place: one or two capitalised made-up words."""
+        """Return a name of a person or place: one or two capitalized made-up words."""
         return " ".join(self.rng.sample(NAMES, self.rng.choice((1, 1, 1, 2))))
 
     def names(self, count: int) -> list[str]:

@@ -20,7 +20,7 @@ def written(folder: Path, said: object) -> Path:
 def test_costs_are_in_plain_steps_and_straight_between_points(tmp_path: Path) -> None:
     curve = read_curve(written(tmp_path, OWN))
     assert [curve.cost(width) for width in (1, 2, 3, 4, 5)] == [1, 1.25, 1.5, 2.75, 4]
-    # Beyond the last point by the slope over all.
+    # Beyond the last point, the cost follows the overall slope.
     assert curve.cost(9) == 4 + 4 * 3 / 4
 
 

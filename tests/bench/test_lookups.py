@@ -23,7 +23,7 @@ def fixed(text: Sequence[int], longest: int, shortest: int, limit: int, newest: 
 
 
 def long_copy(text: Sequence[int], n: int, m: int) -> list[int]:
-    """common_ngram_simple_draft, loop by loop; its tokens are all but the last one, just sampled."""
+    """Draft like common_ngram_simple_draft, loop by loop. Its tokens lack the last one, just sampled."""
     tokens, pattern = text[:-1], text[-n:]
     if len(tokens) <= n + m + 1:
         return []
@@ -70,7 +70,7 @@ def test_the_long_copy_says_what_the_loop_says(text, data) -> None:
 
 
 class Scanned:
-    """The table of ngram-mod, written by the n-grams themselves, with no hash that could collide."""
+    """ngram-mod's table as a dictionary of the n-grams themselves, so that none can collide."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -98,7 +98,7 @@ def test_the_wiped_table_says_what_a_table_of_ngrams_says(seed: int, num_prompt:
     scanned.learn(text[:num_prompt])
     drafts = said_by(WipedTableLookup(n=4, min_tokens=6), text, num_prompt, 20)
     for at, draft in enumerate(drafts, num_prompt):
-        # The last token waits, and nothing is learned before 32 others do.
+        # The last token is not learned yet, and nothing is learned before 32 others wait.
         if at > num_prompt and scanned.learnt + 32 < at - 1:
             scanned.learn(text[: at - 1])
         assert draft == scanned.draft(text[:at], 6, 20)
@@ -114,12 +114,12 @@ def test_five_failed_drafts_wipe_the_table_for_everybody() -> None:
     opened(table, 0, text)
     opened(table, 1, text[:50])
     assert table.propose(DraftQuery(1, 5)).tokens == text[50:55]
-    for offered, accepted in [(8, 1)] * 4 + [(8, 2)] + [(8, 1)] * 4:
-        table.record_verified(0, offered, accepted)
+    for num_verified, num_accepted in [(8, 1)] * 4 + [(8, 2)] + [(8, 1)] * 4:
+        table.record_verified(0, num_verified, num_accepted)
     assert table.propose(DraftQuery(1, 5)).tokens
     table.record_verified(0, 8, 1)
     assert not table.propose(DraftQuery(1, 5)).tokens
-    # Whoever caused it learns its own text anew.
+    # The sequence that caused it writes its own text again.
     table.observe(0, [5, 6])
     assert table.propose(DraftQuery(1, 5)).tokens == text[50:55]
 

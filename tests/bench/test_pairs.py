@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.pairs import Pair, PairsError, as_json, read_pairs, tokenised, write_pairs
+from bench.pairs import Pair, PairsError, as_json, read_pairs, tokenized, write_pairs
 
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1).map(tuple)
 TEXTS = st.text(min_size=1) | IDS
@@ -92,7 +92,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_text_is_encoded_and_ids_stay_and_pairs_without_tokens_go() -> None:
     pairs = [Pair("ab", (7,), "w", "c", 2, "i"), Pair("ab", ""), Pair((1,), "c")]
-    found = tokenised(pairs, lambda text: [ord(char) for char in text])
+    found = tokenized(pairs, lambda text: [ord(char) for char in text])
     assert [(pair.prompt, pair.answer) for pair in found] == [((97, 98), (7,)), ((1,), (99,))]
     assert (found[0].workload, found[0].chat, found[0].turn, found[0].id) == ("w", "c", 2, "i")
 

@@ -1,4 +1,4 @@
-"""Pairs from a generated history: which are taken, in which order, and that reading runs nothing."""
+"""Pairs from a generated history: which are taken, in which order, and that no hook or filter runs."""
 
 import os
 import subprocess

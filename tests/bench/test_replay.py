@@ -1,4 +1,4 @@
-"""The replay: known answers, real drafters, the server's gate, on costs of steps that are given."""
+"""The replay: known answers, the real drafters and gate, and given step costs."""
 
 import ast
 import csv
@@ -37,7 +37,7 @@ SETUP = Setup(Settings(num_draft_tokens=31, ngram_table_entries=65_536))
 
 
 def encode(text: str) -> list[int]:
-    """Words and what is between them, as ids."""
+    """Return words, and the characters between them, as ids."""
     pieces = text.replace("\n", " \n ").replace("(", " ( ").replace(".", " . ").split(" ")
     return [crc32(piece.encode()) % 2**20 for piece in pieces]
 
@@ -75,7 +75,7 @@ def test_renaming_keeps_a_file_python() -> None:
 def test_a_replay_says_the_whole_answer_whatever_the_rule(rule: str, edits: list[TokenPair]) -> None:
     for pair, outcome in zip(edits, outcomes_of(rule, edits, M4_PRO), strict=True):
         assert outcome.num_tokens == len(pair.answer)
-        # Every forward brings one token beside the accepted ones, but for a last one that the answer ends in.
+        # Every forward commits one token beside the accepted ones, except a last one that ends the answer.
         assert outcome.num_forwards + outcome.num_accepted - outcome.num_tokens in (0, 1)
         assert sum(outcome.widths.values()) == outcome.num_forwards
         assert outcome.cost_on(M4_PRO) == pytest.approx(outcome.cost)
@@ -89,15 +89,15 @@ def test_counts_are_those_of_a_drafter_whose_mistakes_are_known() -> None:
     said = []
     wrong_at_every_third.open = lambda _: None
     wrong_at_every_third.observe = lambda _, tokens: said.extend(tokens)
-    wrong_at_every_third.propose = lambda ask: replace(
+    wrong_at_every_third.propose = lambda query: replace(
         NO_DRAFT,
         tokens=[
-            token if at % 3 < 2 else 7 for at, token in enumerate(answer[len(said) : len(said) + ask.limit])
+            token if at % 3 < 2 else 7 for at, token in enumerate(answer[len(said) : len(said) + query.limit])
         ],
         source="made",
     )
     outcome = replay([wrong_at_every_third], Always(5), FLAT, SequenceStart(0, (1,)), answer)
-    # Thirteen times two right ones, a wrong one in their way, and the model's own; then one is left.
+    # Thirteen steps accept two tokens, reject the third, and commit the target's own; one token is left.
     assert outcome.num_forwards == 14
     assert outcome.num_accepted == 27
     assert outcome.by_position[:3] == [[14, 14], [13, 13], [13, 0]]
@@ -205,7 +205,7 @@ def test_parts_of_a_job_give_together_what_one_gives(monkeypatch: pytest.MonkeyP
     assert len(tasks) > 8
     parts: dict = {}
     for task in tasks:
-        # A chat is never torn apart, since its turns remember each other.
+        # A chat is never split, since later turns depend on earlier ones.
         assert task.stop == len(pairs) or pairs[task.stop - 1].chat != pairs[task.stop].chat
         for key, group in run_task(whole, task, lambda _: None).items():
             parts.setdefault(key, Group()).add(group)

@@ -1,4 +1,4 @@
-"""The pages for people: every link leads somewhere, every flag exists, and the README stays short."""
+"""The documentation: every link has a target, every flag exists, and the README stays short."""
 
 import re
 from contextlib import redirect_stdout, suppress

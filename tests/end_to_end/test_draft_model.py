@@ -1,4 +1,4 @@
-"""A draft model of another vocabulary as a person starts it: the real server, the official SDK."""
+"""A draft model of another vocabulary, with the real server and the official SDK."""
 
 import httpx
 import openai
@@ -15,7 +15,7 @@ ASKED = [
 ]
 
 
-# One for each test: a server that has learned that its draft model does not pay here asks it no more.
+# A server for each test: once it has learned that its draft model does not pay, it stops using it.
 @pytest.fixture
 def started(server_folder):
     flags = ["--draft-model", str(BUNDLED_MODEL / "draft_polish"), "--draft-type", "draft-model"]

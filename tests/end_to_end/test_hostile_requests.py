@@ -1,6 +1,6 @@
-"""Requests that end service, or are silently served wrong, on `mlx_lm.server`: here each has its answer.
+"""Requests that crash `mlx_lm.server` or that it serves wrongly without an error: here each is answered.
 
-After each of them, and beside it, the others' answers are what they were.
+During and after each of them, other clients get the same answers as before.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import pytest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CONTROL = {"model": "demo", "prompt": "The lantern is", "max_tokens": 20, "temperature": 0}
-# The end is forbidden, so that there is an answer whatever the model thinks of the prompt.
+# The end token is forbidden, so that the answer is never empty.
 PROMPT = {
     "model": "demo",
     "prompt": "Tell me about the lamp.",
@@ -135,14 +135,14 @@ def test_a_response_format(server_url):
 
 def test_log_probabilities_in_a_stream(server_url):
     body = MESSAGES | {"stream": True, "logprobs": True, "top_logprobs": 2, "max_tokens": 6}
-    told = []
+    entries = []
     with httpx.stream("POST", server_url + CHAT, json=body, timeout=120) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 for choice in json.loads(line.removeprefix("data: "))["choices"]:
-                    told += (choice["logprobs"] or {}).get("content") or []
-    assert told
-    assert all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in told)
+                    entries += (choice["logprobs"] or {}).get("content") or []
+    assert entries
+    assert all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in entries)
 
 
 def test_a_client_that_leaves_before_its_answer(server_url):

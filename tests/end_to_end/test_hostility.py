@@ -1,4 +1,4 @@
-"""A server with keys, on a model whose chat template was made to harm it."""
+"""A server with API keys and a model whose chat template is malicious."""
 
 import shutil
 import threading
@@ -14,7 +14,7 @@ from tests.end_to_end.conftest import serving
 KEY = "the-key-of-this-test"
 HOSTILE = """\
 {%- set said = messages[-1].content -%}
-{#- Without it, the numbers would be known when the template is compiled, whatever is said. -#}
+{#- n depends on the message; a constant would be computed when the template is compiled. -#}
 {%- set n = said | length -%}
 {%- if said == "run" -%}{{ cycler.__init__.__globals__.os.popen("touch MARK").read() }}
 {%- elif said == "hang" -%}{{ n ** (9 ** 10) }}
@@ -85,22 +85,22 @@ def test_the_template_runs_no_code(client, folder):
     ["hang", pytest.param("loop", marks=pytest.mark.slow), pytest.param("fill", marks=pytest.mark.slow)],
 )
 def test_the_template_holds_nobody_up_for_long(client, url, word):
-    told = []
+    codes = []
 
     def ask():
         with pytest.raises(openai.BadRequestError, match=r"it took (more than|too much)") as caught:
             _say(client, word)
-        told.append(caught.value.code)
+        codes.append(caught.value.code)
 
     asking = threading.Thread(target=ask)
     asking.start()
-    # What needs no template goes on meanwhile.
+    # Requests that need no template are answered in the meantime.
     num_answers = 0
     while asking.is_alive() or not num_answers:
         assert httpx.get(f"{url}/health", timeout=30).status_code == 200
         num_answers += 1
     asking.join()
-    assert told == ["template_error"]
+    assert codes == ["template_error"]
     assert _say(client, "hello").usage.completion_tokens
 
 

@@ -1,4 +1,4 @@
-"""Two hundred clients of every kind leave the real server at random moments, and nothing of them is left."""
+"""Clients of every kind disconnect from the real server at random moments, and nothing of them is left."""
 
 import asyncio
 import gc
@@ -31,7 +31,7 @@ from tests.end_to_end.traffic import SCHEMA, TOOLS
 from tests.server.served import served
 
 NUM_LEAVING = 40
-"""Of each of the two servers below, after a third as many that make it warm."""
+"""Clients that leave, for each parameter of the test; a warm-up with fewer comes first."""
 MAX_AT_ONCE = 24
 QUESTION = [{"role": "user", "content": "Tell me about a red lantern. " + "The lamp is in the hall. " * 6}]
 MOMENTS = ("in the head", "in the body", "before the answer", "in the answer", "after the last byte")
@@ -45,15 +45,15 @@ NEIGHBOUR = {
     "top_logprobs": 3,
     "stream": True,
 }
-"""What it is told is compared to the last bit, probabilities too."""
+"""A client that stays. Its whole answer is compared, including the exact log probabilities."""
 PER_REQUEST = (Sequence, Submission, RequestOutput, EventQueue)
-"""What there is for every request, and no longer than it."""
+"""Classes whose objects must not outlive their request."""
 HELD_OVER_COUNTED = 1.25
-"""MLX may give a kept prefix a buffer that is a little larger than what it takes."""
+"""MLX may allocate a buffer for a cached prefix that is a little larger than its contents."""
 
 
 class Counted:
-    """The app, and what its event loop holds."""
+    """An app whose event loop can be asked for its number of tasks."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -64,7 +64,7 @@ class Counted:
         await self.app(scope, receive, send)
 
     def num_tasks(self) -> int:
-        """Of the server's loop, beside the one that counts."""
+        """Return the number of tasks in the server's event loop, without the one that counts."""
 
         async def count() -> int:
             return len(asyncio.all_tasks()) - 1
@@ -75,7 +75,7 @@ class Counted:
 
 @contextmanager
 def serving(prefix_cache_bytes: int) -> Iterator[tuple[str, Engine, Counted]]:
-    """The bundled model behind a real port of this process."""
+    """Serve the bundled model on a real port, from this process."""
     settings = Settings(
         prefix_cache_bytes=prefix_cache_bytes,
         max_rows=6,
@@ -101,15 +101,15 @@ async def test_nothing_is_left_of_clients_that_leave_and_who_stays_notices_nothi
     url, engine, app = await asyncio.to_thread(entered.__enter__)
     try:
         alone = await _ask_neighbour(url)
-        # Everything that is made once: threads, compiled grammars, a process for templates.
-        await _let_leave(url, random.Random(1), 28)
+        # The warm-up creates all that is created once: threads, compiled grammars, the process for templates.
+        await _run_leaving_clients(url, random.Random(1), 28)
         await _wait_until_idle(engine)
         before = await asyncio.to_thread(_holdings, engine, app)
 
-        leaving = asyncio.create_task(_let_leave(url, random.Random(2), NUM_LEAVING))
-        told = []
+        leaving = asyncio.create_task(_run_leaving_clients(url, random.Random(2), NUM_LEAVING))
+        beside = []
         while not leaving.done():
-            told.append(await _ask_neighbour(url))
+            beside.append(await _ask_neighbour(url))
         statuses = await leaving
 
         await _wait_until_idle(engine)
@@ -118,46 +118,46 @@ async def test_nothing_is_left_of_clients_that_leave_and_who_stays_notices_nothi
         ends = await _ends(url)
     finally:
         await asyncio.to_thread(entered.__exit__, None, None, None)
-    assert told
-    assert [text for text in told if text != alone] == []
+    assert beside
+    assert [answer for answer in beside if answer != alone] == []
     bytes_before = before.pop("arrays") - before.pop("kept")
     bytes_after = after.pop("arrays") - HELD_OVER_COUNTED * after.pop("kept")
     assert after == before
     assert bytes_after <= bytes_before
     assert set(statuses) <= {200, None}
     assert statuses[200] > NUM_LEAVING // 4
-    # Some had ended before their client left, some had not, and nothing failed.
+    # Some requests ended before their client left, others were cancelled, and none failed.
     assert ends.keys() == {"cancelled", "stop", "length"}
     assert ends["cancelled"] > NUM_LEAVING // 10
 
 
 async def _ask_neighbour(url: str) -> list[Any]:
-    """All that a client is told, but what names the request and counts its time."""
+    """Return the neighbour's answer, without ids and times."""
     async with httpx.AsyncClient(timeout=600) as http:
         response = await http.post(f"{url}/v1/chat/completions", json=NEIGHBOUR)
     assert response.status_code == 200, response.text
     *lines, done = [line for line in response.text.splitlines() if line.startswith("data: ")]
     assert done == "data: [DONE]"
     choices = [choice for line in lines for choice in json.loads(line.removeprefix("data: "))["choices"]]
-    # How many tokens come together depends on what was drafted; what they are does not.
+    # How many tokens arrive together depends on the drafts; the tokens do not.
     text = "".join(choice["delta"].get("content") or "" for choice in choices)
     tokens = [token for choice in choices for token in (choice["logprobs"] or {}).get("content") or ()]
     return [text, tokens, choices[-1]["finish_reason"]]
 
 
 async def _ends(url: str) -> dict[str, float]:
-    """How many sequences came to which end."""
+    """Return the number of sequences by how they ended."""
     async with httpx.AsyncClient(timeout=600) as http:
         families = text_string_to_metric_families((await http.get(f"{url}/metrics")).text)
     samples = [sample for family in families for sample in family.samples]
     return {one.labels["end"]: one.value for one in samples if one.name == "reprise_sequences_total"}
 
 
-async def _let_leave(url: str, rng: random.Random, num_clients: int) -> Counter[int | None]:
-    """So many clients come and leave; returns the statuses that they saw before they did."""
+async def _run_leaving_clients(url: str, rng: random.Random, num_clients: int) -> Counter[int | None]:
+    """Let clients connect and leave early; return how many saw each status (None: none) before leaving."""
     statuses: Counter[int | None] = Counter()
     room = asyncio.Semaphore(MAX_AT_ONCE)
-    # In turns, so that none is left out; the rest is drawn.
+    # Every kind of client occurs; all else is drawn at random.
     kinds = [KINDS[number % len(KINDS)] for number in range(num_clients)]
 
     async def leave(make: Callable[[random.Random], tuple[str, dict[str, Any]]]) -> None:
@@ -169,7 +169,7 @@ async def _let_leave(url: str, rng: random.Random, num_clients: int) -> Counter[
 
 
 async def _leave(url: str, rng: random.Random, path: str, body: dict[str, Any]) -> int | None:
-    """One client that comes and leaves; returns the status that it was told, if it stayed for that."""
+    """Send a request and disconnect early; return the status, or None if none was received."""
     moment, way = rng.choice(MOMENTS), rng.choice(WAYS)
     patience_s, num_reads = rng.uniform(0, 0.2), rng.randint(1, 12)
     if moment == "after the last byte":
@@ -186,15 +186,15 @@ async def _leave(url: str, rng: random.Random, path: str, body: dict[str, Any]) 
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(sent)
     await writer.drain()
-    told = b""
+    received = b""
     if moment in ("in the head", "in the body", "before the answer"):
         await asyncio.sleep(patience_s)
     elif moment == "in the answer":
         for _ in range(num_reads):
-            told += await reader.read(300)
+            received += await reader.read(300)
     else:
-        while not _is_whole(told) and (more := await reader.read(2**16)):
-            told += more
+        while not _is_whole(received) and (more := await reader.read(2**16)):
+            received += more
     if way == "half close" and not writer.is_closing():
         writer.write_eof()
         await asyncio.sleep(patience_s)
@@ -202,12 +202,12 @@ async def _leave(url: str, rng: random.Random, path: str, body: dict[str, Any]) 
         linger = struct.pack("ii", 1, 0)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     writer.transport.abort()
-    return int(told.split()[1]) if told else None
+    return int(received.split()[1]) if received else None
 
 
-def _is_whole(told: bytes) -> bool:
-    """Whether a response has come to its end, by its length or its last chunk."""
-    head, _, rest = told.partition(b"\r\n\r\n")
+def _is_whole(received: bytes) -> bool:
+    """Return whether a response is complete, by its length or its last chunk."""
+    head, _, rest = received.partition(b"\r\n\r\n")
     lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
     return len(rest) >= int(lengths[0].split()[1]) if lengths else rest.endswith(b"0\r\n\r\n")
 
@@ -260,11 +260,11 @@ async def _wait_until_idle(engine: Engine) -> None:
 
 
 def _holdings(engine: Engine, app: Counted) -> dict[str, Any]:
-    """All that the process holds and that a request may leave behind, once connections are closed."""
+    """Return the counts of all that a request could leave behind, once connections are closed."""
     give_up_at = time.monotonic() + 20
     found: dict[str, Any] = {}
     while time.monotonic() < give_up_at:
-        # Between turns, so after the last row has gone.
+        # margin() runs between two steps, so after the last row was removed.
         engine.margin((1, 2, 3))
         gc.collect()
         seen = found

@@ -1,4 +1,4 @@
-"""64 clients at once: all are served, or told when to come again; none hangs."""
+"""64 clients at once: all are served or get a Retry-After, and none hangs."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from tests.end_to_end.conftest import serving
 NUM_CLIENTS = 64
 NUM_PLACES = 16
 WITHIN_S = 200
-"""For all of them together; a machine that does other work too needs some of it."""
+"""Time for all of them together; generous, because the machine may be busy."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ async def _all_at_once(url: str) -> list[httpx.Response]:
 
 
 async def _ask(client: httpx.AsyncClient, number: int) -> httpx.Response:
-    """Prompts of some ten to a hundred tokens and more; every other one streams."""
+    """Send a chat of ten to over a hundred tokens; every other one streams."""
     said = f"{number}: " + "tell me more about it. " * (1 + 3 * (number % 7))
     body = {
         "model": "demo",
@@ -77,7 +77,7 @@ async def _ask(client: httpx.AsyncClient, number: int) -> httpx.Response:
 
 
 def _num_tokens(answer: httpx.Response) -> int:
-    """Tokens by the answer's usage; of a stream, which has to have come to its end."""
+    """Return the completion tokens in the usage; check that a stream is complete."""
     if answer.headers["content-type"].startswith("application/json"):
         return int(answer.json()["usage"]["completion_tokens"])
     *_, last, done, _ = answer.text.split("\n\n")

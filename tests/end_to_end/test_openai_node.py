@@ -1,6 +1,6 @@
 """OpenAI's client for Node against the real server and the bundled model, with the Node that .venv brings.
 
-One program, tests/node/talk.mjs, talks to the server; what it got is looked at here.
+One program, tests/node/talk.mjs, sends the requests; these tests check the responses that it got.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ ARGUMENTS = {"color": "red", "size": 12}
 
 
 def install_client() -> None:
-    """Install what package-lock.json pins, unless it is there; none of its scripts is run for that."""
+    """Install the packages of package-lock.json, unless they are there, without running their scripts."""
     stamp = FOLDER / "node_modules" / "reprise-stamp"
     wanted = hashlib.sha256((FOLDER / "package-lock.json").read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
@@ -38,7 +38,7 @@ def install_client() -> None:
 
 @pytest.fixture(scope="module")
 def said(server_url):
-    """What the client got, by the name of the talk."""
+    """Return what the client got, by the name of the exchange."""
     install_client()
     done = node([str(FOLDER / "talk.mjs"), server_url, str(END)], timeout=120, **CAPTURED)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
-"""Thinking with the official SDK, the real engine and a random model whose tokenizer marks thinking.
+"""Reasoning with the official SDK, the real engine and a random model whose tokenizer has reasoning markers.
 
-A bias on a few tokens makes the model think: of what is allowed, it says a word again and again, until the
-penalty for that makes the end of the thinking likelier.
+A bias on three tokens makes the model reason: it repeats one word, until the frequency penalty makes the end
+marker likelier.
 """
 
 import openai

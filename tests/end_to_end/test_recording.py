@@ -1,4 +1,4 @@
-"""What the real server recorded is asked again by the benchmarks, token by token the same."""
+"""Benchmarks read what the real server recorded, and get the same prompts and answers, token by token."""
 
 import json
 import time
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from bench.pairs import read_pairs, tokenised
+from bench.pairs import read_pairs, tokenized
 from bench.workloads import Turn, make_chats, read_prompts
 from config.settings import BUNDLED_MODEL
 from engine.model.loading import load_tokenizer
@@ -33,9 +33,9 @@ def test_recorded_turns_come_back_as_the_prompts_and_answers_that_they_were(
     own = tmp_path / "own.jsonl"
     own.write_text("".join(recorded(server_folder / RECORDED, 3)))
 
-    (asked,) = read_prompts(own)
-    pairs = tokenised(read_pairs(own), tokenizer.encode_answer)
-    for turn, said, pair, answer in zip(asked.turns, chat.turns, pairs, answers, strict=False):
+    (recorded_chat,) = read_prompts(own)
+    pairs = tokenized(read_pairs(own), tokenizer.encode_answer)
+    for turn, said, pair, answer in zip(recorded_chat.turns, chat.turns, pairs, answers, strict=False):
         prompt = tokenizer.render_chat(turn.for_template(), list(turn.tools))
         assert prompt == tokenizer.render_chat(said.for_template(), list(said.tools))
         assert list(pair.prompt) == prompt
@@ -43,19 +43,19 @@ def test_recorded_turns_come_back_as_the_prompts_and_answers_that_they_were(
         assert turn == Turn(
             said.messages, tokenizer.decode(pair.answer), tools=said.tools, max_tokens=60, temperature=0
         )
-    assert answers[1]["choices"][0]["message"]["content"] == asked.turns[1].reference
-    assert len(asked.turns) == 3
+    assert answers[1]["choices"][0]["message"]["content"] == recorded_chat.turns[1].reference
+    assert len(recorded_chat.turns) == 3
 
 
 def recorded(file: Path, count: int) -> list[str]:
-    """The lines of this test, once they are there: they are written after the answers are sent."""
+    """Wait for this test's lines, which are written after the answers are sent, and return them."""
     deadline = time.monotonic() + WRITTEN_WITHIN_S
     found: list[str] = []
     while len(found) < count:
         assert time.monotonic() < deadline, "it was never written"
         time.sleep(0.05)
         lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-        # The last line may be half there.
+        # The last line may be incomplete.
         found = [line for line in lines if line.endswith("\n") and is_own(line)]
     return found
 

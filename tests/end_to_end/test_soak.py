@@ -1,4 +1,4 @@
-"""The real server under mixed traffic for minutes: nobody is dropped, nothing fails, nothing is left behind.
+"""The real server under mixed traffic for minutes: no request is dropped or fails, and nothing leaks.
 
 .venv/bin/python -m pytest tests/end_to_end/test_soak.py            a quarter of a minute
 .venv/bin/python -m pytest tests/end_to_end/test_soak.py -m slow    two minutes
@@ -19,11 +19,11 @@ NUM_CLIENTS = 12
 MEBIBYTE = 2**20
 PREFIX_CACHE_BYTES = 16 * MEBIBYTE
 SLACK_BYTES = 32 * MEBIBYTE
-"""By how much the process may seem to grow: the allocator gives memory back when it likes."""
+"""Tolerated growth of the process, because the allocator returns memory late."""
 HELD_OVER_COUNTED = 1.25
-"""MLX may give a small array a buffer that is two pages larger: 1.10 times as much in all, measured here."""
+"""MLX may allocate two pages more than a small array needs; 1.10 times in total was measured."""
 FLAGS = [
-    # All that may grow up to a bound gets one that is soon reached.
+    # Low bounds, so that everything that may grow reaches its bound soon.
     *("--max-queue", "64", "--prefix-cache-bytes", str(PREFIX_CACHE_BYTES)),
     *("--response-store-bytes", str(256 * 1024), "--ngram-table-entries", "65536"),
     *("--log-format", "json", "--drain-s", "5"),
@@ -40,11 +40,11 @@ FLAGS = [
 )
 @pytest.mark.timeout(2400)
 async def test_a_server_under_mixed_traffic_stays_as_it_was(duration_s, tmp_path, server_folder):
-    # What steps cost need not be measured again.
+    # Avoids measuring the step costs again.
     costs = ("--calibration-file", str(server_folder / "costs.json"))
     with serving(tmp_path, *FLAGS, *costs) as (url, printed):
         before = await _scrape(url)
-        # Everything is made once: thread pools, compiled grammars, buffers.
+        # The warm-up creates all that is created once: thread pools, compiled grammars, buffers.
         await Traffic(url, seed=1).run(NUM_CLIENTS, 5)
         traffic = Traffic(url, seed=2)
         samples = []
@@ -59,7 +59,7 @@ async def test_a_server_under_mixed_traffic_stays_as_it_was(duration_s, tmp_path
     assert len(outcome.done) == traffic.num_kinds
     assert not [line for line in printed if "Traceback" in line or '"level": "error"' in line]
 
-    # Nothing is left: no row, no request, no thread, no connection, no array but those kept on purpose.
+    # Nothing is left: no row, request, thread or connection, and no array except cached prefixes.
     assert (after["reprise_rows"], after["reprise_waiting"]) == (0, 0)
     assert after["reprise_requests_in_progress"] == 1
     assert after["process_threads"] <= max(sample["process_threads"] for sample in samples)
@@ -70,14 +70,14 @@ async def test_a_server_under_mixed_traffic_stays_as_it_was(duration_s, tmp_path
     assert kept_bytes <= after["reprise_prefix_cache_budget_bytes"]
     assert after["reprise_response_store_bytes"] <= after["reprise_response_store_budget_bytes"]
 
-    # And nothing grows: the last third of the time needs no more than the second.
-    # In a few seconds the kept prefixes have not come to their bound, and may still grow up to it.
+    # Nothing grows: the last third of the time takes no more than the second.
+    # In a few seconds the cached prefixes do not reach their bound, and may still grow up to it.
     slack_bytes = SLACK_BYTES + (PREFIX_CACHE_BYTES if duration_s < 60 else 0)
     second, last = (samples[len(samples) * k // 3 : len(samples) * (k + 1) // 3] for k in (1, 2))
     for name in ("process_resident_memory_bytes", "reprise_mlx_active_bytes"):
-        assert _most(last, name) <= _most(second, name) + slack_bytes, name
+        assert _maximum(last, name) <= _maximum(second, name) + slack_bytes, name
     for name in ("process_threads", "process_open_fds"):
-        assert _most(last, name) <= _most(second, name) + 16, name
+        assert _maximum(last, name) <= _maximum(second, name) + 16, name
     ends = sum(value for name, value in after.items() if name.startswith("reprise_sequences_total"))
     assert ends > sum(outcome.done.values()) / 2
     assert not any(
@@ -88,7 +88,7 @@ async def test_a_server_under_mixed_traffic_stays_as_it_was(duration_s, tmp_path
 
 
 async def _scrape(url):
-    """Every metric by its name, with the values of its labels in braces."""
+    """Return every metric by its name, with the values of its labels in braces."""
     async with httpx.AsyncClient() as http:
         text = (await http.get(f"{url}/metrics", timeout=60)).text
     return {
@@ -105,28 +105,28 @@ async def _watch(url, samples, every_s):
 
 
 async def _wait_until_idle(url):
-    """The metrics once nobody asks for anything any more."""
+    """Wait until no request is running; return the metrics."""
     give_up_at = time.monotonic() + 30
     while True:
-        told = await _scrape(url)
+        now = await _scrape(url)
         is_idle = (
-            told["reprise_rows"] == told["reprise_waiting"] == 0 == told["reprise_requests_in_progress"] - 1
+            now["reprise_rows"] == now["reprise_waiting"] == 0 == now["reprise_requests_in_progress"] - 1
         )
         if is_idle or time.monotonic() > give_up_at:
-            # Prefixes of the last rows are kept, and memory is cleared, just after their ends.
+            # The prefixes of the last rows are cached, and memory is cleared, just after they end.
             await asyncio.sleep(1)
             return await _scrape(url)
         await asyncio.sleep(0.1)
 
 
-def _most(samples, name):
+def _maximum(samples, name):
     return max(sample[name] for sample in samples)
 
 
 def _report(outcome, samples, before, after, duration_s):
-    """Print the figures that the README has."""
+    """Print the figures of the run."""
     print(
-        f"\n{sum(outcome.done.values())} requests in {duration_s} s, {outcome.num_refused} told to come later"
+        f"\n{sum(outcome.done.values())} requests in {duration_s} s, {outcome.num_refused} got a Retry-After"
     )
     for name, count in sorted(outcome.done.items()):
         print(f"  {name} {count}, the slowest {outcome.longest_s[name]:.1f} s")
@@ -145,5 +145,7 @@ def _report(outcome, samples, before, after, duration_s):
         "process_open_fds",
     ):
         scale = MEBIBYTE if name.endswith("_bytes") else 1
-        most = ", ".join(f"{_most(third, name) / scale:.1f}" for third in thirds)
-        print(f"{name}: {before[name] / scale:.1f} before, {most} by thirds, {after[name] / scale:.1f} after")
+        peaks = ", ".join(f"{_maximum(third, name) / scale:.1f}" for third in thirds)
+        print(
+            f"{name}: {before[name] / scale:.1f} before, {peaks} by thirds, {after[name] / scale:.1f} after"
+        )

@@ -1,4 +1,4 @@
-"""SIGTERM to the real process: who runs gets to an end, who comes is told to wait, the table is saved."""
+"""SIGTERM to the real process: running requests finish, new ones get a 503, and the table is saved."""
 
 import contextlib
 import json
@@ -12,15 +12,15 @@ from drafters.ngram_mod_file import MAGIC
 from tests.end_to_end.conftest import started
 
 ENDS_WITHIN_S = 120
-"""For a process that has nothing more to do, on a machine that is busy."""
+"""Generous, because the machine may be busy."""
 SHORT = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 40, "logit_bias": {"2": -100}}
 LONG = SHORT | {"max_tokens": 8000}
-"""As long as the model's context: minutes."""
+"""An answer that fills the model's context, which takes minutes."""
 
 
 @contextlib.contextmanager
 def streaming(url: str, body: dict) -> Iterator[Iterator[str]]:
-    """The lines with data of a stream, once it has begun."""
+    """Open a stream; yield its data lines after the first one."""
     with (
         httpx.Client(timeout=ENDS_WITHIN_S) as http,
         http.stream("POST", f"{url}/v1/chat/completions", json=body | {"stream": True}) as response,
@@ -41,7 +41,7 @@ def test_sigterm_lets_streams_finish_refuses_new_ones_and_a_second_one_ends_at_o
         streaming(url, SHORT) as short,
     ):
         process.send_signal(signal.SIGTERM)
-        # The engine says so a moment after the signal.
+        # The engine starts to drain a moment after the signal.
         while (health := httpx.get(f"{url}/health", timeout=ENDS_WITHIN_S)).status_code == 200:
             pass
         assert (health.status_code, health.json()["status"]) == (503, "draining")
@@ -55,7 +55,7 @@ def test_sigterm_lets_streams_finish_refuses_new_ones_and_a_second_one_ends_at_o
         *_, last, done = short
         assert done == "[DONE]"
         assert json.loads(last)["timings"]["predicted_n"] == SHORT["max_tokens"]
-        # The other one goes on.
+        # The other stream still runs.
         assert "error" not in json.loads(next(long))
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Answers of a given form, from the real server and the bundled model, which knows no JSON schemas."""
+"""Structured output from the real server and the bundled model, which does not know these schemas."""
 
 import json
 import re
@@ -318,7 +318,7 @@ BAD_FIELDS = {
 
 
 def test_what_cannot_be_enforced_is_a_400_while_others_stream(client, server_url):
-    """The bound is for grammars on which the library would compute for many seconds, or for ever."""
+    """Send grammars that are refused because compiling them would take many seconds, or for ever."""
     cases = [
         *(({"response_format": as_format(schema)}, param, told) for schema, param, told in BAD.values()),
         *BAD_FIELDS.values(),

@@ -1,4 +1,4 @@
-"""Tools with the official SDK, the real server and the bundled model: asked for, called, answered."""
+"""Tools with the official SDK, the real server and the bundled model: choices, calls and results."""
 
 import json
 

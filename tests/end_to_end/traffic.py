@@ -1,4 +1,4 @@
-"""Clients of every kind, all at once: what they do, and what came of it."""
+"""Generate mixed traffic: concurrent clients of every kind, and a summary of what happened."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ import httpx
 
 MODEL = {"model": "demo"}
 PATIENCE_S = 600
-"""Longer than any request can take on a machine that is busy with other things: what takes longer hangs."""
+"""Longer than any request takes, even on a busy machine. A request that takes longer hangs."""
 TOPICS = ("a red lantern", "the lamp in the hall", "rain on the roof", "a list of three fruits", "the sea")
 ALWAYS_THE_SAME = MODEL | {"prompt": "The lantern is", "max_tokens": 24, "temperature": 0}
 SCHEMA = {
@@ -47,15 +47,15 @@ REFUSED: list[tuple[str, Any]] = [
     ("/tokenize", {"text": 5}),
     ("/nowhere", {}),
 ]
-"""Each is told what is wrong, with a status from 400 to 499."""
+"""Requests that are refused with a status from 400 to 499."""
 
 
 @dataclass
 class Outcome:
-    """What came of the traffic.
+    """The results of the traffic.
 
-    done: requests by what they were. longest_s: what the slowest of each took.
-    num_refused: how many were told to come again later. faults: all that must not be.
+    done: number of requests by kind. longest_s: duration of the slowest one by kind.
+    num_refused: requests that were refused with a Retry-After. faults: everything that went wrong.
     """
 
     done: Counter[str] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class Outcome:
 
 
 class Traffic:
-    """Some clients, each doing one thing after the other; what they do is drawn by the seed."""
+    """Concurrent clients, each of which sends one request after the other, drawn at random from the seed."""
 
     def __init__(self, url: str, seed: int) -> None:
         self.outcome = Outcome()
@@ -81,11 +81,11 @@ class Traffic:
 
     @property
     def num_kinds(self) -> int:
-        """How many kinds of things clients do."""
+        """The number of kinds of requests."""
         return len(set(self._kinds))
 
     async def run(self, num_clients: int, duration_s: float) -> None:
-        """Keep so many clients busy for so long, then close their connections."""
+        """Run num_clients clients for duration_s seconds, then close their connections."""
         end = asyncio.get_running_loop().time() + duration_s
 
         async def work() -> None:
@@ -106,7 +106,7 @@ class Traffic:
         start_s = time.monotonic()
         try:
             await kind()
-        # Every way in which a request can break off is a fault of the server: nobody is to be dropped.
+        # A connection that breaks is a fault of the server as well.
         except (httpx.HTTPError, AssertionError, ValueError, KeyError) as fault:
             self.outcome.faults.append(f"{name}: {type(fault).__name__}: {fault}")
         self.outcome.done[name] += 1
@@ -121,7 +121,7 @@ class Traffic:
         return {"max_tokens": self._random.randint(1, 48), "temperature": self._random.choice([0, 0.7, 1.5])}
 
     async def _post(self, path: str, body: Any, **options: Any) -> httpx.Response | None:
-        """The answer; None where the server asked to come again later."""
+        """Send a request; return the response, or None if the server refused it with a Retry-After."""
         response = await self._http.post(path, json=body, **options)
         if response.status_code in (429, 503):
             assert "retry-after" in response.headers, response.text
@@ -131,7 +131,7 @@ class Traffic:
         return response
 
     async def _stream(self, path: str, body: Any, num_lines: int | None = None) -> list[str]:
-        """The lines of a stream; of only so many, after which the client leaves."""
+        """Return the lines of a stream. With num_lines, disconnect after that many."""
         lines: list[str] = []
         async with self._http.stream("POST", path, json=body | {"stream": True}) as response:
             if response.status_code in (429, 503):
@@ -155,7 +155,7 @@ class Traffic:
             assert lines[-1] == "data: [DONE]", lines[-1]
 
     async def _talk(self) -> None:
-        """Several turns of one conversation, each with all that was said before."""
+        """Send several turns of one conversation, each with the whole history."""
         messages = self._question(20)
         for _ in range(3):
             response = await self._post(
@@ -173,7 +173,7 @@ class Traffic:
             assert len(response.json()["choices"]) == 2 * n
 
     async def _say_the_same(self) -> None:
-        """Whatever goes on beside it, the same question has the same answer."""
+        """Send the same request every time: whatever else runs, the answer must be the same."""
         if response := await self._post("/v1/completions", ALWAYS_THE_SAME):
             self._same.add(response.json()["choices"][0]["text"])
             assert len(self._same) == 1, f"different answers: {self._same}"
@@ -218,12 +218,12 @@ class Traffic:
         await self._post("/v1/chat/completions", body | {"prediction": {"type": "content", "content": said}})
 
     async def _leave_stream(self) -> None:
-        """Leave in mid-stream."""
+        """Disconnect in the middle of a stream."""
         body = MODEL | {"messages": self._question(), "max_tokens": 400, "n": self._random.randint(1, 3)}
         await self._stream("/v1/chat/completions", body, self._random.randint(1, 20))
 
     async def _leave_answer(self) -> None:
-        """Leave while nothing has come yet, be it in the queue, in the prompt or in the answer."""
+        """Disconnect before the response, while the request waits, prefills or decodes."""
         body = MODEL | {"messages": self._question(80), "max_tokens": 400}
         wait = httpx.Timeout(PATIENCE_S, read=self._random.uniform(0.01, 0.6))
         with contextlib.suppress(httpx.ReadTimeout):

@@ -31,17 +31,17 @@ class Repeating:
     def __init__(self) -> None:
         self.last: dict[int, int] = {}
 
-    def open(self, opening: SequenceStart) -> None:
-        self.last[opening.seq] = opening.prompt[-1]
+    def open(self, start: SequenceStart) -> None:
+        self.last[start.seq] = start.prompt[-1]
 
-    def propose(self, ask: DraftQuery) -> Draft:
-        token = self.last[ask.seq]
-        return Draft([token] * min(3, ask.limit), self.name, 0, 0.9) if token % 3 == 0 else Draft()
+    def propose(self, query: DraftQuery) -> Draft:
+        token = self.last[query.seq]
+        return Draft([token] * min(3, query.limit), self.name, 0, 0.9) if token % 3 == 0 else Draft()
 
     def observe(self, seq: int, tokens: list[int]) -> None:
         self.last[seq] = tokens[-1]
 
-    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
+    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         pass
 
     def close(self, seq: int) -> None:

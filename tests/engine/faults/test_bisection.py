@@ -1,4 +1,4 @@
-"""A step over several rows fails: the one to blame is found by halves, and the others lose only time."""
+"""A step over several rows fails: bisection finds the guilty row, and the others lose only time."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -15,9 +15,9 @@ POISON = 4000
 
 
 class Fragile:
-    """A model that fails over chosen rows; it notes how many rows every decode step had.
+    """A model that fails in chosen steps, and records the number of rows of every step.
 
-    fails: takes the (rows, width) ids of a step and says whether it fails.
+    fails: takes the (rows, width) ids of a step and returns whether it fails.
     """
 
     def __init__(self, model: Any) -> None:
@@ -38,12 +38,12 @@ class Fragile:
         return logits
 
 
-def asked(num: int, **settings: Any) -> list[GenerationRequest]:
+def make_requests(num: int, **settings: Any) -> list[GenerationRequest]:
     return [request(prompt_of(12 + i, i), name=str(i), temperature=0.9, **settings) for i in range(num)]
 
 
 def fragile(name: str = "llama", **settings: Any) -> tuple[Driven, Fragile]:
-    """A worker over such a model."""
+    """Make a worker whose model is Fragile; return both."""
     loaded = loaded_once(name)
     model = Fragile(loaded.model)
     return Driven(replace(loaded, model=model), **settings), model
@@ -52,7 +52,7 @@ def fragile(name: str = "llama", **settings: Any) -> tuple[Driven, Fragile]:
 def check_all_but(
     driven: Driven, requests: list[GenerationRequest], guilty: Collection[str] = (), name: str = "llama"
 ) -> None:
-    """Every answer is the one of the plain loop, but those of the guilty, which failed."""
+    """Finish; check that the guilty requests failed, and that all others equal the plain loop."""
     driven.finish()
     for one in requests:
         if one.id in guilty:
@@ -65,7 +65,7 @@ def check_all_but(
 @pytest.mark.parametrize("guilty", [0, 3, 7])
 def test_one_of_eight_rows_is_found_in_four_failed_steps(guilty: int) -> None:
     driven, model = fragile(max_rows=8)
-    requests = asked(8)
+    requests = make_requests(8)
     bad = request([*prompt_of(12, 77), POISON], name="bad")
     requests[guilty] = bad
     for one in requests:
@@ -73,7 +73,7 @@ def test_one_of_eight_rows_is_found_in_four_failed_steps(guilty: int) -> None:
     model.fails = lambda tokens: (tokens == POISON).any().item()
     driven.step_until(lambda: driven.answers["bad"].events != [])
     assert model.num_failed <= 4
-    # All others go on together, at once.
+    # All others continue in one batch at once.
     model.num_rows.clear()
     driven.step_until(lambda: 7 in model.num_rows)
     check_all_but(driven, requests, {"bad"})
@@ -81,7 +81,7 @@ def test_one_of_eight_rows_is_found_in_four_failed_steps(guilty: int) -> None:
 
 def test_two_that_break_steps_are_both_found() -> None:
     driven, model = fragile(max_rows=8)
-    requests = [*asked(4), *(request([*prompt_of(9, i), POISON], name=f"bad {i}") for i in (1, 2))]
+    requests = [*make_requests(4), *(request([*prompt_of(9, i), POISON], name=f"bad {i}") for i in (1, 2))]
     model.fails = lambda tokens: (tokens == POISON).any().item()
     for one in requests:
         driven.ask(one)
@@ -91,7 +91,7 @@ def test_two_that_break_steps_are_both_found() -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"], ids=["batched", "separate"])
 def test_a_fault_that_comes_once_fails_nobody(name: str) -> None:
     driven, model = fragile(name, max_rows=4)
-    requests = asked(6)
+    requests = make_requests(6)
     for one in requests:
         driven.ask(one)
     driven.step_until(lambda: len(driven.worker.members) == 4)
@@ -102,7 +102,7 @@ def test_a_fault_that_comes_once_fails_nobody(name: str) -> None:
 
 def test_where_only_many_rows_together_fail_nobody_is_blamed_and_all_come_to_their_ends() -> None:
     driven, model = fragile(max_rows=8)
-    requests = asked(8, max_tokens=40)
+    requests = make_requests(8, max_tokens=40)
     model.fails = lambda tokens: tokens.shape[0] > 5
     for one in requests:
         driven.ask(one)
@@ -112,7 +112,7 @@ def test_where_only_many_rows_together_fail_nobody_is_blamed_and_all_come_to_the
 
 def test_those_on_trial_may_be_cancelled_and_newcomers_wait_for_the_end_of_it() -> None:
     driven, model = fragile(max_rows=8)
-    requests = asked(6)
+    requests = make_requests(6)
     for one in requests:
         driven.ask(one)
     driven.step_until(lambda: len(driven.worker.members) == 6)
@@ -134,7 +134,7 @@ def test_those_on_trial_may_be_cancelled_and_newcomers_wait_for_the_end_of_it() 
 
 def test_a_prompt_that_was_being_read_is_read_again_after_the_trial() -> None:
     driven, model = fragile(max_rows=8, step_token_budget=32, prefill_chunk_tokens=16)
-    requests = [*asked(3), request(prompt_of(700, 9), name="long")]
+    requests = [*make_requests(3), request(prompt_of(700, 9), name="long")]
     for one in requests:
         driven.ask(one)
     driven.step_until(lambda: len(driven.worker.members) == 3)

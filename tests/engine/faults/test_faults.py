@@ -1,4 +1,4 @@
-"""Never wedged: whatever a request does, every sink gets one terminal event and the others go on."""
+"""Never wedged: whatever a request does, every sink gets one terminal event and the others continue."""
 
 import dataclasses
 import queue
@@ -43,13 +43,13 @@ class Poisoned:
 
 
 def endless(number: int) -> GenerationRequest:
-    """A request that fills the context, because its end token is forbidden."""
-    forbidden = ((make_tokenizer_end(), -100.0),)
+    """Make a request that fills the context, because its end token is forbidden."""
+    forbidden = ((end_token(), -100.0),)
     return request(prompt_of(9, number), name=str(number), max_tokens=1000, logit_bias=forbidden)
 
 
-def make_tokenizer_end() -> int:
-    """The bundled tokenizer's end-of-answer token."""
+def end_token() -> int:
+    """Return the bundled tokenizer's end token."""
     return min(make_tokenizer().eos_ids)
 
 
@@ -71,10 +71,10 @@ def test_a_request_that_breaks_a_step_fails_alone(at: int, start_engine: StartEn
 
 
 class PoisonedDrafter(Oracle):
-    """Knows the answers, and at their fifth token drafts one that breaks the step."""
+    """An oracle whose drafts break the step at their fifth token."""
 
-    def propose(self, ask: DraftQuery) -> Draft:
-        draft = super().propose(ask)
+    def propose(self, query: DraftQuery) -> Draft:
+        draft = super().propose(query)
         tokens = [POISON if at == 4 else token for at, token in enumerate(draft.tokens)]
         return dataclasses.replace(draft, tokens=tokens)
 
@@ -84,13 +84,13 @@ def test_a_draft_that_breaks_a_step_costs_nothing_but_drafts(
     num_requests: int, start_engine: StartEngine
 ) -> None:
     loaded = make_loaded("llama")
-    asked = [request(prompt_of(12 + i, i), name=str(i), temperature=0.9) for i in range(num_requests)]
-    expected = {one.prompt: oracle(loaded, one) for one in asked}
+    requests = [request(prompt_of(12 + i, i), name=str(i), temperature=0.9) for i in range(num_requests)]
+    expected = {one.prompt: oracle(loaded, one) for one in requests}
     drafter = PoisonedDrafter(expected, name="suffix")
     engine = start_engine(
         wrap=Poisoned, make_sources=lambda _: DraftSources({"suffix": drafter}, lambda _: 1.0)
     )
-    answers = [ask(engine, one) for one in asked]
+    answers = [ask(engine, one) for one in requests]
     assert [list(answer.finished().tokens) for answer in answers] == list(expected.values())
     assert drafter.num_open == 0
 
@@ -124,7 +124,7 @@ def test_a_fault_in_the_step_after_an_answer_s_end_fails_nobody_else(start_engin
     force = ((POISON, 100.0),)
     innocent = request(prompt_of(12), name="innocent", max_tokens=60)
     answer = ask(engine, innocent)
-    # Its only token is the poison: the answer is complete, but the next step was already fed with it.
+    # Its only token is the poison. The answer is complete, but the next step was already dispatched with it.
     last = ask(engine, request(prompt_of(9), name="last", max_tokens=1, logit_bias=force))
     assert last.finished().tokens == (POISON,)
     assert list(answer.finished().tokens) == oracle(make_loaded("llama"), innocent)
@@ -186,10 +186,10 @@ def test_a_request_that_can_never_be_counted_ends_and_harms_nobody(
 
 def test_restarted_rows_keep_penalties_and_stop_strings(start_engine: StartEngine) -> None:
     bias = {"logit_bias": tuple((token, 40.0) for token in range(100, 106)), "frequency_penalty": 0.9}
-    asked = [request(prompt_of(10, i), name=str(i), max_tokens=40, **bias) for i in range(3)]
-    clean = [ask(start_engine(), one).finished().tokens for one in asked]
+    requests = [request(prompt_of(10, i), name=str(i), max_tokens=40, **bias) for i in range(3)]
+    clean = [ask(start_engine(), one).finished().tokens for one in requests]
     engine = start_engine(wrap=Poisoned)
-    answers = [ask(engine, one) for one in asked]
+    answers = [ask(engine, one) for one in requests]
     ask(engine, request([5, 6, POISON], name="bad")).failed()
     assert [answer.finished().tokens for answer in answers] == clean
 

@@ -1,4 +1,4 @@
-"""A fault at any station of a request: one request ends badly at most, and the others do not notice."""
+"""A fault at any station of a request fails at most one request, and the others do not notice."""
 
 import inspect
 import threading
@@ -35,7 +35,7 @@ EVERYWHERE: dict[str, tuple[Any, str]] = {
     "drop": (RequestQueue, "drop_ended"),
     "admit": (RequestQueue, "admit"),
     "await a prefill": (PrefixLookup, "awaits"),
-    "find a beginning": (PrefixLookup, "find"),
+    "look a prefix up": (PrefixLookup, "find"),
     "may it begin": (MemoryBudget, "may_begin"),
     "make room": (MemoryBudget, "make_room"),
     "share the budget": (prefill_budget, "plan_prefill"),
@@ -47,7 +47,7 @@ EVERYWHERE: dict[str, tuple[Any, str]] = {
     "charge": (SlowdownBudget, "charge"),
     "clock": (StepClock, "lap"),
     "commit": (Sequence, "commit"),
-    "detokenise": (Detokenizer, "add"),
+    "detokenize": (Detokenizer, "add"),
     "last characters": (Detokenizer, "finish"),
     "observe": (SequenceDrafts, "observe"),
     "usage": (Sequence, "usage"),
@@ -62,12 +62,12 @@ STATIONS = {
     **{f"{name} [llama]": ("llama", BatchedRows, at) for name, at in OF_ROWS.items()},
     **{f"{name} [gemma3]": ("gemma3_text", SeparateRows, at) for name, at in OF_ROWS.items()},
 }
-NOBODYS = {"plan", "propose", "verification step", "keep a row", "keep a prefix", "find a prefix"}
-"""Where a fault is no reason for any answer to fail: what they are for is a bonus."""
+HARMLESS = {"plan", "propose", "verification step", "keep a row", "keep a prefix", "find a prefix"}
+"""Stations where a fault fails no request, because an answer does not need them."""
 
 
 class Fault:
-    """Something that raises when it is called, so many times once it is armed."""
+    """Makes a function raise on its next num_left calls."""
 
     def __init__(self, patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
         self.num_left = self.num_raised = 0
@@ -84,15 +84,15 @@ class Fault:
         patch.setattr(owner, name, staticmethod(broken) if is_bound else broken)
 
 
-class Flighty(Coin):
-    """Is silent at every other place, so that wide and plain steps take turns."""
+class SometimesSilent(Coin):
+    """A drafter that drafts in about half of the steps, so that plain and verification steps alternate."""
 
-    def propose(self, ask: DraftQuery) -> Draft:
-        draft = super().propose(ask)
+    def propose(self, query: DraftQuery) -> Draft:
+        draft = super().propose(query)
         return draft if sum(draft.tokens) % 2 else Draft()
 
 
-def asked(start: int) -> list[GenerationRequest]:
+def make_requests(start: int) -> list[GenerationRequest]:
     return [
         request(prompt_of(9 + 7 * i, start + i), name=f"{start + i}", max_tokens=12, temperature=0.9)
         for i in range(4)
@@ -100,7 +100,7 @@ def asked(start: int) -> list[GenerationRequest]:
 
 
 def check(answers: SequenceOf[tuple[GenerationRequest, Answer]], name: str, max_failed: int) -> int:
-    """Each has one end, and every good one is right. Returns how many are bad."""
+    """Check that each answer has one end and that finished ones are right; return how many failed."""
     ends = [answer.end() for _, answer in answers]
     for (one, _), end in zip(answers, ends, strict=True):
         if isinstance(end, Finished):
@@ -116,10 +116,10 @@ def test_a_fault_at_any_station_ends_one_request_at_most(
     station: str, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, owner, method = STATIONS[station]
-    first, second, third = asked(0), asked(10), asked(20)
+    first, second, third = make_requests(0), make_requests(10), make_requests(20)
     fault = Fault(monkeypatch, owner, method)
     known = {one.prompt: expected_tokens(name, one) for one in (*first, *second, *third)}
-    drafter = Flighty(known, 0.8, num_ids=4096, name="suffix")
+    drafter = SometimesSilent(known, 0.8, num_ids=4096, name="suffix")
     sources = DraftSources({"suffix": drafter}, lambda _: 1.0)
     engine = start_engine(
         load=lambda _: loaded_once(name), make_sources=lambda _: sources, max_rows=3, draft_type="suffix"
@@ -132,8 +132,8 @@ def test_a_fault_at_any_station_ends_one_request_at_most(
     assert has_begun.wait(60)
     fault.num_left = 1
     answers += [(one, ask(engine, one)) for one in second]
-    is_nobodys = station.partition(" [")[0] in NOBODYS
-    check(answers, name, 0 if is_nobodys else 1)
+    is_harmless = station.partition(" [")[0] in HARMLESS
+    check(answers, name, 0 if is_harmless else 1)
     assert fault.num_raised == 1
     check([(one, ask(engine, one)) for one in third[:2]], name, 0)
     wait_until(lambda: engine.status().num_running == 0)
@@ -149,7 +149,7 @@ def test_a_sink_that_raises_at_every_event_harms_nobody(start_engine: StartEngin
         events.append(event)
         raise ValueError("sink")
 
-    first, *others = asked(0)
+    first, *others = make_requests(0)
     engine.submit(first, broken)
     check([(one, ask(engine, one)) for one in others], "llama", 0)
     wait_until(lambda: engine.status().num_running == 0)
@@ -166,4 +166,4 @@ def test_cancelling_where_a_prefix_cannot_be_kept_harms_nobody(
     fault.num_left = 1
     engine.cancel("long")
     assert long.failed().kind == "cancelled"
-    check([(one, ask(engine, one)) for one in asked(0)], "llama", 0)
+    check([(one, ask(engine, one)) for one in make_requests(0)], "llama", 0)

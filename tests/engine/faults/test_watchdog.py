@@ -1,4 +1,4 @@
-"""An engine that hangs says so, once, and says when it goes on."""
+"""An engine that hangs reports a stall once, and reports when it makes progress again."""
 
 import itertools
 import logging
@@ -19,13 +19,13 @@ STALL_S = 0.3
 
 
 class Hanging(Poisoned):
-    """A model that hangs in a step with the poison token until it is let go on."""
+    """A model that hangs in a step with the poison token until may_continue is set."""
 
-    may_go_on: threading.Event
+    may_continue: threading.Event
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         if (tokens == 4000).any().item():
-            self.may_go_on.wait(60)
+            self.may_continue.wait(60)
         logits: mx.array = self.model(tokens, cache=cache)
         return logits
 
@@ -35,7 +35,7 @@ def test_a_step_that_hangs_is_a_stall_until_it_goes_on(
     at: int, start_engine: StartEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "reprise.engine")
-    Hanging.may_go_on = threading.Event()
+    Hanging.may_continue = threading.Event()
     engine = start_engine(wrap=Hanging, stall_seconds=STALL_S)
     prompt = prompt_of(9)
     prompt[at] = 4000
@@ -44,9 +44,9 @@ def test_a_step_that_hangs_is_a_stall_until_it_goes_on(
     stalled: EngineStatus = engine.status()
     assert "no token and no prefill progress for 0.3 s" in str(stalled.fault)
     assert engine.counts().num_stalls == 1
-    # Whoever comes now waits too, and that is no news.
+    # A request that arrives now waits too, and is not reported again.
     late = ask(engine, request(prompt_of(8), name="late", max_tokens=4))
-    Hanging.may_go_on.set()
+    Hanging.may_continue.set()
     answer.finished()
     late.finished()
     wait_until(lambda: engine.status().state == "ready")

@@ -30,7 +30,7 @@ PERIOD = 5
 # Numbers by position and token; the second half depends on the position, as with rotary embeddings.
 EMBEDDING = np.tile(np.arange(NUM_TOKENS, dtype=np.float32)[:, None], (PERIOD, 1, DIM))
 EMBEDDING[:, :, DIM // 2 :] += np.arange(PERIOD)[:, None, None]
-# With 0 and 255 in every group of 32, quantising to eight bits keeps these integers exactly.
+# With 0 and 255 in every group of 32, quantizing to eight bits keeps these integers exactly.
 EMBEDDING[:, :, :2] = 0, 255
 
 # The weight of token j in the recurrent state after token i.

@@ -77,7 +77,7 @@ def test_partly_kept_drafts_equal_one_prefill_in_16_bits(name: str, dtype: mx.Dt
 
 @pytest.mark.parametrize("kv_bits", [4, 8])
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
-def test_partly_kept_drafts_equal_one_prefill_over_quantised_keys(name: str, kv_bits: int) -> None:
+def test_partly_kept_drafts_equal_one_prefill_over_quantized_keys(name: str, kv_bits: int) -> None:
     check_partly_kept_drafts(make_model(name, head_dim=32), kv_bits)
 
 
@@ -179,12 +179,12 @@ def test_removing_a_row_removes_its_snapshot() -> None:
         assert mx.array_equal(last, model(mx.array([tokens]))[0, -1]).item()
 
 
-def test_plain_caches_share_a_forward_and_quantised_ones_do_not() -> None:
+def test_plain_caches_share_a_forward_and_quantized_ones_do_not() -> None:
     assert isinstance(make_rows(make_model("llama"), can_batch(make_model("llama"))), BatchedRows)
     assert not can_batch(make_model("llama", head_dim=32), kv_bits=8)
 
 
-def test_the_reason_why_a_cache_cannot_be_quantised_is_given() -> None:
+def test_the_reason_why_a_cache_cannot_be_quantized_is_given() -> None:
     assert kv_bits_fault(make_model("llama", head_dim=32), 8) is None
     assert "groups of 32" in str(kv_bits_fault(make_model("llama"), 8))
     assert "sinks" in str(kv_bits_fault(make_model("gpt_oss", head_dim=32), 8))

@@ -1,4 +1,4 @@
-"""Fingerprints tell weights apart, and a model's own code runs only if it is trusted."""
+"""Different weights have different fingerprints, and a model's own code runs only if it is trusted."""
 
 import json
 

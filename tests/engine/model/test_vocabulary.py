@@ -57,7 +57,7 @@ def test_any_bytes_are_reproduced_or_reported_as_inexact(kind: str, data: bytes)
 
 
 @pytest.mark.parametrize("kind", zoo.KINDS)
-def test_exact_kinds_are_recognised(kind: str) -> None:
+def test_exact_kinds_are_recognized(kind: str) -> None:
     assert vocabulary(kind).is_exact == (kind in zoo.EXACT)
 
 

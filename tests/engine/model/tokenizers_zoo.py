@@ -62,7 +62,7 @@ def sentencepiece(
     """Train BPE with marks for spaces and byte fallback, like SentencePiece.
 
     scheme: where a space is added in front of text: "first" or "never" by the pre-tokenizer, "legacy" by the
-    normaliser.
+    normalizer.
     over_spaces: whether tokens may cross spaces.
     """
     tokenizer = Backend(models.BPE(byte_fallback=has_bytes, unk_token="<unk>", fuse_unk=True))

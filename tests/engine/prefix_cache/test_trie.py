@@ -187,7 +187,7 @@ def test_every_architecture_can_be_split_and_rebuilt(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
 @pytest.mark.parametrize("kv_bits", [4, 8])
-def test_quantised_keys_can_be_split_and_rebuilt(name: str, kv_bits: int) -> None:
+def test_quantized_keys_can_be_split_and_rebuilt(name: str, kv_bits: int) -> None:
     assert prefix_fault(make_model(name, head_dim=32), kv_bits) is None
 
 
@@ -225,7 +225,7 @@ def test_a_conversation_computes_only_its_new_tokens(name: str, start_engine: St
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
-def test_quantised_keys_are_cached_too(name: str, start_engine: StartEngine) -> None:
+def test_quantized_keys_are_cached_too(name: str, start_engine: StartEngine) -> None:
     wide = lambda _: LoadedModel(make_model(name, head_dim=32), loaded.tokenizer, loaded.info)  # noqa: E731
     loaded = make_loaded(name)
     warm, cold = (

@@ -92,8 +92,8 @@ def test_forced_tokens_are_drafted_unless_a_longer_draft_agrees_with_them(start_
     plain = run(start_engine("llama"), [asked])[0]
 
     class Watched(Scripted):
-        def propose(self, ask: DraftQuery) -> Draft:
-            _, at = self.open_now[ask.seq]
+        def propose(self, query: DraftQuery) -> Draft:
+            _, at = self.open_now[query.seq]
             tokens = plain[at : at + 6] if at == 0 else []
             return Draft(tokens, self.name, 0, 0.9) if tokens else NO_DRAFT
 

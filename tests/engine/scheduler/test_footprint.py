@@ -1,4 +1,4 @@
-"""What rows take is foretold from what caches really hold, for every kind of cache."""
+"""The memory of rows is estimated from what caches really hold, for every kind of cache."""
 
 import mlx.core as mx
 import pytest
@@ -13,7 +13,7 @@ KINDS = [(name, None) for name in CONFIGS] + [("llama", 8), ("llama", 4)]
 
 
 @pytest.mark.parametrize(("name", "kv_bits"), KINDS)
-def test_rows_take_what_was_foretold(name: str, kv_bits: int | None) -> None:
+def test_rows_take_what_was_estimated(name: str, kv_bits: int | None) -> None:
     model = make_model(name, **({"head_dim": 32} if kv_bits else {}))
     footprint = measure(model, kv_bits)
     caches, length = make_caches(model, kv_bits), 0
@@ -22,12 +22,12 @@ def test_rows_take_what_was_foretold(name: str, kv_bits: int | None) -> None:
         evaluate(caches)
         length += chunk
         held = sum(array.nbytes for cache in leaves(caches) for array in arrays_of(cache))
-        # Buffers grow by 256 tokens; windows have up to 640 beside their own; a snapshot doubles state.
+        # Buffers grow by 256 tokens, windows keep up to 640 additional tokens, and a snapshot doubles state.
         assert held <= footprint.row_bytes(length + 256, CHUNK)
         assert footprint.row_bytes(length, CHUNK) <= 2 * held
 
 
-def test_what_a_forward_takes_grows_with_what_is_fed_and_seen() -> None:
+def test_a_forward_takes_more_for_more_tokens_fed_and_cached() -> None:
     footprint = Footprint(0, 1, fed_bytes=100, seen_bytes=0.5)
     assert footprint.forward_bytes(10, 0) == 1000
     assert footprint.forward_bytes(10, 100) == 1500

@@ -1,4 +1,4 @@
-"""Rows begin where memory has room for them, give way when it gets short, and say the same all the same."""
+"""Requests are admitted if memory has room, are preempted if it runs short, and get the same tokens."""
 
 import functools
 from collections.abc import Iterator
@@ -12,8 +12,7 @@ from config.settings import Settings
 from engine.kv_cache.probes import can_batch
 from engine.model.loading import LoadedModel, ModelError
 from engine.request import GenerationRequest
-from engine.scheduler import footprint
-from engine.scheduler import memory_budget as memory_budget
+from engine.scheduler import footprint, memory_budget
 from engine.scheduler.footprint import Footprint
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Liar
@@ -23,7 +22,7 @@ from tests.engine.support import make_loaded, make_model, oracle, prompt_of, req
 ROOMY = 2**40
 NEVER_END = ((2, -100.0),)
 WIDE = {"num_key_value_heads": 4, "head_dim": 64, "num_hidden_layers": 4}
-"""Keys and values that outweigh all else: 8 KiB a token."""
+"""Keys and values of 8 KiB per token, far more than all else."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,17 +54,17 @@ def loaded_wide() -> LoadedModel:
 
 
 def memory_for(loaded: LoadedModel, num_tokens: int) -> int:
-    """Just enough memory for one sequence of that length."""
+    """Return just enough memory for one sequence of that length."""
     settings = Settings(memory_bytes=ROOMY)
-    foreseen = memory_budget.make_memory_budget(loaded, settings, can_batch(loaded.model), None)
-    return loaded.info.weight_bytes + foreseen.bytes_alone(num_tokens)
+    budget = memory_budget.make_memory_budget(loaded, settings, can_batch(loaded.model), None)
+    return loaded.info.weight_bytes + budget.bytes_alone(num_tokens)
 
 
 def memory_for_three(loaded: LoadedModel) -> int:
-    """Enough for three rows of 180 tokens to begin, and not for all of them to have 250."""
+    """Return memory in which three rows of 180 tokens can start, but not all can grow to 250."""
     own = footprint.measure(loaded.model)
     if can_batch(loaded.model):
-        # Beside two rows of 256 columns a third and its prompt's own buffers; not three of 512.
+        # Enough for two rows of 256 columns and the buffers of a third prompt; not for three of 512.
         return loaded.info.weight_bytes + 1400 * own.token_bytes
     return loaded.info.weight_bytes + 3 * own.row_bytes(200 + 304, 256)
 
@@ -81,7 +80,7 @@ def memory_for_three(loaded: LoadedModel) -> int:
         pytest.param("gemma3_text", True, marks=pytest.mark.slow),
     ],
 )
-def test_rows_that_outgrow_memory_say_what_they_would_have_said(name: str, is_drafting: bool) -> None:
+def test_rows_that_outgrow_memory_get_the_same_tokens(name: str, is_drafting: bool) -> None:
     asked = [
         request(prompt_of(150 + 5 * i, i), name=str(i), max_tokens=100, temperature=0.9) for i in range(3)
     ]
@@ -101,7 +100,7 @@ def test_rows_that_outgrow_memory_say_what_they_would_have_said(name: str, is_dr
     assert [list(answer.finished().tokens) for answer in answers] == list(expected.values())
 
 
-def test_mlx_never_takes_more_than_was_foretold() -> None:
+def test_mlx_never_takes_more_than_was_estimated() -> None:
     loaded = loaded_wide()
     needed = memory_for(loaded, 600) + 4 * 2**20
     before = mx.get_active_memory() - loaded.info.weight_bytes
@@ -120,7 +119,7 @@ def test_mlx_never_takes_more_than_was_foretold() -> None:
 
 
 @pytest.mark.usefixtures("free_forwards")
-def test_kept_prefixes_give_way_before_any_row_does() -> None:
+def test_cached_prefixes_are_dropped_before_any_row_is_preempted() -> None:
     loaded = loaded_wide()
     driven = Driven(loaded, memory_bytes=memory_for(loaded, 600), prefix_cache_bytes=2**28)
     for i in range(3):
@@ -143,7 +142,7 @@ def test_kept_prefixes_give_way_before_any_row_does() -> None:
 
 
 @pytest.mark.usefixtures("free_forwards")
-def test_what_does_not_fit_lets_some_pass_but_not_all() -> None:
+def test_a_request_that_does_not_fit_is_overtaken_by_some_but_not_all() -> None:
     loaded = loaded_wide()
     driven = Driven(loaded, memory_bytes=memory_for(loaded, 600), prefix_cache_bytes=0, max_rows=4)
     driven.ask(short("first", 150))
@@ -213,7 +212,7 @@ def test_with_memory_enough_the_context_is_the_model_s_own() -> None:
     assert loaded.info.memory_limit is None
 
 
-def test_memory_that_holds_no_row_is_told_before_the_first_request() -> None:
+def test_memory_that_holds_no_row_is_reported_before_the_first_request() -> None:
     loaded = make_loaded("llama")
     with pytest.raises(ModelError, match=r"no room for a row of llama.*takes [\d.]+ MiB"):
         memory_budget.make_memory_budget(loaded, Settings(memory_bytes=loaded.info.weight_bytes), True, None)

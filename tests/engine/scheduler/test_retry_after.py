@@ -1,4 +1,4 @@
-"""When to come again is told by how fast requests end."""
+"""Retry-After is estimated from how fast requests complete."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_a_pause_lengthens_the_wait_but_not_for_ever(clock: list[float]) -> None
     assert ends.wait_s(1, 1.0) == MAX_WAIT_S
 
 
-def test_who_is_refused_is_told_when_to_come_again(start_engine: StartEngine) -> None:
+def test_a_refused_request_gets_a_retry_after(start_engine: StartEngine) -> None:
     engine = start_engine(max_rows=1, max_queue=0)
     for i in range(3):
         ask(engine, request(prompt_of(9), name=str(i), max_tokens=2)).finished()

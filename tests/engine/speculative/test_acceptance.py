@@ -1,4 +1,4 @@
-"""The gate learns how good drafts are and takes the width that promises most; the ledger bounds the loss."""
+"""Acceptance rates are learned, the best width is chosen, and the slowdown budget bounds the loss."""
 
 import random
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def test_an_unsure_draft_takes_a_short_step_of_the_staircase() -> None:
     assert choose_width([DraftEstimate(steady(0.6, 31))], range(2, 33), stairs, always) in (3, 4)
 
 
-def test_what_the_ledger_forbids_is_not_taken() -> None:
+def test_a_width_beyond_the_slowdown_budget_is_not_chosen() -> None:
     assert choose_width([DraftEstimate(steady(0.99, 31))], range(2, 33), stairs, lambda w: w <= 4) <= 4
 
 
@@ -72,7 +72,7 @@ def test_pending_tokens_are_fed_but_not_counted_as_gain() -> None:
     )
 
 
-def test_acceptance_follows_what_comes_true() -> None:
+def test_the_rate_follows_what_is_accepted() -> None:
     acceptance = Acceptance(AcceptanceCounts(GLOBAL_DECAY))
     assert acceptance.rate(DRAFT) == pytest.approx(0.7)
     for _ in range(50):
@@ -121,7 +121,7 @@ def test_whether_copies_end_with_the_first_line_is_learned_from_all_requests() -
     first, second = (acceptance.estimate(LINES, 0.95).expected[at] for at in (2, 3))
     assert second - first < 0.2
     assert acceptance.rate(LINES) > 0.95
-    # An answer that has gone beyond its first line is another case.
+    # Answers of more than one line have their own rate.
     acceptance.count_lines([5, END])
     first, second = (acceptance.estimate(LINES, 0.95).expected[at] for at in (2, 3))
     assert second - first > 0.7
@@ -197,7 +197,7 @@ def test_a_table_that_is_no_grid_of_seconds_is_refused(table: dict[tuple[int, in
 
 
 def simulate(right: Callable[[int], bool], num_tokens: int = 600) -> float:
-    """Speed over plain of one sequence on the staircase, whose drafts are right where `right` says."""
+    """Return the speedup of one sequence on the staircase. right(i): whether token i is drafted right."""
     everyone, slowdown_budget = AcceptanceCounts(GLOBAL_DECAY), SlowdownBudget(0.02)
     acceptance = Acceptance(everyone)
     at, spent = 0, 0.0

@@ -1,4 +1,4 @@
-"""Drafting never changes the answer: whatever drafts, whatever the architecture, alone or in a batch."""
+"""Drafting never changes the answer, with any drafter and architecture, alone and in a batch."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ TEMPERATURES = [0.0, 0.8]
 
 
 class Scripted:
-    """A drafter that knows the true answers and is right as often as it was told to be."""
+    """A drafter that knows the answers. chance: that a token is right. silence: share of empty drafts."""
 
     name = "suffix"
 
@@ -38,19 +38,19 @@ class Scripted:
     ) -> None:
         self.answers, self.chance, self.silence = answers, chance, silence
         self.open_now: dict[int, tuple[list[int], int]] = {}
-        self.num_settled = 0
+        self.num_recorded = 0
 
-    def open(self, opening: SequenceStart) -> None:
-        self.open_now[opening.seq] = self.answers[tuple(opening.prompt)], 0
+    def open(self, start: SequenceStart) -> None:
+        self.open_now[start.seq] = self.answers[tuple(start.prompt)], 0
 
-    def propose(self, ask: DraftQuery) -> Draft:
-        answer, at = self.open_now[ask.seq]
-        rng = random.Random(f"{ask.seq} {at}")
+    def propose(self, query: DraftQuery) -> Draft:
+        answer, at = self.open_now[query.seq]
+        rng = random.Random(f"{query.seq} {at}")
         if rng.random() < self.silence:
             return NO_DRAFT
         tokens = [
             token if rng.random() < self.chance else (token + 1) % 4096
-            for token in answer[at : at + rng.randint(1, ask.limit)]
+            for token in answer[at : at + rng.randint(1, query.limit)]
         ]
         return Draft(tokens, self.name, 0, 0.9) if tokens else NO_DRAFT
 
@@ -59,17 +59,17 @@ class Scripted:
         assert answer[at : at + len(tokens)] == list(tokens)
         self.open_now[seq] = answer, at + len(tokens)
 
-    def record_verified(self, seq: int, offered: int, accepted: int) -> None:
-        assert 0 <= accepted <= offered >= 1
+    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+        assert 0 <= num_accepted <= num_verified >= 1
         assert seq in self.open_now
-        self.num_settled += 1
+        self.num_recorded += 1
 
     def close(self, seq: int) -> None:
         del self.open_now[seq]
 
 
 def raising(answers: dict[tuple[int, ...], list[int]], method: str) -> Scripted:
-    """A drafter that raises in one of its methods."""
+    """Make a drafter that raises in one of its methods."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("a fault in a drafter")
@@ -93,7 +93,7 @@ def requests(temperature: float) -> list[GenerationRequest]:
 
 @functools.cache
 def answers_of(name: str, temperature: float) -> dict[tuple[int, ...], list[int]]:
-    """The true answer to each of the requests, by its prompt."""
+    """Return the true answer to each request, by prompt."""
     loaded = make_loaded(name)
     return {one.prompt: oracle(loaded, one) for one in requests(temperature)}
 
@@ -121,12 +121,12 @@ def test_drafting_never_changes_the_tokens(
     assert 0 < report.drafter_s < first.usage.total_s
     assert run(engine, asked) == [expected[one.prompt] for one in asked]
     assert run(engine, asked[3:5]) == [expected[one.prompt] for one in asked[3:5]]
-    assert drafter.num_settled
+    assert drafter.num_recorded
     assert not drafter.open_now
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_plain_and_wide_steps_may_take_turns(name: str, start_engine: StartEngine) -> None:
+def test_plain_and_verification_steps_may_alternate(name: str, start_engine: StartEngine) -> None:
     asked, expected = requests(0.8), answers_of(name, 0.8)
     drafter = Scripted(expected, 0.8, silence=0.8)
     engine = start_engine(name, make_sources=sources(drafter), draft_type="suffix", max_rows=3)
@@ -186,7 +186,7 @@ def test_a_draft_model_never_changes_the_tokens(
 def test_a_draft_model_with_windows_goes_back_over_many_forwards(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A random model is never right, so it would soon be asked no more.
+    # The drafts of a random model are never accepted, so it would soon not be used any more.
     monkeypatch.setattr(DraftForecast, "rate", 0.9)
     monkeypatch.setattr(StepClock, "lap", lambda *_: None)
     # The draft model's buffer fills up in the middle of a draft, just after a place up to which it is cut.
@@ -204,12 +204,12 @@ def test_a_draft_model_with_windows_goes_back_over_many_forwards(
     for one in asked:
         finished = ask(engine, one).finished()
         assert list(finished.tokens) == oracle(loaded, one)
-        # Had it failed to go back, the request would have had no more drafts from then on.
+        # If the rollback had failed, the request would have got no more drafts.
         assert finished.usage.drafting.num_drafted >= 12 * (one.max_tokens - 14)
 
 
 class Faulty:
-    """A model whose answers are wrong, or that raises, at some of its calls, counted from the first."""
+    """A model that returns wrong logits, or raises, in the calls for which is_wrong(call number) holds."""
 
     def __init__(self, model: Any, is_wrong: Callable[[int], bool], raises: bool = False) -> None:
         self.model, self.is_wrong, self.raises = model, is_wrong, raises
@@ -228,7 +228,7 @@ class Faulty:
         return -logits
 
 
-def test_a_recurrent_draft_model_that_errs_goes_on_drafting(start_engine: StartEngine) -> None:
+def test_a_recurrent_draft_model_continues_after_rejected_drafts(start_engine: StartEngine) -> None:
     asked = request(prompt_of(20), 300, temperature=0.8)
     engine = start_engine(
         "mamba2",
@@ -242,7 +242,7 @@ def test_a_recurrent_draft_model_that_errs_goes_on_drafting(start_engine: StartE
     )
     finished = ask(engine, asked).finished()
     assert list(finished.tokens) == oracle(make_loaded("mamba2"), asked)
-    # Four calls in five are right, so every other draft or so brings tokens.
+    # Four calls in five are right, so about every other draft is accepted in part.
     assert finished.usage.drafting.num_accepted > 100
 
 
@@ -288,19 +288,19 @@ def test_no_prompt_is_read_by_a_draft_model_that_will_not_draft(
     assert made[0].num_calls == before
 
 
-def test_the_bound_holds_though_a_recurrent_row_is_fed_again_what_it_kept(
+def test_the_bound_holds_although_a_recurrent_row_feeds_accepted_tokens_again(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the gate believes: here it takes drafts for good of which only the first token is."""
+    """Let the gate overestimate the drafts: of each draft only the first token is right."""
     asked = request(prompt_of(20), 200, temperature=0.8)
     answer = oracle(make_loaded("mamba2"), asked)
     beyond = []
 
     class FirstOnly(Scripted):
-        def propose(self, ask: DraftQuery) -> Draft:
-            _, at = self.open_now[ask.seq]
+        def propose(self, query: DraftQuery) -> Draft:
+            _, at = self.open_now[query.seq]
             tokens = answer[at : at + 1] + [(token + 1) % 4096 for token in answer[at + 1 : at + 15]]
-            return Draft(tokens[: ask.limit], self.name, 0, 0.9) if tokens else NO_DRAFT
+            return Draft(tokens[: query.limit], self.name, 0, 0.9) if tokens else NO_DRAFT
 
     def watch(slowdown_budget: SlowdownBudget, step_s: float, plain_s: float, num_tokens: int) -> None:
         charge(slowdown_budget, step_s, plain_s, num_tokens)
@@ -322,23 +322,23 @@ def test_the_bound_holds_though_a_recurrent_row_is_fed_again_what_it_kept(
 
 
 def test_exact_mode_keeps_its_widths_when_a_draft_model_has_nothing(start_engine: StartEngine) -> None:
-    """A row too far behind for its draft model must not leave the others a width that was not tried."""
+    """If a row gets no draft, because its draft model must catch up, the width must still be a tried one."""
     first, second = (request(prompt_of(20, i), 300, name=str(i), seed=i, temperature=0.8) for i in range(2))
     loaded = make_loaded("llama")
     expected = {one.prompt: oracle(loaded, one) for one in (first, second)}
     shapes: list[tuple[int, ...]] = []
 
     class Known(Scripted):
-        """Always two tokens for the first; for the second many, and later none: then its model is asked."""
+        """Drafts two tokens for the first request, and seven for the second until token 150, then none."""
 
-        def propose(self, ask: DraftQuery) -> Draft:
-            answer, at = self.open_now[ask.seq]
-            most = 2 if answer == expected[first.prompt] else 7 if at < 150 else 0
-            tokens = answer[at : at + min(most, ask.limit)]
+        def propose(self, query: DraftQuery) -> Draft:
+            answer, at = self.open_now[query.seq]
+            longest = 2 if answer == expected[first.prompt] else 7 if at < 150 else 0
+            tokens = answer[at : at + min(longest, query.limit)]
             return Draft(tokens, self.name, 0, 0.9) if tokens else NO_DRAFT
 
     class Recorded:
-        """Wrong at a width of three for two rows, as a kernel may be; and it notes all shapes."""
+        """A model that is wrong at width 3 with two rows, as a kernel may be, and records all shapes."""
 
         def __init__(self, model: Any) -> None:
             self.model = model
@@ -372,7 +372,7 @@ def test_exact_mode_keeps_its_widths_when_a_draft_model_has_nothing(start_engine
 SETTINGS = [
     {"temperature": 0.9, "top_p": 0.8, "top_k": 40, "min_p": 0.01},
     {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.3},
-    # A dozen tokens, and a penalty that forces turns among them: one forgotten count changes the answer.
+    # Twelve tokens and a penalty that makes them alternate, so that one missed count changes the answer.
     {"frequency_penalty": 5.0, "logit_bias": tuple((token, 300.0) for token in range(7, 19))},
     {"temperature": 0.7, "frequency_penalty": 1.5, "logit_bias": ((7, 3.0), (9, -100.0))},
     {"temperature": 1.3, "repetition_penalty": 1.2, "top_p": 0.9},
@@ -424,7 +424,7 @@ def test_no_real_drafter_changes_the_tokens(
         make_sources=lambda v: DraftSources(make_drafters(settings, v), repetition_score),
         prefill_chunk_tokens=32,
     )
-    # A seed answers a prompt that holds its own answer to an earlier one, so that there is much to draft.
+    # Each prompt contains the answer to its own beginning, so that there is much to draft.
     loaded = make_loaded(name)
     asked = []
     for seed in range(4):
