@@ -11,6 +11,7 @@ from drafters.ngram_mod_table import DEFAULT_N, DEFAULT_SIZE, NgramModCounts, Ng
 
 SCOPES = ("process", "api-key")
 MAX_TENANTS = 16
+"""Maximum number of tables with scope "api-key"; the least recently used is dropped first."""
 
 _OWNER_BYTES = 16
 
@@ -21,8 +22,7 @@ class NgramModTables:
     vocabulary: its fingerprint. n, size: of every table.
     scope: "process" for one table, "api-key" for one table per tenant, which no other tenant reads.
     file: path for save and load, or None.
-    max_tenants: maximum number of tables with scope "api-key"; the least recently used is dropped first.
-    Raises ValueError for n < 1, a size not in [1, 2**32], max_tenants < 1, or an unknown scope.
+    Raises ValueError for n < 1, a size not in [1, 2**32], or an unknown scope.
     """
 
     def __init__(
@@ -32,7 +32,6 @@ class NgramModTables:
         size: int = DEFAULT_SIZE,
         scope: str = "process",
         file: Path | None = None,
-        max_tenants: int = MAX_TENANTS,
     ) -> None:
         if n < 1:
             raise ValueError(f"n must be at least 1; got {n}")
@@ -40,11 +39,9 @@ class NgramModTables:
             raise ValueError(f"an ngram-mod table has 1 to 4294967296 entries; got {size}")
         if scope not in SCOPES:
             raise ValueError(f"ngram scope must be one of {', '.join(SCOPES)}; got {scope!r}")
-        if max_tenants < 1:
-            raise ValueError(f"max_tenants must be at least 1; got {max_tenants}")
         self.spec = TableSpec(vocabulary, n, size, scope)
         self.file = file
-        self.max_tables = max_tenants if scope == "api-key" else 1
+        self.max_tables = MAX_TENANTS if scope == "api-key" else 1
         self.counts = NgramModCounts()
         self._tables: OrderedDict[str, NgramModTable] = OrderedDict()
 

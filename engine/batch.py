@@ -42,12 +42,13 @@ class Batch:
 
     def clear(self) -> None:
         """Drop all rows."""
-        self.members: list[Sequence] = []
         self.rows = make_rows(self._model, self._batched)
         if self.draft_model:
             self.draft_model.clear()
         self.in_flight: Step | None = None
         self._sampler: Sampler | None = None
+        # Last: if this raises, the members must still be found, for their terminal events.
+        self.members: list[Sequence] = []
 
     @property
     def rows_by_model(self) -> list[Rows]:

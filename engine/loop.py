@@ -54,7 +54,9 @@ class Call:
             self.outcome.set_exception(fault)
 
 
-Inbox = queue.SimpleQueue[Submit | Cancel | Stop | Call]
+Message = Submit | Cancel | Stop | Call
+
+Inbox = queue.SimpleQueue[Message]
 """Messages from other threads, in the order in which they were sent."""
 
 STOPPING = Failed("draining", "the server is stopping")
@@ -75,6 +77,7 @@ class Loop:
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._is_stopping = False
+        self._message: Message | None = None
 
     def run(self) -> None:
         """Run steps until a Stop arrives, then drain: until all running requests have ended or time is up."""
@@ -90,29 +93,31 @@ class Loop:
         """Send every live request its terminal event, including those still in the inbox."""
         for sequence in self._worker.live:
             sequence.fail(failed)
+        if self._message is not None:
+            _refuse(self._message, failed)
         while not self._inbox.empty():
-            message = self._inbox.get()
-            if isinstance(message, Submit):
-                message.sink(failed)
-            elif isinstance(message, Call):
-                message.outcome.set_exception(SharedTableError(failed.message))
+            _refuse(self._inbox.get(), failed)
 
     def _take_messages(self) -> None:
         """Take all messages in the inbox; while there is no work, wait for a message that brings some."""
         while not self._worker.has_work or not self._inbox.empty():
-            message = self._inbox.get()
-            if isinstance(message, Submit):
-                self._submit(message)
-            elif isinstance(message, Cancel):
-                self._worker.cancel(message.request_id)
-            elif isinstance(message, Call):
-                message.perform()
-            else:
-                self._stop()
-            # While the loop waits, this variable would keep the last request alive.
-            del message
+            # Kept until it is handled, so that end_all() finds it if that is what the thread dies of.
+            self._message = self._inbox.get()
+            self._handle(self._message)
+            # While the loop waits, this would keep the last request alive.
+            self._message = None
             if self._is_stopping:
                 break
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Cancel):
+            self._worker.cancel(message.request_id)
+        elif isinstance(message, Call):
+            message.perform()
+        else:
+            self._stop()
 
     def _submit(self, submitted: Submit) -> None:
         try:
@@ -126,3 +131,11 @@ class Loop:
         self._is_stopping = True
         for sequence in self._worker.queue.waiting:
             sequence.fail(STOPPING)
+
+
+def _refuse(message: Message, failed: Failed) -> None:
+    """Tell the sender of a message that was not handled, if it waits for an outcome."""
+    if isinstance(message, Submit):
+        message.sink(failed)
+    elif isinstance(message, Call):
+        message.outcome.set_exception(SharedTableError(failed.message))

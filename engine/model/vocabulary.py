@@ -190,11 +190,6 @@ class Vocabulary:
         except Exception:
             return [1] * len(readable)
 
-    def encode_bytes(self, data: bytes) -> list[int] | None:
-        """Return the ids of any bytes, exactly; None if some bytes have no ids. Never raises."""
-        ids, is_exact = self.encode_best_effort(data)
-        return ids if is_exact else None
-
     def encode_best_effort(self, data: bytes) -> tuple[list[int], bool]:
         """Return the ids of any bytes as closely as possible, and whether they are exactly these bytes.
 

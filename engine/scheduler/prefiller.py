@@ -64,8 +64,9 @@ class Prefiller:
                 if chunk:
                     self._feed(sequence, chunk)
                 if sequence.num_to_prefill == 0:
-                    self.prefilling.remove(sequence)
                     join(sequence)
+                    # Only now: if the engine dies meanwhile, the sequence must still be found.
+                    self.prefilling.remove(sequence)
             except StepError:
                 raise
             except Exception as fault:

@@ -200,11 +200,7 @@ class PrefixLookup:
         """Return the longest prefix that a row or a prefilling prompt holds: its length and its KV slice."""
         best, kv_slice = 0, None
         holders = [(m, rows.lengths[row], partial(rows.kv_slice, row)) for row, m in enumerate(members)]
-        holders += [
-            (p, p.prefill.num_computed, partial(cut_slice, p.prefill.caches))
-            for p in prefilling
-            if p is not sequence
-        ]
+        holders += [(p, p.prefill.num_computed, partial(cut_slice, p.prefill.caches)) for p in prefilling]
         for holder, held, cut in holders:
             shared = min(_num_shared(sequence.tokens, holder.tokens), held)
             if shared > best:

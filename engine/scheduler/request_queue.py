@@ -69,12 +69,13 @@ class RequestQueue:
                 continue
             for overtaken in too_large:
                 overtaken.num_overtaken += 1
-            self.waiting.remove(sequence)
             try:
                 sequence.admit(*self.prefix_lookup.find(sequence, members, rows, prefilling))
                 self.prefiller.begin(sequence)
             except Exception as fault:
                 sequence.fail_with(fault)
+            # Only now: if the engine dies meanwhile, the sequence must still be found.
+            self.waiting.remove(sequence)
 
     def put_back(self, sequences: Iterable[Sequence]) -> None:
         """Restart sequences that were running, unless they have ended; each gets its old place back."""

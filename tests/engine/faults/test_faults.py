@@ -12,10 +12,12 @@ import pytest
 
 from config.settings import BUNDLED_MODEL, Settings
 from drafters.base import Draft, DraftQuery
+from engine import batch
 from engine.engine import Engine
 from engine.model.loading import ModelError
-from engine.request import EngineError, GenerationRequest, Usage
+from engine.request import EngineError, GenerationRequest, SharedTableError, Usage
 from engine.sequence import Sequence
+from engine.speculative import shared_table
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Oracle
 from tests.engine.conftest import StartEngine
@@ -117,6 +119,37 @@ def test_a_dead_worker_tells_everyone(start_engine: StartEngine) -> None:
     assert engine.status().num_waiting == 0
     with pytest.raises(EngineError, match="stopped"):
         engine.submit(request([6, 7]), Answer())
+
+
+def test_rows_that_cannot_be_made_again_tell_everyone(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start_engine(wrap=Poisoned, max_rows=4)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no rows")
+
+    answers = [ask(engine, endless(i)) for i in range(6)]
+    monkeypatch.setattr(batch, "make_rows", broken)
+    answers.append(ask(engine, request([6, POISON], name="bad")))
+    engine.cancel("0")
+    ends = [answer.failed() for answer in answers]
+    assert {end.kind for end in ends[1:]} == {"engine"}
+    assert engine.status().state == "dead"
+
+
+def test_a_call_of_which_the_thread_dies_raises_in_its_caller(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start_engine()
+
+    def dying(_: Any) -> None:
+        raise SystemExit("struck")
+
+    monkeypatch.setattr(shared_table, "reset", dying)
+    with pytest.raises(SharedTableError, match="struck"):
+        engine.table_reset()
+    assert engine.status().state == "dead"
 
 
 def test_a_fault_in_the_step_after_an_answer_s_end_fails_nobody_else(start_engine: StartEngine) -> None:

@@ -11,7 +11,7 @@ from drafters.base import Draft, DraftQuery
 from engine.kv_cache.rows import BatchedRows, SeparateRows
 from engine.model.detokenizer import Detokenizer
 from engine.prefix_cache.trie import PrefixCache
-from engine.request import Event, Failed, Finished, GenerationRequest
+from engine.request import EngineError, Event, Failed, Finished, GenerationRequest
 from engine.sampling.sampler import Sampler
 from engine.scheduler import prefill_budget
 from engine.scheduler.memory_budget import MemoryBudget
@@ -69,7 +69,9 @@ HARMLESS = {"plan", "propose", "verification step", "keep a row", "keep a prefix
 class Fault:
     """Makes a function raise on its next num_left calls."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    def __init__(
+        self, patch: pytest.MonkeyPatch, owner: Any, name: str, kind: type[BaseException] = RuntimeError
+    ) -> None:
         self.num_left = self.num_raised = 0
         original = getattr(owner, name)
 
@@ -77,7 +79,7 @@ class Fault:
             if self.num_left:
                 self.num_left -= 1
                 self.num_raised += 1
-                raise RuntimeError(f"a fault in {name}")
+                raise kind(f"a fault in {name}")
             return original(*args, **named)
 
         is_bound = isinstance(inspect.getattr_static(owner, name), classmethod)
@@ -139,6 +141,37 @@ def test_a_fault_at_any_station_ends_one_request_at_most(
     wait_until(lambda: engine.status().num_running == 0)
     assert (engine.status().state, engine.status().num_waiting) == ("ready", 0)
     assert drafter.num_open == 0
+
+
+@pytest.mark.parametrize("station", STATIONS)
+def test_a_death_at_any_station_tells_every_request_once(
+    station: str, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, owner, method = STATIONS[station]
+    first, second = asked(0), asked(10)
+    death = Fault(monkeypatch, owner, method, SystemExit)
+    known = {one.prompt: expected_tokens(name, one) for one in (*first, *second)}
+    sources = DraftSources({"suffix": Flighty(known, 0.8, num_ids=4096, name="suffix")}, lambda _: 1.0)
+    engine = start_engine(
+        load=lambda _: loaded_once(name), make_sources=lambda _: sources, max_rows=3, draft_type="suffix"
+    )
+    answers = [(one, Answer()) for one in first]
+    has_begun = threading.Event()
+    for one, answer in answers:
+        answer.on_delta = has_begun.set
+        engine.submit(one, answer)
+    assert has_begun.wait(60)
+    death.num_left = 1
+    for one in second:
+        answers.append((one, Answer()))
+        try:
+            engine.submit(*answers[-1])
+        except EngineError:
+            answers.pop()
+    ends = [answer.end() for _, answer in answers]
+    assert death.num_raised == 1
+    assert {end.kind for end in ends if isinstance(end, Failed)} == {"engine"}
+    assert (engine.status().state, engine.status().num_waiting) == ("dead", 0)
 
 
 def test_a_sink_that_raises_at_every_event_harms_nobody(start_engine: StartEngine) -> None:
