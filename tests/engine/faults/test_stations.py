@@ -148,10 +148,12 @@ def test_a_death_at_any_station_tells_every_request_once(
     station: str, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, owner, method = STATIONS[station]
-    first, second = asked(0), asked(10)
+    first, second = make_requests(0), make_requests(10)
     death = Fault(monkeypatch, owner, method, SystemExit)
     known = {one.prompt: expected_tokens(name, one) for one in (*first, *second)}
-    sources = DraftSources({"suffix": Flighty(known, 0.8, num_ids=4096, name="suffix")}, lambda _: 1.0)
+    sources = DraftSources(
+        {"suffix": SometimesSilent(known, 0.8, num_ids=4096, name="suffix")}, lambda _: 1.0
+    )
     engine = start_engine(
         load=lambda _: loaded_once(name), make_sources=lambda _: sources, max_rows=3, draft_type="suffix"
     )
