@@ -34,7 +34,11 @@ class Settings:
         (), "Additional name under which requests may ask for the model; repeat the flag for several."
     )
     max_context_tokens: int | None = setting(
-        None, "Maximum tokens of prompt and answer together.", at_least=2, unset="the model's own limit"
+        None,
+        "Maximum tokens of prompt and answer together. Lowers the model's own limit; if the model's "
+        "configuration names none, sets it in place of 131072 (recurrent models) or 4096 (others).",
+        at_least=2,
+        unset="the model's own limit",
     )
     kv_bits: int | None = setting(
         None, "Quantize keys and values to this many bits, 4 or 8.", unset="not quantized"

@@ -264,6 +264,8 @@ class Sequence:
     def _finish(self, reason: FinishReason) -> None:
         if not self.text.stopped and (rest := self.text.finish()):
             self.sink(Delta(rest))
+        # The rest may complete a stop string.
+        reason = "stop" if self.text.stopped else reason
         self._end(
             Finished(reason, self.usage(), tuple(self.tokens[len(self.request.prompt) :]), self.text.stop)
         )

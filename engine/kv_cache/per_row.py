@@ -93,6 +93,11 @@ def is_recurrent(cache: Any) -> bool:
     return type(cache) is ArraysCache
 
 
+def keeps_all_tokens(cache: Any) -> bool:
+    """Return whether a cache grows with every token: it has neither recurrent state nor a window."""
+    return not is_recurrent(cache) and type(cache) not in (WindowKVCache, RotatingKVCache)
+
+
 def can_trim(cache: Any) -> bool:
     """Return whether the tokens of a cache's last update can be trimmed off exactly."""
     return type(cache) in (KVCache, FittedQuantizedKVCache, WindowKVCache)

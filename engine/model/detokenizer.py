@@ -1,17 +1,23 @@
 """Turn committed tokens into text that can be sent: whole characters, and nothing of a stop string."""
 
+from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Sequence
 
-from tokenizers.decoders import DecodeStream
-
 from engine.model.markers import ends_with
 from engine.model.stop_strings import StopMatcher
+from engine.model.token_bytes import decode_partial
 from engine.model.tokenizer import Tokenizer
+
+REPLACEMENT = "\ufffd"
+"""Stands for bytes that are not a character, one for each maximal invalid subpart."""
 
 
 class Detokenizer:
     """Turns the tokens of one answer into text, one token at a time.
+
+    The text is that of all tokens decoded together, but each token is decoded only alone and after the latest
+    token that gave text. Bytes that cannot become a character any more are U+FFFD at once.
 
     Special tokens are dropped, except the markers of reasoning and tool calls and all special tokens inside
     a tool call: some models write special tokens for quotes and commas there.
@@ -19,7 +25,10 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._backend = tokenizer.backend
-        self._stream = DecodeStream(skip_special_tokens=False)
+        self._characters = getincrementaldecoder("utf-8")(errors="replace")
+        self._had_part = False
+        self._before: list[int] = []
+        self._text_before = ""
         self._matcher = StopMatcher(stops)
         self._special_ids = tokenizer.special_ids
         self._call_start, self._call_end = tokenizer.markers.call_start, tokenizer.markers.call_end
@@ -42,8 +51,28 @@ class Detokenizer:
         if token in self._special_ids and not self._is_in_call:
             return ""
         self._track_tool_call(token)
-        text = self._stream.step(self._backend, token)
+        text = self._characters.decode(self._bytes_of(token))
         return self._matcher.feed(text) if text else ""
+
+    def _bytes_of(self, token: int) -> bytes:
+        """Return the bytes that the token adds to the text, maybe part of a character."""
+        token_string = self._backend.id_to_token(token)
+        if not token_string:
+            return b""
+        alone = self._decode([token])
+        if REPLACEMENT in alone and (part := decode_partial(token_string)):
+            self._had_part = True
+            return part
+        if self._had_part and not self._before:
+            # Tokenizers may drop a space at the start of a text. Any token in front shows that it is not.
+            self._before, self._text_before = [token], alone
+        text = self._decode([*self._before, token])[len(self._text_before) :]
+        if text or not self._before:
+            self._before, self._text_before = [token], alone
+        return text.encode()
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._backend.decode(tokens, skip_special_tokens=False))
 
     def _track_tool_call(self, token: int) -> None:
         """Update whether the answer is inside a tool call."""
@@ -55,6 +84,7 @@ class Detokenizer:
     def finish(self) -> str:
         """Return the rest of the text, for an answer that no stop string ended.
 
-        Drops an incomplete character.
+        An incomplete character is U+FFFD, which may complete a stop string.
         """
-        return self._matcher.flush()
+        rest = self._characters.decode(b"", final=True)
+        return self._matcher.feed(rest) + self._matcher.flush()

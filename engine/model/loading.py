@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -18,12 +19,36 @@ from mlx_lm.utils import load_config
 from mlx_lm.utils import load_tokenizer as load_wrapped
 
 from config.settings import Settings
+from engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
 from engine.model.detokenizer import Detokenizer
 from engine.model.tokenizer import Tokenizer
 from engine.request import ModelInfo
 
+log = logging.getLogger("reprise.engine")
+
 BUNDLED_NAME = "reprise-demo"
+CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+)
+"""Configuration keys of the longest sequence that a model was made for."""
+
 DEFAULT_CONTEXT_TOKENS = 4096
+"""Context of a model whose configuration names none, if a layer keeps all tokens."""
+
+RECURRENT_CONTEXT_TOKENS = 131_072
+"""Context of a model whose configuration names none, if no layer keeps all tokens.
+
+Such a model has no positions that could run out, and neither its memory nor the time of a step grows with the
+text. So the limit only has to end what would otherwise have no end: an answer without max_tokens that repeats
+itself, or a prompt that takes the device for many minutes. 128 Ki tokens is the usual context of attention
+models that were made for long texts.
+"""
+
 NUMBERS_PER_ARRAY = 16
 """Numbers of each array that go into the fingerprint."""
 
@@ -138,14 +163,19 @@ def describe(
     max_context_tokens: int | None,
     loaded_s: float,
 ) -> ModelInfo:
-    """Describe a model from its configuration and weights."""
-    trained_tokens = find_context_tokens(config)
+    """Describe a model from its configuration and weights.
+
+    max_context_tokens: lowers the context that the configuration names, or sets it if it names none.
+    """
+    context_tokens = find_context_tokens(config)
+    if context_tokens is None:
+        context_tokens = max_context_tokens or _default_context_tokens(model, name)
     weights = _arrays(model)
     quantization = config.get("quantization")
     return ModelInfo(
         name=name,
         architecture=str(config.get("model_type", "unknown")),
-        context_tokens=min(trained_tokens, max_context_tokens) if max_context_tokens else trained_tokens,
+        context_tokens=min(context_tokens, max_context_tokens or context_tokens),
         vocab_size=vocab_size,
         num_layers=len(model.layers),
         num_parameters=sum(array.size for array in weights),
@@ -183,13 +213,24 @@ def _arrays(model: Any) -> list[mx.array]:
     return [array for _, array in flat]
 
 
-def find_context_tokens(config: dict[str, Any]) -> int:
-    """Return the longest sequence the model was made for, under any of the usual configuration keys."""
+def find_context_tokens(config: dict[str, Any]) -> int | None:
+    """Return the longest sequence the model was made for; None if no usual configuration key names it."""
     for part in (config.get("text_config") or {}, config):
-        for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
+        for key in CONTEXT_KEYS:
             if part.get(key):
                 return int(part[key])
-    return DEFAULT_CONTEXT_TOKENS
+    return None
+
+
+def _default_context_tokens(model: Any, name: str) -> int:
+    grows = any(keeps_all_tokens(cache) for cache in leaves(make_caches(model)))
+    num_tokens = DEFAULT_CONTEXT_TOKENS if grows else RECURRENT_CONTEXT_TOKENS
+    log.warning(
+        "the configuration of %s names no context: it takes %d tokens (--max-context-tokens sets another "
+        "limit for the served model)",
+        name, num_tokens,
+    )  # fmt: skip
+    return num_tokens
 
 
 def device_name() -> str:

@@ -57,11 +57,8 @@ class TokenByteDecoder:
         if self.is_byte(token_string):
             return bytes([int(token_string[3:5], 16)])
         if self._is_byte_level:
-            known = [BYTE_LEVEL.get(character) for character in token_string]
             # The library does the same with a token that is not byte-level throughout.
-            if None in known:
-                return token_string.encode()
-            return bytes(byte for byte in known if byte is not None)
+            return decode_byte_level(token_string) or token_string.encode()
         for pattern, content in self._replacements:
             token_string = token_string.replace(pattern, content)
         return token_string.encode()
@@ -71,6 +68,22 @@ class TokenByteDecoder:
             unknown: int | None = model["unk_id"]
             return unknown
         return self._model_ids.get(model.get("unk_token"))
+
+
+def decode_partial(token_string: str) -> bytes:
+    """Return the bytes of a token that is not whole characters, such as "<0xE4>" or "âĢ".
+
+    Only for a token whose own text contains U+FFFD. Returns no bytes if U+FFFD is what the token says.
+    """
+    if BYTE.fullmatch(token_string):
+        return bytes([int(token_string[3:5], 16)])
+    return decode_byte_level(token_string)
+
+
+def decode_byte_level(token_string: str) -> bytes:
+    """Return the bytes of a byte-level token; none if a character of it stands for no byte."""
+    known = [BYTE_LEVEL.get(character) for character in token_string]
+    return bytes(byte for byte in known if byte is not None) if None not in known else b""
 
 
 def read_model_ids(model: dict[str, Any]) -> dict[Any, int]:

@@ -15,6 +15,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.model.chat_templates import isolate_templates
 from engine.model.markers import Marker, Markers, ends_with
+from engine.model.token_bytes import decode_partial
 from engine.model.tool_calls import WrittenCall, read_calls, read_calls_with_timeout
 
 MAX_OPENING_TOKENS = 16
@@ -66,7 +67,9 @@ class Tokenizer:
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of one token, which may be part of a character."""
-        return bytes(self.vocabulary.decode_bytes([token]))
+        found = bytes(self.vocabulary.decode_bytes([token]))
+        # llguidance reserves the byte 0xFF and leaves it out.
+        return found or decode_partial(self.backend.id_to_token(token) or "")
 
     @cached_property
     def line_ends(self) -> frozenset[int]:

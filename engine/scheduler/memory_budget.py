@@ -214,7 +214,7 @@ def _limit_context(
             f"{have} hold {max_tokens} tokens: lower it"
         )
     log.warning(
-        "%s hold a context of %d tokens; the model was made for %d, which take %s",
+        "%s hold a context of %d tokens; the model's own limit is %d, which take %s",
         have, max_tokens, info.context_tokens, _in_mib(memory_budget.bytes_alone(info.context_tokens)),
     )  # fmt: skip
     first = memory_budget.bytes_alone(max_tokens)

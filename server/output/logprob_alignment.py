@@ -1,39 +1,59 @@
 """Match the log probabilities of tokens to the text that those tokens produced."""
 
+from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Sequence
 
 from engine.request import TokenLogprob
 
 
+class TokenPositions:
+    """Counts the characters of the text that tokens make, with one U+FFFD where the detokenizer puts one.
+
+    num_characters: complete so far.
+    """
+
+    def __init__(self, num_characters: int = 0) -> None:
+        self.num_characters = num_characters
+        self._decoder = getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, token_bytes: bytes) -> int:
+        """Move past the next token. Returns the index of the character in which its first byte lies."""
+        begun = self._decoder.getstate()[0]
+        # Two characters if the first byte does not continue the one that has begun.
+        num_touched = len((begun + token_bytes[:1]).decode(errors="replace"))
+        position = self.num_characters + max(0, num_touched - 1)
+        self.num_characters += len(self._decoder.decode(token_bytes))
+        return position
+
+
 class LogprobAlignment:
-    """Assigns log probabilities to consecutive stretches of text by counting bytes.
+    """Assigns log probabilities to consecutive stretches of text by counting characters.
 
     A token belongs to the stretch in which its first byte lies.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, TokenLogprob]] = deque()
-        self._num_text_bytes = 0
-        self._num_token_bytes = 0
+        self._num_characters = 0
+        self._positions = TokenPositions()
 
     def add(self, logprobs: Sequence[TokenLogprob]) -> None:
         """Add the log probabilities of the next tokens."""
         for entry in logprobs:
-            self._waiting.append((self._num_token_bytes, entry))
-            self._num_token_bytes += len(entry.token_bytes)
+            self._waiting.append((self._positions.add(entry.token_bytes), entry))
 
     def take(self, text: str) -> tuple[TokenLogprob, ...]:
         """Return the tokens that start in the next stretch of text. Call it for all text, in order."""
         if not self._waiting:
             return ()
-        self._num_text_bytes += len(text.encode())
+        self._num_characters += len(text)
         taken = []
-        while self._waiting and self._waiting[0][0] < self._num_text_bytes:
+        while self._waiting and self._waiting[0][0] < self._num_characters:
             taken.append(self._waiting.popleft()[1])
         if not self._waiting:
-            # Otherwise tokens without text, and bytes that are not valid UTF-8, would shift all later tokens.
-            self._num_token_bytes = self._num_text_bytes = 0
+            # Tokens without text must not shift what follows.
+            self._positions.num_characters = self._num_characters = 0
         return tuple(taken)
 
     def skip(self, text: str) -> None:

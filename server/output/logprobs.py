@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from engine.request import TokenLogprob
+from server.output.logprob_alignment import TokenPositions
 from server.output.openai_objects import ChatLogprobs, CompletionLogprobs, LikelyToken, TokenEntry
 
 FLOOR = -9999.0
@@ -37,7 +38,7 @@ class CompletionLogprobsBuilder:
     """
 
     def __init__(self) -> None:
-        self._num_characters = 0
+        self._positions = TokenPositions()
         self._has_started = False
 
     def add(self, entries: Sequence[TokenLogprob], text: str) -> CompletionLogprobs:
@@ -68,7 +69,7 @@ class CompletionLogprobsBuilder:
                     num_before += _count_characters(token_bytes)
                     at += len(token_bytes)
                     break
-        self._num_characters, self._has_started = len(text), True
+        self._positions, self._has_started = TokenPositions(len(text)), True
         return logprobs.model_copy(update={"text_offset": offsets})
 
     def _advance(self, entry: TokenLogprob, text: str) -> int:
@@ -78,10 +79,7 @@ class CompletionLogprobsBuilder:
             # Some tokenizers start every word with a space, which is dropped at the start of a text.
             token_bytes = token_bytes.removeprefix(b" ")
         self._has_started = True
-        is_within = bool(token_bytes) and _is_continuation(token_bytes[0])
-        offset = max(0, self._num_characters - is_within)
-        self._num_characters += _count_characters(token_bytes)
-        return offset
+        return self._positions.add(token_bytes)
 
 
 def _top_logprobs(entry: TokenLogprob) -> dict[str, float]:

@@ -1,5 +1,9 @@
 """Detokenized text has whole characters, ends at stop strings, and does not depend on how it is chunked."""
 
+from codecs import getincrementaldecoder
+from functools import cache
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +11,8 @@ from hypothesis import strategies as st
 from engine.model.detokenizer import Detokenizer
 from engine.model.stop_strings import StopMatcher
 from engine.model.tokenizer import Tokenizer
+from engine.model.vocabulary import Vocabulary
+from tests.engine.model import tokenizers_zoo as zoo
 from tests.engine.support import make_tokenizer
 
 SMALL = st.text("ab", max_size=14)
@@ -58,10 +64,109 @@ def test_tokens_become_their_text_and_never_part_of_a_character(text: str, token
     assert "".join(chunks) + detokenizer.finish() == text
 
 
-def test_an_incomplete_character_at_the_end_is_not_sent(tokenizer: Tokenizer) -> None:
+@cache
+def make(kind: str) -> Tokenizer:
+    return zoo.wrap(zoo.wordpiece(), eos_token="[SEP]") if kind == "wordpiece" else zoo.make(kind)
+
+
+@cache
+def vocabulary(kind: str) -> Vocabulary:
+    return Vocabulary(make(kind))
+
+
+WORDS = st.sampled_from(
+    ["The", " the", "the", "  ", " ", "\n", "ing", "22", "won't", " żółw", "ł", ".", "\t", "<0x41>",
+     "😀", "中", "e\u0301", "\ufb01", "\ufffd", "\u2581", "\ufeff", "\r\n", "</s>"]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*zoo.KINDS, "wordpiece"])
+@settings(max_examples=60, deadline=None)
+@given(parts=st.lists(st.lists(WORDS | st.text(max_size=4), max_size=8).map("".join), max_size=3))
+def test_text_is_what_the_tokenizer_decodes_at_once(kind: str, parts: list[str]) -> None:
+    tokenizer = make(kind)
+    tokens = [token for part in parts for token in tokenizer.encode_answer(part)]
     detokenizer = Detokenizer(tokenizer, [])
-    tokens = tokenizer.encode("a😀")[:-1]
-    assert "".join(detokenizer.add(token) for token in tokens) + detokenizer.finish() == "a"
+    text = "".join(detokenizer.add(token) for token in tokens) + detokenizer.finish()
+    kept = [token for token in tokens if token not in tokenizer.special_ids]
+    assert text == tokenizer.backend.decode(kept, skip_special_tokens=False)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(zoo.EXACT)), st.data())
+def test_text_is_what_an_incremental_decoder_makes_of_the_bytes(kind: str, data: st.DataObject) -> None:
+    known = vocabulary(kind)
+    # Ids from size on have no token.
+    single = st.binary(min_size=1, max_size=4).map(lambda some: [known.byte_tokens[byte] for byte in some])
+    ids = st.integers(0, known.size + 2).map(lambda token: [token])
+    tokens = [token for drawn in data.draw(st.lists(single | ids, max_size=8)) for token in drawn]
+    detokenizer, decoder = Detokenizer(make(kind), []), getincrementaldecoder("utf-8")(errors="replace")
+    text = expected = ""
+    for token in tokens:
+        text += detokenizer.add(token)
+        expected += decoder.decode(known.to_bytes([token]))
+        # Some kinds drop a space at the beginning.
+        assert text in (expected, expected.removeprefix(" "))
+    text, expected = text + detokenizer.finish(), expected + decoder.decode(b"", final=True)
+    assert text in (expected, expected.removeprefix(" "))
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece-first", "unigram-bytes"])
+@pytest.mark.parametrize(
+    ("data", "texts", "rest"),
+    [
+        (b"\xff\xe4\xb8\xad", ["\ufffd", "", "", "中"], ""),
+        (b"\x80\x80a", ["\ufffd", "\ufffd", "a"], ""),
+        (b"\xe4\xb8a", ["", "", "\ufffda"], ""),
+        (b"\xe0\x80", ["", "\ufffd\ufffd"], ""),
+        (b"a\xf0\x9f\x98", ["a", "", "", ""], "\ufffd"),
+        ("中".encode() + b"\xff", ["", "", "中", "\ufffd"], ""),
+        ("\ufffd".encode(), ["", "", "\ufffd"], ""),
+    ],
+)
+def test_bytes_that_cannot_become_a_character_are_replaced_at_once(
+    kind: str, data: bytes, texts: list[str], rest: str
+) -> None:
+    detokenizer = Detokenizer(make(kind), [])
+    tokens = [vocabulary(kind).byte_tokens[byte] for byte in data]
+    assert [detokenizer.add(token) for token in tokens] == texts
+    assert detokenizer.finish() == rest
+
+
+class CountingBackend:
+    """A tokenizer that counts the tokens it decodes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.num_decoded = 0
+        self.id_to_token = tokenizer.backend.id_to_token
+        self._backend = tokenizer.backend
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+        self.num_decoded += len(tokens)
+        return str(self._backend.decode(tokens, skip_special_tokens=skip_special_tokens))
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece-first", "characters"])
+@pytest.mark.parametrize("data", [b"\x80", b"\xff", b"\xf0\x9f", b" ", b"ab ", "\ufffd".encode(), None])
+def test_no_more_than_three_tokens_are_decoded_for_a_token(kind: str, data: bytes | None) -> None:
+    tokenizer = make(kind)
+    backend = CountingBackend(tokenizer)
+    counting = SimpleNamespace(backend=backend, special_ids=tokenizer.special_ids, markers=tokenizer.markers)
+    detokenizer = Detokenizer(counting, [])  # type: ignore[arg-type]
+    # With no data, ids without a token.
+    tokens = [vocabulary(kind).byte_tokens[byte] for byte in data] if data else [10**6]
+    for _ in range(1000):
+        for token in tokens:
+            before = backend.num_decoded
+            detokenizer.add(token)
+            assert backend.num_decoded - before <= 3
+
+
+def test_an_incomplete_character_at_the_end_may_complete_a_stop() -> None:
+    tokens = [vocabulary("byte-level").byte_tokens[byte] for byte in b"ab\xe4"]
+    detokenizer = Detokenizer(make("byte-level"), ["b\ufffd"])
+    assert [detokenizer.add(token) for token in tokens] == ["a", "", ""]
+    assert (detokenizer.finish(), detokenizer.stop) == ("", "b\ufffd")
 
 
 def test_a_stop_across_tokens_is_found(tokenizer: Tokenizer) -> None:

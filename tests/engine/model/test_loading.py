@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from config.settings import BUNDLED_MODEL
-from engine.model.loading import ModelError, find_fingerprint, load_model
+from config.settings import BUNDLED_MODEL, SETTINGS
+from engine.model.loading import ModelError, describe, find_fingerprint, load_model
 from tests.engine.support import CONFIGS, make_model
 
 
@@ -24,6 +24,39 @@ def test_the_same_weights_have_one_fingerprint_and_others_another():
     assert find_fingerprint(model, config) == known
     model.update(tree_map(lambda array: array.astype(mx.float16), model.parameters()))
     assert find_fingerprint(model, config) != known
+
+
+def context_of(name, max_context_tokens, **changes):
+    config = {
+        key: value for key, value in CONFIGS[name].items() if key != "max_position_embeddings"
+    } | changes
+    return describe(make_model(name), config, name, 1024, max_context_tokens, 0.0).context_tokens
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba2"])
+@pytest.mark.parametrize("key", ["max_position_embeddings", "n_ctx", "model_max_length"])
+def test_a_context_that_the_configuration_names_can_be_lowered_and_not_raised(name, key):
+    found = [context_of(name, asked, **{key: 1024}) for asked in (None, 512, 2048)]
+    assert found == [1024, 512, 1024]
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba2", "lfm2"])
+def test_a_context_that_the_configuration_does_not_name_is_what_the_flag_says(name, caplog):
+    assert [context_of(name, asked) for asked in (512, 50_000, 2_000_000)] == [512, 50_000, 2_000_000]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("name", "context_tokens"),
+    [("llama", 4096), ("lfm2", 4096), ("baichuan_m1", 4096), ("gemma3_text", 4096), ("mamba2", 131_072)],
+)
+def test_without_the_flag_only_a_model_that_keeps_no_tokens_has_a_long_context(name, context_tokens, caplog):
+    caplog.set_level("INFO")
+    assert context_of(name, None) == context_tokens
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert f"{context_tokens} tokens" in line
+    assert "--max-context-tokens" in line
+    assert f"{context_tokens} (" in SETTINGS["max_context_tokens"].help
 
 
 CODE = """

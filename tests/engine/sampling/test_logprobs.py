@@ -137,3 +137,20 @@ def test_a_token_that_completes_a_stop_string_has_no_entry(start_engine: StartEn
     found = entries(answer)
     assert [entry.token for entry in found] == plain[: len(found)]
     assert len(found) < len(plain)
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "reason"), [((), "\ufffd" * 3, "length"), (("\ufffd" * 3,), "", "stop")]
+)
+def test_an_answer_that_ends_within_a_character_keeps_it(
+    stop: tuple[str, ...], text: str, reason: str
+) -> None:
+    tokenizer = make_tokenizer()
+    (lead,) = (token for token in range(tokenizer.vocab_size) if tokenizer.piece(token) == b"\xe4")
+    driven = Driven(loaded_once("llama"))
+    asked = request(prompt_of(9), 3, stop=stop, logit_bias=((lead, 100.0),))
+    answer = driven.ask(dataclasses.replace(asked, top_logprobs=0))
+    driven.finish()
+    finished = answer.finished()
+    assert (answer.text, finished.reason, finished.stop) == (text, reason, "".join(stop) or None)
+    assert [entry.token_bytes for entry in sent_entries(answer)] == [b"\xe4"] * 3

@@ -10,14 +10,14 @@ import pytest
 
 from config.settings import Settings
 from engine.kv_cache.probes import can_batch
-from engine.model.loading import LoadedModel, ModelError
+from engine.model.loading import LoadedModel, ModelError, describe
 from engine.request import GenerationRequest
 from engine.scheduler import footprint, memory_budget
 from engine.scheduler.footprint import Footprint
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Liar
 from tests.engine.driven import Driven, expected_tokens
-from tests.engine.support import make_loaded, make_model, oracle, prompt_of, request
+from tests.engine.support import CONFIGS, VOCAB_SIZE, make_loaded, make_model, oracle, prompt_of, request
 
 ROOMY = 2**40
 NEVER_END = ((2, -100.0),)
@@ -226,3 +226,18 @@ def test_a_context_that_was_asked_for_and_does_not_fit_is_refused() -> None:
         memory_budget.make_memory_budget(
             loaded, Settings(memory_bytes=needed, max_context_tokens=1024), True, None
         )
+
+
+@pytest.mark.usefixtures("free_forwards")
+def test_a_recurrent_model_that_names_no_context_takes_longer_texts_than_others() -> None:
+    model = make_model("mamba2")
+    config = {key: value for key, value in CONFIGS["mamba2"].items() if key != "max_position_embeddings"}
+    loaded = replace(
+        make_loaded("mamba2"), model=model, info=describe(model, config, "m", VOCAB_SIZE, None, 0.0)
+    )
+    driven = Driven(loaded, prefix_cache_bytes=0)
+    asked = request(prompt_of(5000), max_tokens=4, logit_bias=NEVER_END)
+    answer = driven.ask(asked)
+    driven.finish()
+    assert list(answer.finished().tokens) == oracle(loaded, asked)
+    assert driven.loaded.info.context_tokens == 131_072

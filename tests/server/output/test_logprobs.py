@@ -4,8 +4,11 @@ import json
 import math
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from engine.request import Delta, Finished, TokenLogprob, Usage
+from server.output.logprob_alignment import LogprobAlignment
 from server.output.logprobs import CompletionLogprobsBuilder, chat_logprobs
 from tests.server.fake_engine import says
 from tests.server.openai_shapes import (
@@ -194,6 +197,50 @@ def test_offsets_skip_a_leading_space_that_the_text_does_not_have():
         0,
         2,
     ]
+
+
+PARTS = [
+    b"a",
+    b"bc",
+    b"\x80",
+    b"\xff",
+    b"\xc5",
+    b"\xbc",
+    b"\xe4\xb8",
+    b"\xad",
+    b"d\xf0\x9f",
+    b"\x98\x80e",
+    "中".encode(),
+]
+BROKEN = st.lists(st.sampled_from(PARTS) | st.binary(min_size=1, max_size=3), max_size=9)
+
+
+@given(BROKEN)
+@example([b"\xe4", b"\xb8", b"a"])
+@example([b"\xe0", b"\x80", b"a"])
+def test_offsets_are_those_of_the_text_whatever_the_bytes(tokens):
+    text = b"".join(tokens).decode(errors="replace")
+    builder = CompletionLogprobsBuilder()
+    offsets = builder.add([entry_of(token) for token in tokens], text).text_offset
+    assert offsets == [first_character(tokens, at) for at in range(len(tokens))]
+
+
+@given(BROKEN, st.data())
+@example([b"\xff", b"a", b"b"], None)
+def test_stretches_of_text_get_the_tokens_that_start_in_them_whatever_the_bytes(tokens, data):
+    text = b"".join(tokens).decode(errors="replace")
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text))))) if data else [*range(len(text))]
+    alignment = LogprobAlignment()
+    alignment.add([entry_of(token) for token in tokens])
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        expected = [token for at, token in enumerate(tokens) if start <= first_character(tokens, at) < end]
+        assert [entry.token_bytes for entry in alignment.take(text[start:end])] == expected
+    assert not alignment.take_rest()
+
+
+def first_character(tokens, at):
+    """Return the index of the character in which a token's first byte lies."""
+    return len((b"".join(tokens[:at]) + tokens[at][:1]).decode(errors="replace")) - 1
 
 
 WRONG = [
