@@ -6,11 +6,13 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+import numpy as np
 
 from drafters.base import NO_DRAFT, Draft
 from engine.kv_cache.rows import Caches
 from engine.model.detokenizer import Detokenizer
 from engine.model.tokenizer import Tokenizer
+from engine.prefix_cache.block_hashes import BlockHashes
 from engine.prefix_cache.disk import Loading
 from engine.request import (
     Delta,
@@ -51,12 +53,18 @@ class PrefixSearch:
     num_cached: prompt tokens found when the sequence was first admitted.
     awaited: a prefilling sequence that it waits for, and the number of leading tokens they share.
     compared: the sequences that were prefilling when one to wait for was last looked for.
+    num_shared: how many leading tokens it shares with each of them, by the sequence and its number of tokens.
+    num_held: tokens that the prefix cache held when it was last asked, and its evictions up to then.
+    ids: its tokens, (n,) int32, while it waits; None until they are needed.
     loading: the files that are being read. is_disk_searched: whether files were looked for.
     """
 
     num_cached: int = 0
     awaited: "tuple[Sequence, int] | None" = None
     compared: "SequenceOf[Sequence]" = ()
+    num_shared: "dict[tuple[Sequence, int], int]" = field(default_factory=dict)
+    num_held: tuple[int, int] = (0, 0)
+    ids: np.ndarray | None = None
     loading: Loading | None = None
     is_disk_searched: bool = False
 
@@ -84,6 +92,7 @@ class Sequence:
 
     text: turns its tokens into text that can be sent.
     tokens: prompt and answer so far; all of them are committed.
+    hashes: of the tokens' blocks, extended when they are needed.
     prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.
     penalties: token counts, while it decodes and if its request has penalties.
     drafts: its drafters, once it has joined the rows. matcher: the state of the answer's grammar, if any.
@@ -97,6 +106,7 @@ class Sequence:
     text: Detokenizer
     tokenizer: Tokenizer
     tokens: list[int] = field(default_factory=list)
+    hashes: BlockHashes = field(default_factory=BlockHashes)
     timing: Timing = field(default_factory=Timing)
     prefix: PrefixSearch = field(default_factory=PrefixSearch)
     prefill: Prefill = field(default_factory=Prefill)
@@ -138,6 +148,7 @@ class Sequence:
         """Begin to prefill. caches: hold the first num_computed of its tokens."""
         self.prefill.caches, self.prefill.num_computed = caches, num_computed
         self.prefix.awaited, self.prefix.compared = None, ()
+        self.prefix.num_shared, self.prefix.ids = {}, None
         if not self.timing.admitted_at:
             self.timing.admitted_at = time.perf_counter()
             self.prefix.num_cached = num_computed

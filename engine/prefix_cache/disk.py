@@ -20,7 +20,7 @@ from config.whole_file import remove_unfinished, unfinished_path
 from engine.kv_cache.slices import KVSlice, State, num_bytes
 from engine.prefix_cache import disk_file
 from engine.prefix_cache.disk_file import NAME_PATTERN, SUFFIX, Array, Contents, Header, PrefixFileError
-from engine.prefix_cache.trie import CutSlice
+from engine.prefix_cache.trie import CutSlice, Tokens
 
 log = logging.getLogger("reprise.engine")
 
@@ -99,11 +99,11 @@ class PrefixStore:
     def __len__(self) -> int:
         return len(self._records)
 
-    def match(self, prompt: Sequence[int]) -> int:
+    def match(self, prompt: Tokens) -> int:
         """Return how many of the prompt's leading tokens can be loaded from files; never its last one."""
         return self._longest_match(np.asarray(prompt, np.int32)[:-1], self._needs_state)[1]
 
-    def start_load(self, prompt: Sequence[int]) -> Loading:
+    def start_load(self, prompt: Tokens) -> Loading:
         """Start reading the tokens that match() counts."""
         record, length = self._longest_match(np.asarray(prompt, np.int32)[:-1], self._needs_state)
         records = list(_with_ancestors(record))[::-1]

@@ -21,6 +21,9 @@ MAX_ARRAYS = 100_000
 CutSlice = Callable[[int, int], KVSlice]
 """Returns the KV slice of tokens [start, end)."""
 
+Tokens = Sequence[int] | np.ndarray
+"""Token ids. An array of int32 is used as it is; anything else is converted at every call."""
+
 
 @dataclass(eq=False, slots=True)
 class _Node:
@@ -69,6 +72,7 @@ class PrefixCache:
 
     make_empty: makes empty caches of the model.
     needs_state: whether the model's caches hold state besides KV slices.
+    num_evictions: entries dropped so far. While it does not grow, match() of a prompt never falls.
     """
 
     def __init__(self, budget_bytes: int, make_empty: Callable[[], Caches], needs_state: bool) -> None:
@@ -76,7 +80,7 @@ class PrefixCache:
         self.needs_state = needs_state
         self.num_bytes = 0
         self._make_empty = make_empty
-        self._hits = self._misses = self._evictions = 0
+        self._hits = self._misses = self.num_evictions = 0
         self.clear()
 
     def clear(self) -> None:
@@ -90,7 +94,7 @@ class PrefixCache:
         """Return the counts. May be called on any thread."""
         return PrefixStatus(
             self.num_bytes, self.budget_bytes, len(self._entries), self._num_tokens,
-            self._hits, self._misses, self._evictions,
+            self._hits, self._misses, self.num_evictions,
         )  # fmt: skip
 
     def put(self, tokens: Sequence[int], cut: CutSlice, state: State) -> None:
@@ -123,14 +127,14 @@ class PrefixCache:
         self._touch(node)
         self.shrink_to(self.budget_bytes)
 
-    def match(self, prompt: Sequence[int]) -> int:
+    def match(self, prompt: Tokens) -> int:
         """Return how many of the prompt's leading tokens are stored, even if no row can start after them.
 
         The last token of the prompt is never counted.
         """
         return self._walk(np.asarray(prompt, np.int32)[:-1])[1]
 
-    def find(self, prompt: Sequence[int]) -> tuple[Caches, int] | None:
+    def find(self, prompt: Tokens) -> tuple[Caches, int] | None:
         """Return new caches with the longest stored prefix of prompt, and its length in tokens.
 
         The last token of the prompt is never included, because its logits have to be computed.
@@ -148,17 +152,17 @@ class PrefixCache:
             kv_slices[-1] = [array[:, :, : length - node.end] for array in kv_slices[-1]]
         return rebuild(self._make_empty(), kv_slices, node.state, length), length
 
-    def match_usable(self, prompt: Sequence[int]) -> int:
+    def match_usable(self, prompt: Tokens) -> int:
         """Return how many tokens find() would find."""
         return self._last_usable(prompt)[1]
 
     def shrink_to(self, num_bytes: int) -> None:
         """Drop the least recently used entries until at most num_bytes and MAX_ARRAYS are kept."""
         while self._entries and (self.num_bytes > num_bytes or self._num_arrays > MAX_ARRAYS):
-            self._evictions += 1
+            self.num_evictions += 1
             self._drop(next(iter(self._entries)))
 
-    def _last_usable(self, prompt: Sequence[int]) -> tuple[_Node, int]:
+    def _last_usable(self, prompt: Tokens) -> tuple[_Node, int]:
         """Return the last node from which a row can start, and the number of tokens that lead there.
 
         Without state, these may end inside the node's edge.

@@ -8,6 +8,7 @@ never is, and any sequence fits alone: MemoryBudget.max_tokens() limits the cont
 import logging
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from weakref import ref
 
 import mlx.core as mx
 
@@ -28,6 +29,9 @@ log = logging.getLogger("reprise.engine")
 
 ANSWER_TOKENS = GROWTH_TOKENS
 """Answer tokens for which a sequence must have room to be admitted."""
+
+Running = tuple[list[ref[Sequence]], list[ref[Sequence]]]
+"""Sequences that decode and sequences that prefill. Weak, so that none is kept after its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,9 @@ class MemoryBudget:
         self._chunk_tokens = chunk_tokens
         self._ahead_tokens = ahead_tokens
         self._used_bytes = 0
+        # The shortest length that may_begin() refused, and the running sequences that took the memory.
+        self._refused_tokens = 0
+        self._refused_beside: Running = ([], [])
 
     def max_tokens(self, limit: int) -> int:
         """Return the longest sequence, up to limit, that fits alone; 0 if none fits."""
@@ -94,10 +101,19 @@ class MemoryBudget:
         self, sequence: Sequence, members: SequenceOf[Sequence], prefilling: SequenceOf[Sequence]
     ) -> bool:
         """Whether a waiting sequence fits beside those that decode (members) and those that prefill."""
-        rows = [_length_to_admit(s) for s in members]
-        prompts = [_length_to_admit(s) for s in (*prefilling, sequence)]
         # Alone it always fits, since the context is limited; without this it might wait forever.
-        return not (members or prefilling) or self._bytes(rows, prompts) <= self.room_bytes
+        if not (members or prefilling):
+            return True
+        length = _length_to_admit(sequence)
+        # The same sequences only grow, so what did not fit beside them does not fit now.
+        running = [ref(s) for s in members], [ref(s) for s in prefilling]
+        if running == self._refused_beside and length >= self._refused_tokens:
+            return False
+        rows, prompts = [_length_to_admit(s) for s in members], [_length_to_admit(s) for s in prefilling]
+        if self._bytes(rows, [*prompts, length]) <= self.room_bytes:
+            return True
+        self._refused_beside, self._refused_tokens = running, length
+        return False
 
     def make_room(
         self,

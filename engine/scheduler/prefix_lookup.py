@@ -21,6 +21,7 @@ from engine.kv_cache.probes import prefix_fault
 from engine.kv_cache.rows import Caches, Rows, make_caches
 from engine.kv_cache.slices import KVSlice, State, cut_slice, has_state, rebuild, take_state
 from engine.model.loading import ModelError
+from engine.prefix_cache.block_hashes import count_shared
 from engine.prefix_cache.disk import PrefixStore
 from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
 from engine.prefix_cache.weights_digest import weights_fingerprint
@@ -85,11 +86,9 @@ class PrefixLookup:
             return False
         if not sequence.prefix.is_disk_searched:
             sequence.prefix.is_disk_searched = True
-            if (
-                self.store.match(sequence.tokens)
-                >= self.cache.match_usable(sequence.tokens) + MIN_LOADED_TOKENS
-            ):
-                sequence.prefix.loading = self.store.start_load(sequence.tokens)
+            ids = _ids(sequence)
+            if self.store.match(ids) >= self.cache.match_usable(ids) + MIN_LOADED_TOKENS:
+                sequence.prefix.loading = self.store.start_load(ids)
         if (loading := sequence.prefix.loading) is None:
             return False
         if not (loading.future.done() or may_wait):
@@ -122,11 +121,7 @@ class PrefixLookup:
         # Compared only when the set of prefilling sequences changed, as this is called at every step.
         if sequence.prefix.awaited is None and sequence.prefix.compared != prefilling:
             sequence.prefix.compared = list(prefilling)
-            held = self.cache.match(sequence.tokens) if self.cache and prefilling else 0
-            for other in prefilling:
-                shared = _num_shared(sequence.tokens, other.tokens)
-                if shared >= held + MIN_SHARED_TOKENS and other.prefill.num_computed < shared:
-                    held, sequence.prefix.awaited = shared, (other, shared)
+            sequence.prefix.awaited = self._choose_awaited(sequence, prefilling)
             if sequence.prefix.awaited and self._needs_state:
                 other, shared = sequence.prefix.awaited
                 other.prefill.keep_at.add(shared)
@@ -134,6 +129,33 @@ class PrefixLookup:
             return False
         other, shared = sequence.prefix.awaited
         return other in prefilling and not other.ended and other.prefill.num_computed < shared
+
+    def _choose_awaited(
+        self, sequence: Sequence, prefilling: SequenceOf[Sequence]
+    ) -> tuple[Sequence, int] | None:
+        """Return the prefilling sequence to wait for, and the number of leading tokens that both share."""
+        search = sequence.prefix
+        # No tokens are committed to a sequence that waits or prefills, so these counts stay true.
+        known, search.num_shared = search.num_shared, {}
+        candidates = []
+        for other in prefilling:
+            key = other, len(other.tokens)
+            shared = known.get(key)
+            search.num_shared[key] = shared = _num_shared(sequence, other) if shared is None else shared
+            if other.prefill.num_computed < shared:
+                candidates.append((other, shared))
+        num_evictions = self.cache.num_evictions if self.cache else 0
+        num_held, at_evictions = search.num_held
+        at_least = num_held if at_evictions == num_evictions else 0
+        if all(shared < at_least + MIN_SHARED_TOKENS for _, shared in candidates):
+            return None
+        held = self.cache.match(_ids(sequence)) if self.cache else 0
+        search.num_held = held, num_evictions
+        awaited = None
+        for other, shared in candidates:
+            if shared >= held + MIN_SHARED_TOKENS:
+                held, awaited = shared, (other, shared)
+        return awaited
 
     def find(
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
@@ -160,11 +182,11 @@ class PrefixLookup:
     def _find(
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
     ) -> tuple[Caches, int]:
-        kept = self.cache.match(sequence.tokens) if self.cache else 0
+        kept = self.cache.match(_ids(sequence)) if self.cache else 0
         shared, kv_slice = self._borrow(sequence, members, rows, prefilling) if self._can_share else (0, None)
         if kv_slice is not None and shared > kept:
             return rebuild(self._make(), [kv_slice], [], shared), shared
-        found = self.cache.find(sequence.tokens) if self.cache else None
+        found = self.cache.find(_ids(sequence)) if self.cache else None
         caches, length = found or (self._make(), 0)
         if self.cache and self._needs_state:
             self._choose_kept_lengths(sequence, kept, length)
@@ -198,14 +220,16 @@ class PrefixLookup:
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
     ) -> tuple[int, KVSlice | None]:
         """Return the longest prefix that a row or a prefilling prompt holds: its length and its KV slice."""
-        best, kv_slice = 0, None
-        holders = [(m, rows.lengths[row], partial(rows.kv_slice, row)) for row, m in enumerate(members)]
+        holders: list[tuple[Sequence, int, CutSlice]] = [
+            (m, rows.lengths[row], partial(rows.kv_slice, row)) for row, m in enumerate(members)
+        ]
         holders += [(p, p.prefill.num_computed, partial(cut_slice, p.prefill.caches)) for p in prefilling]
+        best, cut_best = 0, None
         for holder, held, cut in holders:
-            shared = min(_num_shared(sequence.tokens, holder.tokens), held)
+            shared = min(_num_shared(sequence, holder), held)
             if shared > best:
-                best, kv_slice = shared, cut(0, shared)
-        return best, kv_slice
+                best, cut_best = shared, cut
+        return best, cut_best(0, best) if cut_best else None
 
     def _choose_kept_lengths(self, sequence: Sequence, kept: int, length: int) -> None:
         """Choose the lengths at which to keep state: where prompts diverge, and where the answer opens.
@@ -224,9 +248,14 @@ class PrefixLookup:
         return 0
 
 
-def _num_shared(tokens: list[int], others: list[int]) -> int:
-    """Count the leading tokens that are equal; the last of tokens never counts."""
-    count = min(len(tokens) - 1, len(others))
-    if tokens[:count] == others[:count]:
-        return count
-    return int(np.argmax(np.asarray(tokens[:count]) != np.asarray(others[:count])))
+def _num_shared(sequence: Sequence, other: Sequence) -> int:
+    """Count the leading tokens of a sequence that another one shares; its own last token never counts."""
+    shared = count_shared(sequence.tokens, sequence.hashes, other.tokens, other.hashes)
+    return min(shared, len(sequence.tokens) - 1)
+
+
+def _ids(sequence: Sequence) -> np.ndarray:
+    """Return the tokens of a waiting sequence as an array, (n,) int32, made once."""
+    if sequence.prefix.ids is None:
+        sequence.prefix.ids = np.asarray(sequence.tokens, np.int32)
+    return sequence.prefix.ids

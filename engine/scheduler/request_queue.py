@@ -51,16 +51,19 @@ class RequestQueue:
         members, rows: the sequences that decode, and their rows.
         """
         too_large: list[Sequence] = []
+        may_be_long = self._may_begin_long()
         for sequence in list(self.waiting):
             prefilling = self.prefiller.prefilling
-            running = [*members, *prefilling]
-            if len(running) >= self._settings.max_rows:
+            num_running = len(members) + len(prefilling)
+            if num_running >= self._settings.max_rows:
                 return
             if self.only is not None and sequence not in self.only:
                 continue
-            if self.prefix_lookup.is_loading(sequence, may_wait=not running):
+            if self.prefix_lookup.is_loading(sequence, may_wait=not num_running):
                 continue
-            if self.prefix_lookup.awaits(sequence, prefilling) or self._exceeds_long_prompts(sequence):
+            if self.prefix_lookup.awaits(sequence, prefilling):
+                continue
+            if not may_be_long and self._is_long(sequence):
                 continue
             if not self.memory_budget.may_begin(sequence, members, prefilling):
                 too_large.append(sequence)
@@ -76,6 +79,7 @@ class RequestQueue:
                 sequence.fail_with(fault)
             # Only now: if the engine dies meanwhile, the sequence must still be found.
             self.waiting.remove(sequence)
+            may_be_long = self._may_begin_long()
 
     def put_back(self, sequences: Iterable[Sequence]) -> None:
         """Restart sequences that were running, unless they have ended; each gets its old place back."""
@@ -84,8 +88,11 @@ class RequestQueue:
             sequence.restart()
         self.waiting = deque(sorted([*running, *self.waiting], key=lambda s: s.timing.submitted_at))
 
-    def _exceeds_long_prompts(self, sequence: Sequence) -> bool:
-        """Whether its prompt is long, and half of the rows prefill long prompts already."""
-        chunk = self._settings.prefill_chunk_tokens
-        num_long = sum(s.num_to_prefill > chunk for s in self.prefiller.prefilling)
-        return num_long >= max(1, self._settings.max_rows // 2) and sequence.num_to_prefill > chunk
+    def _may_begin_long(self) -> bool:
+        """Whether fewer than half of the rows prefill long prompts, so that another one may begin."""
+        num_long = sum(self._is_long(s) for s in self.prefiller.prefilling)
+        return num_long < max(1, self._settings.max_rows // 2)
+
+    def _is_long(self, sequence: Sequence) -> bool:
+        """Whether a prompt takes more than one chunk."""
+        return sequence.num_to_prefill > self._settings.prefill_chunk_tokens

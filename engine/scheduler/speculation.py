@@ -3,9 +3,10 @@
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
+from functools import partial
 
 from engine.sequence import Sequence
-from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width
+from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width, is_any_width_worth
 from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
 from engine.speculative.draft_model.forecast import (
     MODEL,
@@ -58,9 +59,15 @@ class Planner:
             return self.costs.seconds(len(widths), max(widths))
         return sum(self.costs.seconds(1, width) for width in widths)
 
+    def even_step_s(self, num_rows: int, width: int) -> float:
+        """Return the expected seconds of a step whose rows all have the same width."""
+        if self.batched:
+            return self.costs.seconds(num_rows, width)
+        return sum([self.costs.seconds(1, width)] * num_rows)
+
     def plain_s(self, num_rows: int) -> float:
         """Return the expected seconds of a plain step."""
-        return self.step_s([1] * num_rows)
+        return self.even_step_s(num_rows, 1)
 
     def model_s(self, num_rows: int, num_fed: int, num_drafted: int) -> float:
         """Return the expected seconds of the draft model's part of a step. See DraftModelCosts."""
@@ -118,7 +125,7 @@ class Planner:
 
         def is_worth(estimate: DraftEstimate) -> bool:
             widths = self._widths([estimate], num_rows)
-            return choose_width([estimate], widths, lambda w: self.step_s([w] * num_rows), lambda _: True) > 1
+            return is_any_width_worth(estimate, widths, partial(self.even_step_s, num_rows))
 
         estimate = s.drafts.propose(max_tokens, MIN_GAIN * self._min_ratio(num_rows), is_worth)
         if not estimate.is_worth and s.drafts.uses_model and self.model_costs is not None:
@@ -145,8 +152,8 @@ class Planner:
             return DraftEstimate()
 
         def step_s(width: int) -> float:
-            work = PlannedDraft.combine([(forecast, estimate, width - 1)])
-            return self._spread_s(num_rows, work) + self.step_s([width] * num_rows)
+            work = PlannedDraft.of_row(forecast, estimate, width - 1)
+            return self._spread_s(num_rows, work) + self.even_step_s(num_rows, width)
 
         width = choose_width([estimate], self._widths([estimate], num_rows), step_s, lambda _: True)
         return replace(estimate, expected=estimate.expected[:width])
@@ -186,19 +193,28 @@ class Planner:
         """Return the cost of the cheapest verification step, relative to a plain step."""
         found = self._min_ratios.get(num_rows)
         if found is None or self._num_considered % REFRESH_AFTER_DRAFTS == 0:
-            wide_s = [self.step_s([w] * num_rows) for w in self.costs.widths if w > 1]
+            wide_s = [self.even_step_s(num_rows, w) for w in self.costs.widths if w > 1]
             found = self._min_ratios[num_rows] = min(wide_s, default=0.0) / self.plain_s(num_rows)
         self._num_considered += 1
         return found
 
     def _choose(self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]) -> int:
+        num_rows = len(members)
+        max_pending = max(estimate.num_pending for estimate in estimates)
+        widest = max(estimate.num_pending + estimate.num_tokens for estimate in estimates)
+        is_model_asked = any(estimate.draft.source == MODEL for estimate in estimates)
+
         def step_s(width: int) -> float:
-            drafting_s = self._spread_s(len(members), _planned(members, estimates, width))
+            work = _planned(members, estimates, width) if is_model_asked else PlannedDraft()
+            drafting_s = self._spread_s(num_rows, work)
+            if self.batched:
+                # The widest row's width, without looking at every row.
+                return drafting_s + self.even_step_s(num_rows, max(max_pending, min(width, widest)))
             return drafting_s + self.step_s([_fed_width(estimate, width) for estimate in estimates])
 
         return choose_width(
             estimates,
-            self._widths(estimates, len(members)),
+            self._widths(estimates, num_rows),
             step_s,
             lambda width: self._is_allowed(members, estimates, width),
         )

@@ -46,6 +46,17 @@ def steady(rate: float, num_tokens: int) -> tuple[float, ...]:
     return tuple(expected_tokens(rate, num_drafted) for num_drafted in range(num_tokens + 1))
 
 
+def is_any_width_worth(
+    estimate: DraftEstimate, widths: Iterable[int], step_s: Callable[[int], float]
+) -> bool:
+    """Return whether choose_width() would choose any width above 1 if all rows were like this one.
+
+    The row has one pending token. widths, step_s: as for choose_width(), of all rows.
+    """
+    best_speed, expected = MIN_GAIN / step_s(1), estimate.expected
+    return any(expected[min(width - 1, estimate.num_tokens)] / step_s(width) > best_speed for width in widths)
+
+
 def choose_width(
     estimates: Sequence[DraftEstimate],
     widths: Iterable[int],
@@ -58,9 +69,16 @@ def choose_width(
     widths: the candidates. step_s: expected seconds of a step of that width.
     is_allowed: whether every row's slowdown budget allows that width.
     """
-    best, best_speed = 1, MIN_GAIN * len(estimates) / step_s(1)
+    rows = [(e.num_pending, e.num_tokens, e.expected) for e in estimates]
+    best, best_speed = 1, MIN_GAIN * len(rows) / step_s(1)
     for width in widths:
-        num_tokens = sum(e.expected[max(0, min(width - e.num_pending, e.num_tokens))] for e in estimates)
+        # Conditions instead of min() and max(): this runs for every row and width of every plan.
+        num_tokens = sum(
+            [
+                expected[0 if width <= pending else width - pending if width < pending + last else last]
+                for pending, last, expected in rows
+            ]
+        )
         speed = num_tokens / step_s(width)
         if speed > best_speed and is_allowed(width):
             best, best_speed = width, speed

@@ -39,12 +39,14 @@ class StepCosts:
         self._level = 0.0
         self._by_shape: dict[tuple[int, int], float] = {}
         self._interpolated: dict[tuple[int, int], float] = {}
+        # What seconds() returns, until the next step is observed.
+        self._seconds: dict[tuple[int, int], float] = {}
 
     def seconds(self, rows: int, width: int) -> float:
         """Return the expected seconds of a step of this shape."""
-        if (found := self._interpolated.get((rows, width))) is None:
-            found = self._interpolated[rows, width] = self._interpolate(rows, width)
-        return found * math.exp(self._level + self._by_shape.get((rows, width), 0.0))
+        if (found := self._seconds.get((rows, width))) is None:
+            found = self._seconds[rows, width] = self._adjusted(rows, width)
+        return found
 
     def observe(self, rows: int, width: int, seconds: float) -> None:
         """Learn from a step. A single outlier (a pause of the machine) changes little."""
@@ -52,6 +54,13 @@ class StepCosts:
         surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, surprise))
         self._level += LEVEL_RATE * surprise
         self._by_shape[rows, width] = self._by_shape.get((rows, width), 0.0) + SHAPE_RATE * surprise
+        self._seconds.clear()
+
+    def _adjusted(self, rows: int, width: int) -> float:
+        """Return the measured cost of a shape, adjusted by what was learned from steps."""
+        if (found := self._interpolated.get((rows, width))) is None:
+            found = self._interpolated[rows, width] = self._interpolate(rows, width)
+        return found * math.exp(self._level + self._by_shape.get((rows, width), 0.0))
 
     def _interpolate(self, rows: int, width: int) -> float:
         low, high, part = _locate(self.rows, rows)

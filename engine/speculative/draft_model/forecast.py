@@ -175,19 +175,24 @@ class PlannedDraft:
     share: float = 0.0
 
     @classmethod
+    def of_row(cls, forecast: DraftForecast, estimate: DraftEstimate, num_wanted: int) -> "PlannedDraft":
+        """Return one row's share of the work. num_wanted: target tokens that it wants to be drafted."""
+        if not num_wanted:
+            return cls()
+        share = forecast.catch_up_share(estimate.expected[num_wanted])
+        return cls(forecast.num_fed, forecast.num_to_draft(num_wanted), share)
+
+    @classmethod
     def combine(cls, wanted: Iterable[tuple[DraftForecast, DraftEstimate, int]]) -> "PlannedDraft":
         """Combine the rows of a step.
 
         wanted: for each row its forecast, its estimate, and the target tokens it wants to be drafted.
         """
-        found = [(forecast, estimate, num) for forecast, estimate, num in wanted if num]
+        works = [cls.of_row(*one) for one in wanted]
         return cls(
-            max((forecast.num_fed for forecast, _, _ in found), default=0),
-            max((forecast.num_to_draft(num) for forecast, _, num in found), default=0),
-            max(
-                (forecast.catch_up_share(estimate.expected[num]) for forecast, estimate, num in found),
-                default=0.0,
-            ),
+            max((work.num_fed for work in works), default=0),
+            max((work.num_drafted for work in works), default=0),
+            max((work.share for work in works), default=0.0),
         )
 
 

@@ -1,0 +1,116 @@
+"""Admission reads each waiting prompt once, and costs next to nothing while nothing changes."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine.scheduler.memory_budget import MemoryBudget
+from tests.engine.driven import Driven, loaded_once
+from tests.engine.support import prompt_of, request
+
+NUM_WAITING = 64
+NUM_TOKENS = 20_000
+MAX_ROWS = 8
+
+
+class Counted(list[int]):
+    """Tokens that count how often they are read, whichever way."""
+
+    num_read = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        Counted.num_read += len(found) if isinstance(at, slice) else 1
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        Counted.num_read += len(self)
+        return np.array(list(iter(self)), dtype)
+
+
+def ask_many(driven: Driven, prompts: list[list[int]]) -> int:
+    """Submit prompts that count how often they are read; return their number of tokens."""
+    Counted.num_read = 0
+    for i, prompt in enumerate(prompts):
+        driven.ask(request(prompt, 8, name=str(i)))
+        waiting = driven.worker.queue.waiting[-1]
+        waiting.tokens = Counted(waiting.tokens)
+    return sum(map(len, prompts))
+
+
+def drive(prefix_cache_bytes: int) -> Driven:
+    """Make a worker that prefills few tokens at a time, so that prompts keep prefilling."""
+    return Driven(
+        loaded_once("llama"),
+        max_rows=MAX_ROWS,
+        prefill_chunk_tokens=16,
+        step_token_budget=16,
+        prefix_cache_bytes=prefix_cache_bytes,
+    )
+
+
+def prompts_that_share(num_shared: int) -> list[list[int]]:
+    """Make prompts of NUM_TOKENS with the same first tokens, and then their own."""
+    shared = prompt_of(num_shared)
+    return [[*shared, *prompt_of(NUM_TOKENS - num_shared, i + 1)] for i in range(NUM_WAITING)]
+
+
+def cache_prefix(driven: Driven, tokens: list[int]) -> None:
+    """Put tokens into the prefix cache, with keys and values that are all 0."""
+    cache = driven.worker.queue.prefix_lookup.cache
+    assert cache
+    cache.put(tokens, lambda start, end: [mx.zeros((1, 2, end - start, 8))] * 4, [])
+
+
+@pytest.mark.parametrize("num_shared", [20, 15_000])
+@pytest.mark.parametrize("prefix_cache_bytes", [0, 10**9])
+def test_a_prompt_is_read_a_few_times_however_many_prefill_beside_it(
+    num_shared: int, prefix_cache_bytes: int
+) -> None:
+    """Let the prefilling prompts leave one by one, so that all others look for one to wait for again."""
+    driven = drive(prefix_cache_bytes)
+    if prefix_cache_bytes:
+        # Nothing is worth waiting for: what the prompts share is cached.
+        cache_prefix(driven, prompt_of(num_shared))
+    num_tokens = ask_many(driven, prompts_that_share(num_shared))
+    for _ in range(20):
+        driven.worker.step()
+        driven.worker.cancel(driven.worker.prefilling[0].request.id)
+    assert len(driven.worker.queue.waiting) > NUM_WAITING // 2
+    assert Counted.num_read <= 3 * num_tokens
+
+
+def test_a_prompt_that_waits_for_another_is_not_read_again() -> None:
+    driven = drive(prefix_cache_bytes=10**9)
+    ask_many(driven, prompts_that_share(15_000))
+    driven.worker.step()
+    assert len(driven.worker.prefilling) == 1
+    Counted.num_read = 0
+    for _ in range(10):
+        driven.worker.step()
+    # The one that prefills is read, a chunk at a time.
+    assert Counted.num_read == 10 * 16
+
+
+def test_memory_is_estimated_once_for_all_prompts_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = drive(prefix_cache_bytes=0)
+    estimated: list[int] = []
+    estimate = MemoryBudget._bytes
+
+    def count(budget: MemoryBudget, rows: list[int], prompts: list[int]) -> int:
+        estimated.append(len(prompts))
+        return estimate(budget, rows, prompts)
+
+    ask_many(driven, [prompt_of(900, i) for i in range(NUM_WAITING)])
+    budget = driven.worker.queue.memory_budget
+    budget.room_bytes = budget.bytes_alone(910)
+    driven.worker.step()
+    assert len(driven.worker.running) == 1
+    monkeypatch.setattr(MemoryBudget, "_bytes", count)
+    for _ in range(10):
+        driven.worker.step()
+    # The other estimate of each step is make_room()'s.
+    assert len(driven.worker.queue.waiting) == NUM_WAITING - 1
+    assert len(estimated) <= 10 + 2

@@ -1,0 +1,204 @@
+"""Plans that are computed quickly are those that the plain formulas give, over any history."""
+
+import random
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from config.settings import Settings
+from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
+from engine.request import GenerationRequest, Sampling
+from engine.scheduler import speculation
+from engine.scheduler.speculation import Planner
+from engine.speculative.draft_length import MIN_GAIN, DraftEstimate
+from engine.speculative.draft_model.costs import DraftModelCosts
+from engine.speculative.draft_model.forecast import PlannedDraft
+from engine.speculative.proposers import DraftSources, Proposers
+from engine.speculative.step_costs import StepCosts
+from engine.speculative.verify import RowInput
+
+ROWS, WIDTHS = (1, 2, 4), (1, 2, 3, 5, 9)
+LINE_ENDS = frozenset({3, 7})
+MAX_TOKENS = 60
+EXACT = frozenset((rows, width) for rows in (1, 2, 3, 4) for width in (2, 3, 4, 6, 8, 9, 12))
+
+
+class RandomDrafts:
+    """A drafter with random drafts of any bucket, or none."""
+
+    name = "suffix"
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def open(self, start: SequenceStart) -> None:
+        pass
+
+    def propose(self, query: DraftQuery) -> Draft:
+        tokens = [self.rng.randrange(12) for _ in range(self.rng.randint(0, query.limit))]
+        bucket = self.rng.randrange(4)
+        return Draft(tokens, self.name, bucket, (0.2, 0.6, 0.9, 0.97)[bucket]) if tokens else NO_DRAFT
+
+    def observe(self, *_: Any) -> None:
+        pass
+
+    def record_verified(self, *_: Any) -> None:
+        pass
+
+    def close(self, *_: Any) -> None:
+        pass
+
+
+class PlainCosts(StepCosts):
+    """Costs that are computed at every call."""
+
+    def seconds(self, rows: int, width: int) -> float:
+        self._seconds.clear()
+        return super().seconds(rows, width)
+
+
+class PlainPlannedDraft(PlannedDraft):
+    """The draft model's work, from all rows at once."""
+
+    @classmethod
+    def combine(cls, wanted: Any) -> PlannedDraft:
+        found = [(forecast, estimate, num) for forecast, estimate, num in wanted if num]
+        return PlannedDraft(
+            max((forecast.num_fed for forecast, _, _ in found), default=0),
+            max((forecast.num_to_draft(num) for forecast, _, num in found), default=0),
+            max((forecast.catch_up_share(e.expected[num]) for forecast, e, num in found), default=0.0),
+        )
+
+    @classmethod
+    def of_row(cls, *one: Any) -> PlannedDraft:
+        return cls.combine([one])
+
+
+def choose_plainly(
+    estimates: list[DraftEstimate],
+    widths: Iterable[int],
+    step_s: Callable[[int], float],
+    is_allowed: Callable[[int], bool] = lambda _: True,
+) -> int:
+    best, best_speed = 1, MIN_GAIN * len(estimates) / step_s(1)
+    for width in widths:
+        num_tokens = sum(e.expected[max(0, min(width - e.num_pending, e.num_tokens))] for e in estimates)
+        speed = num_tokens / step_s(width)
+        if speed > best_speed and is_allowed(width):
+            best, best_speed = width, speed
+    return best
+
+
+class PlainPlanner(Planner):
+    """A planner that looks at every row for every width, and remembers nothing."""
+
+    def even_step_s(self, num_rows: int, width: int) -> float:
+        return self.step_s([width] * num_rows)
+
+    def _choose(self, members: Any, estimates: Any) -> int:
+        def step_s(width: int) -> float:
+            drafting_s = self._spread_s(len(members), speculation._planned(members, estimates, width))
+            return drafting_s + self.step_s([speculation._fed_width(e, width) for e in estimates])
+
+        widths = self._widths(estimates, len(members))
+        return choose_plainly(estimates, widths, step_s, lambda w: self._is_allowed(members, estimates, w))
+
+    def plan(self, members: Any, lengths: Any) -> list[RowInput]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(speculation, "choose_width", choose_plainly)
+            patch.setattr(speculation, "is_any_width_worth", lambda e, w, s: choose_plainly([e], w, s) > 1)
+            patch.setattr(speculation, "PlannedDraft", PlainPlannedDraft)
+            return super().plan(members, lengths)
+
+
+class World:
+    """Rows that decode with one planner. Two worlds with the same seed differ in their planners only."""
+
+    def __init__(
+        self, make: type[Planner], costs: StepCosts, seed: int, num_rows: int, has_model: bool, **ways: Any
+    ) -> None:
+        self.costs = costs
+        alone = StepCosts({(rows, 1): 0.1 * costs.seconds(rows, 1) for rows in ROWS})
+        self.model_costs = DraftModelCosts(alone, costs) if has_model else None
+        self.planner = make(costs, model_costs=self.model_costs, **ways)
+        chosen = Settings(num_draft_tokens=15, draft_model="any" if has_model else None, gate="off")
+        sources = DraftSources({"suffix": RandomDrafts(seed)}, lambda _: 1.0)
+        proposers = Proposers(sources, chosen, has_model, line_ends=LINE_ENDS)
+        self.rows: list[Any] = []
+        for i in range(num_rows):
+            asked = GenerationRequest(f"{i}", (1, 2, 3), MAX_TOKENS, Sampling(0))
+            row = SimpleNamespace(
+                tokens=[1, 2, 3], num_answered=0, request=asked, drafts=proposers.begin(asked)
+            )
+            self.rows.append(row)
+
+    def plan(self, num_pending: list[int]) -> list[RowInput]:
+        lengths = [len(row.tokens) - n for row, n in zip(self.rows, num_pending, strict=True)]
+        return self.planner.plan(self.rows, lengths)
+
+    def end(self, inputs: list[RowInput], rng: random.Random) -> None:
+        """Commit some tokens to every row, and learn from how long the step took."""
+        width = max((row_input.width + row_input.num_wanted for row_input in inputs), default=1)
+        taken_s = self.costs.seconds(len(self.rows), width) * rng.uniform(0.7, 1.4)
+        plain_s = self.planner.plain_s(len(self.rows))
+        for at, row in enumerate(self.rows):
+            draft = list(inputs[at].draft) or [9] * inputs[at].num_wanted if inputs else []
+            said = [*draft[: rng.randint(0, len(draft))], rng.randrange(12)]
+            verified = Draft(draft, inputs[at].source.source, 0, 0.7) if draft else NO_DRAFT
+            row.drafts.observe(said, verified, len(draft))
+            row.drafts.slowdown_budget.charge(taken_s if inputs else plain_s, plain_s, len(said))
+            row.tokens += said
+            row.num_answered += len(said)
+        self.costs.observe(len(self.rows), width, taken_s)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**20),
+    num_rows=st.integers(1, 5),
+    per_width=st.sampled_from([0.0, 0.02, 0.1, 0.8, 4.0]),
+    has_model=st.booleans(),
+    batched=st.booleans(),
+    exact=st.sampled_from([None, EXACT]),
+    replays=st.booleans(),
+)
+def test_plans_equal_those_of_the_plain_formulas(
+    seed: int,
+    num_rows: int,
+    per_width: float,
+    has_model: bool,
+    batched: bool,
+    exact: frozenset[tuple[int, int]] | None,
+    replays: bool,
+) -> None:
+    table = {(r, w): 0.01 * (1 + 0.05 * r + per_width * w) for r in ROWS for w in WIDTHS}
+    ways = {"batched": batched, "exact_shapes": exact, "replays": replays}
+    quick = World(Planner, StepCosts(table), seed, num_rows, has_model, **ways)
+    plain = World(PlainPlanner, PlainCosts(table), seed, num_rows, has_model, **ways)
+    rng = random.Random(seed)
+    for _ in range(12):
+        num_pending = [rng.choice([1, 1, 1, 1, 2, 3, 17]) for _ in range(num_rows)]
+        inputs = quick.plan(num_pending)
+        assert inputs == plain.plan(num_pending)
+        outcome = rng.random()
+        for world in (quick, plain):
+            world.end(inputs, random.Random(outcome))
+
+
+def test_the_history_has_every_kind_of_plan() -> None:
+    """Check that lookups, the draft model and plain steps all occur, or the test above would show little."""
+    kinds: set[str] = set()
+    for seed in range(20):
+        per_width = (0.1, 4.0)[seed % 2]
+        table = {(r, w): 0.01 * (1 + 0.05 * r + per_width * w) for r in ROWS for w in WIDTHS}
+        world = World(Planner, StepCosts(table), seed, 2, True, batched=True)
+        rng = random.Random(seed)
+        for _ in range(12):
+            inputs = world.plan([1, 1])
+            kinds |= {row_input.source.source for row_input in inputs} if inputs else {"plain step"}
+            world.end(inputs, rng)
+    assert {"plain step", "suffix", "draft-model"} <= kinds
