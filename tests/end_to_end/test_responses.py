@@ -109,7 +109,7 @@ def test_a_response_is_kept_until_it_is_deleted(client):
     client.responses.delete(made.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(made.id)
-    with pytest.raises(openai.NotFoundError, match="no response") as raised:
+    with pytest.raises(openai.NotFoundError, match="no stored response") as raised:
         client.responses.create(input="And?", previous_response_id=made.id, **GREEDY)
     assert raised.value.code == "previous_response_not_found"
 

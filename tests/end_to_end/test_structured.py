@@ -280,7 +280,7 @@ BAD = {
     "no value": ({"type": "integer", "minimum": 5, "maximum": 1}, SCHEMA, "minimum (5) is greater"),
     "no type": ({"type": "objekt"}, SCHEMA, "objekt"),
     "no end": ({"$ref": "#"}, SCHEMA, "no end"),
-    "long steps": ({"multipleOf": 123_456_789}, f"{SCHEMA}.multipleOf", "limit"),
+    "long steps": ({"multipleOf": 123_456_789}, f"{SCHEMA}.multipleOf", "at most"),
     "many patterns": ({"allOf": [{"pattern": f"a{{{i}}}.*b"} for i in range(100)]}, SCHEMA, "100 patterns"),
     "products": (
         {

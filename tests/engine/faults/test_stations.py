@@ -3,6 +3,7 @@
 import inspect
 import threading
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from drafters.base import Draft, DraftQuery
 from engine.kv_cache.rows import BatchedRows, SeparateRows
 from engine.model.detokenizer import Detokenizer
 from engine.prefix_cache.trie import PrefixCache
-from engine.request import EngineError, Event, Failed, Finished, GenerationRequest
+from engine.request import DraftChoice, EngineError, Event, Failed, Finished, GenerationRequest
 from engine.sampling.sampler import Sampler
 from engine.scheduler import prefill_budget
 from engine.scheduler.memory_budget import MemoryBudget
@@ -101,6 +102,11 @@ def make_requests(start: int) -> list[GenerationRequest]:
     ]
 
 
+def make_undrafted(start: int) -> GenerationRequest:
+    """Make a request that decodes in plain steps once it is alone, so that these come in every run."""
+    return replace(request(prompt_of(9, start), name=f"{start}"), draft=DraftChoice("none"))
+
+
 def check(answers: SequenceOf[tuple[GenerationRequest, Answer]], name: str, max_failed: int) -> int:
     """Check that each answer has one end and that finished ones are right; return how many failed."""
     ends = [answer.end() for _, answer in answers]
@@ -118,7 +124,8 @@ def test_a_fault_at_any_station_ends_one_request_at_most(
     station: str, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, owner, method = STATIONS[station]
-    first, second, third = make_requests(0), make_requests(10), make_requests(20)
+    first, third = make_requests(0), make_requests(20)
+    second = [*make_requests(10), make_undrafted(15)]
     fault = Fault(monkeypatch, owner, method)
     known = {one.prompt: expected_tokens(name, one) for one in (*first, *second, *third)}
     drafter = SometimesSilent(known, 0.8, num_ids=4096, name="suffix")
@@ -148,7 +155,7 @@ def test_a_death_at_any_station_tells_every_request_once(
     station: str, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, owner, method = STATIONS[station]
-    first, second = make_requests(0), make_requests(10)
+    first, second = make_requests(0), [*make_requests(10), make_undrafted(15)]
     death = Fault(monkeypatch, owner, method, SystemExit)
     known = {one.prompt: expected_tokens(name, one) for one in (*first, *second)}
     sources = DraftSources(
