@@ -70,6 +70,10 @@ class GrammarError(ValueError):
     """A grammar cannot be used; the message says which part of it is at fault."""
 
 
+class GrammarCostError(GrammarError):
+    """An answer exceeds what its grammar may cost. The message is a phrase that follows the field's name."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate. The server has validated all fields; the engine does not check them again.
@@ -219,13 +223,14 @@ class Finished:
 class Failed:
     """The terminal event of a sequence that did not succeed.
 
-    kind: "request" if only this request failed; "engine" if the engine is dead; "draining" if the engine
-        stopped before the request was admitted or finished; "cancelled" after Engine.cancel().
-    message: why, in words for the client.
+    kind: "request" if only this request failed; "grammar" if its grammar took too much computation; "engine"
+        if the engine is dead; "draining" if the engine stopped before the request was admitted or finished;
+        "cancelled" after Engine.cancel().
+    message: why, in words for the client; for "grammar" a phrase that follows the field's name.
     usage: up to the failure.
     """
 
-    kind: Literal["request", "engine", "draining", "cancelled"]
+    kind: Literal["request", "grammar", "engine", "draining", "cancelled"]
     message: str
     usage: Usage = field(default_factory=Usage)
     is_terminal: ClassVar[bool] = True
@@ -346,6 +351,7 @@ class EngineCounts:
     gap_sum_s: sum of all gaps, in seconds.
     active_bytes: memory in use now. peak_bytes: the maximum ever in use. cache_bytes: freed memory that MLX
         keeps for reuse.
+    grammar_s: CPU seconds that the grammars of answers took on the engine's thread.
     """
 
     num_failed_steps: int = 0
@@ -356,3 +362,4 @@ class EngineCounts:
     active_bytes: int = 0
     peak_bytes: int = 0
     cache_bytes: int = 0
+    grammar_s: float = 0.0

@@ -22,6 +22,7 @@ from engine.request import (
     Finished,
     FinishReason,
     GenerationRequest,
+    GrammarCostError,
     Sink,
     TokenLogprob,
     Usage,
@@ -244,7 +245,12 @@ class Sequence:
 
     def fail_with(self, fault: Exception) -> None:
         """Log a fault and end the sequence for it, unless it has ended."""
-        if not self.ended:
+        if self.ended:
+            return
+        if isinstance(fault, GrammarCostError):
+            log.warning("request %s ends: its grammar %s", self.request.id, fault)
+            self.fail(Failed("grammar", str(fault)))
+        else:
             log.error("request %s failed", self.request.id, exc_info=fault)
             self.fail(Failed("request", f"generation failed: {fault}"))
 

@@ -103,15 +103,15 @@ class VerificationStep:
 
 
 def _apply_grammar(sequence: Sequence, row: RowInput) -> RowInput:
-    """Add the grammar's masks to an input, and cut its draft before the first token that is not allowed.
+    """Add the grammar's masks to an input, and cut its draft before the first token without a mask.
 
     A fault in the grammar ends this sequence only.
     """
     if sequence.matcher is None or sequence.ended:
         return row
     try:
-        draft = row.draft[: sequence.matcher.count_allowed(row.draft)]
-        return replace(row, draft=draft, masks=sequence.matcher.masks(draft))
+        masks = sequence.matcher.masks(row.draft[: sequence.matcher.count_allowed(row.draft)])
+        return replace(row, draft=row.draft[: len(masks) - 1], masks=masks)
     except Exception as fault:
         sequence.fail_with(fault)
         return replace(row, draft=(), source=NO_DRAFT)

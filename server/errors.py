@@ -215,9 +215,16 @@ def from_engine(fault: EngineError) -> ApiError:
             return UnavailableError(str(fault), code="engine_dead")
 
 
-def from_failure(event: Failed) -> ApiError:
-    """Make the error for a sequence that failed."""
+def from_failure(event: Failed, grammar_param: str) -> ApiError:
+    """Make the error for a sequence that failed. grammar_param: the field that its grammar comes from."""
     match event.kind:
+        case "grammar":
+            return BadRequestError(
+                f"'{grammar_param}' {event.message}. Simplify it: rules that match the same text in several "
+                "ways take the most time.",
+                param=grammar_param,
+                code="grammar_too_complex",
+            )
         case "request":
             return RequestFailedError(event.message, code="request_failed")
         case "engine":

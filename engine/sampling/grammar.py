@@ -4,17 +4,20 @@ A matcher stands at the end of the committed answer. For a draft, it advances th
 compute the mask of every drafted position, and then rolls back, so rejected drafts leave no trace.
 """
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from itertools import takewhile
+from typing import NoReturn
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
 from engine.model.tokenizer import Tokenizer
-from engine.request import Grammar, GrammarError
+from engine.request import Grammar, GrammarCostError, GrammarError
+from engine.sampling.grammar_budget import MAX_WALK_S, GrammarBudget, Stopwatch
 
 MAX_COMPILED = 64
 """Maximum compiled grammars to keep; the least recently used is dropped first."""
@@ -22,19 +25,36 @@ MAX_COMPILED = 64
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """The whitespace of JSON, as most models write it. Were it free, a weak model could write blanks forever."""
 
-LIMITS = LLParserLimits(initial_lexer_fuel=200_000, max_grammar_size=100_000, max_items_in_row=20_000)
-"""Limits on the cost of compiling a grammar, and on the ways in which it may continue at one position: an
-optional property of an object counts as four such ways. All other limits are llguidance's defaults."""
+MAX_ITEMS = 20_000
+"""Maximum ways in which a JSON schema may continue at one position; an optional property counts as four."""
+
+MAX_LARK_ITEMS = 2_500
+"""The same for a Lark grammar, where a token's time can grow with the cube of this number. One schema of 500
+optional properties fits."""
+
+MAX_STEP_ITEMS = 50_000
+MAX_STEP_FUEL = 200_000
+"""Limits on parsing and on lexing to compute one mask."""
+
+MAX_LEXER_STATES = 250_000
+"""Limit on one answer's memory for its grammar: a state takes 1 to 2 KB."""
+
+_LIMIT_REACHED = re.compile("too many|max is|too big|too complex", re.IGNORECASE)
+"""Matches llguidance's errors about a limit of the above."""
 
 Mask = NDArray[np.bool_]
 """(vocabulary,) True where a token is allowed."""
 
 
 class Grammars:
-    """Compiled grammars for one vocabulary. May be used from several threads."""
+    """Compiled grammars for one vocabulary. May be used from several threads, their matchers by one.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    watch: measures the matchers' time.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, watch: Stopwatch | None = None) -> None:
         self._tokenizer = tokenizer
+        self._watch = watch or Stopwatch()
         self._lock = threading.Lock()
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
@@ -44,7 +64,8 @@ class Grammars:
 
     def matcher(self, grammar: Grammar) -> "Matcher":
         """Make a matcher for an empty answer. Raises GrammarError if the grammar cannot be used."""
-        return Matcher(self._get(grammar).deep_copy(), self._tokenizer.vocab_size, self._tokenizer.eos_ids)
+        tokenizer = self._tokenizer
+        return Matcher(self._get(grammar).deep_copy(), tokenizer.vocab_size, tokenizer.eos_ids, self._watch)
 
     def _get(self, grammar: Grammar) -> LLMatcher:
         with self._lock:
@@ -60,7 +81,8 @@ class Grammars:
         return found
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer.vocabulary, _to_llguidance(grammar), log_level=0, limits=LIMITS)
+        text, limits = _to_llguidance(grammar), _limits(grammar)
+        matcher = LLMatcher(self._tokenizer.vocabulary, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(matcher.get_error().strip())
         if warnings := matcher.get_grammar_warnings():
@@ -68,6 +90,18 @@ class Grammars:
         if fault := _try_start(matcher.deep_copy()):
             raise GrammarError(f"no answer can begin: {fault.strip()}")
         return matcher
+
+
+def _limits(grammar: Grammar) -> LLParserLimits:
+    """Return the limits on the cost of compiling a grammar and of computing one mask."""
+    return LLParserLimits(
+        initial_lexer_fuel=200_000,
+        max_grammar_size=100_000,
+        max_items_in_row=MAX_LARK_ITEMS if grammar.kind == "lark" else MAX_ITEMS,
+        step_max_items=MAX_STEP_ITEMS,
+        step_lexer_fuel=MAX_STEP_FUEL,
+        max_lexer_states=MAX_LEXER_STATES,
+    )
 
 
 def _try_start(matcher: LLMatcher) -> str:
@@ -104,44 +138,87 @@ class Matcher:
     """The position of one answer in its grammar.
 
     End-of-answer tokens are never fed to llguidance, because its rollback does not count them.
+
+    watch: measures what the answer takes; GrammarBudget says how much it may.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: Collection[int]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, vocab_size: int, eos_ids: Collection[int], watch: Stopwatch
+    ) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
+        self._watch = watch
+        self._budget = GrammarBudget()
+        self._masks_s: list[float] = []
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Advance by tokens of the answer. Raises GrammarError if the grammar does not allow them."""
-        if not self._matcher.consume_tokens([token for token in tokens if token not in self._eos_ids]):
-            raise GrammarError(f"the answer does not match its grammar: {self._matcher.get_error().strip()}")
+        """Advance by tokens of the answer.
+
+        Raises GrammarError if the grammar does not allow them, GrammarCostError if it exceeds a limit.
+        """
+        with self._watch:
+            is_allowed = self._matcher.consume_tokens(
+                [token for token in tokens if token not in self._eos_ids]
+            )
+        # Masks of rejected positions are not charged.
+        self._budget.charge(sum(self._masks_s[: len(tokens)]) + self._watch.last_s, len(tokens))
+        self._masks_s = []
+        if not is_allowed:
+            self._raise_error("the answer does not match its grammar")
 
     def forced_tokens(self) -> list[int]:
-        """Return the tokens that must come next; often there are none."""
-        return [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
+        """Return the tokens that must come next; often there are none, and never if the grammar is slow."""
+        if self._matcher.is_stopped() or not self._budget.has_time_for_drafts:
+            return []
+        with self._watch:
+            return list(self._matcher.compute_ff_tokens())
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        """Count the leading tokens that the grammar allows, up to the first end-of-answer token."""
+        """Count the leading tokens that the grammar allows, up to the first end-of-answer token.
+
+        Returns 0 if the grammar is slow.
+        """
         before_end = list(takewhile(lambda token: token not in self._eos_ids, tokens))
-        return self._matcher.validate_tokens(before_end) if before_end else 0
+        if not before_end or not self._budget.has_time_for_drafts:
+            return 0
+        with self._watch:
+            return self._matcher.validate_tokens(before_end)
 
     def masks(self, drafted: Sequence[int] = ()) -> list[Mask]:
         """Return the mask of the next token and of the token after each drafted one: (k + 1,) masks.
 
+        There are fewer if they take longer than MAX_WALK_S; the rest of the draft must then be dropped.
+
         drafted: (k,) tokens that the grammar allows, as counted by count_allowed().
-        Raises GrammarError if llguidance fails, for example because the grammar exceeds a limit.
+        Raises GrammarCostError if the grammar exceeds a limit or the answer its budget.
         """
+        self._budget.check()
         masks = [self._mask()]
+        self._masks_s = [self._watch.last_s]
         num_walked = 0
         for token in drafted:
-            self._matcher.consume_token(token)
+            if sum(self._masks_s) > MAX_WALK_S:
+                break
+            masks.append(self._mask(token))
+            self._masks_s.append(self._watch.last_s)
             num_walked += 1
-            masks.append(self._mask())
         self._matcher.rollback(num_walked)
         if self._matcher.is_error():
-            raise GrammarError(f"the grammar cannot continue: {self._matcher.get_error().strip()}")
+            self._raise_error("the grammar cannot continue")
         return masks
 
-    def _mask(self) -> Mask:
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+    def _mask(self, after: int | None = None) -> Mask:
+        """Return the mask of the next token. after: a drafted token to advance by first."""
+        with self._watch:
+            if after is not None:
+                self._matcher.consume_token(after)
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+
+    def _raise_error(self, what: str) -> NoReturn:
+        """Raise llguidance's error: GrammarCostError if it is about a limit, else GrammarError."""
+        fault, _, _ = self._matcher.get_error().strip().partition("\n")
+        if _LIMIT_REACHED.search(fault):
+            raise GrammarCostError(f"takes too much computation: {fault}")
+        raise GrammarError(f"{what}: {fault}")

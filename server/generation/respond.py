@@ -45,7 +45,7 @@ async def respond(
         tenant,
         grammar,
     )
-    submission = Submission(service, engine_requests, body.n)
+    submission = Submission(service, engine_requests, body.n, _grammar_param(body))
     output = RequestOutput(service, record, submission, make_parser)
     submission.start(is_streaming=body.stream)
 
@@ -69,6 +69,11 @@ async def respond(
     finally:
         if not is_handed_over:
             await end()
+
+
+def _grammar_param(body: GenerationFields) -> str:
+    """Return the field that a request's grammar comes from. Without a constraint it can only be the tools."""
+    return body.requested_grammar[1] if body.requested_grammar else "tools"
 
 
 def response_head(

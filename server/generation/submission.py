@@ -21,16 +21,22 @@ class Submission:
     """The sequences of one HTTP request: submits them, receives their events, and cancels what is left.
 
     engine_requests: one for each choice, by index. num_choices: choices of each prompt.
+    grammar_param: the field that their grammar comes from, if they have one.
     ended: usage of the sequences that have ended, normally or not, by index.
     finished: the final events of those that ended normally, by index.
     deltas: the deltas of each choice; those of a stream are kept only if prompts are logged.
     """
 
     def __init__(
-        self, service: Service, engine_requests: Sequence[GenerationRequest], num_choices: int
+        self,
+        service: Service,
+        engine_requests: Sequence[GenerationRequest],
+        num_choices: int,
+        grammar_param: str,
     ) -> None:
         self.engine_requests = engine_requests
         self.num_choices = num_choices
+        self._grammar_param = grammar_param
         self.ended: dict[int, Usage] = {}
         self.finished: dict[int, Finished] = {}
         self.deltas: list[list[Delta]] = [[] for _ in engine_requests]
@@ -80,7 +86,7 @@ class Submission:
         if self._has_client_left:
             raise ClientGoneError
         if self._failure is not None and not events:
-            raise from_failure(self._failure)
+            raise from_failure(self._failure, self._grammar_param)
         return events
 
     async def wait_until_complete(self) -> None:

@@ -52,6 +52,7 @@ class ScrapeCollector(Collector):
             "reprise_ready": status.state == "ready",
             "reprise_rows": status.num_running,
             "reprise_waiting": status.num_waiting,
+            "reprise_grammar_seconds_total": counts.grammar_s,
             "reprise_failed_steps_total": counts.num_failed_steps,
             "reprise_preemptions_total": counts.num_preemptions,
             "reprise_stalls_total": counts.num_stalls,

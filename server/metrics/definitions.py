@@ -110,8 +110,9 @@ SEQUENCES = MetricGroup(
         ),
     ),
     "A sequence is one choice of one prompt. It is counted when it ends. `end` is `stop`, `length`, "
-    "`cancelled` (the client left), `request` (this request failed), `engine` (the engine died) or "
-    "`draining` (the server was stopping). `stage` is `waiting`, `prefill` or `decode`.",
+    "`cancelled` (the client left), `request` (this request failed), `grammar` (its grammar took too much "
+    "computation), `engine` (the engine died) or `draining` (the server was stopping). `stage` is `waiting`, "
+    "`prefill` or `decode`.",
 )
 
 DRAFTS = MetricGroup(
@@ -195,6 +196,11 @@ ENGINE = MetricGroup(
             "histogram",
             "Time between consecutive tokens of a sequence; 0 between tokens of the same step.",
             buckets=GAP_BOUNDS_S,
+        ),
+        MetricEntry(
+            "reprise_grammar_seconds_total",
+            "counter",
+            "Total CPU seconds that the grammars of answers took on the engine's thread.",
         ),
         MetricEntry("reprise_failed_steps_total", "counter", "Total number of steps that raised an error."),
         MetricEntry(

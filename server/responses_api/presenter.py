@@ -14,6 +14,7 @@ from server.output.presenter import KEEP_ALIVE, Events
 from server.responses_api.ids import response_id
 from server.responses_api.output_items import Json, OutputItems
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
+from server.responses_api.to_chat import request_name
 
 StoreResponse = Callable[[Json], None]
 """Called with a response that finished normally, before its last event is sent."""
@@ -67,9 +68,12 @@ class ResponsePresenter:
 
     def format_error(self, fault: ApiError) -> bytes:
         """See Presenter."""
-        error = {"type": "error", "code": fault.code, "message": fault.message, "param": fault.param}
+        param = fault.param and request_name(fault.param)
+        message = fault.message.replace(f"'{fault.param}'", f"'{param}'")
+        error = {"type": "error", "code": fault.code, "message": message, "param": param}
         response = self._response("failed", self._output.interrupt())
-        response["error"] = {"code": "server_error", "message": fault.message}
+        code = "invalid_prompt" if fault.status < 500 else "server_error"
+        response["error"] = {"code": code, "message": message}
         return self._frame(error) + self._frame({"type": "response.failed", "response": response})
 
     def _finish(self, end: EndPart, usage: UsageBlock, timings: Timings) -> Json:

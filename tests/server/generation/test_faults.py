@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from engine.request import Failed, Finished, Usage
+from engine.request import Delta, Failed, Finished, Usage
 from tests.server import fake_engine
 from tests.server.openai_shapes import assert_error
 
@@ -40,6 +40,56 @@ async def test_each_kind_of_failure_has_its_status(
     assert f"it ended: {kind}" in assert_error(response.json(), None, code)
     assert response.json()["error"]["type"] == "server_error"
     assert ("retry-after" in response.headers) == is_temporary
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"guided_grammar": 'start: s\ns: s s | "a"'}, "guided_grammar"),
+        ("/v1/completions", {"guided_regex": "a+"}, "guided_regex"),
+        ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
+        ("/v1/chat/completions", {}, "tools"),
+        ("/v1/responses", {"text": {"format": {"type": "json_object"}}}, "text.format"),
+    ],
+)
+async def test_a_grammar_that_takes_too_long_is_the_request_s_fault(
+    client, engine, path, fields, param, stream
+):
+    body = {"input": "hello"} if path == "/v1/responses" else BODIES[path]
+    engine.script = fails = lambda *_: Failed("grammar", "took 300 ms")
+    response = await client.post(path, json=body | fields | {"stream": stream})
+    assert response.status_code == 400
+    message = assert_error(response.json(), param, "grammar_too_complex")
+    assert message.startswith(f"'{param}' took 300 ms. Simplify it")
+    if not stream:
+        return
+
+    def fails_midway(fake, job):
+        job.sink(Delta("well "))
+        return fails(fake, job)
+
+    engine.script = fails_midway
+    response = await client.post(path, json=body | fields | {"stream": True})
+    assert response.status_code == 200
+    (error,) = (line for line in response.text.split("\n") if "grammar_too_complex" in line)
+    assert f"'{param}' took 300 ms. Simplify it" in error
+    assert f'"param":"{param}"' in error
+
+
+async def test_the_messages_api_names_its_own_field_of_a_slow_grammar(client, engine):
+    def fails_midway(_, job):
+        job.sink(Delta("well "))
+        return Failed("grammar", "took 300 ms")
+
+    engine.script = fails_midway
+    output = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    body = {"max_tokens": 9, "messages": [{"role": "user", "content": "hello"}], "output_config": output}
+    for stream in (True, False):
+        response = await client.post("/v1/messages", json=body | {"model": "alias", "stream": stream})
+        assert "'output_config.format.schema' took 300 ms. Simplify it" in response.text
+        assert "invalid_request_error" in response.text
+    assert response.status_code == 400
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])

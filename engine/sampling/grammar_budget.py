@@ -1,0 +1,81 @@
+"""Limit the time that one answer may spend in its grammar."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from engine.request import GrammarCostError
+
+MAX_TOKEN_S = 0.25
+"""Maximum seconds that the grammar may take for one token of an answer."""
+
+MAX_MEAN_S = 0.02
+"""Maximum seconds that the grammar may take for a token, on average over the last WINDOW_TOKENS tokens."""
+
+WINDOW_TOKENS = 32
+
+MAX_DRAFTING_MEAN_S = 0.0025
+"""Above this average an answer gets no drafts: each drafted position costs about as much as a token."""
+
+MAX_WALK_S = 0.02
+"""Maximum seconds to compute the masks of one draft; the rest of the draft is dropped."""
+
+
+class Stopwatch(AbstractContextManager[None]):
+    """Measure the time spent in grammars. It cannot be nested, and is used by one thread only.
+
+    now: a clock in seconds. It counts the thread's own CPU time, so that a busy machine is not charged to a
+        grammar.
+    last_s: of the last measurement. total_s: of all measurements.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.thread_time) -> None:
+        self._now = now
+        self._started_at = 0.0
+        self.last_s = 0.0
+        self.total_s = 0.0
+
+    def __enter__(self) -> None:
+        self._started_at = self._now()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.last_s = self._now() - self._started_at
+        self.total_s += self.last_s
+
+
+class GrammarBudget:
+    """The time that one answer's tokens took in its grammar.
+
+    Only tokens of the answer are charged, as if there were no drafts: no draft may make an answer fail.
+    """
+
+    def __init__(self) -> None:
+        self._tokens_s: deque[float] = deque(maxlen=WINDOW_TOKENS)
+
+    @property
+    def has_time_for_drafts(self) -> bool:
+        """Whether the grammar is fast enough to check drafts as well."""
+        return sum(self._tokens_s) <= MAX_DRAFTING_MEAN_S * WINDOW_TOKENS
+
+    def charge(self, taken_s: float, num_tokens: int) -> None:
+        """Charge the time of tokens that were committed together, in equal parts."""
+        if num_tokens:
+            self._tokens_s.extend([taken_s / num_tokens] * num_tokens)
+
+    def check(self) -> None:
+        """Raise GrammarCostError if the tokens so far took too long."""
+        longest_s, spent_s = max(self._tokens_s, default=0.0), sum(self._tokens_s)
+        if longest_s > MAX_TOKEN_S:
+            raise GrammarCostError(
+                f"took {1000 * longest_s:.0f} ms to choose the tokens allowed at one position; at most "
+                f"{1000 * MAX_TOKEN_S:.0f} ms are allowed"
+            )
+        if spent_s > MAX_MEAN_S * WINDOW_TOKENS:
+            raise GrammarCostError(
+                f"took {1000 * spent_s:.0f} ms for the last {len(self._tokens_s)} tokens; at most "
+                f"{1000 * MAX_MEAN_S * WINDOW_TOKENS:.0f} ms for {WINDOW_TOKENS} tokens are allowed"
+            )
