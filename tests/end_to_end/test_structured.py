@@ -297,7 +297,7 @@ BAD = {
 BAD_FIELDS = {
     "exploding": ({"guided_regex": "((a{0,100}){0,100}){0,100}"}, "guided_regex", "repeats"),
     "half": ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
-    "forced for ever": ({"guided_grammar": 'start: "a"{100000}'}, "guided_grammar", "1000 times"),
+    "forced for ever": ({"guided_grammar": 'start: "a"{100000}'}, "guided_grammar", "1000 repetitions"),
     "rules for ever": ({"guided_grammar": "start: start"}, "guided_grammar", "cannot be enforced"),
     "doubling": (
         {
