@@ -17,7 +17,7 @@ from engine.request import Sampling
 from engine.sampling.largest import find_largest
 
 MAX_SORTED = 512
-"""On processors, no more candidates per row than this are sorted; while there are more, half are ruled out."""
+"""On processors, at most this many candidates per row are sorted; of more, half are ruled out at a time."""
 
 LOG2_E = math.log2(math.e)
 

@@ -9,6 +9,7 @@ without drafts.
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -123,22 +124,19 @@ class Sampler:
         if draws is None:
             draws = [Draw(row) for row in range(len(self.seeds))]
         logits = logits.astype(mx.float32)
-        # A draw pays for nothing that only other draws need.
-        groups: dict[tuple[bool, bool, bool], list[int]] = {}
+        # The draws of a group need the same work, so none pays for what only others need.
+        groups: dict[_Needs, list[int]] = {}
         for at, draw in enumerate(draws):
-            is_random = self.settings[draw.row].temperature > 0
-            needs = self._needs_adjusting(draw), is_random, self.filtered[draw.row]
-            groups.setdefault(needs, []).append(at)
+            groups.setdefault(self._needs(draw), []).append(at)
         tokens: list[mx.array] = []
-        for (is_adjusted, is_random, has_filter), group in groups.items():
+        for needs, group in groups.items():
             group_draws = [draws[at] for at in group]
-            rows = [draw.row for draw in group_draws]
             group_logits = logits if len(groups) == 1 else logits[mx.array(group)]
-            if is_adjusted:
-                group_logits = self._adjust(group_logits, group_draws)
-            if is_random:
+            group_logits = self._adjust(group_logits, group_draws, needs)
+            if needs.noise:
+                rows = [draw.row for draw in group_draws]
                 group_logits = group_logits / self.temperatures[mx.array(rows)]
-                if has_filter:
+                if needs.filters:
                     group_logits = keep_likely(group_logits, [self.settings[row] for row in rows])
                 noise = self._noise(rows, [positions[at] for at in group], logits.shape[-1])
                 group_logits = group_logits + noise
@@ -148,27 +146,49 @@ class Sampler:
         order = np.argsort([at for group in groups.values() for at in group])
         return mx.concatenate(tokens)[mx.array(order)]
 
-    def _needs_adjusting(self, draw: "Draw") -> bool:
-        has_mask, has_bias = draw.mask is not None, self.bias[draw.row] is not None
-        return has_mask or has_bias or self.penalties[draw.row] is not None
+    def _needs(self, draw: "Draw") -> "_Needs":
+        row = draw.row
+        return _Needs(
+            penalties=self.penalties[row] is not None,
+            bias=self.bias[row] is not None,
+            mask=draw.mask is not None,
+            noise=self.settings[row].temperature > 0,
+            filters=self.filtered[row],
+        )
 
-    def _adjust(self, logits: mx.array, draws: Sequence["Draw"]) -> mx.array:
-        """Apply penalties, bias and masks. logits: (draws, vocabulary)."""
-        lines = list(logits)
-        for at, draw in enumerate(draws):
-            if penalties := self.penalties[draw.row]:
-                lines[at] = penalties.apply(lines[at], draw.drafted)
-            if (bias := self.bias[draw.row]) is not None:
-                lines[at] = lines[at] + bias
-            if draw.mask is not None:
-                lines[at] = mx.where(mx.array(draw.mask), lines[at], -mx.inf)
-        return mx.stack(lines) if len(lines) > 1 else lines[0][None]
+    def _adjust(self, logits: mx.array, draws: Sequence["Draw"], needs: "_Needs") -> mx.array:
+        """Apply penalties, bias and masks as needed. logits: (draws, vocabulary)."""
+        if needs.penalties:
+            pairs = zip((self.penalties[draw.row] for draw in draws), draws, strict=True)
+            logits = mx.stack(
+                [
+                    penalties.apply(line, draw.drafted) if penalties else line
+                    for line, (penalties, draw) in zip(logits, pairs, strict=True)
+                ]
+            )
+        if needs.bias:
+            found = (self.bias[draw.row] for draw in draws)
+            logits = logits + mx.stack([bias for bias in found if bias is not None])
+        if needs.mask:
+            masks = np.stack([draw.mask for draw in draws if draw.mask is not None])
+            logits = mx.where(mx.array(masks), logits, -mx.inf)
+        return logits
 
     def _noise(self, rows: Sequence[int], positions: Sequence[int], size: int) -> mx.array:
         """Return the noise of all tokens, for each row and position: (draws, size)."""
         pairs = zip(rows, positions, strict=True)
         keys = mx.array([noise_key(self.seeds[row], position) for row, position in pairs], mx.uint32)
         return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
+
+
+class _Needs(NamedTuple):
+    """The work that a draw needs."""
+
+    penalties: bool
+    bias: bool
+    mask: bool
+    noise: bool
+    filters: bool
 
 
 @dataclass(frozen=True, slots=True)
