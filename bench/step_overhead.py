@@ -9,6 +9,7 @@ times are processor time, which other processes disturb least; on a GPU they are
 """
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,10 +107,7 @@ class Step:
 
 
 def time_step(run: Callable[[], None]) -> float:
-    """Return the lowest of several times in seconds, after one run that is not counted.
-
-    Other processes can only add time.
-    """
+    """Return the median of several times in seconds, after one run that is not counted."""
     is_on_processor = mx.default_device() == mx.Device(mx.cpu)
     clock = time.process_time if is_on_processor else time.perf_counter
     run()
@@ -118,7 +116,7 @@ def time_step(run: Callable[[], None]) -> float:
         start = clock()
         run()
         times.append(clock() - start)
-    return min(times)
+    return statistics.median(times)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
