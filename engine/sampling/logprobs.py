@@ -5,6 +5,8 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from engine.sampling.largest import find_largest
+
 Likelihood = tuple[float, list[tuple[int, float]]]
 """A token's log probability, and (token id, log probability) of the likeliest tokens, the likeliest first."""
 
@@ -20,13 +22,15 @@ class Likelihoods:
         """
         self._wanted = wanted
         self._draws = [draw for draw, num in enumerate(wanted) if num is not None]
-        picked = mx.array(self._draws)
-        logits = logits[picked].astype(mx.float32)
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        self.arrays = [mx.take_along_axis(logprobs, tokens[picked][:, None], axis=-1)[:, 0]]
+        if len(self._draws) < len(wanted):
+            picked = mx.array(self._draws)
+            logits, tokens = logits[picked], tokens[picked]
+        logits = logits.astype(mx.float32)
+        log_total = mx.logsumexp(logits, axis=-1, keepdims=True)
+        self.arrays = [(mx.take_along_axis(logits, tokens[:, None], axis=-1) - log_total)[:, 0]]
         if num_top := min(max(num or 0 for num in wanted), logits.shape[-1]):
-            ids = mx.argpartition(-logprobs, num_top - 1, axis=-1)[:, :num_top]
-            self.arrays += [ids, mx.take_along_axis(logprobs, ids, axis=-1)]
+            ids = find_largest(logits, num_top)
+            self.arrays += [ids, mx.take_along_axis(logits, ids, axis=-1) - log_total]
 
     def read(self) -> list[Likelihood | None]:
         """Wait for the device; return (draws,) likelihoods, None for draws that do not want one."""
@@ -35,7 +39,7 @@ class Likelihoods:
         for at, draw in enumerate(self._draws):
             num = self._wanted[draw] or 0
             pairs = zip(top[0][at], top[1][at], strict=True) if top else ()
-            # Among ties the lower id comes first, so the order does not depend on argpartition.
+            # Among ties the lower id comes first, as in find_largest().
             likeliest = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:num]
             found[draw] = logprobs[at], likeliest
         return found

@@ -9,12 +9,14 @@ without drafts.
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.request import Sampling
+from engine.sampling.filters import is_filtered, keep_likely
 
 _MASK_64 = (1 << 64) - 1
 
@@ -95,22 +97,19 @@ class Sampler:
     """The sampling settings of one set of rows, as arrays; replaced whenever a row is added or removed.
 
     rows: (rows,) each row's settings and its penalties, None if it has none.
+    bias: (rows,) each row's logit bias as (vocabulary,) floats, None if it has none.
     """
 
     def __init__(self, rows: Sequence[tuple[Sampling, Penalties | None]], vocab_size: int) -> None:
-        settings = [sampling for sampling, _ in rows]
+        self.settings = [sampling for sampling, _ in rows]
         self.vocab_size = vocab_size
-        self.seeds = [s.seed for s in settings]
+        self.seeds = [s.seed for s in self.settings]
         self.penalties = [penalties for _, penalties in rows]
-        self.random = any(s.temperature > 0 for s in settings)
-        self.filtered = any(_is_filtered(s, vocab_size) for s in settings)
-        self.bias = _dense_bias(settings, vocab_size)
-        temperatures = [s.temperature for s in settings]
-        self.temperatures = mx.array([t or 1.0 for t in temperatures])[:, None]
-        self.noisy = mx.array([t > 0 for t in temperatures])[:, None]
-        self.top_k = mx.array([min(s.top_k, vocab_size) or vocab_size for s in settings])[:, None]
-        self.top_p = mx.array([s.top_p for s in settings])[:, None]
-        self.min_p = mx.array([s.min_p for s in settings])[:, None]
+        self.random = any(s.temperature > 0 for s in self.settings)
+        self.filtered = [is_filtered(s, vocab_size) for s in self.settings]
+        self.bias = [_dense_bias(s, vocab_size) for s in self.settings]
+        self.temperatures = mx.array([s.temperature or 1.0 for s in self.settings])[:, None]
+        self.noisy = mx.array([s.temperature > 0 for s in self.settings])[:, None]
 
     def sample(
         self, logits: mx.array, positions: Sequence[int], draws: Sequence["Draw"] | None = None
@@ -122,36 +121,74 @@ class Sampler:
         draws: (draws,) the row, drafted tokens and mask of each; None for one draw per row, in order, with
             nothing drafted and no mask.
         """
-        logits = logits.astype(mx.float32)
-        rows: mx.array | slice = slice(None)
         if draws is None:
             draws = [Draw(row) for row in range(len(self.seeds))]
-        else:
-            rows = mx.array([draw.row for draw in draws])
-        if any(self.penalties):
-            penalties = [self.penalties[draw.row] for draw in draws]
+        logits = logits.astype(mx.float32)
+        # The draws of a group need the same work, so none pays for what only others need.
+        groups: dict[_Needs, list[int]] = {}
+        for at, draw in enumerate(draws):
+            groups.setdefault(self._needs(draw), []).append(at)
+        tokens: list[mx.array] = []
+        for needs, group in groups.items():
+            group_draws = [draws[at] for at in group]
+            group_logits = logits if len(groups) == 1 else logits[mx.array(group)]
+            group_logits = self._adjust(group_logits, group_draws, needs)
+            if needs.noise:
+                rows = [draw.row for draw in group_draws]
+                group_logits = group_logits / self.temperatures[mx.array(rows)]
+                if needs.filters:
+                    group_logits = keep_likely(group_logits, [self.settings[row] for row in rows])
+                noise = self._noise(rows, [positions[at] for at in group], logits.shape[-1])
+                group_logits = group_logits + noise
+            tokens.append(mx.argmax(group_logits, axis=-1))
+        if len(tokens) == 1:
+            return tokens[0]
+        order = np.argsort([at for group in groups.values() for at in group])
+        return mx.concatenate(tokens)[mx.array(order)]
+
+    def _needs(self, draw: "Draw") -> "_Needs":
+        row = draw.row
+        return _Needs(
+            penalties=self.penalties[row] is not None,
+            bias=self.bias[row] is not None,
+            mask=draw.mask is not None,
+            noise=self.settings[row].temperature > 0,
+            filters=self.filtered[row],
+        )
+
+    def _adjust(self, logits: mx.array, draws: Sequence["Draw"], needs: "_Needs") -> mx.array:
+        """Apply penalties, bias and masks as needed. logits: (draws, vocabulary)."""
+        if needs.penalties:
+            pairs = zip((self.penalties[draw.row] for draw in draws), draws, strict=True)
             logits = mx.stack(
                 [
-                    p.apply(row_logits, draw.drafted) if p else row_logits
-                    for p, row_logits, draw in zip(penalties, logits, draws, strict=True)
+                    penalties.apply(line, draw.drafted) if penalties else line
+                    for line, (penalties, draw) in zip(logits, pairs, strict=True)
                 ]
             )
-        if self.bias is not None:
-            logits = logits + self.bias[rows]
-        if any(draw.mask is not None for draw in draws):
-            all_allowed = np.ones(logits.shape[-1], np.bool_)
-            masks = np.stack([all_allowed if draw.mask is None else draw.mask for draw in draws])
+        if needs.bias:
+            found = (self.bias[draw.row] for draw in draws)
+            logits = logits + mx.stack([bias for bias in found if bias is not None])
+        if needs.mask:
+            masks = np.stack([draw.mask for draw in draws if draw.mask is not None])
             logits = mx.where(mx.array(masks), logits, -mx.inf)
-        if not self.random:
-            return mx.argmax(logits, axis=-1)
-        logits = logits / self.temperatures[rows]
-        if self.filtered:
-            logits = keep_likely(logits, self.top_k[rows], self.top_p[rows], self.min_p[rows])
-        seeds = [self.seeds[draw.row] for draw in draws]
-        keys = mx.array([noise_key(s, p) for s, p in zip(seeds, positions, strict=True)], mx.uint32)
-        size = logits.shape[-1]
-        noise = mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
-        return mx.argmax(logits + mx.where(self.noisy[rows], noise, 0), axis=-1)
+        return logits
+
+    def _noise(self, rows: Sequence[int], positions: Sequence[int], size: int) -> mx.array:
+        """Return the noise of all tokens, for each row and position: (draws, size)."""
+        pairs = zip(rows, positions, strict=True)
+        keys = mx.array([noise_key(self.seeds[row], position) for row, position in pairs], mx.uint32)
+        return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
+
+
+class _Needs(NamedTuple):
+    """The work that a draw needs."""
+
+    penalties: bool
+    bias: bool
+    mask: bool
+    noise: bool
+    filters: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,35 +204,10 @@ class Draw:
     mask: NDArray[np.bool_] | None = None
 
 
-def keep_likely(logits: mx.array, top_k: mx.array, top_p: mx.array, min_p: mx.array) -> mx.array:
-    """Set the logits of each row's unlikely tokens to -inf: keep the top k, of those the top p, then min p.
-
-    logits: (rows, vocabulary), divided by the temperature. top_k, top_p, min_p: (rows, 1) each.
-    The likeliest token is always kept, and so are tokens that tie with the last one kept.
-    """
-    ordered = -mx.sort(-logits, axis=-1)
-    rank = mx.arange(logits.shape[-1])[None]
-    ordered = mx.where(rank < top_k, ordered, -mx.inf)
-    probabilities = mx.softmax(ordered, axis=-1)
-    before = mx.cumsum(probabilities, axis=-1) - probabilities
-    # The sum has rounding errors. A row without top_p may be here because of another row's filters, and must
-    # not lose tokens to rounding.
-    within = (top_p >= 1) | (before < top_p)
-    kept = (rank == 0) | (within & (probabilities >= min_p * probabilities[:, :1]))
-    lowest = mx.min(mx.where(kept, ordered, mx.inf), axis=-1, keepdims=True)
-    return mx.where(logits >= lowest, logits, -mx.inf)
-
-
-def _is_filtered(s: Sampling, vocab_size: int) -> bool:
-    return s.temperature > 0 and (s.top_p < 1 or s.min_p > 0 or 0 < s.top_k < vocab_size)
-
-
-def _dense_bias(settings: Sequence[Sampling], vocab_size: int) -> mx.array | None:
-    if not any(s.logit_bias for s in settings):
+def _dense_bias(sampling: Sampling, vocab_size: int) -> mx.array | None:
+    if not sampling.logit_bias:
         return None
-    bias = mx.zeros((len(settings), vocab_size))
-    for row, s in enumerate(settings):
-        if s.logit_bias:
-            ids = mx.array([token for token, _ in s.logit_bias])
-            bias[row, ids] = mx.array([value for _, value in s.logit_bias])
+    ids, values = zip(*sampling.logit_bias, strict=True)
+    bias = mx.zeros(vocab_size)
+    bias[mx.array(ids)] = mx.array(values)
     return bias

@@ -10,7 +10,8 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 
-from engine.sampling.sampler import Sampler, keep_likely, noise_key
+from engine.sampling.filters import keep_likely
+from engine.sampling.sampler import Sampler, noise_key
 from engine.speculative.translation.token_map import UNMATCHED
 from engine.speculative.translation.translation import Translation
 from engine.speculative.translation.translator import VocabularyPair
@@ -113,8 +114,8 @@ class FullVocabularySampling:
         def draw(logits: mx.array) -> mx.array:
             nonlocal ahead
             logits = adjust(_resize(logits, self._num_ids)) / sampler.temperatures
-            if sampler.filtered:
-                logits = keep_likely(logits, sampler.top_k, sampler.top_p, sampler.min_p)
+            if any(sampler.filtered):
+                logits = keep_likely(logits, sampler.settings)
             at = mx.minimum(ahead, window - 1)[:, None, None]
             target_noise, own_noise = (
                 mx.vmap(lambda key, size=size: mx.random.gumbel((size,), key=key))(
@@ -132,8 +133,10 @@ class FullVocabularySampling:
     def _make_adjust(self, sampler: Sampler) -> Callable[[mx.array], mx.array]:
         """Return a function that applies the requests' bias and penalties to the logits of shared tokens."""
         bias, penalties = None, None
-        if sampler.bias is not None:
-            bias = mx.where(self._is_shared, sampler.bias[:, self._to_target], 0)
+        if any(one is not None for one in sampler.bias):
+            none = mx.zeros(sampler.vocab_size)
+            dense = mx.stack([none if one is None else one for one in sampler.bias])
+            bias = mx.where(self._is_shared, dense[:, self._to_target], 0)
         if any(sampler.penalties):
             penalties = [p and p.remapped(self._to_target, self._is_shared) for p in sampler.penalties]
 

@@ -1,37 +1,13 @@
 """Sampling equals a brute force in numpy, and its noise is repeatable."""
 
+import dataclasses
+
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.request import Sampling
-from engine.sampling.sampler import Penalties, Sampler, keep_likely, noise_key
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.integers(-40, 40), min_size=2, max_size=30),
-    st.integers(1, 40), st.floats(0, 1), st.floats(0, 1),
-)  # fmt: skip
-def test_filters_equal_the_brute_force(values: list[int], top_k: int, top_p: float, min_p: float) -> None:
-    logits = np.array(values, np.float32) / 8
-    ordered = sorted(logits, reverse=True)[:top_k]
-    weights = np.exp(np.array(ordered, np.float64) - ordered[0])
-    weights /= weights.sum()
-    kept, before = [ordered[0]], weights[0]
-    for logit, weight in zip(ordered[1:], weights[1:], strict=True):
-        # Too close to a threshold for float32 to agree with float64: either result is right.
-        if abs(before - top_p) < 1e-4 or abs(weight - min_p * weights[0]) < 1e-4:
-            return
-        if before < top_p and weight >= min_p * weights[0]:
-            kept.append(logit)
-        before += weight
-    column = [mx.array([[x]]) for x in (top_k, top_p, min_p)]
-    result = np.array(keep_likely(mx.array(logits)[None], *column))[0]
-    assert np.array_equal(np.isfinite(result), logits >= kept[-1])
-    assert np.array_equal(result[np.isfinite(result)], logits[np.isfinite(result)])
+from engine.sampling.sampler import Draw, Penalties, Sampler, needs_penalties, noise_key
 
 
 def test_penalties_equal_the_brute_force() -> None:
@@ -62,10 +38,31 @@ def test_batched_noise_equals_each_row_alone() -> None:
     assert together == alone
 
 
-def test_a_row_without_filters_is_unchanged_by_other_rows_filters() -> None:
-    logits = mx.random.normal((1, 50_000), key=mx.random.key(2))
-    column = [mx.array([[x]]) for x in (50_000, 1.0, 0.0)]
-    assert mx.array_equal(keep_likely(logits, *column), logits).item()
+def test_greedy_free_and_filtered_rows_share_a_batch() -> None:
+    rng = np.random.default_rng(4)
+    kinds = [
+        Sampling(seed=1, temperature=0.0, top_k=3),
+        Sampling(seed=2, temperature=0.8),
+        Sampling(seed=3, top_p=0.7),
+        Sampling(seed=4, temperature=1.3, top_k=9, min_p=0.01),
+        Sampling(seed=5, min_p=0.2, presence_penalty=0.7, logit_bias=((3, 2.0), (8, -50.0))),
+        Sampling(seed=6, temperature=0.0, frequency_penalty=0.4),
+    ]
+    penalties = [Penalties(s, [1, 2], [3, 3], 5000) if needs_penalties(s) else None for s in kinds]
+    sampler = Sampler(list(zip(kinds, penalties, strict=True)), 5000)
+    # As in a verification step: several positions of each row, in any order.
+    draws = [
+        Draw(int(row), (7,) * int(at), rng.integers(0, 2, 5000) > 0 if at == 1 else None)
+        for row, at in zip(rng.integers(0, 6, 40), rng.integers(0, 3, 40), strict=True)
+    ]
+    positions = [60 + len(draw.drafted) for draw in draws]
+    logits = mx.array(rng.normal(0, 3, (40, 5000)).astype(np.float32))
+    together = sampler.sample(logits, positions, draws).tolist()
+    for at, draw in enumerate(draws):
+        alone = Sampler([(kinds[draw.row], penalties[draw.row])], 5000)
+        one = dataclasses.replace(draw, row=0)
+        assert together[at] == alone.sample(logits[at : at + 1], positions[at : at + 1], [one]).item()
+    assert len(set(together)) > 20
 
 
 def test_samples_are_distributed_as_the_softmax() -> None:
