@@ -1,6 +1,7 @@
 """The command `reprise`: one parser, and one module per subcommand."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     argv: the arguments without the program's name; if None, those of this process.
     """
+    # Otherwise transformers says at its import that PyTorch is missing, which nothing here needs.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         arguments = _parse(given)
