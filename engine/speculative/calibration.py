@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import mlx.core as mx
 from config.settings import Settings
 from config.whole_file import remove_unfinished, write_whole
 from engine.kv_cache.rows import Rows, make_caches, make_rows
-from engine.model.loading import LoadedModel
+from engine.model.loading import LoadedModel, Progress
 from engine.request import ModelInfo
 from engine.speculative.step_costs import StepCosts
 
@@ -29,9 +28,6 @@ ROUNDS = 6
 
 PLAIN_STEPS = 4
 """Pipelined steps in one measurement of width 1."""
-
-Progress = Callable[[float], None]
-"""Called with the share that is done, in [0, 1]."""
 
 
 def load_costs(

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.kv_cache.rows import Rows, make_caches, make_rows
-from engine.speculative.calibration import Progress
+from engine.model.loading import Progress
 
 NUM_TRIALS = 3
 LENGTHS = (21, 70, 200)
