@@ -16,7 +16,7 @@ PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md
 README = ROOT / "README.md"
 MAX_README_LINES = 160
 OTHER_FLAGS = {"--cuda", "--slow", "--version"}
-"""Those of scripts/environment, and of `reprise` itself."""
+"""Flags of the scripts, and of `reprise` itself."""
 PAGES_WITH_FLAGS = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")]
 FLAG = r"(?<![\w-])--[a-z][a-z-]+"
 
