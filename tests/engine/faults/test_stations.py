@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from drafters.base import Draft, DraftQuery
+from engine.engine import Engine
 from engine.kv_cache.rows import BatchedRows, SeparateRows
 from engine.model.detokenizer import Detokenizer
 from engine.prefix_cache.trie import PrefixCache
@@ -107,6 +108,29 @@ def make_undrafted(start: int) -> GenerationRequest:
     return replace(request(prompt_of(9, start), name=f"{start}"), draft=DraftChoice("none"))
 
 
+def start_busy(
+    start_engine: StartEngine, name: str, first: list[GenerationRequest], later: list[GenerationRequest]
+) -> tuple[Engine, SometimesSilent, list[tuple[GenerationRequest, Answer]]]:
+    """Start an engine and submit the first requests; return once one has text.
+
+    later: the other requests for which the drafter is to know the answer.
+    Returns the engine, its drafter, and the first requests with their answers.
+    """
+    known = {one.prompt: expected_tokens(name, one) for one in (*first, *later)}
+    drafter = SometimesSilent(known, 0.8, num_ids=4096, name="suffix")
+    sources = DraftSources({"suffix": drafter}, lambda _: 1.0)
+    engine = start_engine(
+        load=lambda _: loaded_once(name), make_sources=lambda _: sources, max_rows=3, draft_type="suffix"
+    )
+    answers = [(one, Answer()) for one in first]
+    has_begun = threading.Event()
+    for one, answer in answers:
+        answer.on_delta = has_begun.set
+        engine.submit(one, answer)
+    assert has_begun.wait(60)
+    return engine, drafter, answers
+
+
 def check(answers: SequenceOf[tuple[GenerationRequest, Answer]], name: str, max_failed: int) -> int:
     """Check that each answer has one end and that finished ones are right; return how many failed."""
     ends = [answer.end() for _, answer in answers]
@@ -127,18 +151,7 @@ def test_a_fault_at_any_station_ends_one_request_at_most(
     first, third = make_requests(0), make_requests(20)
     second = [*make_requests(10), make_undrafted(15)]
     fault = Fault(monkeypatch, owner, method)
-    known = {one.prompt: expected_tokens(name, one) for one in (*first, *second, *third)}
-    drafter = SometimesSilent(known, 0.8, num_ids=4096, name="suffix")
-    sources = DraftSources({"suffix": drafter}, lambda _: 1.0)
-    engine = start_engine(
-        load=lambda _: loaded_once(name), make_sources=lambda _: sources, max_rows=3, draft_type="suffix"
-    )
-    answers = [(one, Answer()) for one in first]
-    has_begun = threading.Event()
-    for one, answer in answers:
-        answer.on_delta = has_begun.set
-        engine.submit(one, answer)
-    assert has_begun.wait(60)
+    engine, drafter, answers = start_busy(start_engine, name, first, [*second, *third])
     fault.num_left = 1
     answers += [(one, ask(engine, one)) for one in second]
     is_harmless = station.partition(" [")[0] in HARMLESS
@@ -157,19 +170,7 @@ def test_a_death_at_any_station_tells_every_request_once(
     name, owner, method = STATIONS[station]
     first, second = make_requests(0), [*make_requests(10), make_undrafted(15)]
     death = Fault(monkeypatch, owner, method, SystemExit)
-    known = {one.prompt: expected_tokens(name, one) for one in (*first, *second)}
-    sources = DraftSources(
-        {"suffix": SometimesSilent(known, 0.8, num_ids=4096, name="suffix")}, lambda _: 1.0
-    )
-    engine = start_engine(
-        load=lambda _: loaded_once(name), make_sources=lambda _: sources, max_rows=3, draft_type="suffix"
-    )
-    answers = [(one, Answer()) for one in first]
-    has_begun = threading.Event()
-    for one, answer in answers:
-        answer.on_delta = has_begun.set
-        engine.submit(one, answer)
-    assert has_begun.wait(60)
+    engine, _, answers = start_busy(start_engine, name, first, second)
     death.num_left = 1
     for one in second:
         answers.append((one, Answer()))
