@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     argv: the arguments without the program's name; if None, those of this process.
     """
-    # Otherwise transformers says at its import that PyTorch is missing, which nothing here needs.
+    # transformers logs by a handler of its own: that PyTorch is missing, and a warning for every long prompt.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     given = list(sys.argv[1:] if argv is None else argv)
     try:

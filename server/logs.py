@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -175,8 +174,6 @@ def configure_logs(
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
-    # transformers has a log handler of its own and warns about every long prompt.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
