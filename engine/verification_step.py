@@ -12,10 +12,10 @@ from dataclasses import replace
 from drafters.base import NO_DRAFT
 from engine.batch import Batch
 from engine.scheduler.speculation import Planner
+from engine.scheduler.step_clock import StepClock
 from engine.sequence import Sequence
 from engine.speculative import verify
 from engine.speculative.draft_model.costs import DraftWork
-from engine.speculative.step_costs import StepClock
 from engine.speculative.verify import Outcome, RowInput
 from engine.step_error import StepError
 
@@ -26,7 +26,7 @@ MAX_COST_RATIO = 2.0
 class VerificationStep:
     """Runs verification steps over the rows of a batch.
 
-    clock: times the steps and teaches the planner's costs.
+    clock: times the steps.
     """
 
     def __init__(self, batch: Batch, planner: Planner, clock: StepClock) -> None:
@@ -90,7 +90,9 @@ class VerificationStep:
         expected_s = planner.step_s(widths) + planner.work_s(num_rows, work)
         # A step of width 1 says nothing about plain steps, which are dispatched ahead.
         is_teaching = max(widths) > 1 and (work is None or planner.learns_work)
-        lap_s = self._clock.lap((num_rows, max(widths)) if is_teaching else None, drafting_s)
+        lap_s = self._clock.lap()
+        if lap_s is not None and is_teaching:
+            planner.observe(num_rows, max(widths), lap_s - drafting_s)
         taken_s = min(lap_s or expected_s, MAX_COST_RATIO * expected_s)
         if work and lap_s:
             planner.learn_work(num_rows, work, drafting_s)

@@ -22,9 +22,9 @@ from engine.request import Failed
 from engine.sampling.logprobs import Likelihood
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
+from engine.scheduler.step_clock import StepClock
 from engine.sequence import Sequence
 from engine.speculative.proposers import Proposers
-from engine.speculative.step_costs import StepClock
 from engine.speculative.verify import RowInput
 from engine.stats import EngineStats
 from engine.step_error import StepError
@@ -50,7 +50,7 @@ class Worker:
         self.proposers = proposers
         self.stats = EngineStats()
         self.num_progressed = 0
-        self._clock = StepClock(planner.costs, planner.batched)
+        self._clock = StepClock()
         self._verification = VerificationStep(batch, planner, self._clock)
         self._recovery = Recovery(batch, queue, self.stats)
         self._num_steps = 0
@@ -221,7 +221,7 @@ class Worker:
             likelihoods = step.measured.read() if step.measured else [None] * len(tokens)
         except Exception as fault:
             raise StepError(step.members, fault) from fault
-        self._clock.lap((len(step.members), 1))
+        self.planner.observe(len(step.members), 1, self._clock.lap())
         plain_s = self.planner.plain_s(len(step.members))
         for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
             if sequence.drafts:

@@ -79,6 +79,11 @@ class Planner:
         """Return the expected seconds of work that the draft model did."""
         return self.model_s(num_rows, work.num_fed, work.num_drafted) if work else 0.0
 
+    def observe(self, num_rows: int, width: int, taken_s: float | None) -> None:
+        """Learn what a step took. taken_s: None if it is not known."""
+        if taken_s is not None and (self.batched or num_rows == 1):
+            self.costs.observe(num_rows, width, taken_s)
+
     @property
     def learns_work(self) -> bool:
         """Whether the draft model's costs are learned from its steps."""

@@ -1,7 +1,6 @@
 """The cost of a step in seconds by rows and width: measured at load, adjusted while serving."""
 
 import math
-import time
 from bisect import bisect_left
 from collections.abc import Mapping
 
@@ -79,32 +78,3 @@ def _locate(grid: list[int], x: int) -> tuple[int, int, float]:
     at = min(max(bisect_left(grid, x), 1), len(grid) - 1)
     low, high = grid[at - 1], grid[at]
     return low, high, (x - low) / (high - low)
-
-
-class StepClock:
-    """Measures the time from the reading of one step to that of the next, and adjusts the costs.
-
-    batched: whether several rows share a forward; if not, costs are learned only from steps of one row.
-    """
-
-    def __init__(self, costs: StepCosts, batched: bool) -> None:
-        self.costs = costs
-        self.batched = batched
-        self._read_at: float | None = None
-
-    def reset(self) -> None:
-        """Do not time the next step, because something else happens before it is read."""
-        self._read_at = None
-
-    def lap(self, shape: tuple[int, int] | None, drafting_s: float = 0.0) -> float | None:
-        """Record that a step was read. Returns the seconds since the previous reading, or None after a reset.
-
-        shape: the step's (rows, width); None if costs must not be learned from it.
-        drafting_s: the part of the seconds that the draft model took.
-        """
-        now = time.perf_counter()
-        taken_s = None if self._read_at is None else now - self._read_at
-        self._read_at = now
-        if taken_s is not None and shape and (self.batched or shape[0] == 1):
-            self.costs.observe(*shape, taken_s - drafting_s)
-        return taken_s

@@ -20,11 +20,11 @@ from engine.scheduler.memory_budget import MemoryBudget
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
+from engine.scheduler.step_clock import StepClock
 from engine.sequence import Sequence
 from engine.speculative import verify
 from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
 from engine.speculative.slowdown_budget import SlowdownBudget
-from engine.speculative.step_costs import StepClock
 from engine.worker import Worker
 from tests.drafters.fakes import Coin
 from tests.engine.conftest import StartEngine

@@ -16,11 +16,12 @@ from drafters.repetition import repetition_score
 from engine.engine import Engine
 from engine.kv_cache import sliding_window
 from engine.request import DraftChoice, DraftType, GenerationRequest
+from engine.scheduler.step_clock import StepClock
 from engine.speculative.acceptance import Acceptance
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.proposers import DraftSources
 from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
-from engine.speculative.step_costs import StepClock, StepCosts
+from engine.speculative.step_costs import StepCosts
 from tests.combinations import spread
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, oracle, prompt_of, request

@@ -15,10 +15,10 @@ from engine.model.loading import LoadedModel, ModelError, describe
 from engine.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from engine.sampling.sampler import Penalties, Sampler
 from engine.scheduler.memory_budget import MemoryBudget
+from engine.scheduler.step_clock import StepClock
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.draft_model.sampling import make_draft_sampling
 from engine.speculative.proposers import DraftSources
-from engine.speculative.step_costs import StepClock
 from engine.speculative.translation.token_map import UNMATCHED
 from engine.speculative.translation.translation import Translation
 from tests.engine.conftest import StartEngine
