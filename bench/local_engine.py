@@ -26,7 +26,12 @@ class LocalEngine:
 
     def __init__(self, settings: Settings, costs: StepCosts | None = None) -> None:
         self.drafters: dict[str, Drafter] = {}
-        self.engine = Engine(settings, make_sources=lambda name: self._sources(settings, name), costs=costs)
+        self.engine = Engine(
+            settings,
+            make_sources=lambda name: self._sources(settings, name),
+            costs=costs,
+            waits_for_costs=True,
+        )
 
     def __enter__(self) -> "LocalEngine":
         self.engine.start()
