@@ -1,4 +1,4 @@
-"""The objects that all routes share: the engine, the settings, the prompt encoder, the stored responses."""
+"""The objects that all routes share: engine, settings, prompt encoder, tool calls, stored responses."""
 
 import asyncio
 import hashlib
@@ -13,6 +13,7 @@ from server.errors import ModelNotFoundError, UnavailableError, retry_after
 from server.generation.event_queue import EventBridge
 from server.generation.prompts import PromptEncoder
 from server.generation.recorder import Recorder
+from server.generation.tool_calls import ToolCallParsing
 from server.metrics.registry import Metrics
 from server.responses_api.store import ResponseStore
 
@@ -29,7 +30,9 @@ class Service:
         self.engine = engine
         self.settings = settings
         self.metrics = metrics
-        self.prompts = PromptEncoder(engine, settings.max_rows + settings.max_queue)
+        max_requests = settings.max_rows + settings.max_queue
+        self.prompts = PromptEncoder(engine, max_requests)
+        self.tool_calls = ToolCallParsing(engine, metrics, max_requests)
         self.event_bridge = EventBridge(asyncio.get_running_loop())
         self.responses = ResponseStore(settings.response_store_bytes)
         metrics.set_response_store(self.responses)

@@ -64,9 +64,17 @@ REQUESTS = MetricGroup(
             "Duration of HTTP requests that generate tokens, from arrival to the end of the response.",
             buckets=_REQUEST_S,
         ),
+        MetricEntry(
+            "reprise_tool_call_parses_total",
+            "counter",
+            "Total number of texts between tool call markers, by outcome.",
+            ("outcome",),
+        ),
     ),
     "`endpoint` is the path of an endpoint that `GET /` lists, or `other`. `status` is 499 if the client "
-    "disconnected. `code` is the error object's `code`, or its `type` if it has no code.",
+    "disconnected. `code` is the error object's `code`, or its `type` if it has no code. `outcome` is "
+    "`parsed`; or the text is sent as it is, because it is `malformed`, hit the `limit` of time or memory, "
+    "or found the client's queue full (`queue_full`).",
 )
 
 SEQUENCES = MetricGroup(

@@ -77,6 +77,10 @@ class Metrics:
             self._observe("time_to_first_token_seconds", usage.first_token_s)
         self._count_drafts(usage)
 
+    def count_parse(self, outcome: str) -> None:
+        """Count a text between tool call markers that was parsed, or could not be."""
+        self._count("tool_call_parses", 1, outcome)
+
     def as_text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

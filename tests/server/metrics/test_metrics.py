@@ -154,6 +154,9 @@ async def test_the_page_and_a_scrape_have_every_metric(client, engine):
     )
     await client.post(COMPLETIONS, json={"prompt": "hello!!!"})
     await client.post(COMPLETIONS, json={})
+    engine.script = fake_engine.says("<tool_call>{}</tool_call>")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    await client.post(CHAT, json={"messages": [{"role": "user", "content": "hello"}], "tools": tools})
     engine.script = lambda *_: Failed("cancelled", "the client left", Usage(total_s=1.0))
     await client.post(COMPLETIONS, json={"prompt": "hello!!!"})
     names = {name.partition("{")[0] for name in await _scrape(client)}
