@@ -50,7 +50,7 @@ class Gemma4Tokenizer(FakeTokenizer):
 
     def __init__(self):
         super().__init__()
-        self._processes = ParserProcesses(replace(PARSE_LIMITS, cpu_s=0.2))
+        self._processes = ParserProcesses(replace(PARSE_LIMITS, cpu_s=0.1))
 
     def parse_calls(self, text, tools):
         return self._processes.parse("gemma4", text, tools)
@@ -121,7 +121,7 @@ async def test_mlx_lm_s_own_parser_may_be_exploited(client, engine):
     engine.script = lambda fake, job: says(hostile if b"hostile" in bytes(job.request.prompt) else valid)(
         fake, job
     )
-    asking = [asyncio.create_task(_ask(client, "hostile", "mallory")) for _ in range(3)]
+    asking = [asyncio.create_task(_ask(client, "hostile", "mallory")) for _ in range(2)]
     for _ in range(3):
         assert _call(await _ask(client, "hello", "alice"), False) == ("weather", {"city": "Rome"})
     for task in asking:
