@@ -13,8 +13,8 @@ from drafters.base import Drafter
 from drafters.repetition import repetition_score
 from engine.engine import Engine
 from engine.request import Event, Failed, Finished, GenerationRequest
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
-from engine.speculative.step_costs import StepCosts
 
 
 class LocalEngine:

@@ -41,8 +41,8 @@ from engine.sampling.grammar import Grammars
 from engine.sampling.grammar_budget import Stopwatch
 from engine.setup import MakeSources, make_worker
 from engine.speculative import shared_table
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
-from engine.speculative.step_costs import StepCosts
 from engine.stats import EngineStats
 from engine.worker import Worker
 

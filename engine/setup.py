@@ -17,12 +17,12 @@ from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
-from engine.speculative.calibration import load_costs
+from engine.speculative.costs.calibration import load_costs
+from engine.speculative.costs.exact_widths import find_exact_shapes
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.model import DraftModel
-from engine.speculative.exact_widths import find_exact_shapes
 from engine.speculative.proposers import DraftSources, Proposers
-from engine.speculative.step_costs import StepCosts
 from engine.speculative.translation.translation import Translation
 from engine.worker import Worker
 
@@ -34,7 +34,7 @@ MakeSources = Callable[[str], DraftSources]
 
 def flat_costs() -> StepCosts:
     """Return costs by which every step takes equally long, so that every draft pays."""
-    return StepCosts({(1, 1): 1.0})
+    return StepCosts({(1, 1): 1.0}, is_learned=False)
 
 
 PREFIX_CACHE_SHARE = 4
@@ -69,7 +69,7 @@ def make_worker(
     memory_budget = make_memory_budget(loaded, settings, batched, model)
     batch = Batch(loaded.model, loaded.info.vocab_size, batched, model)
     if make_sources is None:
-        planner, proposers = Planner(flat_costs(), batched), Proposers(None, settings)
+        planner, proposers = Planner(flat_costs()), Proposers(None, settings)
         queue = _make_queue(loaded, settings, memory_budget, None)
         return Worker(batch, queue, planner, proposers)
     sources = make_sources(loaded.tokenizer.fingerprint)
@@ -82,10 +82,11 @@ def make_worker(
             # The draft model's caches are never quantized.
             unquantized = replace(settings, kv_bits=None)
             model_costs = load_costs(model.loaded, unquantized, model.batched, 1, measuring)
+    costs.batched = batched
     trying = partial(progress, "Trying which widths are exact")
     exact = _exact_shapes(loaded, settings, batched, costs, trying) if settings.exact else None
     drafting_costs = DraftModelCosts(model_costs, costs, model.batched, is_measured) if model else None
-    planner = Planner(costs, batched, exact, drafting_costs, _is_recurrent(loaded))
+    planner = Planner(costs, exact, drafting_costs, _is_recurrent(loaded))
     proposers = Proposers(sources, settings, bool(model), loaded.tokenizer.line_ends)
     draft_prompts = DraftPrompts(model, proposers, planner) if model else None
     return Worker(batch, _make_queue(loaded, settings, memory_budget, draft_prompts), planner, proposers)

@@ -221,11 +221,13 @@ class Worker:
             likelihoods = step.measured.read() if step.measured else [None] * len(tokens)
         except Exception as fault:
             raise StepError(step.members, fault) from fault
-        self.planner.observe(len(step.members), 1, self._clock.lap())
-        plain_s = self.planner.plain_s(len(step.members))
+        self.planner.accounts.charge_plain(
+            [s.drafts.slowdown_budget if s.drafts else None for s in step.members],
+            self.planner.conditions(step.members),
+            self._clock.lap(),
+            step.is_steady,
+        )
         for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
-            if sequence.drafts:
-                sequence.drafts.slowdown_budget.charge(plain_s, plain_s, 1)
             self._commit(sequence, [token], [likelihood])
 
     def _commit(

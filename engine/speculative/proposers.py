@@ -12,11 +12,11 @@ from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from engine.request import DraftingReport, GenerationRequest
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts, count_accepted
+from engine.speculative.costs.slowdown_budget import SlowdownBudget
 from engine.speculative.draft_length import DraftEstimate, expected_tokens
 from engine.speculative.draft_model.forecast import MODEL, DraftForecast, PromptGate, TokenYield
 from engine.speculative.draft_stats import DraftCounts
 from engine.speculative.gate import SWITCHED_OFF, GateDecision, decide
-from engine.speculative.slowdown_budget import SlowdownBudget
 
 if TYPE_CHECKING:
     # Not at run time: it loads transformers, and the command line imports this before it binds its port.

@@ -17,7 +17,7 @@ from config.whole_file import remove_unfinished, write_whole
 from engine.kv_cache.rows import Rows, make_caches, make_rows
 from engine.model.loading import LoadedModel, Progress
 from engine.request import ModelInfo
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.costs.step_costs import StepCosts
 
 log = logging.getLogger("reprise.engine")
 
@@ -41,13 +41,13 @@ def load_costs(
     key = _key(loaded.info, settings, widest)
     if path and not settings.recalibrate and (found := _read(path).get(key)):
         try:
-            return StepCosts({(rows, width): seconds for rows, width, seconds in found})
+            return StepCosts({(rows, width): seconds for rows, width, seconds in found}, batched)
         except (TypeError, ValueError):
             log.warning("the costs in %s for this model are unusable; measuring them again", path)
     table = measure(loaded, settings, batched, widest, progress)
     if path:
         _write(path, key, table)
-    return StepCosts(table)
+    return StepCosts(table, batched)
 
 
 def measure(
