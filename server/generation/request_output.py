@@ -3,10 +3,11 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.model.tool_calls import WrittenCall
 from engine.request import Delta, Finished
+from engine.stations import station
 from server.errors import ApiError, RequestFailedError
 from server.generation.service import Service
 from server.generation.submission import Submission
@@ -91,11 +92,12 @@ class RequestOutput:
                 return []
             self._parsing = None
             parts += self._note_parts(index, self._parsers[index].resume(task.result()))
-        while self._events and self._parsing is None:
-            index, event = self._events.popleft()
-            parser = self._parsers[index]
-            new_parts = parser.read(event) if isinstance(event, Delta) else parser.end(event)
-            parts += self._note_parts(index, new_parts)
+        with station("output"):
+            while self._events and self._parsing is None:
+                index, event = self._events.popleft()
+                parser = self._parsers[index]
+                new_parts = parser.read(event) if isinstance(event, Delta) else parser.end(event)
+                parts += self._note_parts(index, new_parts)
         return parts
 
     def _note_parts(self, index: int, parts: list[Part]) -> list[tuple[int, Part]]:
@@ -104,6 +106,16 @@ class RequestOutput:
         if pending is not None:
             self._parsing = (index, asyncio.ensure_future(pending()))
         return [(index, part) for part in parts]
+
+    async def format(self, write: Callable[[], bytes]) -> bytes:
+        """Return what a presenter writes of the whole output.
+
+        On a thread if there are log probabilities: for a long answer they take seconds.
+        """
+        run = station("format")(write)
+        if any(request.top_logprobs is not None for request in self.submission.engine_requests):
+            return await asyncio.to_thread(run)
+        return run()
 
     def usage(self) -> UsageBlock:
         """Return the token counts so far."""

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.types import Receive
 
 from engine.request import Delta, EngineError, Event, Failed, Finished, GenerationRequest, Usage
+from engine.stations import station
 from server.errors import ClientGoneError, from_engine, from_failure
 from server.generation.event_queue import EventQueue
 from server.generation.service import Service
@@ -60,6 +61,7 @@ class Submission:
         """Whether a sequence failed before the client disconnected."""
         return self._failure is not None
 
+    @station("submission")
     def start(self, is_streaming: bool) -> None:
         """Submit all sequences to the engine, or none. Raises ApiError if the engine refuses one.
 

@@ -6,6 +6,7 @@ time, and clients take turns: whoever has such texts waits for them alone.
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -94,6 +95,7 @@ class ToolCallParsing:
 
         Returns no calls if it is malformed or cannot be parsed within the limits, which is logged.
         """
+        start_s = time.perf_counter()
         calls: Sequence[WrittenCall] = ()
         outcome: ParseOutcome = "malformed"
         try:
@@ -106,6 +108,7 @@ class ToolCallParsing:
                 "%s: a tool call of %d characters is sent as text: %s", request_id, len(text), reason
             )
         self._metrics.count_parse(outcome)
+        self._metrics.count_wait("tool_calls", time.perf_counter() - start_s)
         return calls
 
     async def _parse(self, client: str, text: str, tools: bytes) -> Sequence[WrittenCall]:
