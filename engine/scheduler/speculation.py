@@ -53,6 +53,8 @@ class Planner:
         self.replays = replays
         self.accounts = StepAccounts(costs, model_costs)
         self.num_plain_probes = 0
+        # The candidate widths by rows and widest draft, where no draft becomes less certain halfway.
+        self._measured_widths: dict[tuple[int, int], list[int]] = {}
         # The conditions of the step that is being planned.
         self._under = USUAL
 
@@ -88,8 +90,10 @@ class Planner:
                 s.give_up_drafts(fault)
                 estimates.append(DraftEstimate(num_pending=pending))
         # If no draft would pay with all rows like its own, no width pays for all rows together.
-        is_worth = not may_be_plain or any(estimate.is_worth for estimate in estimates)
-        width = self._choose(members, estimates) if is_worth else 1
+        width = 1
+        if not may_be_plain or any(estimate.is_worth for estimate in estimates):
+            estimates = [self._any_draft(s, estimate) for s, estimate in zip(members, estimates, strict=True)]
+            width = self._choose(members, estimates)
         if width == 1 and may_be_plain:
             estimates, width = self._probe(members, estimates)
             if width == 1:
@@ -117,7 +121,19 @@ class Planner:
                 forecast, num_rows, min(max_tokens, s.drafts.limit), forecast.rate
             )
             estimate = by_model if by_model.num_tokens else estimate
-        return replace(estimate, num_pending=num_pending)
+        estimate.num_pending = num_pending
+        return estimate
+
+    def _any_draft(self, s: Sequence, estimate: DraftEstimate) -> DraftEstimate:
+        """Return a row's estimate; if it has no draft worth its cost, that of its best draft.
+
+        It is verified only if other rows' drafts pay for the step.
+        """
+        if estimate.num_tokens or s.drafts is None or not s.drafts.has_best:
+            return estimate
+        best = s.drafts.estimate_best()
+        best.num_pending = estimate.num_pending
+        return best
 
     def _estimate_model_draft(
         self, forecast: DraftForecast, num_rows: int, limit: int, rate: float
@@ -180,22 +196,29 @@ class Planner:
         return self.costs.min_ratio(num_rows, self._under)
 
     def _choose(self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]) -> int:
-        num_rows = len(members)
-        max_pending = max(estimate.num_pending for estimate in estimates)
-        widest = max(estimate.num_pending + estimate.num_tokens for estimate in estimates)
+        num_rows, fed_widths = len(members), self._make_fed_widths(estimates)
         is_model_asked = any(estimate.draft.source == MODEL for estimate in estimates)
 
         def step_s(width: int) -> float:
-            work = _planned(members, estimates, width) if is_model_asked else PlannedDraft()
-            drafting_s = self._spread_s(num_rows, work)
-            if self.costs.batched:
-                # The widest row's width, without looking at every row.
-                return drafting_s + self._even_s(num_rows, max(max_pending, min(width, widest)))
-            return drafting_s + self.costs.step_s([_fed_width(e, width) for e in estimates], self._under)
+            step_s = self.costs.step_s(fed_widths(width), self._under)
+            if is_model_asked:
+                step_s += self._spread_s(num_rows, _planned(members, estimates, width))
+            return step_s
 
         return choose_width(
             estimates, self._widths(estimates, num_rows), step_s, self._make_check(members, estimates)
         )
+
+    def _make_fed_widths(self, estimates: SequenceOf[DraftEstimate]) -> Callable[[int], SequenceOf[int]]:
+        """Return a function: how many tokens the rows feed in a step of a width.
+
+        Of rows that share a forward pass only the widest counts, so all get its width.
+        """
+        if not self.costs.batched:
+            return lambda width: [_fed_width(estimate, width) for estimate in estimates]
+        num_pending = max([estimate.num_pending for estimate in estimates])
+        widest = max([estimate.num_pending + estimate.num_tokens for estimate in estimates])
+        return lambda width: [max(num_pending, min(width, widest))] * len(estimates)
 
     def _make_check(
         self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]
@@ -206,13 +229,15 @@ class Planner:
             return lambda _: False
         budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
         left_s = min([budget.left_s(plain_s) for budget in budgets], default=math.inf)
+        fed_widths = self._make_fed_widths(estimates)
+        is_model_asked = any(estimate.draft.source == MODEL for estimate in estimates)
 
         def is_allowed(width: int) -> bool:
-            work = _planned(members, estimates, width)
-            taken_s = self.model_s(len(members), work.num_fed, work.num_drafted)
-            if self.model_costs and self.model_costs.is_new:
-                taken_s *= DOUBT
-            taken_s += self.costs.most_s([_fed_width(estimate, width) for estimate in estimates], self._under)
+            taken_s = self.costs.most_s(fed_widths(width), self._under)
+            if is_model_asked and self.model_costs:
+                work = _planned(members, estimates, width)
+                doubt = DOUBT if self.model_costs.is_new else 1.0
+                taken_s += doubt * self.model_s(len(members), work.num_fed, work.num_drafted)
             if self.replays:
                 # Worst case: one token of each draft is accepted, and the next step feeds it again.
                 next_widths = [e.num_pending + 1 if _num_drafted(e, width) else 1 for e in estimates]
@@ -263,14 +288,18 @@ class Planner:
 
     def _widths(self, estimates: SequenceOf[DraftEstimate], num_rows: int) -> list[int]:
         """Return the candidate widths: those measured, and those where a draft becomes less certain."""
-        widest = max(estimate.num_pending + estimate.num_tokens for estimate in estimates)
+        widest = max([estimate.num_pending + estimate.num_tokens for estimate in estimates])
         stops = {estimate.num_pending + stop for estimate in estimates for stop in estimate.stops}
+        if not stops and (found := self._measured_widths.get((num_rows, widest))) is not None:
+            return found
         widths = sorted({w for w in (*self.costs.widths, *stops) if 1 < w < widest} | {widest} - {1})
-        if self.exact_shapes is None:
-            return widths
-        # Rows with a forward pass each are as exact as a single row.
-        together = num_rows if self.costs.batched else 1
-        return [width for width in widths if (together, width) in self.exact_shapes]
+        if self.exact_shapes is not None:
+            # Rows with a forward pass each are as exact as a single row.
+            together = num_rows if self.costs.batched else 1
+            widths = [width for width in widths if (together, width) in self.exact_shapes]
+        if not stops:
+            self._measured_widths[num_rows, widest] = widths
+        return widths
 
 
 def _max_draft_tokens(s: Sequence) -> int:

@@ -9,6 +9,9 @@ step commits at least one token, so a step is allowed if the bound would hold ev
 ALLOWANCE_STEPS = 6.0
 """Plain steps that drafting may cost a sequence before it has saved any time."""
 
+RESERVE_STEPS = 1.0
+"""Those of them that no draft may use: a step may take longer than any before."""
+
 
 class SlowdownBudget:
     """Keeps one sequence within the bound, whether drafts of its own or of other rows slow it down.
@@ -23,12 +26,12 @@ class SlowdownBudget:
         self.plain_s = 0.0
 
     def left_s(self, plain_step_s: float) -> float:
-        """Return the maximum seconds of a next step after which the bound still holds.
+        """Return the maximum seconds of a next step after which the bound still holds, with the reserve.
 
         plain_step_s: seconds of a plain step of the same rows.
         """
-        bound_s = (1 + self.overhead) * (self.plain_s + plain_step_s) + ALLOWANCE_STEPS * plain_step_s
-        return bound_s - self.spent_s
+        allowance_s = (ALLOWANCE_STEPS - RESERVE_STEPS) * plain_step_s
+        return (1 + self.overhead) * (self.plain_s + plain_step_s) + allowance_s - self.spent_s
 
     def charge(self, step_s: float, plain_step_s: float, num_tokens: int) -> None:
         """Add a step of step_s seconds that committed num_tokens, each of them worth one plain step."""

@@ -63,7 +63,8 @@ def token_at(index: int) -> int:
 class Spent:
     """What a row's decoding took so far, and what plain decoding would have taken.
 
-    worst_steps: the maximum, over all moments, beyond (1 + overhead) T_plain, in the dearest plain step so far.
+    worst_steps: the maximum, over all moments, beyond (1 + overhead) T_plain, in plain steps:
+        the dearest so far.
 
     """
 
