@@ -45,9 +45,7 @@ async def write_frames(output: RequestOutput, presenter: Presenter, first: Event
             yield frame + (format_parts(events) if events else KEEP_ALIVE)
             frame = b""
             events = await output.receive()
-        frame += await output.format(
-            partial(presenter.format_end, events, output.usage(), output.timings())
-        )
+        frame += await output.format(partial(presenter.format_end, events, output.usage(), output.timings()))
     except ApiError as fault:
         output.record_error(fault)
         frame = presenter.format_error(fault)
