@@ -351,7 +351,7 @@ class EngineCounts:
     gap_sum_s: sum of all gaps, in seconds.
     active_bytes: memory in use now. peak_bytes: the maximum ever in use. cache_bytes: freed memory that MLX
         keeps for reuse.
-    grammar_s: CPU seconds that the grammars of answers took on the engine's thread.
+    station_s: seconds of the engine's thread by station; see engine/stations.py.
     """
 
     num_failed_steps: int = 0
@@ -362,4 +362,4 @@ class EngineCounts:
     active_bytes: int = 0
     peak_bytes: int = 0
     cache_bytes: int = 0
-    grammar_s: float = 0.0
+    station_s: Mapping[str, float] = field(default_factory=dict)
