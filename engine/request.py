@@ -344,7 +344,7 @@ GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 
 class EngineCounts:
     """What the engine has counted since it started, and the memory that MLX holds.
 
-    num_failed_steps, num_preemptions, num_stalls: see EngineStats.
+    num_failed_steps, num_preemptions, num_plain_probes, num_stalls: see EngineStats.
     gaps_up_to: cumulative counts of the times between consecutive tokens of a sequence: gaps_up_to[i] counts
         those of at most GAP_BOUNDS_S[i], and the last entry counts all. Tokens of one step are committed
         together, so all but the first have a gap of 0.
@@ -356,6 +356,7 @@ class EngineCounts:
 
     num_failed_steps: int = 0
     num_preemptions: int = 0
+    num_plain_probes: int = 0
     num_stalls: int = 0
     gaps_up_to: tuple[int, ...] = (0,) * (len(GAP_BOUNDS_S) + 1)
     gap_sum_s: float = 0.0

@@ -16,6 +16,7 @@ class EngineStats:
 
     num_failed_steps: steps that raised.
     num_preemptions: sequences that were put back into the queue to free memory.
+    num_plain_probes: plain steps that were taken only to learn what they cost.
     num_stalls: times that the watchdog found requests but no progress. Written on the watchdog's thread.
     stations: the seconds of the engine's thread by station, once it has been started.
     """
@@ -23,6 +24,7 @@ class EngineStats:
     def __init__(self) -> None:
         self.num_failed_steps = 0
         self.num_preemptions = 0
+        self.num_plain_probes = 0
         self.num_stalls = 0
         self.stations = StationClock(get_args(EngineStation))
         self._gaps = [0] * (len(GAP_BOUNDS_S) + 1)
@@ -48,6 +50,7 @@ class EngineStats:
         return EngineCounts(
             num_failed_steps=self.num_failed_steps,
             num_preemptions=self.num_preemptions,
+            num_plain_probes=self.num_plain_probes,
             num_stalls=self.num_stalls,
             gaps_up_to=tuple(accumulate(self._gaps)),
             gap_sum_s=self._gap_sum_s,

@@ -219,6 +219,7 @@ class Worker:
             for sequence in self.members:
                 sequence.give_up_drafts(fault)
             return self.planner.without_drafts(self.members, lengths)
+        self.stats.num_plain_probes = self.planner.num_plain_probes
         if not inputs and any(s.matcher for s in self.members):
             return self.planner.without_drafts(self.members, lengths)
         return inputs

@@ -64,6 +64,7 @@ class ScrapeCollector(Collector):
             "reprise_waiting": status.num_waiting,
             "reprise_failed_steps_total": counts.num_failed_steps,
             "reprise_preemptions_total": counts.num_preemptions,
+            "reprise_plain_probes_total": counts.num_plain_probes,
             "reprise_stalls_total": counts.num_stalls,
             "reprise_mlx_active_bytes": counts.active_bytes,
             "reprise_mlx_peak_bytes": counts.peak_bytes,

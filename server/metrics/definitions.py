@@ -213,6 +213,11 @@ ENGINE = MetricGroup(
             "Total number of sequences put back into the queue because memory ran short.",
         ),
         MetricEntry(
+            "reprise_plain_probes_total",
+            "counter",
+            "Total number of plain steps taken only to learn what they cost, as drafting is judged by it.",
+        ),
+        MetricEntry(
             "reprise_stalls_total",
             "counter",
             "Total number of stalls: work was waiting, but no step finished in time.",
