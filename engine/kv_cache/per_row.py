@@ -27,6 +27,14 @@ Caches = list[Any]
 """One row's caches in mlx-lm's form: one cache per layer."""
 
 
+def fitting_group_size(*dims: int) -> int:
+    """Return the group size to quantize vectors of these dimensions with. Raises ValueError if none fits."""
+    for size in GROUP_SIZES:
+        if not any(dim % size for dim in dims):
+            return size
+    raise ValueError(f"keys and values with {dims} numbers per head cannot be quantized in groups of 32")
+
+
 class FittedQuantizedKVCache(QuantizedKVCache):
     """mlx-lm's quantized keys and values, with a group size that divides the dimensions of the heads."""
 
@@ -36,13 +44,7 @@ class FittedQuantizedKVCache(QuantizedKVCache):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
         """Do what mlx-lm's cache does. Raises ValueError if no group size divides the heads' dimensions."""
         if self.keys is None:
-            dims = keys.shape[-1], values.shape[-1]
-            fitting = [size for size in GROUP_SIZES if not any(dim % size for dim in dims)]
-            if not fitting:
-                raise ValueError(
-                    f"keys and values with {dims} numbers per head cannot be quantized in groups of 32"
-                )
-            self.group_size = fitting[0]
+            self.group_size = fitting_group_size(keys.shape[-1], values.shape[-1])
         return super().update_and_fetch(keys, values)
 
     def restore(self, keys: Sequence[mx.array], values: Sequence[mx.array], offset: int) -> None:

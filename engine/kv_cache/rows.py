@@ -1,29 +1,32 @@
 """Hold the caches of the rows that decode together, and run forward passes over them.
 
-BatchedRows runs one forward for all rows. It serves models in which every layer keeps the keys and values of
-all tokens, unquantized. SeparateRows runs one forward per row, over that row's own caches, and serves every
-other model.
+BatchedRows runs one forward for all rows. SeparateRows runs one forward per row, over that row's own caches,
+and serves the models that cannot share a forward (probes.py).
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import CacheList, KVCache
 
 from engine.kv_cache.batched import (
     Extent,
     RaggedKVCache,
-    RowLengths,
+    RaggedQuantizedKVCache,
     cache_arrays,
     round_columns,
     shrink_extent,
 )
+from engine.kv_cache.columns import Columns, RowLengths
 from engine.kv_cache.per_row import Caches as Caches
-from engine.kv_cache.per_row import Snapshot, is_recurrent, leaves
+from engine.kv_cache.per_row import FittedQuantizedKVCache, Snapshot, is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_caches
+from engine.kv_cache.recurrent import RaggedStateCache, StateHistory
 from engine.kv_cache.slices import KVSlice, State, cut_slice, take_state
+from engine.kv_cache.sliding_window import WindowKVCache
 
 log = logging.getLogger("reprise.engine")
 
@@ -70,12 +73,18 @@ class Rows(Protocol):
 
 
 class BatchedRows:
-    """Rows that share one forward and one buffer per layer. batched.py describes the layout."""
+    """Rows that share one forward, and one cache per layer that holds all of them.
+
+    columns.py describes how keys and values are laid out, recurrent.py how state goes back.
+    caches: one per layer, made for the first row like its own.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.shared = RowLengths()
-        self.caches = [RaggedKVCache(self.shared) for _ in make_prompt_cache(model)]
+        self.caches: Caches = []
+        self._columns: dict[int | None, Columns] = {}
+        self._history: StateHistory | None = None
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -85,86 +94,177 @@ class BatchedRows:
     def add(self, caches: Caches, length: int) -> None:
         """Append a prefilled row. Its buffers are taken over if it is the first row, else copied."""
         row = len(self.shared.lengths)
-        for cache, given in zip(self.caches, caches, strict=True):
-            if length == 0:
-                cache.clear_row(row)
-            elif row == 0:
-                cache.keys, cache.values = given.keys, given.values
-            else:
-                cache.put_row(row, given.keys[:, :, :length], given.values[:, :, :length])
+        self.caches = self.caches or [self._make_cache(cache) for cache in caches]
         self.shared.add(length)
+        for columns in self._columns.values():
+            columns.add(row)
+        if self._history:
+            self._history.apply()
+            self._history.add()
+        for cache, given in zip(leaves(self.caches), leaves(caches), strict=True):
+            cache.join(row, given)
+
+    def _make_cache(self, given: Any) -> Any:
+        """Return an empty cache for all rows, of the same kind as that of one row."""
+        if isinstance(given, CacheList):
+            return CacheList(*(self._make_cache(child) for child in given.caches))
+        if is_recurrent(given):
+            return RaggedStateCache(self.shared, len(given.cache))
+        window = given.window if isinstance(given, WindowKVCache) else None
+        columns = self._columns.setdefault(window, Columns(self.shared, window))
+        if isinstance(given, FittedQuantizedKVCache):
+            return RaggedQuantizedKVCache(columns, given.bits)
+        if type(given) not in (KVCache, WindowKVCache):
+            raise TypeError(f"rows cannot share a {type(given).__name__}")
+        return RaggedKVCache(columns)
 
     def remove(self, row: int) -> None:
         """Remove a row and copy the last row into its slot. Removing the only row frees the buffers."""
         last = len(self.shared.lengths) - 1
-        length = self.shared.lengths[last]
-        for cache in self.caches:
-            if last == 0:
-                cache.keys = cache.values = None
-            elif row != last and length:
-                cache.put_row(row, *cache.get_row(last, 0, length))
-            elif row != last:
-                cache.clear_row(row)
+        if self._history:
+            self._history.apply()
+            self._history.remove(row)
+        for cache in leaves(self.caches):
+            cache.leave(row, last)
+        for columns in self._columns.values():
+            columns.remove(row)
         self.shared.remove(row)
         if last:
-            self._resize(shrink_extent(self.extent, self._needed))
+            self._shrink()
+        else:
+            self._history = None
+
+    def _shrink(self) -> None:
+        for columns in self._columns.values():
+            extent = self._extent_of(columns)
+            self._resize(columns, shrink_extent(extent, self._needed_by(columns)))
 
     @property
     def extent(self) -> Extent:
-        """The slots and columns of the buffers; (0, 0) while there are none."""
-        return next((cache.extent for cache in self.caches if cache.keys is not None), (0, 0))
+        """The slots and columns of the buffers of full attention; (0, 0) while there are none."""
+        full = self._columns.get(None)
+        return self._extent_of(full) if full else (0, 0)
 
     def limit_growth(self, max_cells: int) -> None:
-        """Keep the buffers within max_cells slots times columns, unless the rows themselves need more."""
-        self.shared.max_cells = max_cells
+        """Keep the buffers of full attention within max_cells slots times columns, unless rows need more."""
+        full = self._columns.get(None)
+        if full is None:
+            return
+        full.max_cells = max_cells
         slots, columns = self.extent
         if slots * columns > max_cells:
-            num_slots, num_columns = self._needed
-            self._resize((num_slots, min(columns, round_columns(num_columns))))
+            num_slots, num_columns = self._needed_by(full)
+            self._resize(full, (num_slots, min(columns, round_columns(num_columns))))
+
+    def _of(self, columns: Columns) -> Iterator[RaggedKVCache]:
+        for cache in leaves(self.caches):
+            if isinstance(cache, RaggedKVCache) and cache.columns is columns:
+                yield cache
+
+    def _extent_of(self, columns: Columns) -> Extent:
+        return next((cache.extent for cache in self._of(columns) if cache.arrays), (0, 0))
+
+    def _needed_by(self, columns: Columns) -> Extent:
+        rows = range(len(self.shared.lengths))
+        ends = max((max(columns.dirty_ends[row], columns.end_of(row)) for row in rows), default=0)
+        return len(rows), ends if columns.window is None else max(ends, columns.num_reserved)
+
+    def _resize(self, columns: Columns, extent: Extent) -> None:
+        if extent != self._extent_of(columns):
+            for cache in self._of(columns):
+                cache.resize(*extent)
 
     @property
-    def _needed(self) -> Extent:
-        return len(self.shared.lengths), max(self.shared.dirty_ends + self.shared.lengths, default=0)
-
-    def _resize(self, extent: Extent) -> None:
-        if extent != self.extent:
-            for cache in self.caches:
-                cache.resize(*extent)
+    def _states(self) -> list[RaggedStateCache]:
+        return [cache for cache in leaves(self.caches) if isinstance(cache, RaggedStateCache)]
 
     def forward(self, tokens: mx.array) -> mx.array:
         """Run one forward over all rows. If building it raises, every row keeps its length and its tokens."""
-        return self._forward(tokens, [tokens.shape[1]] * tokens.shape[0])
+        if self._history:
+            self._history.apply()
+            if self._history.is_over:
+                self._history = None
+        return self._forward(tokens, [tokens.shape[1]] * tokens.shape[0], nullcontext())
 
     def forward_ragged(
         self,
         fed: Sequence[Sequence[int]],
-        floors: Sequence[int] | None = None,  # noqa: ARG002 - these rows can roll back to any length
+        floors: Sequence[int] | None = None,  # noqa: ARG002 - these rows can roll back into the forward
     ) -> mx.array:
         """Run one forward over right-padded rows. Padding lands past a row's end, where it is masked."""
         width = max(map(len, fed))
         # Pad with the row's own last token, which is surely a valid id.
         padded = [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in fed]
-        return self._forward(mx.array(padded), [len(tokens) for tokens in fed])
+        if self._history:
+            self._history.apply()
+            self._history = None
+        return self._forward(mx.array(padded), [len(tokens) for tokens in fed], self._record())
 
-    def _forward(self, tokens: mx.array, widths: Sequence[int]) -> mx.array:
+    def _forward(
+        self, tokens: mx.array, widths: Sequence[int], recording: AbstractContextManager[None]
+    ) -> mx.array:
         self.shared.begin_forward(widths)
-        logits: mx.array = self.model(tokens, cache=self.caches)
+        for columns in self._columns.values():
+            if moves := columns.begin_forward():
+                for cache in self._of(columns):
+                    cache.move(moves)
+        with recording:
+            logits: mx.array = self.model(tokens, cache=self.caches)
         self.shared.end_forward()
+        for columns in self._columns.values():
+            columns.end_forward()
         return logits
 
+    @contextmanager
+    def _record(self) -> Iterator[None]:
+        """Record the forward, so that state can go back into it."""
+        if not (states := self._states):
+            yield
+            return
+        history = StateHistory(states, self.shared)
+        with history.record():
+            yield
+        self._history = history
+
     def roll_back(self, row: int, length: int) -> int:
-        """Forget the row's tokens past the first length tokens, any number of them; return length."""
-        _check_length(row, length, 0, self.shared.lengths[row])
+        """Forget the row's tokens past the first length tokens; return the length that it then has.
+
+        That is length itself, unless the row has recurrent state and length is past the last forward_ragged:
+        then it is the end of that forward. State goes back only into that forward, and only once.
+        """
+        held = self.shared.lengths[row]
+        shortest = max((columns.min_length(row) for columns in self._columns.values()), default=0)
+        if any(isinstance(cache, RaggedStateCache) for cache in leaves(self.caches)):
+            first = self._history.min_length(row) if self._history else None
+            shortest = max(shortest, held if first is None else first)
+        _check_length(row, length, shortest, held)
+        if self._history and length == held:
+            self._history.stay(row)
+        elif self._history:
+            length = self._history.go_back(row, length)
         self.shared.lengths[row] = length
         return length
 
     def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
         """Copy the keys and values of tokens [start, end); a view would keep the shared buffers alive."""
-        return [array for cache in self.caches for array in cache.get_row(row, start, end)]
+        return [
+            array
+            for cache in leaves(self.caches)
+            if isinstance(cache, RaggedKVCache) and cache.columns.window is None
+            for array in cache.row_slice(row, start, end)
+        ]
 
-    def state(self, row: int) -> State:  # noqa: ARG002 - the signature of Rows
-        """Return no arrays: KV slices cover all that these caches hold."""
-        return []
+    def state(self, row: int) -> State:
+        """Copy the state of the row's other caches."""
+        if self._history:
+            self._history.apply()
+        taken: State = []
+        for cache in leaves(self.caches):
+            if isinstance(cache, RaggedStateCache):
+                taken += cache.row_state(row)
+            elif cache.columns.window is not None:
+                taken += cache.live_columns(row)
+        return taken
 
 
 class SeparateRows:

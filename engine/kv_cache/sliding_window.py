@@ -17,6 +17,11 @@ def max_columns(window: int, max_width: int) -> int:
     return window + BLOCK_TOKENS + max(ROLLBACK_TOKENS, max_width) + max_width + SLACK_TOKENS
 
 
+def first_needed(position: int, window: int) -> int:
+    """Return the first position that a forward starting at position reads: a multiple of BLOCK_TOKENS."""
+    return max(0, position - window + 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
 class WindowKVCache:
     """One row's keys and values in a layer where a token sees the last `window` tokens, itself included.
 
@@ -122,8 +127,7 @@ class WindowKVCache:
         return sum(array.nbytes for array in self.state if array is not None)
 
     def _first_needed(self, position: int) -> int:
-        """Return the first position that a forward starting at position reads."""
-        return max(0, position - self.window + 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        return first_needed(position, self.window)
 
     def _reserve(self, width: int, keys: mx.array, values: mx.array) -> None:
         held = self.offset - self._base
