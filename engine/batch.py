@@ -56,6 +56,11 @@ class Batch:
         return [self.rows, *([self.draft_model.rows] if self.draft_model else [])]
 
     @property
+    def arrays(self) -> list[mx.array]:
+        """The buffers that all rows of a model share, in which a row that joins or leaves moves others."""
+        return [array for rows in self.rows_by_model for array in rows.arrays]
+
+    @property
     def sampler(self) -> Sampler:
         """The sampler for the present rows; made again after a row joined or left."""
         if self._sampler is None:

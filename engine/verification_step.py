@@ -44,11 +44,16 @@ class VerificationStep:
         for sequence in members:
             sequence.count_for_penalties()
         inputs = list(inputs)
+        if any(row.num_wanted for row in inputs):
+            # The draft model's tokens are waited for, and so is what was dispatched before.
+            self._clock.settle()
         try:
             work, drafting_s = self._draft(inputs)
             inputs = self._planner.without_inexact(inputs)
             inputs = [_apply_grammar(s, row) for s, row in zip(members, inputs, strict=True)]
             outcomes = self._verify(inputs)
+        except StepError:
+            raise
         except Exception as fault:
             raise StepError(_stop_drafting(members, inputs, fault), fault) from fault
         self._account(outcomes, work, drafting_s)
@@ -77,7 +82,8 @@ class VerificationStep:
         rows = self._batch.rows
         held = list(rows.lengths)
         wanted = [s.request.top_logprobs for s in self._batch.members]
-        outcomes = verify.verify_drafts(rows, self._batch.sampler, inputs, wanted)
+        # What was dispatched before is waited for while the device has this step to compute.
+        outcomes = verify.verify_drafts(rows, self._batch.sampler, inputs, wanted, self._clock.settle)
         for row, outcome in enumerate(outcomes):
             rows.roll_back(row, held[row] + len(outcome.verified.pending) + len(outcome.tokens) - 1)
         return outcomes

@@ -22,7 +22,6 @@ from engine.request import Failed
 from engine.sampling.logprobs import Likelihood
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
-from engine.scheduler.step_clock import StepClock
 from engine.sequence import Sequence
 from engine.speculative.proposers import Proposers
 from engine.speculative.verify import RowInput
@@ -50,7 +49,7 @@ class Worker:
         self.proposers = proposers
         self.stats = EngineStats()
         self.num_progressed = 0
-        self._clock = StepClock()
+        self._clock = queue.prefiller.clock
         self._verification = VerificationStep(batch, planner, self._clock)
         self._recovery = Recovery(batch, queue, self.stats)
         self._num_steps = 0
@@ -95,6 +94,7 @@ class Worker:
             if sequence.request.id == request_id:
                 if sequence in self.prefilling:
                     self.queue.prefix_lookup.keep_prefilled(sequence)
+                    self._clock.reset()
                 sequence.fail(Failed("cancelled", "the client left"))
 
     def step(self) -> None:
@@ -141,12 +141,14 @@ class Worker:
             sequence, lookup = self.members[row], self.queue.prefix_lookup
             if self.queue.memory_budget.may_copy(len(sequence.tokens), lookup.cache):
                 lookup.keep_row(sequence, row, self.rows)
+                # It waits for its copy, and so for all that was dispatched before.
+                self._clock.reset()
         if ended:
             self._free(ended)
 
     def _free(self, leaving: list[int]) -> None:
         self.batch.free(leaving)
-        self._clock.reset()
+        self._clock.dispatch(self.batch.arrays)
 
     def _make_room(self) -> None:
         """Preempt the youngest sequences until the next step fits into memory."""
@@ -251,7 +253,6 @@ class Worker:
     def _prefill(self) -> None:
         """Feed prompts within this step's budget; sequences whose prompts are complete join the rows."""
         if self.queue.prefiller.run(len(self.members), self._join):
-            self._clock.reset()
             self.num_progressed += 1
 
     def _join(self, sequence: Sequence) -> None:
@@ -261,7 +262,7 @@ class Worker:
         sequence.emit_prompt_logprobs()
         try:
             self.batch.join(sequence)
+            self._clock.dispatch(self.batch.arrays)
         except Exception as fault:
             raise StepError([sequence], fault) from fault
         sequence.timing.joined_at = sequence.timing.joined_at or time.perf_counter()
-        self._clock.reset()

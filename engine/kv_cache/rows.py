@@ -16,10 +16,10 @@ from engine.kv_cache.batched import (
     Extent,
     RaggedKVCache,
     RowLengths,
-    cache_arrays,
     round_columns,
     shrink_extent,
 )
+from engine.kv_cache.batched import cache_arrays as cache_arrays
 from engine.kv_cache.per_row import Caches as Caches
 from engine.kv_cache.per_row import Snapshot, is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_caches
@@ -34,6 +34,10 @@ class Rows(Protocol):
     @property
     def lengths(self) -> Sequence[int]:
         """The number of tokens in each row's caches: (rows,)."""
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The buffers that the rows share; none if each row has caches of its own."""
 
     def add(self, caches: Caches, length: int) -> None:
         """Append a prefilled row. Its caches hold length tokens; the caller must not use them any more."""
@@ -81,6 +85,11 @@ class BatchedRows:
     def lengths(self) -> Sequence[int]:
         """The number of tokens in each row's caches: (rows,)."""
         return self.shared.lengths
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The keys and values of all layers; none while there are no rows."""
+        return [array for cache in self.caches for array in (cache.keys, cache.values) if array is not None]
 
     def add(self, caches: Caches, length: int) -> None:
         """Append a prefilled row. Its buffers are taken over if it is the first row, else copied."""
@@ -181,6 +190,11 @@ class SeparateRows:
         """The number of tokens in each row's caches: (rows,)."""
         return self._lengths
 
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Return none: rows that join or leave are not copied."""
+        return []
+
     def add(self, caches: Caches, length: int) -> None:
         """Append a prefilled row."""
         self.caches.append(caches)
@@ -262,8 +276,3 @@ def make_rows(model: Any, batched: bool) -> Rows:
 def evaluate(caches: Caches) -> None:
     """Compute what the caches hold, and wait for it."""
     mx.eval(cache_arrays(caches))
-
-
-def evaluate_async(caches: Caches) -> None:
-    """Start computing what the caches hold, without waiting for it."""
-    mx.async_eval(cache_arrays(caches))

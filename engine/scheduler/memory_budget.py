@@ -30,6 +30,9 @@ log = logging.getLogger("reprise.engine")
 ANSWER_TOKENS = GROWTH_TOKENS
 """Answer tokens for which a sequence must have room to be admitted."""
 
+RESERVED_CHUNK_TOKENS = 256
+"""Prompt tokens of a chunk for which memory is reserved. A step may feed more if there is memory left."""
+
 Running = tuple[list[ref[Sequence]], list[ref[Sequence]]]
 """Sequences that decode and sequences that prefill. Weak, so that none is kept after its end."""
 
@@ -60,8 +63,9 @@ class MemoryBudget:
 
     room_bytes: memory for everything but weights. models: the target model and, if any, the draft model.
     max_fed: maximum tokens that one forward pass feeds to all rows.
-    chunk_tokens: maximum prompt tokens fed at once.
+    chunk_tokens: prompt tokens fed at once for which memory is reserved.
     ahead_tokens: maximum tokens by which a step lengthens a row before it is rolled back.
+    max_chunk_tokens: prompt tokens that the next step may feed; make_room() sets it.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class MemoryBudget:
         self._chunk_tokens = chunk_tokens
         self._ahead_tokens = ahead_tokens
         self._used_bytes = 0
+        self.max_chunk_tokens = chunk_tokens
         # The shortest length that may_begin() refused, and the running sequences that took the memory.
         self._refused_tokens = 0
         self._refused_beside: Running = ([], [])
@@ -127,12 +132,17 @@ class MemoryBudget:
         rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
         """
         lengths, prompts = [len(s.tokens) for s in members], [len(s.tokens) for s in prefilling]
+        self.max_chunk_tokens = self._chunk_tokens
         needed = self._bytes(lengths, prompts)
         if prefixes is not None:
             prefixes.shrink_to(max(0, self.room_bytes - needed))
         if needed > self.room_bytes:
             return False
         spare = self.room_bytes - needed - (prefixes.num_bytes if prefixes is not None else 0)
+        if prompts:
+            # Half, as the rows may grow into the rest.
+            spare -= spare // 2
+            self.max_chunk_tokens += spare // self._fed_token_bytes(max([*lengths, *prompts]))
         self._used_bytes = needed
         for model, model_rows in zip(self._models, rows, strict=True):
             if isinstance(model_rows, BatchedRows) and model.footprint.token_bytes:
@@ -171,6 +181,15 @@ class MemoryBudget:
             for model in self._models
         )
 
+    def _fed_token_bytes(self, longest: int) -> int:
+        """Return what each further token of a chunk needs; the longest row or prompt has longest tokens."""
+        return 1 + max(
+            model.footprint.forward_bytes(1, model.num_ids(longest))
+            # The buffer of a sliding window has room for two chunks.
+            + 2 * sum(each for each, _ in model.footprint.windows)
+            for model in self._models
+        )
+
     def _row_bytes(self, footprint: Footprint, length: int) -> int:
         # A buffer fed in odd chunks may end up to one growth step beyond what it has to hold.
         return footprint.row_bytes(length + self._ahead_tokens + GROWTH_TOKENS, self._chunk_tokens)
@@ -202,8 +221,8 @@ def make_memory_budget(
     memory_budget = MemoryBudget(
         given - weight_bytes,
         models,
-        max_fed=max(settings.prefill_chunk_tokens, settings.max_rows * widest),
-        chunk_tokens=settings.prefill_chunk_tokens,
+        max_fed=max(RESERVED_CHUNK_TOKENS, settings.max_rows * widest),
+        chunk_tokens=RESERVED_CHUNK_TOKENS,
         ahead_tokens=widest,
     )
     _limit_context(loaded, settings, memory_budget, given, weight_bytes)
