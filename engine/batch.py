@@ -1,5 +1,6 @@
 """The sequences that decode together, and what the device holds for them: rows and the step in flight."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,14 @@ class Step:
     members: the sequences that take part, in the order of their rows.
     tokens: (rows,) sampled token ids, on the device.
     measured: log probabilities of the tokens, if any request wants them.
+    is_computed: whether it was waited for. taken_s: the seconds that it then had taken, None if not known.
     """
 
     members: list[Sequence]
     tokens: mx.array
     measured: Likelihoods | None
+    is_computed: bool = False
+    taken_s: float | None = None
 
 
 class Batch:
@@ -54,11 +58,6 @@ class Batch:
     def rows_by_model(self) -> list[Rows]:
         """The rows of the target model and, if there is one, of the draft model."""
         return [self.rows, *([self.draft_model.rows] if self.draft_model else [])]
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """The buffers that all rows of a model share, in which a row that joins or leaves moves others."""
-        return [array for rows in self.rows_by_model for array in rows.arrays]
 
     @property
     def sampler(self) -> Sampler:
@@ -106,10 +105,10 @@ class Batch:
             self.members.pop()
         self._sampler = None
 
-    def dispatch(self) -> Step | None:
+    def dispatch(self, before: Callable[[], None]) -> Step | None:
         """Dispatch one token for every row without waiting for it; returns the step that was in flight.
 
-        If this raises, that step is still in flight.
+        before: called when all is ready to be dispatched. If this raises, that step is still in flight.
         """
         previous = self.in_flight
         if not self.members:
@@ -126,6 +125,7 @@ class Batch:
         logits = self.rows.forward(newest[:, None])[:, -1]
         tokens = self.sampler.sample(logits, [len(s.tokens) + (s in ahead) for s in self.members])
         measured = measure(logits, tokens, [s.request.top_logprobs for s in self.members])
+        before()
         mx.async_eval(tokens, *(measured.arrays if measured else ()))
         self.in_flight = Step(list(self.members), tokens, measured)
         return previous

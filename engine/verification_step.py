@@ -82,7 +82,7 @@ class VerificationStep:
         rows = self._batch.rows
         held = list(rows.lengths)
         wanted = [s.request.top_logprobs for s in self._batch.members]
-        # What was dispatched before is waited for while the device has this step to compute.
+        # A chunk in flight is waited for once this step is ready, so that their times can be told apart.
         outcomes = verify.verify_drafts(rows, self._batch.sampler, inputs, wanted, self._clock.settle)
         for row, outcome in enumerate(outcomes):
             rows.roll_back(row, held[row] + len(outcome.verified.pending) + len(outcome.tokens) - 1)

@@ -141,14 +141,14 @@ class Worker:
             sequence, lookup = self.members[row], self.queue.prefix_lookup
             if self.queue.memory_budget.may_copy(len(sequence.tokens), lookup.cache):
                 lookup.keep_row(sequence, row, self.rows)
-                # It waits for its copy, and so for all that was dispatched before.
+                # It waited for its copy, and so for all that was dispatched before.
                 self._clock.reset()
         if ended:
             self._free(ended)
 
     def _free(self, leaving: list[int]) -> None:
         self.batch.free(leaving)
-        self._clock.dispatch(self.batch.arrays)
+        self._skip_copies()
 
     def _make_room(self) -> None:
         """Preempt the youngest sequences until the next step fits into memory."""
@@ -201,7 +201,9 @@ class Worker:
     def _decode(self) -> None:
         """Dispatch the next plain step, then read the one that was in flight."""
         try:
-            previous = self.batch.dispatch()
+            previous = self.batch.dispatch(self._clock.settle)
+        except StepError:
+            raise
         except Exception as fault:
             # The step in flight is still valid: commit its tokens before the rows restart.
             if previous := self.batch.take_in_flight():
@@ -223,7 +225,8 @@ class Worker:
             likelihoods = step.measured.read() if step.measured else [None] * len(tokens)
         except Exception as fault:
             raise StepError(step.members, fault) from fault
-        self.planner.observe(len(step.members), 1, self._clock.lap())
+        taken_s = step.taken_s if step.is_computed else self._clock.lap()
+        self.planner.observe(len(step.members), 1, taken_s)
         plain_s = self.planner.plain_s(len(step.members))
         for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
             if sequence.drafts:
@@ -252,8 +255,27 @@ class Worker:
 
     def _prefill(self) -> None:
         """Feed prompts within this step's budget; sequences whose prompts are complete join the rows."""
-        if self.queue.prefiller.run(len(self.members), self._join):
+        if self.queue.prefiller.run(len(self.members), self._wait_for_step, self._join):
             self.num_progressed += 1
+            # It is computed, and the device is busy with the chunk: nothing is gained by reading it later.
+            if step := self.batch.take_in_flight():
+                self._read(step)
+
+    def _wait_for_step(self) -> None:
+        """Wait for the step in flight before a chunk is dispatched, so that their times can be told apart."""
+        step = self.batch.in_flight
+        if step is None or step.is_computed:
+            return
+        try:
+            mx.eval(step.tokens)
+        except Exception as fault:
+            raise StepError(step.members, fault) from fault
+        step.is_computed, step.taken_s = True, self._clock.lap()
+
+    def _skip_copies(self) -> None:
+        """Leave out of the measured times the next step, in which a row that joined or left moves others."""
+        step = self.batch.in_flight
+        self._clock.skip_steps(1 if step is None or step.is_computed else 2)
 
     def _join(self, sequence: Sequence) -> None:
         """Make a prefilled sequence the last row; the next step feeds its last token."""
@@ -262,7 +284,7 @@ class Worker:
         sequence.emit_prompt_logprobs()
         try:
             self.batch.join(sequence)
-            self._clock.dispatch(self.batch.arrays)
         except Exception as fault:
             raise StepError([sequence], fault) from fault
         sequence.timing.joined_at = sequence.timing.joined_at or time.perf_counter()
+        self._skip_copies()

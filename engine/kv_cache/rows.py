@@ -35,10 +35,6 @@ class Rows(Protocol):
     def lengths(self) -> Sequence[int]:
         """The number of tokens in each row's caches: (rows,)."""
 
-    @property
-    def arrays(self) -> list[mx.array]:
-        """The buffers that the rows share; none if each row has caches of its own."""
-
     def add(self, caches: Caches, length: int) -> None:
         """Append a prefilled row. Its caches hold length tokens; the caller must not use them any more."""
 
@@ -85,11 +81,6 @@ class BatchedRows:
     def lengths(self) -> Sequence[int]:
         """The number of tokens in each row's caches: (rows,)."""
         return self.shared.lengths
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """The keys and values of all layers; none while there are no rows."""
-        return [array for cache in self.caches for array in (cache.keys, cache.values) if array is not None]
 
     def add(self, caches: Caches, length: int) -> None:
         """Append a prefilled row. Its buffers are taken over if it is the first row, else copied."""
@@ -189,11 +180,6 @@ class SeparateRows:
     def lengths(self) -> Sequence[int]:
         """The number of tokens in each row's caches: (rows,)."""
         return self._lengths
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """Return none: rows that join or leave are not copied."""
-        return []
 
     def add(self, caches: Caches, length: int) -> None:
         """Append a prefilled row."""

@@ -7,7 +7,7 @@ import mlx.core as mx
 from engine.kv_cache.rows import cache_arrays
 from engine.scheduler.prefill_costs import PrefillCosts
 from engine.scheduler.speculation import Planner
-from engine.scheduler.step_clock import StepClock
+from engine.scheduler.step_clock import Dispatch
 from engine.sequence import Sequence
 from engine.speculative.draft_model.model import DraftModel
 from engine.speculative.proposers import Proposers
@@ -35,7 +35,7 @@ class DraftPrompts:
         except Exception as fault:
             sequence.give_up_draft_model(fault)
 
-    def feed(self, sequence: Sequence, chunk: int, clock: StepClock) -> None:
+    def feed(self, sequence: Sequence, chunk: int, dispatch: Dispatch) -> None:
         """Feed the draft model up to chunk of its own tokens, if it reads this prompt, without waiting."""
         reader = sequence.prefill.draft_reader
         if reader is None:
@@ -44,7 +44,7 @@ class DraftPrompts:
             if part := reader.next_chunk(sequence.tokens, chunk):
                 self._draft_model.model(mx.array(list(part))[None], cache=reader.caches)
                 observe = partial(self.costs.observe, len(part), reader.num_computed)
-                clock.dispatch(cache_arrays(reader.caches), observe, sequence.give_up_draft_model)
+                dispatch(cache_arrays(reader.caches), observe, sequence.give_up_draft_model)
                 reader.num_computed += len(part)
         except Exception as fault:
             sequence.give_up_draft_model(fault)

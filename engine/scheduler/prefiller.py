@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from engine.scheduler.draft_prompts import DraftPrompts
 from engine.scheduler.memory_budget import MemoryBudget
 from engine.scheduler.prefill_costs import PrefillCosts
 from engine.scheduler.prefix_lookup import PrefixLookup
-from engine.scheduler.step_clock import StepClock
+from engine.scheduler.step_clock import Dispatch, Done, Fail, StepClock
 from engine.sequence import Sequence
 from engine.step_error import StepError
 
@@ -61,23 +62,30 @@ class Prefiller:
         if self._draft_prompts:
             self._draft_prompts.begin(sequence)
 
-    def run(self, num_rows: int, join: Callable[[Sequence], None]) -> bool:
+    def run(self, num_rows: int, wait_for_step: Callable[[], None], join: Callable[[Sequence], None]) -> bool:
         """Wait for the chunks in flight, then feed the next ones; returns whether any was fed.
 
         num_rows: rows that decode, and wait while prompts are computed.
-        join: called with each sequence whose prompt is complete. Raises StepError if join does.
+        wait_for_step: called when a chunk is ready to be dispatched.
+        join: called with each sequence whose prompt is complete.
+        Raises StepError if these do.
         """
         # With one chunk in flight per prompt, a cancelled prompt stops within a chunk.
         self.clock.settle()
         if not self.prefilling:
             return False
+
+        def dispatch(arrays: SequenceOf[object], done: Done, fail: Fail) -> None:
+            wait_for_step()
+            self.clock.dispatch(arrays, done, fail)
+
         chunks = self._plan(num_rows)
         for sequence, chunk in zip(list(self.prefilling), chunks, strict=True):
             if sequence.ended:
                 continue
             try:
                 if chunk:
-                    self._feed(sequence, chunk, self._costs_of(sequence, num_rows))
+                    self._feed(sequence, chunk, self._costs_of(sequence, num_rows), dispatch)
                 if sequence.num_to_prefill == 0 and not _lacks_logprobs(sequence):
                     join(sequence)
                     # Only now: if the engine dies meanwhile, the sequence must still be found.
@@ -109,7 +117,7 @@ class Prefiller:
             seconds += self._draft_prompts.costs.seconds(num_tokens, reader.num_computed)
         return seconds
 
-    def _feed(self, sequence: Sequence, chunk: int, costs: PrefillCosts) -> None:
+    def _feed(self, sequence: Sequence, chunk: int, costs: PrefillCosts, dispatch: Dispatch) -> None:
         prefill = sequence.prefill
         num_before = prefill.num_computed
         end = len(sequence.tokens) - 1
@@ -129,14 +137,14 @@ class Prefiller:
                 if measured:
                     logprobs.extend(one for one in measured.read() if one is not None)
 
-            self.clock.dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
+            dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
             prefill.num_computed += len(part)
             if prefill.num_computed in prefill.keep_at:
                 self._prefix_lookup.keep_prefilled(sequence)
-                # It waits for its copy, and so for all that was dispatched before.
+                # It waited for its copy, and so for all that was dispatched before.
                 self.clock.reset()
         if self._draft_prompts:
-            self._draft_prompts.feed(sequence, chunk, self.clock)
+            self._draft_prompts.feed(sequence, chunk, dispatch)
 
     def _fail(self, sequence: Sequence, fault: Exception) -> None:
         """Handle a chunk whose computation failed. Raises StepError if its sequence has joined the rows."""

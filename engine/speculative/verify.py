@@ -64,13 +64,13 @@ def verify_drafts(
     sampler: Sampler,
     inputs: Sequence[RowInput],
     wanted: Sequence[int | None],
-    on_dispatch: Callable[[], None] = lambda: None,
+    before: Callable[[], None],
 ) -> list[Outcome]:
     """Run one forward pass over all rows and wait once; returns what each row commits.
 
     inputs: one for each row, in their order. The rows then hold every token fed; the caller rolls them back.
     wanted: GenerationRequest.top_logprobs of each row.
-    on_dispatch: called before the wait.
+    before: called when all is ready to be dispatched.
     Raises whatever the forward pass raises; the rows cannot be used after that.
     """
     logits = rows.forward_ragged([[*row_input.pending, *row_input.draft] for row_input in inputs])
@@ -85,8 +85,8 @@ def verify_drafts(
     joined = sampled_logits[0] if len(sampled_logits) == 1 else mx.concatenate(sampled_logits)
     tokens = sampler.sample(joined, positions, draws)
     measured = measure(joined, tokens, [wanted[draw.row] for draw in draws])
-    mx.async_eval(tokens, *(measured.arrays if measured else ()))
-    on_dispatch()
+    before()
+    mx.eval(tokens, *(measured.arrays if measured else ()))
     sampled: list[int] = tokens.tolist()  # type: ignore[assignment]
     likelihoods: list[Likelihood | None] = measured.read() if measured else [None] * len(sampled)
     outcomes: list[Outcome] = []

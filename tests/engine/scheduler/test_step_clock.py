@@ -34,9 +34,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 def test_other_work_is_not_part_of_a_step(clock: Clock) -> None:
     timed, taken = StepClock(), []
     timed.lap()
-    timed.dispatch([mx.zeros(3)], taken.append)
     clock.now += 3
     assert timed.lap() == 3
+    timed.dispatch([mx.zeros(3)], taken.append, fail)
     clock.now += 2
     timed.settle()
     clock.now += 1
@@ -44,41 +44,65 @@ def test_other_work_is_not_part_of_a_step(clock: Clock) -> None:
     assert taken == [2]
 
 
+def test_earlier_work_is_waited_for_before_other_work_is_dispatched(clock: Clock) -> None:
+    timed, taken = StepClock(), []
+    for seconds in (2, 5):
+        timed.dispatch([mx.zeros(3)], taken.append, fail)
+        clock.now += seconds
+    timed.settle()
+    assert taken == [2, 5]
+
+
 def test_time_in_which_the_device_was_idle_is_not_counted(clock: Clock) -> None:
     timed, taken = StepClock(), []
     timed.lap()
     clock.now += 60
-    timed.dispatch([mx.zeros(3)], taken.append)
+    timed.dispatch([mx.zeros(3)], taken.append, fail)
     clock.now += 2
     timed.settle()
     assert taken == [2]
 
 
-def test_after_a_reset_nothing_that_was_dispatched_before_is_measured(clock: Clock) -> None:
+def test_after_a_reset_nothing_in_flight_is_measured(clock: Clock) -> None:
     timed, taken = StepClock(), []
-    timed.dispatch([mx.zeros(3)], taken.append)
+    timed.dispatch([mx.zeros(3)], taken.append, fail)
     timed.reset()
-    timed.dispatch([mx.zeros(3)], taken.append)
     assert timed.lap() is None
+    timed.dispatch([mx.zeros(3)], taken.append, fail)
     clock.now += 2
     timed.settle()
-    assert taken == [None, 0]
+    assert taken == [None, 2]
+
+
+def test_steps_that_contain_something_else_are_not_measured_but_chunks_are(clock: Clock) -> None:
+    timed, taken = StepClock(), []
+    timed.lap()
+    timed.dispatch([mx.zeros(3)], taken.append, fail)
+    timed.skip_steps(1)
+    clock.now += 2
+    timed.settle()
+    assert timed.lap() is None
+    clock.now += 3
+    assert timed.lap() == 3
+    assert taken == [2]
 
 
 def test_a_fault_in_other_work_is_told_to_its_owner_once() -> None:
     def fail_to_read(_: float | None) -> None:
         raise ValueError("odd")
 
-    timed, faults, taken = StepClock(), [], []
+    timed, faults = StepClock(), []
     timed.dispatch([mx.zeros(3)], fail_to_read, faults.append)
-    timed.dispatch([mx.zeros(3)], taken.append)
     timed.settle()
     assert [str(fault) for fault in faults] == ["odd"]
-    assert taken == [None]
-    timed.dispatch([], fail_to_read)
+    timed.dispatch([], fail_to_read, fail)
     with pytest.raises(ValueError, match="odd"):
         timed.settle()
     timed.settle()
+
+
+def fail(fault: Exception) -> None:
+    raise fault
 
 
 class Counting:
@@ -135,5 +159,6 @@ def test_chunks_and_steps_are_waited_for_in_the_order_of_dispatch(
     in_flight = ["step"] if driven.worker.batch.in_flight else []
     driven.step_until(lambda: len(driven.worker.members) == 2)
     assert dispatched.count("chunk") == 10
+    # All but the last were waited for, each before anything else was dispatched.
     assert waited == (in_flight + dispatched)[: len(waited)]
     assert waited.count("chunk") == 9
