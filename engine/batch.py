@@ -11,6 +11,7 @@ from engine.sampling.logprobs import Likelihoods, measure
 from engine.sampling.sampler import Sampler
 from engine.sequence import Prefill, Sequence
 from engine.speculative.draft_model.model import DraftModel
+from engine.stations import station
 
 
 @dataclass
@@ -20,12 +21,15 @@ class Step:
     members: the sequences that take part, in the order of their rows.
     tokens: (rows,) sampled token ids, on the device.
     measured: log probabilities of the tokens, if any request wants them.
+    is_steady: whether the device was busy when it was dispatched: with another step of the same sequences, or
+        with something that is not part of its time.
     is_computed: whether it was waited for. taken_s: the seconds that it then had taken, None if not known.
     """
 
     members: list[Sequence]
     tokens: mx.array
     measured: Likelihoods | None
+    is_steady: bool
     is_computed: bool = False
     taken_s: float | None = None
 
@@ -105,10 +109,13 @@ class Batch:
             self.members.pop()
         self._sampler = None
 
-    def dispatch(self, before: Callable[[], None]) -> Step | None:
+    @station("dispatch")
+    def dispatch(self, before: Callable[[], bool]) -> Step | None:
         """Dispatch one token for every row without waiting for it; returns the step that was in flight.
 
-        before: called when all is ready to be dispatched. If this raises, that step is still in flight.
+        before: called when all is ready to be dispatched; waits for work other than steps, and returns
+            whether there was any.
+        If this raises, that step is still in flight.
         """
         previous = self.in_flight
         if not self.members:
@@ -125,9 +132,10 @@ class Batch:
         logits = self.rows.forward(newest[:, None])[:, -1]
         tokens = self.sampler.sample(logits, [len(s.tokens) + (s in ahead) for s in self.members])
         measured = measure(logits, tokens, [s.request.top_logprobs for s in self.members])
-        before()
+        has_waited = before()
         mx.async_eval(tokens, *(measured.arrays if measured else ()))
-        self.in_flight = Step(list(self.members), tokens, measured)
+        is_steady = has_waited or (previous is not None and previous.members == self.members)
+        self.in_flight = Step(list(self.members), tokens, measured, is_steady)
         return previous
 
     def _newest_tokens(self, ahead: dict[Sequence, int]) -> mx.array:

@@ -8,6 +8,8 @@ from typing import cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from engine.stations import station
+
 Done = Callable[[float | None], None]
 """Called with the seconds that the device took, None if they are not known. May wait for the device."""
 
@@ -56,8 +58,10 @@ class StepClock:
         mx.async_eval(arrays, is_computed)
         self._works.append(_Work(is_computed, dispatched_at, done, fail))
 
-    def settle(self) -> None:
-        """Wait for the work in flight. Raises what its fail() raises."""
+    @station("waiting")
+    def settle(self) -> bool:
+        """Wait for the work in flight; return whether there was any. Raises what its fail() raises."""
+        had_work = bool(self._works)
         while self._works:
             work = self._works.pop()
             try:
@@ -68,6 +72,7 @@ class StepClock:
             except Exception as fault:
                 self.reset()
                 work.fail(fault)
+        return had_work
 
     def skip_steps(self, num_steps: int) -> None:
         """Do not measure the next steps that are read: they contain something else."""
