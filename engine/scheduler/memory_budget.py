@@ -63,7 +63,7 @@ class MemoryBudget:
 
     room_bytes: memory for everything but weights. models: the target model and, if any, the draft model.
     max_fed: maximum tokens that one forward pass feeds to all rows.
-    chunk_tokens: prompt tokens fed at once for which memory is reserved.
+    chunk_tokens: prompt tokens fed at once for which memory is reserved. largest_chunk_tokens: maximum.
     ahead_tokens: maximum tokens by which a step lengthens a row before it is rolled back.
     max_chunk_tokens: prompt tokens that the next step may feed; make_room() sets it.
     """
@@ -74,12 +74,14 @@ class MemoryBudget:
         models: SequenceOf[ModelMemory],
         max_fed: int,
         chunk_tokens: int,
+        largest_chunk_tokens: int,
         ahead_tokens: int,
     ) -> None:
         self.room_bytes = room_bytes
         self._models = models
         self._max_fed = max_fed
         self._chunk_tokens = chunk_tokens
+        self._largest_chunk_tokens = largest_chunk_tokens
         self._ahead_tokens = ahead_tokens
         self._used_bytes = 0
         self.max_chunk_tokens = chunk_tokens
@@ -139,11 +141,14 @@ class MemoryBudget:
         if needed > self.room_bytes:
             return False
         spare = self.room_bytes - needed - (prefixes.num_bytes if prefixes is not None else 0)
-        if prompts:
-            # Half, as the rows may grow into the rest.
-            spare -= spare // 2
-            self.max_chunk_tokens += spare // self._fed_token_bytes(max([*lengths, *prompts]))
         self._used_bytes = needed
+        if prompts:
+            # Of half at most: buffers may grow ahead of need into the rest.
+            token_bytes = self._fed_token_bytes(max([*lengths, *prompts]))
+            more = min(spare // 2 // token_bytes, self._largest_chunk_tokens - self._chunk_tokens)
+            self.max_chunk_tokens += more
+            self._used_bytes += more * token_bytes
+            spare -= more * token_bytes
         for model, model_rows in zip(self._models, rows, strict=True):
             if isinstance(model_rows, BatchedRows) and model.footprint.token_bytes:
                 token_bytes = model.footprint.token_bytes
@@ -223,11 +228,13 @@ def make_memory_budget(
         max_ids = draft_model.loaded.info.context_tokens
         models.append(ModelMemory(measure(draft_model.model), draft_model.batched, *id_limits, max_ids))
     widest = settings.num_draft_tokens + 1 + MAX_PENDING
+    chunk_tokens = min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens)
     memory_budget = MemoryBudget(
         given - weight_bytes,
         models,
-        max_fed=max(RESERVED_CHUNK_TOKENS, settings.max_rows * widest),
-        chunk_tokens=RESERVED_CHUNK_TOKENS,
+        max_fed=max(chunk_tokens, settings.max_rows * widest),
+        chunk_tokens=chunk_tokens,
+        largest_chunk_tokens=settings.prefill_chunk_tokens,
         ahead_tokens=widest,
     )
     _limit_context(loaded, settings, memory_budget, given, weight_bytes)

@@ -98,9 +98,9 @@ class Prefiller:
 
     def _plan(self, num_rows: int) -> list[int]:
         """Return how many tokens of each prompt this step feeds."""
-        settings = self._settings
-        max_tokens = min(settings.prefill_chunk_tokens, self._memory_budget.max_chunk_tokens)
-        limits = prefill_budget.PrefillLimits.of_step(num_rows, settings.max_stall_ms, max_tokens)
+        limits = prefill_budget.PrefillLimits.of_step(
+            num_rows, self._settings.max_stall_ms, self._memory_budget.max_chunk_tokens
+        )
         costs = [partial(self._seconds, s, self._costs_of(s, num_rows)) for s in self.prefilling]
         return prefill_budget.plan_prefill([s.num_to_prefill for s in self.prefilling], costs, limits)
 
