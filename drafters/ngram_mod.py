@@ -5,6 +5,7 @@ its last n tokens, what it has not written to the table yet, and how its drafts 
 drafts are mostly rejected stops drafting for a while (it cools down) without affecting other requests.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -61,7 +62,7 @@ class NgramModDrafter:
         ngram = list(start.prompt[-table.n :])
         state = _Sequence(table, start.prompt, deque(ngram, table.n), table.hash(ngram))
         self._sequences[start.seq] = state
-        return state.write()
+        return self._write(state.write_prompt(), self._num_forgotten)
 
     def propose(self, query: DraftQuery) -> Draft:
         """Draft up to limit tokens, each looked up by the n before it; none during a cooldown."""
@@ -85,11 +86,12 @@ class NgramModDrafter:
     def close(self, seq: int) -> Slices | None:
         """Free the sequence, even if its open raised, and return the work of writing its other tokens."""
         state = self._sequences.pop(seq, None)
-        return None if state is None else self._write_rest(state, self._num_forgotten)
+        if state is None:
+            return None
+        return self._write(itertools.chain(state.write_prompt(), state.flush()), self._num_forgotten)
 
-    def _write_rest(self, state: "_Sequence", num_forgotten: int) -> Slices:
-        slices = state.write()
-        # A reset also drops what is not written yet of a sequence that has ended.
+    def _write(self, slices: Slices, num_forgotten: int) -> Slices:
+        """Do this work up to the next reset, which also drops what is not written yet."""
         while self._num_forgotten == num_forgotten and (num_tokens := next(slices, None)) is not None:
             yield num_tokens
 
@@ -146,7 +148,7 @@ class _Sequence:
     num_cooling: int = 0
     next_cooldown: int = FIRST_COOLDOWN
 
-    def write(self) -> Slices:
+    def write_prompt(self) -> Slices:
         n = self.table.n
         if len(self.prompt) > n:
             yield from self.table.allocate()
@@ -156,7 +158,6 @@ class _Sequence:
             self.num_learned += SLICE_TOKENS
             yield len(part) - n
         self.prompt = ()
-        yield from self.flush()
 
     def draft(self, limit: int) -> list[int]:
         if self.num_cooling or len(self.ngram) < self.table.n:

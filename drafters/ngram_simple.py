@@ -19,7 +19,7 @@ PRIORS = (0.50, 0.70, 0.75, 0.85, 0.90, 0.95)
 """Expected acceptance rate per token, by bucket."""
 
 
-_SLICE_TOKENS = 64
+SLICE_TOKENS = 64
 """Tokens added to the trie in one slice: up to 8 microseconds each."""
 
 
@@ -36,7 +36,7 @@ class _Sequence:
 
     def read(self) -> Slices:
         while self.unread:
-            part = self.unread[0][self.num_read : self.num_read + _SLICE_TOKENS]
+            part = self.unread[0][self.num_read : self.num_read + SLICE_TOKENS]
             self.num_read += len(part)
             self.text.extend(part)
             if self.num_read == len(self.unread[0]):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from drafters.base import SLICE_TOKENS
 
 _NGRAM_SIZE = 3
-_RANGE_KEYS = 4096  # average number of keys in a range
+RANGE_KEYS = 4096  # average number of keys in a range
 
 # Keys are hashes, so they are spread evenly, whatever the ids. Nobody can make many fall into one range,
 # because the multiplier is another one in every process.
@@ -46,7 +46,7 @@ def score_in_slices(prompt: Sequence[int]) -> Generator[int, None, float]:
         counts = np.unique(_keys(prompt), return_counts=True)[1]
         return float(np.count_nonzero(counts > 1) / len(counts))
     # Sort the keys of each slice; then count those of all slices together, one range of keys after another.
-    num_ranges = -(-num_ngrams // _RANGE_KEYS)
+    num_ranges = -(-num_ngrams // RANGE_KEYS)
     bounds = np.linspace(0, 2.0**64, num_ranges + 1)[1:-1].astype(np.uint64)
     slices: list[tuple[Keys, list[int]]] = []
     for at in range(0, num_ngrams, SLICE_TOKENS):

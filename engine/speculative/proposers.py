@@ -30,6 +30,8 @@ T = TypeVar("T")
 GRAMMAR = "grammar"
 GRAMMAR_PRIOR = 0.97
 
+NO_ESTIMATE = DraftEstimate()
+
 
 @dataclass(frozen=True)
 class DraftSources:
@@ -225,23 +227,22 @@ class SequenceDrafts:
                     return replace(estimate, is_worth=True)
             if rate > best_rate:
                 best, best_rate = draft, rate
-        return self.acceptance.estimate(best, best_rate)
+        return self.acceptance.estimate(best, best_rate) if self._proposed else NO_ESTIMATE
 
     def _drafts(self, limit: int) -> Iterator[Draft]:
         """Yield the drafts there are now, in the order of preference. All of them obey the grammar."""
         forced = self.matcher.forced_tokens()[:limit] if self.matcher else []
         query = DraftQuery(self.seq, limit)
-        for drafter in list(self.drafters):
+        # Reading the clock can take longer than a drafter that has nothing, so all such are timed together.
+        start = perf_counter()
+        for drafter in self.drafters[:]:
             if drafter.name in self.gate.later:
                 continue
-            start = perf_counter()
             try:
                 draft = drafter.propose(query)
             except Exception as fault:
                 self._drop(drafter, fault)
                 continue
-            finally:
-                self.counts.drafter_s += perf_counter() - start
             tokens = draft.tokens
             if self.matcher:
                 tokens = list(tokens[: self.matcher.count_allowed(tokens)])
@@ -250,7 +251,10 @@ class SequenceDrafts:
                     continue
                 draft = replace(draft, tokens=tokens)
             if tokens:
+                self.counts.drafter_s += perf_counter() - start
                 yield draft
+                start = perf_counter()
+        self.counts.drafter_s += perf_counter() - start
         if forced:
             yield Draft(forced, GRAMMAR, 0, GRAMMAR_PRIOR)
 
@@ -275,7 +279,7 @@ class SequenceDrafts:
         if num_verified:
             self.counts.add_draft(verified.source, num_verified, num_accepted)
         start = perf_counter()
-        for drafter in list(self.drafters):
+        for drafter in self.drafters[:]:
             try:
                 drafter.observe(self.seq, tokens)
                 if num_judged and drafter.name == verified.source:
