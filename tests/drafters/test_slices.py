@@ -1,4 +1,4 @@
-"""Reading a prompt and learning a text in slices: the same result as at once, and bounded work in each call."""
+"""Prompts read and texts learned in slices: as if done at once, and with bounded work in each call."""
 
 import sys
 from collections.abc import Iterator, Sequence
