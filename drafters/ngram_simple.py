@@ -19,8 +19,8 @@ PRIORS = (0.50, 0.70, 0.75, 0.85, 0.90, 0.95)
 """Expected acceptance rate per token, by bucket."""
 
 
-SLICE_TOKENS = 64
-"""Tokens added to the trie in one slice: up to 8 microseconds each."""
+SLICE_TOKENS = 32
+"""Tokens added to the trie in one slice: up to 12 microseconds each."""
 
 
 @dataclass(slots=True)
