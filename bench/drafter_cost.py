@@ -2,8 +2,8 @@
 
     python -m bench.drafter_cost [name ...]
 
-*token*: microseconds per emitted token. Each step is as in the engine: propose up to 31 tokens, observe the
-accepted ones and one more, record_verified. *read*: milliseconds for the prompt, which also serves as the
+*us/token*: microseconds per emitted token. Each step is as in the engine: propose up to 31 tokens, observe
+the accepted ones and one more, record_verified. *read*: milliseconds for the prompt, which also serves as the
 prediction. *learn*: milliseconds after the sequence ended. Both are done in slices; *slice* is the longest
 of them, or of the calls that return them. *score*: the gate's repetition score, computed in slices too.
 
@@ -19,6 +19,7 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import pairwise, product
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -168,9 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := [name for name in names if name not in known]:
         parser.error(f"unknown drafters: {', '.join(unknown)}; there are {', '.join(known)}")
     machine = describe_machine()
-    table = Table()
-    for column in ("drafter", "prompt", "tokens", "token, us", "read, ms", "learn, ms", "slice, ms"):
-        table.add_column(column, no_wrap=True, justify="right" if "," in column else "left")
+    table = Table(box=SIMPLE)
+    for column in ("drafter", "prompt", "tokens", "us/token", "read ms", "learn ms", "slice ms"):
+        table.add_column(column, no_wrap=True, justify="right" if column not in ("drafter", "prompt") else "left")
     for name, (kind, make), num_tokens in product(names, WORKLOADS.items(), CONTEXT_TOKENS):
         workload = make(num_tokens)
         cost = measure_score(workload) if name == SCORE else measure(DRAFTERS[name], workload)
