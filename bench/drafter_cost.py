@@ -170,8 +170,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"unknown drafters: {', '.join(unknown)}; there are {', '.join(known)}")
     machine = describe_machine()
     table = Table(box=SIMPLE)
-    for column in ("drafter", "prompt", "tokens", "us/token", "read ms", "learn ms", "slice ms"):
-        table.add_column(column, no_wrap=True, justify="right" if column not in ("drafter", "prompt") else "left")
+    for column in ("drafter", "prompt"):
+        table.add_column(column, no_wrap=True)
+    for column in ("tokens", "us/token", "read ms", "learn ms", "slice ms"):
+        table.add_column(column, no_wrap=True, justify="right")
     for name, (kind, make), num_tokens in product(names, WORKLOADS.items(), CONTEXT_TOKENS):
         workload = make(num_tokens)
         cost = measure_score(workload) if name == SCORE else measure(DRAFTERS[name], workload)
