@@ -4,6 +4,7 @@ from collections import deque
 from time import perf_counter
 
 from drafters.base import Slices
+from engine.stations import station
 
 STEP_S = 0.0005
 """Seconds that a step may give to this work, besides the slices that were begun within them."""
@@ -40,6 +41,7 @@ class DrafterWork:
         self._reading.pop(seq, None)
         self._closing.append(slices)
 
+    @station("drafters")
     def advance(self) -> None:
         """Do one step's share of the work."""
         if not self.is_left:

@@ -18,6 +18,7 @@ from engine.speculative.draft_model.forecast import MODEL, DraftForecast, Prompt
 from engine.speculative.draft_stats import DraftCounts
 from engine.speculative.drafter_work import DrafterWork
 from engine.speculative.gate import SWITCHED_OFF, GateDecision, decide
+from engine.stations import spend
 
 if TYPE_CHECKING:
     # Not at run time: it loads transformers, and the command line imports this before it binds its port.
@@ -254,18 +255,14 @@ class SequenceDrafts:
             except Exception as fault:
                 self._drop(drafter, fault)
                 continue
-            tokens = draft.tokens
-            if self.matcher:
-                tokens = list(tokens[: self.matcher.count_allowed(tokens)])
-                # Only a draft that begins with the forced tokens and continues after them is better.
-                if tokens[: len(forced)] != forced or len(tokens) == len(forced):
-                    continue
-                draft = replace(draft, tokens=tokens)
-            if tokens:
-                self.counts.drafter_s += perf_counter() - start
-                yield draft
+            if draft.tokens:
+                self._spend(start)
+                if self.matcher:
+                    draft = _cut(draft, self.matcher, forced)
+                if draft.tokens:
+                    yield draft
                 start = perf_counter()
-        self.counts.drafter_s += perf_counter() - start
+        self._spend(start)
         if forced:
             yield Draft(forced, GRAMMAR, 0, GRAMMAR_PRIOR)
 
@@ -297,7 +294,7 @@ class SequenceDrafts:
                     drafter.record_verified(self.seq, num_judged, num_accepted)
             except Exception as fault:
                 self._drop(drafter, fault)
-        self.counts.drafter_s += perf_counter() - start
+        self._spend(start)
 
     def close(self) -> None:
         """Close the drafters: the sequence ended or gets no more drafts. Its counts stay readable.
@@ -322,6 +319,12 @@ class SequenceDrafts:
         """Return the counts up to now, and what the gate decided."""
         return self.counts.report(self.gate.score, self.gate.decision, self.gate.reason)
 
+    def _spend(self, start: float) -> None:
+        """Count the seconds since start as the drafters'."""
+        taken_s = perf_counter() - start
+        self.counts.drafter_s += taken_s
+        spend("drafters", taken_s)
+
     def _guard(self, drafter: Drafter, call: Callable[[], T]) -> T | None:
         """Call a drafter. If it raises it is left out and None is returned: an answer needs no drafts."""
         try:
@@ -337,6 +340,15 @@ class SequenceDrafts:
         if drafter in self.drafters:
             self.drafters.remove(drafter)
             self._guard(drafter, partial(drafter.close, self.seq))
+
+
+def _cut(draft: Draft, matcher: "Matcher", forced: list[int]) -> Draft:
+    """Cut a draft to what the grammar allows. Returns NO_DRAFT if the tokens that it forces are no worse."""
+    tokens = list(draft.tokens[: matcher.count_allowed(draft.tokens)])
+    # Only a draft that begins with the forced tokens and continues after them is better.
+    if tokens[: len(forced)] != forced or len(tokens) == len(forced):
+        return NO_DRAFT
+    return replace(draft, tokens=tokens)
 
 
 def _no_score(_: Sequence[int]) -> Generator[int, None, float]:

@@ -139,7 +139,7 @@ class Calibration:
         told = [
             seconds * (num_rows * width) / (rows * w)
             for (rows, w), seconds in self._measured.items()
-            if rows <= num_rows and w <= width
+            if rows <= num_rows and w <= width and (rows, w) != (num_rows, width)
         ]
         return min(told, default=0.0)
 

@@ -102,6 +102,22 @@ def test_what_takes_long_or_does_not_fit_is_extrapolated(
     assert calibrated.costs.seconds(4, 9) == pytest.approx(2 * step_s(2, 9))
 
 
+def test_a_slow_first_measurement_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps of a shape may take long, as kernels are compiled."""
+    seen: set[tuple[int, int]] = set()
+
+    def take(_rows: Any, num_rows: int, width: int) -> float:
+        is_first = (num_rows, width) not in seen
+        seen.add((num_rows, width))
+        return step_s(num_rows, width) + is_first
+
+    monkeypatch.setattr(calibration, "_step_s", take)
+    calibrated = make(tmp_path)
+    calibrated.finish(lambda _: None)
+    assert calibrated.costs.seconds(1, 1) == pytest.approx(step_s(1, 1))
+    assert calibrated.costs.seconds(4, 9) == pytest.approx(step_s(4, 9))
+
+
 class Silent:
     """A drafter with nothing to say."""
 
