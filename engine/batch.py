@@ -1,5 +1,6 @@
 """The sequences that decode together, and what the device holds for them: rows and the step in flight."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +21,17 @@ class Step:
     members: the sequences that take part, in the order of their rows.
     tokens: (rows,) sampled token ids, on the device.
     measured: log probabilities of the tokens, if any request wants them.
-    is_steady: whether it was dispatched while another step of the same sequences was in flight.
+    is_steady: whether the device was busy when it was dispatched: with another step of the same sequences, or
+        with something that is not part of its time.
+    is_computed: whether it was waited for. taken_s: the seconds that it then had taken, None if not known.
     """
 
     members: list[Sequence]
     tokens: mx.array
     measured: Likelihoods | None
     is_steady: bool
+    is_computed: bool = False
+    taken_s: float | None = None
 
 
 class Batch:
@@ -105,9 +110,11 @@ class Batch:
         self._sampler = None
 
     @station("dispatch")
-    def dispatch(self) -> Step | None:
+    def dispatch(self, before: Callable[[], bool]) -> Step | None:
         """Dispatch one token for every row without waiting for it; returns the step that was in flight.
 
+        before: called when all is ready to be dispatched; waits for work other than steps, and returns
+            whether there was any.
         If this raises, that step is still in flight.
         """
         previous = self.in_flight
@@ -125,8 +132,9 @@ class Batch:
         logits = self.rows.forward(newest[:, None])[:, -1]
         tokens = self.sampler.sample(logits, [len(s.tokens) + (s in ahead) for s in self.members])
         measured = measure(logits, tokens, [s.request.top_logprobs for s in self.members])
+        has_waited = before()
         mx.async_eval(tokens, *(measured.arrays if measured else ()))
-        is_steady = previous is not None and previous.members == self.members
+        is_steady = has_waited or (previous is not None and previous.members == self.members)
         self.in_flight = Step(list(self.members), tokens, measured, is_steady)
         return previous
 

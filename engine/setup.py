@@ -116,7 +116,7 @@ def _make_queue(
     if num_bytes is None:
         num_bytes = memory_budget.room_bytes // PREFIX_CACHE_SHARE
     prefix_lookup = PrefixLookup(loaded.model, settings, num_bytes, loaded.tokenizer.answer_opening)
-    prefiller = Prefiller(loaded.model, settings, prefix_lookup, draft_prompts)
+    prefiller = Prefiller(loaded.model, settings, memory_budget, prefix_lookup, draft_prompts)
     return RequestQueue(settings, memory_budget, prefix_lookup, prefiller)
 
 

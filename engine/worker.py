@@ -22,7 +22,6 @@ from engine.request import Failed
 from engine.sampling.logprobs import Likelihood
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
-from engine.scheduler.step_clock import StepClock
 from engine.sequence import Sequence
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.proposers import Proposers
@@ -60,7 +59,7 @@ class Worker:
         self.proposers = proposers
         self.stats = EngineStats()
         self.num_progressed = 0
-        self._clock = StepClock()
+        self._clock = queue.prefiller.clock
         self._verification = VerificationStep(batch, planner, self._clock)
         self._calibrations = [one for one in calibrations if not one.is_done]
         self._recovery = Recovery(batch, queue, self.stats)
@@ -125,6 +124,7 @@ class Worker:
             if sequence.request.id == request_id:
                 if sequence in self.prefilling:
                     self.queue.prefix_lookup.keep_prefilled(sequence)
+                    self._clock.reset()
                 sequence.fail(Failed("cancelled", "the client left"))
 
     def step(self) -> None:
@@ -185,12 +185,14 @@ class Worker:
             sequence, lookup = self.members[row], self.queue.prefix_lookup
             if self.queue.memory_budget.may_copy(len(sequence.tokens), lookup.cache):
                 lookup.keep_row(sequence, row, self.rows)
+                # It waited for its copy, and so for all that was dispatched before.
+                self._clock.reset()
         if ended:
             self._free(ended)
 
     def _free(self, leaving: list[int]) -> None:
         self.batch.free(leaving)
-        self._clock.reset()
+        self._skip_copies()
 
     @station("memory")
     def _make_room(self) -> None:
@@ -248,7 +250,9 @@ class Worker:
     def _decode(self) -> None:
         """Dispatch the next plain step, then read the one that was in flight."""
         try:
-            previous = self.batch.dispatch()
+            previous = self.batch.dispatch(self._clock.settle)
+        except StepError:
+            raise
         except Exception as fault:
             # The step in flight is still valid: commit its tokens before the rows restart.
             if previous := self.batch.take_in_flight():
@@ -274,7 +278,7 @@ class Worker:
         self.planner.accounts.charge_plain(
             [s.drafts.slowdown_budget if s.drafts else None for s in step.members],
             self.planner.conditions(step.members),
-            self._clock.lap(),
+            step.taken_s if step.is_computed else self._clock.lap(),
             step.is_steady,
         )
         with station("commit"):
@@ -304,9 +308,28 @@ class Worker:
     @station("prefill")
     def _prefill(self) -> None:
         """Feed prompts within this step's budget; sequences whose prompts are complete join the rows."""
-        if self.queue.prefiller.run(len(self.members), self._join):
-            self._clock.reset()
+        if self.queue.prefiller.run(len(self.members), self._wait_for_step, self._join):
             self.num_progressed += 1
+            # It is computed, and the device is busy with the chunk: nothing is gained by reading it later.
+            if step := self.batch.take_in_flight():
+                self._read(step)
+
+    def _wait_for_step(self) -> None:
+        """Wait for the step in flight before a chunk is dispatched, so that their times can be told apart."""
+        step = self.batch.in_flight
+        if step is None or step.is_computed:
+            return
+        try:
+            with station("waiting"):
+                mx.eval(step.tokens)
+        except Exception as fault:
+            raise StepError(step.members, fault) from fault
+        step.is_computed, step.taken_s = True, self._clock.lap()
+
+    def _skip_copies(self) -> None:
+        """Leave out of the measured times the next step, in which a row that joined or left moves others."""
+        step = self.batch.in_flight
+        self._clock.skip_steps(1 if step is None or step.is_computed else 2)
 
     def _join(self, sequence: Sequence) -> None:
         """Make a prefilled sequence the last row; the next step feeds its last token."""
@@ -317,4 +340,4 @@ class Worker:
         except Exception as fault:
             raise StepError([sequence], fault) from fault
         sequence.timing.joined_at = sequence.timing.joined_at or time.perf_counter()
-        self._clock.reset()
+        self._skip_copies()

@@ -16,10 +16,10 @@ from engine.kv_cache.batched import (
     Extent,
     RaggedKVCache,
     RowLengths,
-    cache_arrays,
     round_columns,
     shrink_extent,
 )
+from engine.kv_cache.batched import cache_arrays as cache_arrays
 from engine.kv_cache.per_row import Caches as Caches
 from engine.kv_cache.per_row import Snapshot, is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_caches
@@ -262,8 +262,3 @@ def make_rows(model: Any, batched: bool) -> Rows:
 def evaluate(caches: Caches) -> None:
     """Compute what the caches hold, and wait for it."""
     mx.eval(cache_arrays(caches))
-
-
-def evaluate_async(caches: Caches) -> None:
-    """Start computing what the caches hold, without waiting for it."""
-    mx.async_eval(cache_arrays(caches))

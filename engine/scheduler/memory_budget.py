@@ -30,6 +30,9 @@ log = logging.getLogger("reprise.engine")
 ANSWER_TOKENS = GROWTH_TOKENS
 """Answer tokens for which a sequence must have room to be admitted."""
 
+RESERVED_CHUNK_TOKENS = 256
+"""Prompt tokens of a chunk for which memory is reserved. A step may feed more if there is memory left."""
+
 Running = tuple[list[ref[Sequence]], list[ref[Sequence]]]
 """Sequences that decode and sequences that prefill. Weak, so that none is kept after its end."""
 
@@ -60,8 +63,9 @@ class MemoryBudget:
 
     room_bytes: memory for everything but weights. models: the target model and, if any, the draft model.
     max_fed: maximum tokens that one forward pass feeds to all rows.
-    chunk_tokens: maximum prompt tokens fed at once.
+    chunk_tokens: prompt tokens fed at once for which memory is reserved. largest_chunk_tokens: maximum.
     ahead_tokens: maximum tokens by which a step lengthens a row before it is rolled back.
+    max_chunk_tokens: prompt tokens that the next step may feed; make_room() sets it.
     """
 
     def __init__(
@@ -70,14 +74,17 @@ class MemoryBudget:
         models: SequenceOf[ModelMemory],
         max_fed: int,
         chunk_tokens: int,
+        largest_chunk_tokens: int,
         ahead_tokens: int,
     ) -> None:
         self.room_bytes = room_bytes
         self._models = models
         self._max_fed = max_fed
         self._chunk_tokens = chunk_tokens
+        self._largest_chunk_tokens = largest_chunk_tokens
         self._ahead_tokens = ahead_tokens
         self._used_bytes = 0
+        self.max_chunk_tokens = chunk_tokens
         # The shortest length that may_begin() refused, and the running sequences that took the memory.
         self._refused_tokens = 0
         self._refused_beside: Running = ([], [])
@@ -127,6 +134,7 @@ class MemoryBudget:
         rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
         """
         lengths, prompts = [len(s.tokens) for s in members], [len(s.tokens) for s in prefilling]
+        self.max_chunk_tokens = self._chunk_tokens
         needed = self._bytes(lengths, prompts)
         if prefixes is not None:
             prefixes.shrink_to(max(0, self.room_bytes - needed))
@@ -134,6 +142,13 @@ class MemoryBudget:
             return False
         spare = self.room_bytes - needed - (prefixes.num_bytes if prefixes is not None else 0)
         self._used_bytes = needed
+        if prompts:
+            # Of half at most: buffers may grow ahead of need into the rest.
+            token_bytes = self._fed_token_bytes(max([*lengths, *prompts]))
+            more = min(spare // 2 // token_bytes, self._largest_chunk_tokens - self._chunk_tokens)
+            self.max_chunk_tokens += more
+            self._used_bytes += more * token_bytes
+            spare -= more * token_bytes
         for model, model_rows in zip(self._models, rows, strict=True):
             if isinstance(model_rows, BatchedRows) and model.footprint.token_bytes:
                 token_bytes = model.footprint.token_bytes
@@ -176,6 +191,15 @@ class MemoryBudget:
             for model in self._models
         )
 
+    def _fed_token_bytes(self, longest: int) -> int:
+        """Return what each further token of a chunk needs; the longest row or prompt has longest tokens."""
+        return 1 + max(
+            model.footprint.forward_bytes(1, model.num_ids(longest))
+            # The buffer of a sliding window has room for two chunks.
+            + 2 * sum(each for each, _ in model.footprint.windows)
+            for model in self._models
+        )
+
     def _row_bytes(self, footprint: Footprint, length: int) -> int:
         # A buffer fed in odd chunks may end up to one growth step beyond what it has to hold.
         return footprint.row_bytes(length + self._ahead_tokens + GROWTH_TOKENS, self._chunk_tokens)
@@ -204,11 +228,13 @@ def make_memory_budget(
         max_ids = draft_model.loaded.info.context_tokens
         models.append(ModelMemory(measure(draft_model.model), draft_model.batched, *id_limits, max_ids))
     widest = settings.num_draft_tokens + 1 + MAX_PENDING
+    chunk_tokens = min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens)
     memory_budget = MemoryBudget(
         given - weight_bytes,
         models,
-        max_fed=max(settings.prefill_chunk_tokens, settings.max_rows * widest),
-        chunk_tokens=settings.prefill_chunk_tokens,
+        max_fed=max(chunk_tokens, settings.max_rows * widest),
+        chunk_tokens=chunk_tokens,
+        largest_chunk_tokens=settings.prefill_chunk_tokens,
         ahead_tokens=widest,
     )
     _limit_context(loaded, settings, memory_budget, given, weight_bytes)

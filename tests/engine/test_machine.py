@@ -84,7 +84,7 @@ class Machine(RuleBasedStateMachine):
             num_draft_tokens=4,
             prefix_cache_bytes=2**17,
             prefill_chunk_tokens=24,
-            step_token_budget=20,
+            max_stall_ms=0,
         )
         self.requests: dict[str, GenerationRequest] = {}
         self.cancelled: set[str] = set()
