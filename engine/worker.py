@@ -64,6 +64,7 @@ class Worker:
         self._calibrations = [one for one in calibrations if not one.is_done]
         self._recovery = Recovery(batch, queue, self.stats)
         self._num_steps = 0
+        self._has_verified = False
 
     @property
     def members(self) -> list[Sequence]:
@@ -241,7 +242,7 @@ class Worker:
 
     def _verify(self, inputs: list[RowInput]) -> None:
         """Run a verification step and commit its outcomes."""
-        outcomes = self._verification.run(inputs)
+        outcomes, self._has_verified = self._verification.run(inputs), True
         with station("commit"):
             for sequence, outcome in outcomes:
                 row = outcome.verified
@@ -258,6 +259,8 @@ class Worker:
             if previous := self.batch.take_in_flight():
                 self._read(previous)
             raise StepError(self.members, fault) from fault
+        if step := self.batch.in_flight:
+            step.follows_drafts, self._has_verified = self._has_verified, False
         if previous:
             self._read(previous)
 
@@ -280,6 +283,7 @@ class Worker:
             self.planner.conditions(step.members),
             step.taken_s if step.is_computed else self._clock.lap(),
             step.is_steady,
+            step.follows_drafts,
         )
         with station("commit"):
             for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):

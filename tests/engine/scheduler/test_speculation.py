@@ -162,7 +162,8 @@ class World:
             widths = [one.width + one.num_wanted for one in inputs]
             self.planner.accounts.charge_verification(budgets, under, widths, committed, taken_s)
         else:
-            self.planner.accounts.charge_plain(budgets, under, taken_s, is_steady=rng.random() < 0.8)
+            is_steady = rng.random() < 0.8
+            self.planner.accounts.charge_plain(budgets, under, taken_s, is_steady, not is_steady)
 
 
 @settings(deadline=None, max_examples=60)
