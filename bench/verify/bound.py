@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import comb, sqrt
 from statistics import mean, median, quantiles
 from typing import Literal
 
@@ -12,6 +12,9 @@ Verdict = Literal["within", "unclear", "over"]
 
 NOISE_ERRORS = 3.0
 """Standard errors by which two medians may differ by chance."""
+
+MAX_CHANCE = 0.001
+"""Probability below which an excess of slow drafted runs is not taken for chance."""
 
 _STANDARD_ERROR = 1.31
 """Standard error of the difference of two medians of n values each, in interquartile ranges over sqrt(n).
@@ -26,6 +29,7 @@ class Judged:
 
     plain_s, drafted_s: medians. bound_s: the most that drafted_s may be. noise_s: how much the medians may
     differ by chance. is_over_each_round: whether each round by itself is above its bound.
+    num_slow_plain, num_slow_drafted: runs above bound_s by more than noise_s.
     """
 
     plain_s: float
@@ -33,6 +37,8 @@ class Judged:
     bound_s: float
     noise_s: float
     is_over_each_round: bool
+    num_slow_plain: int
+    num_slow_drafted: int
 
     @property
     def verdict(self) -> Verdict:
@@ -67,4 +73,17 @@ def judge(
     lower, _, upper = quantiles(plain, n=4, method="inclusive")
     noise_s = NOISE_ERRORS * _STANDARD_ERROR * (upper - lower) / sqrt(len(plain))
     is_over = [mean(d) > bound_s(mean(p)) for p, d in zip(plain_s, drafted_s, strict=True)]
-    return Judged(median(plain), median(drafted), bound_s(median(plain)), noise_s, all(is_over))
+    slow_s = bound_s(median(plain)) + noise_s
+    return Judged(
+        median(plain), median(drafted), bound_s(median(plain)), noise_s, all(is_over),
+        sum(seconds > slow_s for seconds in plain), sum(seconds > slow_s for seconds in drafted),
+    )  # fmt: skip
+
+
+def is_chance(num_slow_plain: int, num_slow_drafted: int) -> bool:
+    """Whether so many more of the drafted runs than of the plain ones may be slow by chance (sign test).
+
+    A disturbance of the machine hits either with the same probability, because they alternate.
+    """
+    num = num_slow_plain + num_slow_drafted
+    return sum(comb(num, k) for k in range(num_slow_drafted, num + 1)) / 2**num > MAX_CHANCE

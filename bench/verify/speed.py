@@ -20,7 +20,7 @@ from bench import draft_model
 from bench.local_engine import LocalEngine
 from bench.outputs import make_progress
 from bench.turn_requests import request_of
-from bench.verify.bound import Judged, judge
+from bench.verify.bound import Judged, is_chance, judge
 from bench.workloads import Chat, make_chats
 from config.settings import Settings
 from engine.request import DraftChoice, Finished
@@ -208,6 +208,24 @@ def print_speed(console: Console, timed: Sequence[Timed], name: str) -> None:
     num_over = sum(one.is_over for one in timed)
     num_unclear = sum("unclear" in (one.decode.verdict, one.first_token.verdict) for one in timed)
     console.print(f"{len(timed)} requests: {num_over} over the bound, {num_unclear} unclear", highlight=False)
+    num_runs, plain, drafted = sum(2 * len(one.plain) for one in timed), *count_slow(timed)
+    chance = "may be chance" if is_chance(plain, drafted) else "is no chance"
+    console.print(
+        f"single times above the bound and the noise: {drafted} of {num_runs} with drafting, "
+        f"{plain} of {num_runs} without, which {chance}",
+        highlight=False,
+    )
+
+
+def count_slow(timed: Sequence[Timed]) -> tuple[int, int]:
+    """Count the plain and the drafted times, of single runs, that are above the bound and the noise."""
+    judged = [judged for one in timed for judged in (one.first_token, one.decode)]
+    return sum(one.num_slow_plain for one in judged), sum(one.num_slow_drafted for one in judged)
+
+
+def is_within_bound(timed: Sequence[Timed]) -> bool:
+    """Whether no request is over the bound, and single runs are slow no more often than by chance."""
+    return not any(one.is_over for one in timed) and is_chance(*count_slow(timed))
 
 
 def _cells(judged: Sequence[Judged]) -> tuple[str, ...]:

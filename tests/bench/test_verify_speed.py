@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.verify import run_verify
-from bench.verify.bound import judge
+from bench.verify.bound import is_chance, judge
 from cli.main import main
 from engine.speculative.slowdown_budget import ALLOWANCE_STEPS
 
@@ -48,6 +48,16 @@ def test_drafted_runs_that_differ_much_are_no_excuse() -> None:
 
 def test_a_single_round_that_was_disturbed_is_no_failure() -> None:
     assert verdict(PLAIN, [(1.2, 1.2), (1.2, 1.2), (1.0, 1.0)]) == "unclear"
+
+
+def test_drafted_runs_that_are_slow_now_and_then_are_no_chance() -> None:
+    judged = judge(PLAIN, [(1.0, 1.0), (1.0, 9.0), (1.0, 1.0)], STEP_S, overhead=0.02)
+    assert judged.verdict == "within"
+    assert (judged.num_slow_plain, judged.num_slow_drafted) == (0, 1)
+    assert is_chance(0, 1)
+    assert is_chance(20, 25)
+    assert not is_chance(0, 10)
+    assert not is_chance(3, 20)
 
 
 def options(*given: str) -> argparse.Namespace:
