@@ -86,4 +86,5 @@ def is_chance(num_slow_plain: int, num_slow_drafted: int) -> bool:
     A disturbance of the machine hits either with the same probability, because they alternate.
     """
     num = num_slow_plain + num_slow_drafted
-    return sum(comb(num, k) for k in range(num_slow_drafted, num + 1)) / 2**num > MAX_CHANCE
+    num_as_bad = sum(comb(num, k) for k in range(num_slow_drafted, num + 1))
+    return bool(num_as_bad / 2**num > MAX_CHANCE)
