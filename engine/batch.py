@@ -19,11 +19,13 @@ class Step:
     members: the sequences that take part, in the order of their rows.
     tokens: (rows,) sampled token ids, on the device.
     measured: log probabilities of the tokens, if any request wants them.
+    is_steady: whether it was dispatched while another step of the same sequences was in flight.
     """
 
     members: list[Sequence]
     tokens: mx.array
     measured: Likelihoods | None
+    is_steady: bool
 
 
 class Batch:
@@ -122,7 +124,8 @@ class Batch:
         tokens = self.sampler.sample(logits, [len(s.tokens) + (s in ahead) for s in self.members])
         measured = measure(logits, tokens, [s.request.top_logprobs for s in self.members])
         mx.async_eval(tokens, *(measured.arrays if measured else ()))
-        self.in_flight = Step(list(self.members), tokens, measured)
+        is_steady = previous is not None and previous.members == self.members
+        self.in_flight = Step(list(self.members), tokens, measured, is_steady)
         return previous
 
     def _newest_tokens(self, ahead: dict[Sequence, int]) -> mx.array:

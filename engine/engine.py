@@ -41,8 +41,8 @@ from engine.sampling.grammar import Grammars
 from engine.sampling.grammar_budget import Stopwatch
 from engine.setup import MakeSources, make_worker
 from engine.speculative import shared_table
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
-from engine.speculative.step_costs import StepCosts
 from engine.stats import EngineStats
 from engine.worker import Worker
 
@@ -55,7 +55,8 @@ class Engine:
     load: loads the target model, on the engine's thread; by default the model that the settings name.
     make_sources: makes the drafters; without it nothing is drafted.
     load_draft: loads the draft model; by default the one that the settings name, if any.
-    costs: what steps cost; by default they are measured at the first start with a model.
+    costs: what steps cost; by default they are measured, while the engine is idle, and kept on disk.
+    waits_for_costs: whether start() returns only when they are known.
 
     on_death: if set, called once on the engine's thread with the fault's text if that thread dies.
     """
@@ -67,10 +68,11 @@ class Engine:
         make_sources: MakeSources | None = None,
         load_draft: Load | None = None,
         costs: StepCosts | None = None,
+        waits_for_costs: bool = False,
     ) -> None:
         self.settings = settings
         self._make_sources = make_sources
-        self._costs = costs
+        self._costs, self._waits_for_costs = costs, waits_for_costs
         self.on_death: Callable[[str], None] | None = None
         self._load = load or make_loader(settings)
         self._load_draft = load_draft or make_draft_loader(settings)
@@ -250,7 +252,13 @@ class Engine:
             draft_name = self.settings.draft_model or "the draft model"
             draft = self._load_draft(self._loading(draft_name)) if self._load_draft else None
             self._worker = make_worker(
-                self._loaded, self.settings, self._make_sources, draft, self._costs, self._progress
+                self._loaded,
+                self.settings,
+                self._make_sources,
+                draft,
+                self._costs,
+                self._waits_for_costs,
+                self._progress,
             )
             self._stats = self._worker.stats
             shared_table.restore(self._sources(), self.settings)

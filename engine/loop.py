@@ -99,8 +99,13 @@ class Loop:
             _refuse(self._inbox.get(), failed)
 
     def _take_messages(self) -> None:
-        """Take all messages in the inbox; while there is no work, wait for a message that brings some."""
+        """Take all messages in the inbox; while there is no work, wait for a message that brings some.
+
+        Meanwhile what steps cost is measured, if it is not known yet.
+        """
         while not self._worker.has_work or not self._inbox.empty():
+            while not self._worker.has_work and self._inbox.empty() and self._worker.measure_costs():
+                pass
             # Kept until it is handled, so that end_all() finds it if that is what the thread dies of.
             self._message = self._inbox.get()
             self._handle(self._message)

@@ -24,6 +24,7 @@ from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
 from engine.scheduler.step_clock import StepClock
 from engine.sequence import Sequence
+from engine.speculative.costs.calibration import Calibration
 from engine.speculative.proposers import Proposers
 from engine.speculative.verify import RowInput
 from engine.stats import EngineStats
@@ -40,10 +41,18 @@ class Worker:
     """All sequences in the engine, and the steps that advance them. Used by one thread only.
 
     batch: the sequences that decode. queue: those that wait; queue.prefiller has those that prefill.
+    calibrations: the costs that are still to be measured.
     num_progressed: grows with every committed token and every prompt chunk; any thread may read it.
     """
 
-    def __init__(self, batch: Batch, queue: RequestQueue, planner: Planner, proposers: Proposers) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        queue: RequestQueue,
+        planner: Planner,
+        proposers: Proposers,
+        calibrations: SequenceOf[Calibration] = (),
+    ) -> None:
         self.batch = batch
         self.queue = queue
         self.planner = planner
@@ -52,6 +61,7 @@ class Worker:
         self.num_progressed = 0
         self._clock = StepClock()
         self._verification = VerificationStep(batch, planner, self._clock)
+        self._calibrations = [one for one in calibrations if not one.is_done]
         self._recovery = Recovery(batch, queue, self.stats)
         self._num_steps = 0
 
@@ -85,8 +95,27 @@ class Worker:
         """Whether a step would do anything."""
         return bool(self.members or self.prefilling or self.queue.waiting)
 
+    def measure_costs(self) -> bool:
+        """Measure what one more step costs, while there is no work; returns whether anything was left."""
+        if not self._calibrations:
+            return False
+        calibration, budget = self._calibrations[0], self.queue.memory_budget
+        prefixes = self.queue.prefix_lookup.cache
+        try:
+            calibration.advance(lambda rows, tokens: budget.may_measure([tokens] * rows, prefixes))
+        # Cautious costs will do.
+        except Exception as fault:
+            log.warning("cannot measure what steps cost: %s", fault)
+            calibration.is_done = True
+        if calibration.is_done:
+            calibration.release()
+            self._calibrations.remove(calibration)
+        return True
+
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence for admission."""
+        for calibration in self._calibrations:
+            calibration.release()
         self.queue.waiting.append(sequence)
 
     def cancel(self, request_id: str) -> None:
@@ -221,11 +250,13 @@ class Worker:
             likelihoods = step.measured.read() if step.measured else [None] * len(tokens)
         except Exception as fault:
             raise StepError(step.members, fault) from fault
-        self.planner.observe(len(step.members), 1, self._clock.lap())
-        plain_s = self.planner.plain_s(len(step.members))
+        self.planner.accounts.charge_plain(
+            [s.drafts.slowdown_budget if s.drafts else None for s in step.members],
+            self.planner.conditions(step.members),
+            self._clock.lap(),
+            step.is_steady,
+        )
         for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
-            if sequence.drafts:
-                sequence.drafts.slowdown_budget.charge(plain_s, plain_s, 1)
             self._commit(sequence, [token], [likelihood])
 
     def _commit(

@@ -6,7 +6,7 @@ from math import comb, sqrt
 from statistics import mean, median, quantiles
 from typing import Literal
 
-from engine.speculative.slowdown_budget import ALLOWANCE_STEPS
+from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
 
 Verdict = Literal["within", "unclear", "over"]
 
@@ -65,7 +65,7 @@ def judge(
     """
 
     def bound_s(seconds: float) -> float:
-        return (1 + overhead) * seconds + ALLOWANCE_STEPS * step_s
+        return (1 + overhead + PROBING_SHARE) * seconds + ALLOWANCE_STEPS * step_s
 
     plain = [seconds for pair in plain_s for seconds in pair]
     drafted = [seconds for pair in drafted_s for seconds in pair]

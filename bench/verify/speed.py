@@ -24,7 +24,7 @@ from bench.verify.bound import Judged, is_chance, judge
 from bench.workloads import Chat, make_chats
 from config.settings import Settings
 from engine.request import DraftChoice, Finished
-from engine.speculative.slowdown_budget import ALLOWANCE_STEPS
+from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
 
 ROUNDS = 5
 LOOKED_UP = ("code", "passage")
@@ -200,7 +200,7 @@ def print_speed(console: Console, timed: Sequence[Timed], name: str) -> None:
     table.add_row("all", "", "first token", *_cells([one.first_token for one in timed])[:3])
     table.add_row("", "", "answer", *_cells([one.decode for one in timed])[:3])
     console.print(table)
-    percent = 100 * timed[0].overhead
+    percent = 100 * (timed[0].overhead + PROBING_SHARE)
     for note in NOTES:
         console.print(note.format(percent=percent, steps=ALLOWANCE_STEPS), style="dim", highlight=False)
     if any(one.answers_differ for one in timed):

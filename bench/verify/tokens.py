@@ -22,8 +22,8 @@ from bench.parity import Divergence, Parity
 from bench.workloads import Chat, make_chats
 from config.settings import Settings
 from engine.request import DraftChoice, DraftType, GenerationRequest, Sampling
-from engine.speculative.calibration import WIDTHS
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.costs.calibration import WIDTHS
+from engine.speculative.costs.step_costs import StepCosts
 
 RUNS = 3
 TEMPERATURES = (0.0, 0.8)
@@ -70,7 +70,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 def costs_of(arguments: argparse.Namespace) -> StepCosts:
     """Return equal costs for every width, by which every draft is worth trying."""
     widths = sorted({w for w in WIDTHS if w <= arguments.num_draft_tokens} | {arguments.num_draft_tokens + 1})
-    return StepCosts({(1, width): 1.0 for width in widths})
+    return StepCosts({(1, width): 1.0 for width in widths}, is_learned=False)
 
 
 def group(

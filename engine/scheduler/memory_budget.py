@@ -143,6 +143,11 @@ class MemoryBudget:
                 self._used_bytes += max(0, slots * columns - num_cells) * token_bytes
         return True
 
+    def may_measure(self, lengths: SequenceOf[int], prefixes: PrefixCache | None) -> bool:
+        """Whether rows of these lengths, and a step over them, fit beside the cached prefixes alone."""
+        held = prefixes.num_bytes if prefixes is not None else 0
+        return self._bytes(lengths, []) + held <= self.room_bytes
+
     def may_copy(self, num_tokens: int, prefixes: PrefixCache | None) -> bool:
         """Drop cached prefixes until a copy of a row's caches fits; return whether it does."""
         footprint = self._models[0].footprint

@@ -10,11 +10,11 @@ import pytest
 from bench.verify import run_verify
 from bench.verify.bound import is_chance, judge
 from cli.main import main
-from engine.speculative.slowdown_budget import ALLOWANCE_STEPS
+from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
 
 STEP_S = 0.01
 PLAIN = [(1.0, 1.02), (1.01, 0.99), (1.0, 1.0)]
-SLACK = 0.02 + ALLOWANCE_STEPS * STEP_S
+SLACK = 0.02 + PROBING_SHARE + ALLOWANCE_STEPS * STEP_S
 
 
 def slower(by: float) -> list[tuple[float, float]]:

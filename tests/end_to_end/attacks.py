@@ -2,7 +2,7 @@
 
     python -m tests.end_to_end.attacks URL SECONDS SIZE
 
-SECONDS: no new request is sent after that; all are read to their ends. Each kind is sent at least once.
+SECONDS: how long to send requests. With 0, each kind is sent once, and has to end.
 SIZE: the share of the full lengths and numbers, 1 for all of it.
 Prints an Outcome as JSON.
 """
@@ -24,7 +24,7 @@ from tests.end_to_end.traffic import REFUSED
 
 MODEL = {"model": "demo"}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-PATIENCE_S = 600
+PATIENCE_S, GRACE_S = 600, 20
 END_ID = 2
 CONTEXT_TOKENS = 8192
 NUM_WAITING = 64
@@ -54,13 +54,14 @@ class Outcome:
     """The results, by kind of attack: how often it was done, and how long the slowest took.
 
     codes: of the errors that requests got. num_refused: requests that got a Retry-After.
-    faults: everything that went wrong; a request that did not end, or ended in any other way, is among them.
+    num_left: kinds whose last request was left at the end. faults: everything that went wrong.
     """
 
     done: Counter[str] = field(default_factory=Counter)
     longest_s: dict[str, float] = field(default_factory=dict)
     codes: Counter[str] = field(default_factory=Counter)
     num_refused: int = 0
+    num_left: int = 0
     faults: list[str] = field(default_factory=list)
 
 
@@ -86,19 +87,30 @@ class Attacks:
         return max(at_least, round(self._size * num))
 
     async def run(self, duration_s: float) -> None:
-        """Run a client of each kind; all send at least one request, and none after the time is over."""
+        """Run a client of each kind, which sends at least one request, and none after the time is over.
+
+        With a duration, requests that then take another GRACE_S are left, as by clients that give up.
+        """
         stop_at = time.monotonic() + duration_s
-        async with self._http, asyncio.TaskGroup() as clients:
-            for kind in self._kinds:
-                clients.create_task(self._repeat(kind, stop_at))
+        async with self._http:
+            clients = [asyncio.create_task(self._repeat(kind, stop_at)) for kind in self._kinds]
+            patience_s = duration_s + GRACE_S if duration_s else PATIENCE_S
+            _, late = await asyncio.wait(clients, timeout=patience_s)
+            for client in late:
+                client.cancel()
+            for ended in await asyncio.gather(*clients, return_exceptions=True):
+                if ended and not isinstance(ended, asyncio.CancelledError):
+                    raise ended
+            self.outcome.num_left = len(late)
+            if not duration_s and late:
+                self.outcome.faults.append(f"{len(late)} kinds did not end")
 
     async def _repeat(self, kind: Callable[[], Awaitable[None]], stop_at: float) -> None:
         name = kind.__name__.strip("_")
         while True:
             start_s = time.monotonic()
             try:
-                async with asyncio.timeout(PATIENCE_S):
-                    await kind()
+                await kind()
             # A connection that breaks is a fault of the server as well.
             except (httpx.HTTPError, OSError, AssertionError, ValueError, KeyError) as fault:
                 self.outcome.faults.append(f"{name}: {type(fault).__name__}: {fault}")
