@@ -10,6 +10,7 @@ from engine.sampling.logprobs import Likelihoods, measure
 from engine.sampling.sampler import Sampler
 from engine.sequence import Prefill, Sequence
 from engine.speculative.draft_model.model import DraftModel
+from engine.stations import station
 
 
 @dataclass
@@ -103,6 +104,7 @@ class Batch:
             self.members.pop()
         self._sampler = None
 
+    @station("dispatch")
     def dispatch(self) -> Step | None:
         """Dispatch one token for every row without waiting for it; returns the step that was in flight.
 

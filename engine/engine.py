@@ -38,7 +38,6 @@ from engine.request import (
     Sink,
 )
 from engine.sampling.grammar import Grammars
-from engine.sampling.grammar_budget import Stopwatch
 from engine.setup import MakeSources, make_worker
 from engine.speculative import shared_table
 from engine.speculative.costs.step_costs import StepCosts
@@ -81,7 +80,6 @@ class Engine:
         self._watchdog = Watchdog(settings.stall_seconds, self._progress_made, self._note_stall)
         self._loaded: LoadedModel | None = None
         self._grammars: Grammars
-        self._grammar_watch = Stopwatch()
         self._worker: Worker | None = None
         self._stats = EngineStats()
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
@@ -151,7 +149,7 @@ class Engine:
 
     def counts(self) -> EngineCounts:
         """Return the engine's counts, and the memory that MLX holds now."""
-        return replace(self._stats.counts(), grammar_s=self._grammar_watch.total_s)
+        return self._stats.counts()
 
     def prefix_status(self) -> dict[str, int]:
         """Return the prefix cache's counts, by the names of PrefixStatus; empty without one."""
@@ -248,7 +246,7 @@ class Engine:
         """Load the model and set up a worker. If that fails, return None and leave the error to start()."""
         try:
             self._loaded = self._load(self._loading(self.settings.model_source))
-            self._grammars = Grammars(self._loaded.tokenizer, self._grammar_watch)
+            self._grammars = Grammars(self._loaded.tokenizer)
             draft_name = self.settings.draft_model or "the draft model"
             draft = self._load_draft(self._loading(draft_name)) if self._load_draft else None
             self._worker = make_worker(
@@ -293,6 +291,7 @@ class Engine:
             self._on_progress(stage, share)
 
     def _serve_until_death(self, worker: Worker) -> None:
+        worker.stats.stations.start()
         loop = Loop(worker, self._inbox, self._lifecycle, self.tokenizer, self._grammars)
         try:
             loop.run()

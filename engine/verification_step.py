@@ -17,6 +17,7 @@ from engine.sequence import Sequence
 from engine.speculative import verify
 from engine.speculative.draft_model.costs import DraftWork
 from engine.speculative.verify import Outcome, RowInput
+from engine.stations import station
 from engine.step_error import StepError
 
 
@@ -51,6 +52,7 @@ class VerificationStep:
         self._account(outcomes, work, drafting_s, started_at)
         return list(zip(members, outcomes, strict=True))
 
+    @station("draft_model")
     def _draft(self, inputs: list[RowInput]) -> tuple[DraftWork | None, float]:
         """Fill in the draft model's drafts where inputs want one; return its work and the seconds taken."""
         model, members = self._batch.draft_model, self._batch.members

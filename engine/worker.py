@@ -27,6 +27,7 @@ from engine.sequence import Sequence
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.proposers import Proposers
 from engine.speculative.verify import RowInput
+from engine.stations import station
 from engine.stats import EngineStats
 from engine.step_error import StepError
 from engine.verification_step import VerificationStep
@@ -162,6 +163,7 @@ class Worker:
         if self._num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
 
+    @station("retiring")
     def _retire(self) -> None:
         """Free the rows of sequences that ended, after keeping their prefixes if memory allows."""
         self.queue.drop_ended()
@@ -177,6 +179,7 @@ class Worker:
         self.batch.free(leaving)
         self._clock.reset()
 
+    @station("memory")
     def _make_room(self) -> None:
         """Preempt the youngest sequences until the next step fits into memory."""
         budget, prefixes = self.queue.memory_budget, self.queue.prefix_lookup.cache
@@ -199,6 +202,7 @@ class Worker:
             self._free([self.members.index(sequence)])
         self.queue.put_back([sequence])
 
+    @station("planning")
     def _plan(self) -> list[RowInput]:
         """Return the rows' inputs for a verification step; empty if a plain step is better.
 
@@ -215,15 +219,18 @@ class Worker:
             for sequence in self.members:
                 sequence.give_up_drafts(fault)
             return self.planner.without_drafts(self.members, lengths)
+        self.stats.num_plain_probes = self.planner.num_plain_probes
         if not inputs and any(s.matcher for s in self.members):
             return self.planner.without_drafts(self.members, lengths)
         return inputs
 
     def _verify(self, inputs: list[RowInput]) -> None:
         """Run a verification step and commit its outcomes."""
-        for sequence, outcome in self._verification.run(inputs):
-            row = outcome.verified
-            self._commit(sequence, outcome.tokens, outcome.likelihoods, row.source, len(row.draft))
+        outcomes = self._verification.run(inputs)
+        with station("commit"):
+            for sequence, outcome in outcomes:
+                row = outcome.verified
+                self._commit(sequence, outcome.tokens, outcome.likelihoods, row.source, len(row.draft))
 
     def _decode(self) -> None:
         """Dispatch the next plain step, then read the one that was in flight."""
@@ -246,7 +253,8 @@ class Worker:
     def _read(self, step: Step) -> None:
         """Wait for a step's tokens, account for its time and commit them."""
         try:
-            tokens: list[int] = step.tokens.tolist()  # type: ignore[assignment]
+            with station("waiting"):
+                tokens: list[int] = step.tokens.tolist()  # type: ignore[assignment]
             likelihoods = step.measured.read() if step.measured else [None] * len(tokens)
         except Exception as fault:
             raise StepError(step.members, fault) from fault
@@ -256,8 +264,9 @@ class Worker:
             self._clock.lap(),
             step.is_steady,
         )
-        for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
-            self._commit(sequence, [token], [likelihood])
+        with station("commit"):
+            for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
+                self._commit(sequence, [token], [likelihood])
 
     def _commit(
         self,
@@ -279,6 +288,7 @@ class Worker:
         except Exception as fault:
             sequence.fail_with(fault)
 
+    @station("prefill")
     def _prefill(self) -> None:
         """Feed prompts within this step's budget; sequences whose prompts are complete join the rows."""
         if self.queue.prefiller.run(len(self.members), self._join):

@@ -17,6 +17,7 @@ from engine.speculative.draft_length import DraftEstimate, expected_tokens
 from engine.speculative.draft_model.forecast import MODEL, DraftForecast, PromptGate, TokenYield
 from engine.speculative.draft_stats import DraftCounts
 from engine.speculative.gate import SWITCHED_OFF, GateDecision, decide
+from engine.stations import spend
 
 if TYPE_CHECKING:
     # Not at run time: it loads transformers, and the command line imports this before it binds its port.
@@ -236,4 +237,6 @@ class SequenceDrafts:
                 self._guard(drafter, partial(drafter.close, self.seq), is_closing=True)
             return None
         finally:
-            self.counts.drafter_s += perf_counter() - start
+            taken_s = perf_counter() - start
+            self.counts.drafter_s += taken_s
+            spend("drafters", taken_s)
