@@ -97,7 +97,7 @@ class Sequence:
     hashes: of the tokens' blocks, extended when they are needed.
     prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.
     penalties: token counts, while it decodes and if its request has penalties.
-    drafts: its drafters, once it has joined the rows. matcher: the state of the answer's grammar, if any.
+    drafts: its drafters, once it was admitted. matcher: the state of the answer's grammar, if any.
     sampling: what sampling its tokens takes; see sampling_class().
     has_sent_prompt: whether its prompt's log probabilities were sent.
     num_bisections: how many bisections suspected it.

@@ -94,7 +94,7 @@ class Worker:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.members or self.prefilling or self.queue.waiting)
+        return bool(self.members or self.prefilling or self.queue.waiting) or self.proposers.work.is_left
 
     def measure_costs(self) -> bool:
         """Measure what one more step costs, while there is no work; returns whether anything was left."""
@@ -148,6 +148,7 @@ class Worker:
         self._retire()
         self._recovery.advance()
         self.queue.admit(self.members, self.rows)
+        self._open_drafters()
         self._make_room()
         inputs = self._plan()
         if inputs and self.batch.in_flight:
@@ -159,9 +160,21 @@ class Worker:
         else:
             self._decode()
         self._prefill()
+        # Now the device is busy with what was dispatched.
+        self.proposers.work.advance()
         self._num_steps += 1
         if self._num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
+
+    @station("drafters")
+    def _open_drafters(self) -> None:
+        """Open the drafters of sequences that were just admitted: they read while the prompt prefills."""
+        for sequence in self.prefilling:
+            if sequence.drafts is None and not sequence.ended:
+                try:
+                    sequence.drafts = self.proposers.begin(sequence.request, sequence.matcher)
+                except Exception as fault:
+                    sequence.fail_with(fault)
 
     @station("retiring")
     def _retire(self) -> None:
@@ -298,7 +311,6 @@ class Worker:
     def _join(self, sequence: Sequence) -> None:
         """Make a prefilled sequence the last row; the next step feeds its last token."""
         sequence.make_penalties(self.batch.vocab_size)
-        sequence.drafts = sequence.drafts or self.proposers.begin(sequence.request, sequence.matcher)
         sequence.emit_prompt_logprobs()
         try:
             self.batch.join(sequence)

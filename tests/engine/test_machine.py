@@ -22,7 +22,7 @@ from engine.kv_cache.rows import make_caches
 from engine.kv_cache.slices import cut_slice, take_state
 from engine.request import Failed, Finished, GenerationRequest
 from engine.speculative.proposers import DraftSources
-from tests.drafters.fakes import Coin
+from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.support import prompt_of, request
 
@@ -78,7 +78,7 @@ class Machine(RuleBasedStateMachine):
         self.model = Breaking(loaded.model)
         self.driven = Driven(
             replace(loaded, model=self.model),
-            lambda _: DraftSources({"suffix": self.drafter}, lambda _: 1.0),
+            lambda _: DraftSources({"suffix": self.drafter}, scored(1.0)),
             max_rows=3,
             draft_type="suffix",
             num_draft_tokens=4,

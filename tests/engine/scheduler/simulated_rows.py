@@ -12,6 +12,7 @@ from engine.request import GenerationRequest, Sampling
 from engine.scheduler.speculation import Planner
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources, Proposers
+from tests.drafters.fakes import scored
 
 TrueCosts = Callable[[int, int, int], float]
 """(rows, width, tokens of the longest row) -> seconds of a step."""
@@ -104,7 +105,7 @@ class Device:
     def __post_init__(self) -> None:
         settings = Settings(num_draft_tokens=WIDEST - 1, gate="off")
         drafter = ChanceDrafter(self.chances, self.seed)
-        self.proposers = Proposers(DraftSources({"suffix": drafter}, lambda _: 1.0), settings)
+        self.proposers = Proposers(DraftSources({"suffix": drafter}, scored(1.0)), settings)
         self.planner = Planner(self.believed)
         self.rng = random.Random(self.seed)
         self.rows: list[Any] = []

@@ -21,6 +21,7 @@ from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.forecast import PlannedDraft
 from engine.speculative.proposers import DraftSources, Proposers
 from engine.speculative.verify import RowInput
+from tests.drafters.fakes import scored
 
 ROWS, WIDTHS = (1, 2, 4), (1, 2, 3, 5, 9)
 LINE_ENDS = frozenset({3, 7})
@@ -129,7 +130,7 @@ class World:
         self.model_costs = DraftModelCosts(alone, costs) if has_model else None
         self.planner = make(costs, model_costs=self.model_costs, **ways)
         chosen = Settings(num_draft_tokens=15, draft_model="any" if has_model else None, gate="off")
-        sources = DraftSources({"suffix": RandomDrafts(seed)}, lambda _: 1.0)
+        sources = DraftSources({"suffix": RandomDrafts(seed)}, scored(1.0))
         proposers = Proposers(sources, chosen, has_model, line_ends=LINE_ENDS)
         self.rows: list[Any] = []
         for i in range(num_rows):
