@@ -20,6 +20,7 @@ from engine.faults.recovery import Recovery
 from engine.kv_cache.rows import Rows
 from engine.request import Failed
 from engine.sampling.logprobs import Likelihood
+from engine.scheduler.draft_reading import DraftReading
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
 from engine.scheduler.step_clock import StepClock
@@ -43,11 +44,19 @@ class Worker:
     num_progressed: grows with every committed token and every prompt chunk; any thread may read it.
     """
 
-    def __init__(self, batch: Batch, queue: RequestQueue, planner: Planner, proposers: Proposers) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        queue: RequestQueue,
+        planner: Planner,
+        proposers: Proposers,
+        draft_reading: DraftReading | None = None,
+    ) -> None:
         self.batch = batch
         self.queue = queue
         self.planner = planner
         self.proposers = proposers
+        self._draft_reading = draft_reading
         self.stats = EngineStats()
         self.num_progressed = 0
         self._clock = StepClock()
@@ -129,6 +138,7 @@ class Worker:
         else:
             self._decode()
         self._prefill()
+        self._read_texts()
         self._num_steps += 1
         if self._num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
@@ -138,9 +148,11 @@ class Worker:
         self.queue.drop_ended()
         ended = [row for row, sequence in enumerate(self.members) if sequence.ended]
         for row in ended:
-            sequence, lookup = self.members[row], self.queue.prefix_lookup
-            if self.queue.memory_budget.may_copy(len(sequence.tokens), lookup.cache):
-                lookup.keep_row(sequence, row, self.rows)
+            sequence = self.members[row]
+            if self.queue.memory_budget.may_copy(len(sequence.tokens)):
+                self.queue.prefix_lookup.keep_row(sequence, row, self.rows)
+            if self._draft_reading:
+                self._draft_reading.keep_row(sequence, row)
         if ended:
             self._free(ended)
 
@@ -149,9 +161,16 @@ class Worker:
         self._clock.reset()
 
     def _make_room(self) -> None:
-        """Preempt the youngest sequences until the next step fits into memory."""
-        budget, prefixes = self.queue.memory_budget, self.queue.prefix_lookup.cache
-        while not budget.make_room(self.members, self.prefilling, self.batch.rows_by_model, prefixes):
+        """Let the draft model stop reading, then preempt the youngest sequences, until the next step fits."""
+        budget, reading = self.queue.memory_budget, self._draft_reading
+        while not budget.make_room(
+            self.members,
+            self.prefilling,
+            self.batch.rows_by_model,
+            reading.begun(self.members) if reading else (),
+        ):
+            if reading and reading.stop(self.members):
+                continue
             if len(self.running) < 2:
                 return
             if self.batch.in_flight:
@@ -254,13 +273,24 @@ class Worker:
             self._clock.reset()
             self.num_progressed += 1
 
+    def _read_texts(self) -> None:
+        """Let the draft model read a part of a text, if this step leaves room for it."""
+        reading = self._draft_reading
+        if reading is None or self.prefilling or not reading.is_due(self.members):
+            return
+        # Its time is measured, so nothing else may be on the device.
+        self._read_in_flight()
+        reading.run(self.members)
+        self._clock.reset()
+
     def _join(self, sequence: Sequence) -> None:
         """Make a prefilled sequence the last row; the next step feeds its last token."""
         sequence.make_penalties(self.batch.vocab_size)
         sequence.drafts = sequence.drafts or self.proposers.begin(sequence.request, sequence.matcher)
         sequence.emit_prompt_logprobs()
         try:
-            self.batch.join(sequence)
+            reader = self._draft_reading.begin(sequence) if self._draft_reading else None
+            self.batch.join(sequence, reader)
         except Exception as fault:
             raise StepError([sequence], fault) from fault
         sequence.timing.joined_at = sequence.timing.joined_at or time.perf_counter()

@@ -9,7 +9,6 @@ from config.settings import Settings
 from engine.kv_cache.rows import evaluate, evaluate_async
 from engine.sampling.logprobs import Likelihoods
 from engine.scheduler import prefill_budget
-from engine.scheduler.draft_prompts import DraftPrompts
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.sequence import Sequence
 from engine.step_error import StepError
@@ -19,20 +18,16 @@ PROMPT_LOGPROBS_CHUNK = 128
 
 
 class Prefiller:
-    """Feeds chunks of prompts to the target model and, where it will draft, to the draft model.
+    """Feeds chunks of prompts to the target model.
 
     prefilling: the sequences whose prompts are being computed, in the order of their admission.
-    draft_prompts: feeds the draft model; None without one.
     """
 
-    def __init__(
-        self, model: Any, settings: Settings, prefix_lookup: PrefixLookup, draft_prompts: DraftPrompts | None
-    ) -> None:
+    def __init__(self, model: Any, settings: Settings, prefix_lookup: PrefixLookup) -> None:
         self.prefilling: list[Sequence] = []
         self._model = model
         self._settings = settings
         self._prefix_lookup = prefix_lookup
-        self._draft_prompts = draft_prompts
 
     def drop_ended(self) -> None:
         """Forget sequences that ended."""
@@ -42,8 +37,6 @@ class Prefiller:
     def begin(self, sequence: Sequence) -> None:
         """Prefill a sequence that was just admitted."""
         self.prefilling.append(sequence)
-        if self._draft_prompts:
-            self._draft_prompts.begin(sequence)
 
     def run(self, num_rows: int, join: Callable[[Sequence], None]) -> bool:
         """Feed prompts within the budget that num_rows decoding rows leave; returns whether any was fed.
@@ -90,8 +83,6 @@ class Prefiller:
             prefill.num_computed += len(part)
             if prefill.num_computed in prefill.keep_at:
                 self._prefix_lookup.keep_prefilled(sequence)
-        if self._draft_prompts:
-            self._draft_prompts.feed(sequence, chunk)
 
 
 def _measure_logprobs(sequence: Sequence, logits: mx.array) -> None:

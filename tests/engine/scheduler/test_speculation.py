@@ -131,10 +131,9 @@ class World:
         self.rows: list[Any] = []
         for i in range(num_rows):
             asked = GenerationRequest(f"{i}", (1, 2, 3), MAX_TOKENS, Sampling(0))
-            row = SimpleNamespace(
-                tokens=[1, 2, 3], num_answered=0, request=asked, drafts=proposers.begin(asked)
-            )
-            self.rows.append(row)
+            drafts = proposers.begin(asked)
+            drafts.forecast.begin()
+            self.rows.append(SimpleNamespace(tokens=[1, 2, 3], num_answered=0, request=asked, drafts=drafts))
 
     def plan(self, num_pending: list[int]) -> list[RowInput]:
         lengths = [len(row.tokens) - n for row, n in zip(self.rows, num_pending, strict=True)]
