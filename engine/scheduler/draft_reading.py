@@ -20,12 +20,12 @@ from engine.speculative.proposers import Proposers
 log = logging.getLogger("reprise.engine")
 
 MIN_SLICE_TOKENS = 16
-"""Tokens in the first slice. The next ones may have twice as many as those before them."""
+"""Minimum tokens in a slice, if as many are left, once that many were tried: fewer take as long."""
 
 PACE_RATE = 0.5
 """How fast the time per token follows a measured slice, as a share of the difference."""
 
-GROWING_SLICES = 4
+GROWING_SLICES = 6
 """The first slices are small and take longer per token: each replaces what was expected before."""
 
 RESERVED_STEPS = 2.0
@@ -41,13 +41,15 @@ ALL_TEXT = 2**20
 class Pace:
     """How many tokens to read at once, so that it takes about a plain step, from what earlier slices took.
 
-    max_tokens: of one slice. first_s: expected seconds of the first one.
+    The first slice has one token, and each next one at most twice as many as the one before it.
+
+    max_tokens: of one slice. token_s: seconds per token; those of the first one are a guess.
     """
 
-    def __init__(self, max_tokens: int, first_s: float = 0.0) -> None:
+    def __init__(self, max_tokens: int, token_s: float = 0.0) -> None:
         self._max_tokens = max_tokens
-        self.num_tokens = min(MIN_SLICE_TOKENS, max_tokens)
-        self.token_s = first_s / self.num_tokens
+        self.num_tokens = 1
+        self.token_s = token_s
         self._num_observed = 0
 
     @property
@@ -57,7 +59,7 @@ class Pace:
 
     def slice_s(self, num_left: int) -> float:
         """Return the expected seconds of a slice of a text of which num_left tokens are left."""
-        return min(self.num_tokens, max(MIN_SLICE_TOKENS, num_left)) * self.token_s
+        return min(self.num_tokens, max(num_left, MIN_SLICE_TOKENS)) * self.token_s
 
     def observe(self, num_tokens: int, taken_s: float, plain_s: float) -> None:
         """Learn what a slice took. A short one, at the end of a text, would teach too much per token."""
@@ -67,7 +69,7 @@ class Pace:
         self.token_s += rate * (taken_s / num_tokens - self.token_s)
         self._num_observed += 1
         fitting = int(plain_s / max(self.token_s, 1e-12))
-        self.num_tokens = min(max(MIN_SLICE_TOKENS, min(fitting, 2 * self.num_tokens)), self._max_tokens)
+        self.num_tokens = min(max(fitting, MIN_SLICE_TOKENS), 2 * self.num_tokens, self._max_tokens)
 
 
 class DraftReading:
@@ -90,8 +92,7 @@ class DraftReading:
         self._proposers = proposers
         self._planner = planner
         self._memory_budget = memory_budget
-        max_tokens = proposers.settings.prefill_chunk_tokens
-        self._pace = Pace(max_tokens, planner.model_s(1, min(MIN_SLICE_TOKENS, max_tokens), 0))
+        self._pace = Pace(proposers.settings.prefill_chunk_tokens, planner.model_s(1, 1, 0))
         self._lookup_pace = Pace(ALL_TEXT)
 
     def begin(self, sequence: Sequence) -> DraftReader | None:
@@ -207,8 +208,10 @@ class DraftReading:
         left_s = reader.count_left(len(sequence.tokens)) * self._pace.token_s
         if self.prefixes.cache:
             left_s /= READ_IN_ANSWERS
-        earned_s = sequence.drafts.slowdown_budget.overhead * num_left * plain_s
-        return num_left > 1 and _allows(sequence, self._step_s(plain_s, left_s - earned_s), plain_s, True)
+        # Each token of the answer earns a share of a step, and has to be read too.
+        earned_s = sequence.drafts.slowdown_budget.overhead * plain_s - self._pace.token_s
+        step_s = self._step_s(plain_s, left_s - num_left * max(0.0, earned_s))
+        return num_left > 1 and _allows(sequence, step_s, plain_s, True)
 
     def _read_slice(
         self, members: SequenceOf[Sequence], row: int, reader: DraftReader, plain_s: float
