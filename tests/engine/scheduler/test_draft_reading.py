@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from engine.model.loading import LoadedModel
-from engine.request import DraftChoice, GenerationRequest
+from engine.request import DraftChoice, Finished, GenerationRequest
 from engine.scheduler import draft_reading
 from engine.scheduler.draft_reading import Pace
 from engine.scheduler.memory_budget import MemoryBudget
@@ -38,8 +38,8 @@ def text_of(length: int, start: int = 0) -> list[int]:
     return make_tokenizer().encode(" ".join(rng.choice(words) for _ in range(2 * length)))[:length]
 
 
-def expected(asked: GenerationRequest) -> list[int]:
-    return expected_tokens("llama", replace(asked, id="r"))
+def expected(asked: GenerationRequest, name: str = "llama") -> list[int]:
+    return expected_tokens(name, replace(asked, id="r"))
 
 
 class Counted:
@@ -71,8 +71,8 @@ class Counted:
 class Pair(Driven):
     """A worker with a target model and a draft model, if any, to be stepped by hand."""
 
-    def __init__(self, draft: LoadedModel | None = None, **settings: Any) -> None:
-        loaded = loaded_once("llama")
+    def __init__(self, draft: LoadedModel | None = None, name: str = "llama", **settings: Any) -> None:
+        self.name, loaded = name, loaded_once(name)
         self.target, self.draft = Counted(loaded.model), Counted(draft.model if draft else None)
         given: dict[str, Any] = {"num_draft_tokens": 4, "draft_type": "none"}
         if draft:
@@ -115,7 +115,7 @@ class Pair(Driven):
         """Finish; check the answers, and return for each whether there were drafts."""
         self.finish()
         finished = [self.answers[one.id].finished() for one in asked]
-        assert [list(one.tokens) for one in finished] == [expected(one) for one in asked]
+        assert [list(one.tokens) for one in finished] == [expected(one, self.name) for one in asked]
         return [one.usage.drafting.num_drafted > 0 for one in finished]
 
 
@@ -195,6 +195,20 @@ def test_texts_with_a_common_beginning_read_it_once(draft: str, is_foreign: bool
     assert fed[0] >= 219
     # State is kept where the second text left the first, so it helps from the third one on.
     assert max(fed[1 if draft == "llama" else 2 :]) <= (120 if is_foreign else 40)
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_what_was_read_of_earlier_texts_is_right(name: str) -> None:
+    """Let a model draft for itself: it is always right, unless its caches hold something else."""
+    pair, fed = Pair(loaded_once(name), name), []
+    for i, end in enumerate((150, 150, 120, 150, 120)):
+        asked = request([*text_of(150)[:end], *text_of(9, i)], 12, name=f"{i}")
+        fed.append(pair.count_to_drafts(asked))
+        pair.finish_with(asked)
+        last = pair.answers[asked.id].events[-1]
+        assert isinstance(last, Finished)
+        assert last.usage.drafting.num_accepted == last.usage.drafting.num_drafted > 0
+    assert max(fed[3:]) < 40
 
 
 def test_choices_of_one_prompt_read_it_once() -> None:
