@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.machine import describe_machine
 from engine.request import ModelInfo
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.costs.step_costs import StepCosts
 
 Document = dict[str, Any]
 

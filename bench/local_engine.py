@@ -13,8 +13,8 @@ from drafters.base import Drafter
 from drafters.repetition import repetition_score
 from engine.engine import Engine
 from engine.request import Event, Failed, Finished, GenerationRequest
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
-from engine.speculative.step_costs import StepCosts
 
 
 class LocalEngine:
@@ -26,7 +26,12 @@ class LocalEngine:
 
     def __init__(self, settings: Settings, costs: StepCosts | None = None) -> None:
         self.drafters: dict[str, Drafter] = {}
-        self.engine = Engine(settings, make_sources=lambda name: self._sources(settings, name), costs=costs)
+        self.engine = Engine(
+            settings,
+            make_sources=lambda name: self._sources(settings, name),
+            costs=costs,
+            waits_for_costs=True,
+        )
 
     def __enter__(self) -> "LocalEngine":
         self.engine.start()

@@ -25,8 +25,8 @@ from bench.parity import Divergence, Parity
 from bench.workloads import Chat, make_chats, read_prompts
 from config.settings import Settings
 from engine.request import DraftChoice, DraftType, GenerationRequest, Sampling
-from engine.speculative.calibration import WIDTHS
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.costs.calibration import WIDTHS
+from engine.speculative.costs.step_costs import StepCosts
 
 RUNS = 3
 TEMPERATURES = (0.0, 0.8)
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     widths = sorted({w for w in WIDTHS if w <= arguments.num_draft_tokens} | {arguments.num_draft_tokens + 1})
     # With equal costs at every width, every draft is worth trying.
-    with LocalEngine(settings, StepCosts({(1, width): 1.0 for width in widths})) as local:
+    with LocalEngine(settings, StepCosts({(1, width): 1.0 for width in widths}, is_learned=False)) as local:
         groups = _group(local, chats, arguments)
         verdicts = verify(local, groups, arguments, console)
         _print(console, verdicts, local, arguments.exact)

@@ -168,9 +168,11 @@ class Settings:
     )
     calibration_file: str | None = setting(
         default_calibration_file(),
-        "File that keeps the measured costs of steps. With none they are measured at every start.",
+        "File that keeps the measured costs of steps. With none they are measured after every start.",
     )
-    recalibrate: bool = setting(False, "Measure the costs of steps again, even if they are known.")
+    recalibrate: bool = setting(
+        False, "Measure the costs of steps again, even if they are known, and before the server listens."
+    )
     draft_model: str | None = setting(
         None,
         "Small model that drafts for the target model: a folder, or a name on the model hub. It may have "

@@ -11,6 +11,7 @@ from engine.sampling.sampler import Sampler
 from engine.sequence import Prefill, Sequence
 from engine.speculative.draft_model.model import DraftModel
 from engine.speculative.draft_model.reader import DraftReader
+from engine.stations import station
 
 
 @dataclass
@@ -20,11 +21,13 @@ class Step:
     members: the sequences that take part, in the order of their rows.
     tokens: (rows,) sampled token ids, on the device.
     measured: log probabilities of the tokens, if any request wants them.
+    is_steady: whether it was dispatched while another step of the same sequences was in flight.
     """
 
     members: list[Sequence]
     tokens: mx.array
     measured: Likelihoods | None
+    is_steady: bool
 
 
 class Batch:
@@ -92,6 +95,7 @@ class Batch:
             self.members.pop()
         self._sampler = None
 
+    @station("dispatch")
     def dispatch(self) -> Step | None:
         """Dispatch one token for every row without waiting for it; returns the step that was in flight.
 
@@ -113,7 +117,8 @@ class Batch:
         tokens = self.sampler.sample(logits, [len(s.tokens) + (s in ahead) for s in self.members])
         measured = measure(logits, tokens, [s.request.top_logprobs for s in self.members])
         mx.async_eval(tokens, *(measured.arrays if measured else ()))
-        self.in_flight = Step(list(self.members), tokens, measured)
+        is_steady = previous is not None and previous.members == self.members
+        self.in_flight = Step(list(self.members), tokens, measured, is_steady)
         return previous
 
     def _newest_tokens(self, ahead: dict[Sequence, int]) -> mx.array:

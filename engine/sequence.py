@@ -30,6 +30,7 @@ from engine.request import (
 from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.logprobs import Likelihood
 from engine.sampling.sampler import Penalties, needs_penalties
+from engine.speculative.costs.conditions import GREEDY, sampling_class
 from engine.speculative.draft_model.reader import UnreadableTextError
 from engine.speculative.proposers import SequenceDrafts
 
@@ -95,6 +96,7 @@ class Sequence:
     prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.
     penalties: token counts, while it decodes and if its request has penalties.
     drafts: its drafters, once it has joined the rows. matcher: the state of the answer's grammar, if any.
+    sampling: what sampling its tokens takes; see sampling_class().
     has_sent_prompt: whether its prompt's log probabilities were sent.
     num_bisections: how many bisections suspected it.
     num_overtaken: how many later sequences were admitted first because this one did not fit into memory.
@@ -112,6 +114,7 @@ class Sequence:
     penalties: Penalties | None = None
     drafts: SequenceDrafts | None = None
     matcher: Matcher | None = None
+    sampling: int = GREEDY
     has_sent_prompt: bool = False
     num_bisections: int = 0
     num_overtaken: int = 0
@@ -124,7 +127,15 @@ class Sequence:
         """Make the sequence of a request, which has only its prompt. Raises GrammarError."""
         text = Detokenizer(tokenizer, request.stop)
         matcher = grammars.matcher(request.grammar) if request.grammar else None
-        return cls(request, sink, text, tokenizer, tokens=list(request.prompt), matcher=matcher)
+        return cls(
+            request,
+            sink,
+            text,
+            tokenizer,
+            tokens=list(request.prompt),
+            matcher=matcher,
+            sampling=sampling_class(request),
+        )
 
     @property
     def eos_ids(self) -> frozenset[int]:

@@ -25,8 +25,10 @@ from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
 from engine.scheduler.step_clock import StepClock
 from engine.sequence import Sequence
+from engine.speculative.costs.calibration import Calibration
 from engine.speculative.proposers import Proposers
 from engine.speculative.verify import RowInput
+from engine.stations import station
 from engine.stats import EngineStats
 from engine.step_error import StepError
 from engine.verification_step import VerificationStep
@@ -41,6 +43,7 @@ class Worker:
     """All sequences in the engine, and the steps that advance them. Used by one thread only.
 
     batch: the sequences that decode. queue: those that wait; queue.prefiller has those that prefill.
+    calibrations: the costs that are still to be measured.
     num_progressed: grows with every committed token and every prompt chunk; any thread may read it.
     """
 
@@ -50,6 +53,7 @@ class Worker:
         queue: RequestQueue,
         planner: Planner,
         proposers: Proposers,
+        calibrations: SequenceOf[Calibration] = (),
         draft_reading: DraftReading | None = None,
     ) -> None:
         self.batch = batch
@@ -61,6 +65,7 @@ class Worker:
         self.num_progressed = 0
         self._clock = StepClock()
         self._verification = VerificationStep(batch, planner, self._clock)
+        self._calibrations = [one for one in calibrations if not one.is_done]
         self._recovery = Recovery(batch, queue, self.stats)
         self._num_steps = 0
 
@@ -94,8 +99,26 @@ class Worker:
         """Whether a step would do anything."""
         return bool(self.members or self.prefilling or self.queue.waiting)
 
+    def measure_costs(self) -> bool:
+        """Measure what one more step costs, while there is no work; returns whether anything was left."""
+        if not self._calibrations:
+            return False
+        calibration, budget = self._calibrations[0], self.queue.memory_budget
+        try:
+            calibration.advance(lambda rows, tokens: budget.may_measure([tokens] * rows))
+        # Cautious costs will do.
+        except Exception as fault:
+            log.warning("cannot measure what steps cost: %s", fault)
+            calibration.is_done = True
+        if calibration.is_done:
+            calibration.release()
+            self._calibrations.remove(calibration)
+        return True
+
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence for admission."""
+        for calibration in self._calibrations:
+            calibration.release()
         self.queue.waiting.append(sequence)
 
     def cancel(self, request_id: str) -> None:
@@ -143,6 +166,7 @@ class Worker:
         if self._num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
 
+    @station("retiring")
     def _retire(self) -> None:
         """Free the rows of sequences that ended, after keeping their prefixes if memory allows."""
         self.queue.drop_ended()
@@ -160,6 +184,7 @@ class Worker:
         self.batch.free(leaving)
         self._clock.reset()
 
+    @station("memory")
     def _make_room(self) -> None:
         """Let the draft model stop reading, then preempt the youngest sequences, until the next step fits."""
         budget, reading = self.queue.memory_budget, self._draft_reading
@@ -189,6 +214,7 @@ class Worker:
             self._free([self.members.index(sequence)])
         self.queue.put_back([sequence])
 
+    @station("planning")
     def _plan(self) -> list[RowInput]:
         """Return the rows' inputs for a verification step; empty if a plain step is better.
 
@@ -205,15 +231,18 @@ class Worker:
             for sequence in self.members:
                 sequence.give_up_drafts(fault)
             return self.planner.without_drafts(self.members, lengths)
+        self.stats.num_plain_probes = self.planner.num_plain_probes
         if not inputs and any(s.matcher for s in self.members):
             return self.planner.without_drafts(self.members, lengths)
         return inputs
 
     def _verify(self, inputs: list[RowInput]) -> None:
         """Run a verification step and commit its outcomes."""
-        for sequence, outcome in self._verification.run(inputs):
-            row = outcome.verified
-            self._commit(sequence, outcome.tokens, outcome.likelihoods, row.source, len(row.draft))
+        outcomes = self._verification.run(inputs)
+        with station("commit"):
+            for sequence, outcome in outcomes:
+                row = outcome.verified
+                self._commit(sequence, outcome.tokens, outcome.likelihoods, row.source, len(row.draft))
 
     def _decode(self) -> None:
         """Dispatch the next plain step, then read the one that was in flight."""
@@ -236,16 +265,20 @@ class Worker:
     def _read(self, step: Step) -> None:
         """Wait for a step's tokens, account for its time and commit them."""
         try:
-            tokens: list[int] = step.tokens.tolist()  # type: ignore[assignment]
+            with station("waiting"):
+                tokens: list[int] = step.tokens.tolist()  # type: ignore[assignment]
             likelihoods = step.measured.read() if step.measured else [None] * len(tokens)
         except Exception as fault:
             raise StepError(step.members, fault) from fault
-        self.planner.observe(len(step.members), 1, self._clock.lap())
-        plain_s = self.planner.plain_s(len(step.members))
-        for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
-            if sequence.drafts:
-                sequence.drafts.slowdown_budget.charge(plain_s, plain_s, 1)
-            self._commit(sequence, [token], [likelihood])
+        self.planner.accounts.charge_plain(
+            [s.drafts.slowdown_budget if s.drafts else None for s in step.members],
+            self.planner.conditions(step.members),
+            self._clock.lap(),
+            step.is_steady,
+        )
+        with station("commit"):
+            for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
+                self._commit(sequence, [token], [likelihood])
 
     def _commit(
         self,
@@ -267,12 +300,14 @@ class Worker:
         except Exception as fault:
             sequence.fail_with(fault)
 
+    @station("prefill")
     def _prefill(self) -> None:
         """Feed prompts within this step's budget; sequences whose prompts are complete join the rows."""
         if self.queue.prefiller.run(len(self.members), self._join):
             self._clock.reset()
             self.num_progressed += 1
 
+    @station("draft_model")
     def _read_texts(self) -> None:
         """Let the draft model read a part of a text, if this step leaves room for it."""
         reading = self._draft_reading
@@ -281,7 +316,8 @@ class Worker:
         # Its time is measured, so nothing else may be on the device.
         self._read_in_flight()
         reading.run(self.members)
-        self._clock.reset()
+        # It is charged already, unlike the time until the next step is dispatched.
+        self._clock.lap()
 
     def _join(self, sequence: Sequence) -> None:
         """Make a prefilled sequence the last row; the next step feeds its last token."""

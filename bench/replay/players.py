@@ -142,10 +142,7 @@ class ServerPlayer(_TimedPlayer):
             estimate = drafts.propose(self.limit, self.min_tokens, self._is_worth)
             num_verified = 0
             if estimate.is_worth:
-                num_verified = (
-                    self._choose(estimate, lambda w: slowdown_budget.allows(costs[w], plain, has_draft=True))
-                    - 1
-                )
+                num_verified = self._choose(estimate, lambda w: costs[w] <= slowdown_budget.left_s(plain)) - 1
             follows = answer[at : at + num_verified + 1]
             num_accepted = count_accepted(estimate.draft.tokens[:num_verified], follows)
             committed = follows[: num_accepted + 1]

@@ -28,8 +28,8 @@ PACE_RATE = 0.5
 GROWING_SLICES = 6
 """The first slices are small and take longer per token: each replaces what was expected before."""
 
-RESERVED_STEPS = 2.0
-"""Plain steps of a slowdown budget that reading leaves for the first draft."""
+RESERVED_STEPS = 1.0
+"""Plain steps of a slowdown budget that reading leaves for the first draft, besides the budget's reserve."""
 
 READ_IN_ANSWERS = 4
 """A text is read if this many answers like this one could pay for it: the next turn continues from there."""
@@ -151,17 +151,16 @@ class DraftReading:
         """Read at least one slice, if one is due, and more while all take no longer than a plain step."""
         start, has_read = perf_counter(), False
         while (chosen := self._choose(members)) is not None:
-            row, reader = chosen
-            plain_s = self._planner.plain_s(len(members))
+            row, reader, plain_s = chosen
             if has_read and perf_counter() - start + self._slice_s(members[row], reader) > plain_s:
                 return
             self._read_slice(members, row, reader, plain_s)
             has_read = True
 
-    def _choose(self, members: SequenceOf[Sequence]) -> tuple[int, DraftReader] | None:
+    def _choose(self, members: SequenceOf[Sequence]) -> tuple[int, DraftReader, float] | None:
         """Return the row to read next, the one with the least left to read; None if none may be read.
 
-        Texts that take too long to read are dropped.
+        Returns the row, its reader, and the seconds of a plain step. Texts that take too long are dropped.
         """
         unread = [
             (row, reader)
@@ -171,17 +170,19 @@ class DraftReading:
         # A slice must not delay a first token.
         if not unread or not all(s.num_answered for s in members):
             return None
-        plain_s = self._planner.plain_s(len(members))
+        plain_s = self._planner.costs.least_plain_s(len(members), self._planner.conditions(members))
+        if plain_s is None:
+            return None
+        budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
+        left_s = min(budget.left_s(plain_s) for budget in budgets) - (1 + RESERVED_STEPS) * plain_s
         unread.sort(key=lambda one: one[1].count_left(len(members[one[0]].tokens)))
         for row, reader in unread:
-            sequence = members[row]
-            step_s = self._step_s(plain_s, self._slice_s(sequence, reader))
-            if reader.has_begun and not self._is_payable(sequence, reader, plain_s):
+            if reader.has_begun and not self._is_payable(members[row], reader, plain_s):
                 # Another turn may continue here.
-                self.keep_row(sequence, row)
-                self._drop(sequence, row)
-            elif _allows(sequence, step_s, plain_s, True) and self._is_bearable(members, step_s, plain_s):
-                return row, reader
+                self.keep_row(members[row], row)
+                self._drop(members[row], row)
+            elif self._slice_s(members[row], reader) <= left_s:
+                return row, reader, plain_s
         return None
 
     def _pace_of(self, reader: DraftReader) -> Pace:
@@ -191,27 +192,18 @@ class DraftReading:
         """Return the expected seconds of the next slice of a sequence's text."""
         return self._pace_of(reader).slice_s(reader.count_left(len(sequence.tokens)))
 
-    def _step_s(self, plain_s: float, slice_s: float) -> float:
-        """Return the seconds that budgets must allow for a plain step and a slice, with a reserve."""
-        return (1 + RESERVED_STEPS) * plain_s + slice_s
-
-    def _is_bearable(self, members: SequenceOf[Sequence], step_s: float, plain_s: float) -> bool:
-        """Whether the budgets of all rows allow a slice of any other row."""
-        return all(_allows(s, step_s, plain_s, False) for s in members)
-
     def _is_payable(self, sequence: Sequence, reader: DraftReader, plain_s: float) -> bool:
         """Whether the sequence's budget can pay its part of what is left to read until its answer is over."""
-        assert sequence.drafts
-        if not self._pace.is_known:
+        if not self._pace.is_known or sequence.drafts is None:
             return True
+        budget = sequence.drafts.slowdown_budget
         num_left = sequence.request.max_tokens - sequence.num_answered
-        left_s = reader.count_left(len(sequence.tokens)) * self._pace.token_s
+        read_s = reader.count_left(len(sequence.tokens)) * self._pace.token_s
         if self.prefixes.cache:
-            left_s /= READ_IN_ANSWERS
+            read_s /= READ_IN_ANSWERS
         # Each token of the answer earns a share of a step, and has to be read too.
-        earned_s = sequence.drafts.slowdown_budget.overhead * plain_s - self._pace.token_s
-        step_s = self._step_s(plain_s, left_s - num_left * max(0.0, earned_s))
-        return num_left > 1 and _allows(sequence, step_s, plain_s, True)
+        earned_s = num_left * max(0.0, budget.overhead * plain_s - self._pace.token_s)
+        return num_left > 1 and read_s <= budget.left_s(plain_s) - (1 + RESERVED_STEPS) * plain_s + earned_s
 
     def _read_slice(
         self, members: SequenceOf[Sequence], row: int, reader: DraftReader, plain_s: float
@@ -254,8 +246,3 @@ class DraftReading:
 
     def _may_copy(self, sequence: Sequence) -> bool:
         return self.prefixes.cache is not None and self._memory_budget.may_copy(len(sequence.tokens), -1)
-
-
-def _allows(sequence: Sequence, step_s: float, plain_s: float, is_own: bool) -> bool:
-    """Whether a sequence's slowdown budget allows a step. is_own: whether its own text is read in it."""
-    return sequence.drafts is None or sequence.drafts.slowdown_budget.allows(step_s, plain_s, is_own)

@@ -148,6 +148,11 @@ class MemoryBudget:
                 self._used_bytes += max(0, slots * columns - num_cells) * token_bytes
         return True
 
+    def may_measure(self, lengths: SequenceOf[int]) -> bool:
+        """Whether rows of these lengths, and a step over them, fit beside the cached prefixes alone."""
+        held = sum(cache.num_bytes for cache in self.prefixes)
+        return self._bytes(lengths, []) + held <= self.room_bytes
+
     def may_copy(self, num_tokens: int, model: int = 0) -> bool:
         """Drop cached prefixes until a copy of a row's caches fits; return whether it does.
 

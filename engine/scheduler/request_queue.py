@@ -9,6 +9,7 @@ from engine.scheduler.memory_budget import MemoryBudget
 from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.sequence import Sequence
+from engine.stations import station
 
 MAX_OVERTAKEN = 16
 """How many smaller sequences may overtake one that does not fit into memory; then all wait for it."""
@@ -41,6 +42,7 @@ class RequestQueue:
         if any(s.ended for s in self.waiting):
             self.waiting = deque(s for s in self.waiting if not s.ended)
 
+    @station("admission")
     def admit(self, members: list[Sequence], rows: Rows) -> None:
         """Admit waiting sequences, in order, while rows and memory last.
 

@@ -12,11 +12,12 @@ from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from engine.request import DraftingReport, GenerationRequest
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts, count_accepted
+from engine.speculative.costs.slowdown_budget import SlowdownBudget
 from engine.speculative.draft_length import DraftEstimate, expected_tokens
 from engine.speculative.draft_model.forecast import MODEL, DraftForecast, PromptGate, TokenYield
 from engine.speculative.draft_stats import DraftCounts
 from engine.speculative.gate import SWITCHED_OFF, GateDecision, decide
-from engine.speculative.slowdown_budget import SlowdownBudget
+from engine.stations import spend
 
 if TYPE_CHECKING:
     # Not at run time: it loads transformers, and the command line imports this before it binds its port.
@@ -116,6 +117,8 @@ class SequenceDrafts:
     request_id: str = ""
     counts: DraftCounts = field(default_factory=DraftCounts)
     _proposed: list[Draft] = field(default_factory=list)
+    _best: Draft = NO_DRAFT
+    _best_rate: float = 0.0
 
     def open(self, request: GenerationRequest) -> None:
         """Open the sequence's drafters."""
@@ -133,25 +136,36 @@ class SequenceDrafts:
     def propose(
         self, limit: int, min_tokens: float, is_worth: Callable[[DraftEstimate], bool]
     ) -> DraftEstimate:
-        """Estimate the first draft that is worth its cost, or else the one with the best acceptance rate.
+        """Estimate the first draft that is worth its cost; an estimate without tokens if none is.
 
         limit: maximum tokens wanted, >= 1.
         min_tokens: tokens that a step with drafts must bring on average to pay at any width.
         is_worth: returns whether a draft with this estimate pays; called only above min_tokens.
         """
         self._proposed = []
-        best, best_rate = NO_DRAFT, 0.0
+        self._best, self._best_rate = NO_DRAFT, 0.0
         for draft in self._drafts(min(limit, self.limit)):
             self._proposed.append(draft)
             rate = self.acceptance.rate(draft)
             # This cheap test rejects most drafts.
             if expected_tokens(rate, len(draft.tokens)) >= min_tokens:
                 estimate = self.acceptance.estimate(draft, rate)
-                if is_worth(estimate):
-                    return replace(estimate, is_worth=True)
-            if rate > best_rate:
-                best, best_rate = draft, rate
-        return self.acceptance.estimate(best, best_rate)
+                estimate.is_worth = is_worth(estimate)
+                if estimate.is_worth:
+                    self._best = NO_DRAFT
+                    return estimate
+            if rate > self._best_rate:
+                self._best, self._best_rate = draft, rate
+        return DraftEstimate()
+
+    @property
+    def has_best(self) -> bool:
+        """Whether propose() found any draft not worth its cost, and none that is."""
+        return self._best is not NO_DRAFT
+
+    def estimate_best(self) -> DraftEstimate:
+        """Estimate the likeliest of the drafts that propose() found not worth their cost."""
+        return self.acceptance.estimate(self._best, self._best_rate)
 
     def _drafts(self, limit: int) -> Iterator[Draft]:
         """Yield the drafts there are now, in the order of preference. All of them obey the grammar."""
@@ -181,7 +195,7 @@ class SequenceDrafts:
         for draft in self._proposed:
             if draft is not verified:
                 self.acceptance.learn(draft, 1, int(draft.tokens[0] == tokens[0]))
-        self._proposed = []
+        self._proposed, self._best = [], NO_DRAFT
         num_accepted = count_accepted(verified.tokens[:num_verified], tokens)
         # If the answer ended within the draft, the drafted tokens after its end are not judged.
         num_judged = num_verified if num_accepted < len(tokens) else num_accepted
@@ -224,4 +238,6 @@ class SequenceDrafts:
                 self._guard(drafter, partial(drafter.close, self.seq), is_closing=True)
             return None
         finally:
-            self.counts.drafter_s += perf_counter() - start
+            taken_s = perf_counter() - start
+            self.counts.drafter_s += taken_s
+            spend("drafters", taken_s)

@@ -19,6 +19,7 @@ from engine.sampling.grammar import Mask
 from engine.sampling.logprobs import Likelihood, measure
 from engine.sampling.sampler import Draw, Sampler
 from engine.speculative.acceptance import count_accepted
+from engine.stations import station
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Outcome:
     likelihoods: list[Likelihood | None]
 
 
+@station("dispatch")
 def verify_drafts(
     rows: Rows, sampler: Sampler, inputs: Sequence[RowInput], wanted: Sequence[int | None]
 ) -> list[Outcome]:
@@ -80,7 +82,8 @@ def verify_drafts(
     joined = sampled_logits[0] if len(sampled_logits) == 1 else mx.concatenate(sampled_logits)
     tokens = sampler.sample(joined, positions, draws)
     measured = measure(joined, tokens, [wanted[draw.row] for draw in draws])
-    mx.eval(tokens, *(measured.arrays if measured else ()))
+    with station("waiting"):
+        mx.eval(tokens, *(measured.arrays if measured else ()))
     sampled: list[int] = tokens.tolist()  # type: ignore[assignment]
     likelihoods: list[Likelihood | None] = measured.read() if measured else [None] * len(sampled)
     outcomes: list[Outcome] = []

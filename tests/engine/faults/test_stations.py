@@ -23,8 +23,8 @@ from engine.scheduler.speculation import Planner
 from engine.scheduler.step_clock import StepClock
 from engine.sequence import Sequence
 from engine.speculative import verify
+from engine.speculative.costs.slowdown_budget import SlowdownBudget
 from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
-from engine.speculative.slowdown_budget import SlowdownBudget
 from engine.worker import Worker
 from tests.drafters.fakes import Coin
 from tests.engine.conftest import StartEngine

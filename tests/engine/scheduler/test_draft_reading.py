@@ -16,10 +16,10 @@ from engine.scheduler import draft_reading
 from engine.scheduler.draft_reading import Pace
 from engine.scheduler.memory_budget import MemoryBudget
 from engine.scheduler.step_clock import StepClock
+from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.draft_model.reader import DraftReader
 from engine.speculative.proposers import DraftSources
-from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, NEIGHBOUR_OVERHEAD
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.speculative.translation.test_draft_translation import make_foreign
 from tests.engine.support import make_tokenizer, request
@@ -252,7 +252,7 @@ def test_reading_stays_within_the_slowdown_budgets_of_all_rows(
         if own.drafts and other.drafts:
             budget, others = own.drafts.slowdown_budget, other.drafts.slowdown_budget
             assert budget.spent_s <= 1.02 * budget.plain_s + ALLOWANCE_STEPS
-            assert others.spent_s <= (1 + NEIGHBOUR_OVERHEAD) * others.plain_s + ALLOWANCE_STEPS
+            assert others.spent_s <= 1.02 * others.plain_s + ALLOWANCE_STEPS
         if pair.is_read("reads"):
             began_at = min(began_at, own.num_answered)
     assert earliest <= began_at <= latest

@@ -18,10 +18,10 @@ from engine.kv_cache import sliding_window
 from engine.request import DraftChoice, DraftType, GenerationRequest
 from engine.scheduler.step_clock import StepClock
 from engine.speculative.acceptance import Acceptance
+from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.proposers import DraftSources
-from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
-from engine.speculative.step_costs import StepCosts
 from tests.combinations import spread
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, oracle, prompt_of, request
@@ -139,7 +139,7 @@ def test_exact_mode_drafts_only_where_bytes_agree(
     name: str, is_drafting: bool, start_engine: StartEngine
 ) -> None:
     asked, expected = requests(0.8)[:3], answers_of(name, 0.8)
-    costs = StepCosts({(1, width): 1.0 for width in (1, 2, 4)})
+    costs = StepCosts({(1, width): 1.0 for width in (1, 2, 4)}, is_learned=False)
     make_sources = sources(Scripted(expected, 1.0))
     engine = start_engine(
         name, make_sources=make_sources, costs=costs, draft_type="suffix", exact=True, max_rows=3
@@ -314,7 +314,7 @@ def test_the_bound_holds_although_a_recurrent_row_feeds_accepted_tokens_again(
     engine = start_engine(
         "mamba2",
         make_sources=sources(FirstOnly({asked.prompt: answer}, 1.0)),
-        costs=StepCosts({(1, 1): 1.0, (1, 2): 3.0, (1, 16): 4.0}),
+        costs=StepCosts({(1, 1): 1.0, (1, 2): 3.0, (1, 16): 4.0}, is_learned=False),
         draft_type="suffix",
         draft_overhead=0.0,
     )
@@ -357,7 +357,9 @@ def test_exact_mode_keeps_its_widths_when_a_draft_model_has_nothing(start_engine
         wrap=Recorded,
         make_sources=sources(Known(expected, 1.0)),
         load_draft=lambda _: make_loaded("llama"),
-        costs=StepCosts({(rows, width): 1.0 for rows in (1, 2) for width in (1, 2, 3, 4, 5, 8)}),
+        costs=StepCosts(
+            {(rows, width): 1.0 for rows in (1, 2) for width in (1, 2, 3, 4, 5, 8)}, is_learned=False
+        ),
         draft_model="the one that load_draft makes",
         exact=True,
         max_rows=2,
