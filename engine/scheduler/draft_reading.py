@@ -198,12 +198,13 @@ class DraftReading:
             return True
         budget = sequence.drafts.slowdown_budget
         num_left = sequence.request.max_tokens - sequence.num_answered
-        read_s = reader.count_left(len(sequence.tokens)) * self._pace.token_s
+        read_s = reader.spent_s + reader.count_left(len(sequence.tokens)) * self._pace.token_s
         if self.prefixes.cache:
             read_s /= READ_IN_ANSWERS
         # Each token of the answer earns a share of a step, and has to be read too.
         earned_s = num_left * max(0.0, budget.overhead * plain_s - self._pace.token_s)
-        return num_left > 1 and read_s <= budget.left_s(plain_s) - (1 + RESERVED_STEPS) * plain_s + earned_s
+        payable_s = budget.left_s(plain_s) - (1 + RESERVED_STEPS) * plain_s + earned_s
+        return num_left > 1 and read_s <= reader.spent_s + payable_s
 
     def _read_slice(
         self, members: SequenceOf[Sequence], row: int, reader: DraftReader, plain_s: float
@@ -217,6 +218,7 @@ class DraftReading:
             self._draft_model.drop_reader(row)
             sequence.give_up_draft_model(fault)
         taken_s = perf_counter() - start
+        reader.spent_s += taken_s
         for other in members:
             if other.drafts:
                 other.drafts.slowdown_budget.charge(taken_s, plain_s, 0)

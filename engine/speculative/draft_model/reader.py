@@ -41,6 +41,7 @@ class DraftReader:
     caches, num_computed: the draft model's caches and the ids that they hold, from begin() until the row of
         the batch owns them. has_begun: whether begin() was called.
     keep_at: numbers of ids at which the caches are to be kept in the prefix cache.
+    spent_s: seconds that reading has taken so far.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class DraftReader:
         self.num_computed = 0
         self.has_begun = False
         self.keep_at: set[int] = set()
+        self.spent_s = 0.0
         self._context_tokens = context_tokens
         self._opening = opening
         self._num_read = 0
