@@ -4,9 +4,9 @@
                                        \\-> or: read the step in flight, plan again, verify drafts -> prefill
 
 Plain steps are pipelined: the device computes step n + 1 while step n is detokenized and sent. A verification
-step needs the newest token first, so the step in flight is read before it. At the end of a step the draft model
-reads a part of a text, if it is behind and budgets allow it. While no prompt is prefilled, no prefix is kept and
-no text is read, reading a step is the only wait.
+step needs the newest token first, so the step in flight is read before it. At the end of a step the draft
+model reads a part of a text, if it is behind and budgets allow it. While no prompt is prefilled, no prefix is
+kept and no text is read, reading a step is the only wait.
 """
 
 import logging
