@@ -4,8 +4,9 @@
                                        \\-> or: read the step in flight, plan again, verify drafts -> prefill
 
 Plain steps are pipelined: the device computes step n + 1 while step n is detokenized and sent. A verification
-step needs the newest token first, so the step in flight is read before it. While no prompt is prefilled and
-no prefix is kept, reading a step is the only wait.
+step needs the newest token first, so the step in flight is read before it. At the end of a step the draft
+model reads a part of a text, if it is behind and budgets allow it. While no prompt is prefilled, no prefix is
+kept and no text is read, reading a step is the only wait.
 """
 
 import logging
@@ -20,6 +21,7 @@ from engine.faults.recovery import Recovery
 from engine.kv_cache.rows import Rows
 from engine.request import Failed
 from engine.sampling.logprobs import Likelihood
+from engine.scheduler.draft_reading import DraftReading
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
 from engine.sequence import Sequence
@@ -52,11 +54,13 @@ class Worker:
         planner: Planner,
         proposers: Proposers,
         calibrations: SequenceOf[Calibration] = (),
+        draft_reading: DraftReading | None = None,
     ) -> None:
         self.batch = batch
         self.queue = queue
         self.planner = planner
         self.proposers = proposers
+        self._draft_reading = draft_reading
         self.stats = EngineStats()
         self.num_progressed = 0
         self._clock = queue.prefiller.clock
@@ -101,9 +105,8 @@ class Worker:
         if not self._calibrations:
             return False
         calibration, budget = self._calibrations[0], self.queue.memory_budget
-        prefixes = self.queue.prefix_lookup.cache
         try:
-            calibration.advance(lambda rows, tokens: budget.may_measure([tokens] * rows, prefixes))
+            calibration.advance(lambda rows, tokens: budget.may_measure([tokens] * rows))
         # Cautious costs will do.
         except Exception as fault:
             log.warning("cannot measure what steps cost: %s", fault)
@@ -161,6 +164,7 @@ class Worker:
         else:
             self._decode()
         self._prefill()
+        self._read_texts()
         # Now the device is busy with what was dispatched.
         self.proposers.work.advance()
         self._num_steps += 1
@@ -183,11 +187,13 @@ class Worker:
         self.queue.drop_ended()
         ended = [row for row, sequence in enumerate(self.members) if sequence.ended]
         for row in ended:
-            sequence, lookup = self.members[row], self.queue.prefix_lookup
-            if self.queue.memory_budget.may_copy(len(sequence.tokens), lookup.cache):
-                lookup.keep_row(sequence, row, self.rows)
+            sequence = self.members[row]
+            if self.queue.memory_budget.may_copy(len(sequence.tokens)):
+                self.queue.prefix_lookup.keep_row(sequence, row, self.rows)
                 # It waited for its copy, and so for all that was dispatched before.
                 self._clock.reset()
+            if self._draft_reading:
+                self._draft_reading.keep_row(sequence, row)
         if ended:
             self._free(ended)
 
@@ -197,9 +203,16 @@ class Worker:
 
     @station("memory")
     def _make_room(self) -> None:
-        """Preempt the youngest sequences until the next step fits into memory."""
-        budget, prefixes = self.queue.memory_budget, self.queue.prefix_lookup.cache
-        while not budget.make_room(self.members, self.prefilling, self.batch.rows_by_model, prefixes):
+        """Let the draft model stop reading, then preempt the youngest sequences, until the next step fits."""
+        budget, reading = self.queue.memory_budget, self._draft_reading
+        while not budget.make_room(
+            self.members,
+            self.prefilling,
+            self.batch.rows_by_model,
+            reading.begun(self.members) if reading else (),
+        ):
+            if reading and reading.stop(self.members):
+                continue
             if len(self.running) < 2:
                 return
             if self.batch.in_flight:
@@ -335,12 +348,25 @@ class Worker:
         step = self.batch.in_flight
         self._clock.skip_steps(1 if step is None or step.is_computed else 2)
 
+    @station("draft_model")
+    def _read_texts(self) -> None:
+        """Let the draft model read a part of a text, if this step leaves room for it."""
+        reading = self._draft_reading
+        if reading is None or self.prefilling or not reading.is_due(self.members):
+            return
+        # Its time is measured, so nothing else may be on the device.
+        self._read_in_flight()
+        reading.run(self.members)
+        # It is charged already, unlike the time until the next step is dispatched.
+        self._clock.lap()
+
     def _join(self, sequence: Sequence) -> None:
         """Make a prefilled sequence the last row; the next step feeds its last token."""
         sequence.make_penalties(self.batch.vocab_size)
         sequence.emit_prompt_logprobs()
         try:
-            self.batch.join(sequence)
+            reader = self._draft_reading.begin(sequence) if self._draft_reading else None
+            self.batch.join(sequence, reader)
         except Exception as fault:
             raise StepError([sequence], fault) from fault
         sequence.timing.joined_at = sequence.timing.joined_at or time.perf_counter()
