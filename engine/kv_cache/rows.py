@@ -38,6 +38,9 @@ class Rows(Protocol):
     def add(self, caches: Caches, length: int) -> None:
         """Append a prefilled row. Its caches hold length tokens; the caller must not use them any more."""
 
+    def fill(self, row: int, caches: Caches, length: int) -> None:
+        """Give a row that was added empty its caches, as add() does; what it was fed is forgotten."""
+
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""
 
@@ -83,16 +86,21 @@ class BatchedRows:
         return self.shared.lengths
 
     def add(self, caches: Caches, length: int) -> None:
-        """Append a prefilled row. Its buffers are taken over if it is the first row, else copied."""
+        """Append a prefilled row. Its buffers are taken over if it is the only row, else copied."""
         row = len(self.shared.lengths)
+        self.shared.add(0)
+        self.fill(row, caches, length)
+
+    def fill(self, row: int, caches: Caches, length: int) -> None:
+        """Give an empty row its caches: the buffers are taken over if it is the only row, else copied."""
         for cache, given in zip(self.caches, caches, strict=True):
             if length == 0:
                 cache.clear_row(row)
-            elif row == 0:
+            elif len(self.shared.lengths) == 1:
                 cache.keys, cache.values = given.keys, given.values
             else:
                 cache.put_row(row, given.keys[:, :, :length], given.values[:, :, :length])
-        self.shared.add(length)
+        self.shared.set_length(row, length)
 
     def remove(self, row: int) -> None:
         """Remove a row and copy the last row into its slot. Removing the only row frees the buffers."""
@@ -186,6 +194,10 @@ class SeparateRows:
         self.caches.append(caches)
         self._lengths.append(length)
         self._snapshots.append(None)
+
+    def fill(self, row: int, caches: Caches, length: int) -> None:
+        """Give an empty row its caches."""
+        self.caches[row], self._lengths[row], self._snapshots[row] = caches, length, None
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""

@@ -33,6 +33,9 @@ ANSWER_TOKENS = GROWTH_TOKENS
 RESERVED_CHUNK_TOKENS = 256
 """Prompt tokens of a chunk for which memory is reserved. A step may feed more if there is memory left."""
 
+SHARED_TOKENS = 1024
+"""Tokens at which the models' caches are compared, to share the prefix cache's memory."""
+
 Running = tuple[list[ref[Sequence]], list[ref[Sequence]]]
 """Sequences that decode and sequences that prefill. Weak, so that none is kept after its end."""
 
@@ -66,6 +69,7 @@ class MemoryBudget:
     chunk_tokens: prompt tokens fed at once for which memory is reserved. largest_chunk_tokens: maximum.
     ahead_tokens: maximum tokens by which a step lengthens a row before it is rolled back.
     max_chunk_tokens: prompt tokens that the next step may feed; make_room() sets it.
+    prefixes: the prefix caches, which give up memory that rows need, the first one first.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class MemoryBudget:
         self._chunk_tokens = chunk_tokens
         self._largest_chunk_tokens = largest_chunk_tokens
         self._ahead_tokens = ahead_tokens
+        self.prefixes: list[PrefixCache] = []
         self._used_bytes = 0
         self.max_chunk_tokens = chunk_tokens
         # The shortest length that may_begin() refused, and the running sequences that took the memory.
@@ -127,20 +132,20 @@ class MemoryBudget:
         members: SequenceOf[Sequence],
         prefilling: SequenceOf[Sequence],
         rows: SequenceOf[Rows],
-        prefixes: PrefixCache | None,
+        reading: SequenceOf[Sequence] = (),
     ) -> bool:
         """Drop cached prefixes until the next step fits; return whether it does.
 
         rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
+        reading: sequences whose text the draft model is reading, in caches that are not a row's yet.
         """
         lengths, prompts = [len(s.tokens) for s in members], [len(s.tokens) for s in prefilling]
         self.max_chunk_tokens = self._chunk_tokens
-        needed = self._bytes(lengths, prompts)
-        if prefixes is not None:
-            prefixes.shrink_to(max(0, self.room_bytes - needed))
+        needed = self._bytes(lengths, prompts) + sum(self._reading_bytes(len(s.tokens)) for s in reading)
+        self._shrink_prefixes(self.room_bytes - needed)
         if needed > self.room_bytes:
             return False
-        spare = self.room_bytes - needed - (prefixes.num_bytes if prefixes is not None else 0)
+        spare = self.room_bytes - needed - sum(cache.num_bytes for cache in self.prefixes)
         self._used_bytes = needed
         if prompts:
             # Of half at most: buffers may grow ahead of need into the rest.
@@ -158,18 +163,53 @@ class MemoryBudget:
                 self._used_bytes += max(0, slots * columns - num_cells) * token_bytes
         return True
 
-    def may_measure(self, lengths: SequenceOf[int], prefixes: PrefixCache | None) -> bool:
+    def may_measure(self, lengths: SequenceOf[int]) -> bool:
         """Whether rows of these lengths, and a step over them, fit beside the cached prefixes alone."""
-        held = prefixes.num_bytes if prefixes is not None else 0
+        held = sum(cache.num_bytes for cache in self.prefixes)
         return self._bytes(lengths, []) + held <= self.room_bytes
 
-    def may_copy(self, num_tokens: int, prefixes: PrefixCache | None) -> bool:
-        """Drop cached prefixes until a copy of a row's caches fits; return whether it does."""
-        footprint = self._models[0].footprint
-        left = self.room_bytes - self._used_bytes - footprint.row_bytes(num_tokens, self._chunk_tokens)
-        if left >= 0 and prefixes is not None:
-            prefixes.shrink_to(left)
+    def may_copy(self, num_tokens: int, model: int = 0) -> bool:
+        """Drop cached prefixes until a copy of a row's caches fits; return whether it does.
+
+        model: 0 for the target model, -1 for the draft model.
+        """
+        memory = self._models[model]
+        copied = memory.footprint.row_bytes(memory.num_ids(num_tokens), self._chunk_tokens)
+        left = self.room_bytes - self._used_bytes - copied
+        if left >= 0:
+            self._shrink_prefixes(left)
         return left >= 0
+
+    def reserve_reading(self, num_tokens: int) -> bool:
+        """Reserve memory until the next make_room() for reading a text; return whether there is enough.
+
+        num_tokens: target tokens of the text.
+        """
+        needed = self._reading_bytes(num_tokens)
+        left = self.room_bytes - self._used_bytes - needed
+        if left >= 0:
+            self._shrink_prefixes(left)
+            self._used_bytes += needed
+        return left >= 0
+
+    def _shrink_prefixes(self, num_bytes: int) -> None:
+        """Drop cached prefixes, those of the first cache first, until at most num_bytes are kept."""
+        kept = sum(cache.num_bytes for cache in self.prefixes)
+        for cache in self.prefixes:
+            others = kept - cache.num_bytes
+            cache.shrink_to(max(0, num_bytes - others))
+            kept = others + cache.num_bytes
+
+    def _reading_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of the caches with which the draft model reads a text, until they are a row's."""
+        draft = self._models[-1]
+        # Rows that do not share buffers are counted as if they held the text already.
+        return self._row_bytes(draft.footprint, draft.num_ids(num_tokens)) if draft.batched else 0
+
+    def draft_model_share(self, num_bytes: int) -> int:
+        """Return the part of num_bytes that holds as many of its tokens as the rest holds of the target's."""
+        target, *draft = [m.footprint.row_bytes(SHARED_TOKENS, self._chunk_tokens) for m in self._models]
+        return num_bytes * sum(draft) // (target + sum(draft))
 
     def _bytes(self, rows: SequenceOf[int], prompts: SequenceOf[int]) -> int:
         """Return what rows and prompts of these lengths need while the next step runs."""

@@ -12,7 +12,6 @@ from config.settings import Settings
 from engine.kv_cache.rows import cache_arrays
 from engine.sampling.logprobs import Likelihoods
 from engine.scheduler import prefill_budget
-from engine.scheduler.draft_prompts import DraftPrompts
 from engine.scheduler.memory_budget import MemoryBudget
 from engine.scheduler.prefill_costs import PrefillCosts
 from engine.scheduler.prefix_lookup import PrefixLookup
@@ -25,26 +24,19 @@ PROMPT_LOGPROBS_CHUNK = 128
 
 
 class Prefiller:
-    """Feeds chunks of prompts to the target model and, where it will draft, to the draft model.
+    """Feeds chunks of prompts to the target model.
 
     prefilling: the sequences whose prompts are being computed, in the order of their admission.
-    draft_prompts: feeds the draft model; None without one.
     clock: measures the chunks; the steps use it too.
     """
 
     def __init__(
-        self,
-        model: Any,
-        settings: Settings,
-        memory_budget: MemoryBudget,
-        prefix_lookup: PrefixLookup,
-        draft_prompts: DraftPrompts | None,
+        self, model: Any, settings: Settings, memory_budget: MemoryBudget, prefix_lookup: PrefixLookup
     ) -> None:
         self.prefilling: list[Sequence] = []
         self._model = model
         self._settings = settings
         self._prefix_lookup = prefix_lookup
-        self._draft_prompts = draft_prompts
         self._memory_budget = memory_budget
         self.clock = StepClock()
         # By whether rows decode, and whether log probabilities are wanted. A model's chunks of 2,048 tokens
@@ -59,8 +51,6 @@ class Prefiller:
     def begin(self, sequence: Sequence) -> None:
         """Prefill a sequence that was just admitted."""
         self.prefilling.append(sequence)
-        if self._draft_prompts:
-            self._draft_prompts.begin(sequence)
 
     def run(self, num_rows: int, wait_for_step: Callable[[], None], join: Callable[[Sequence], None]) -> bool:
         """Wait for the chunks in flight, then feed the next ones; returns whether any was fed.
@@ -110,12 +100,8 @@ class Prefiller:
 
     def _seconds(self, sequence: Sequence, costs: PrefillCosts, num_tokens: int) -> float:
         """Return an upper estimate of the seconds that the next num_tokens of a prompt take."""
-        prefill, reader = sequence.prefill, sequence.prefill.draft_reader
-        num_left = len(sequence.tokens) - 1 - prefill.num_computed
-        seconds = costs.seconds(min(num_tokens, num_left), prefill.num_computed)
-        if self._draft_prompts and reader:
-            seconds += self._draft_prompts.costs.seconds(num_tokens, reader.num_computed)
-        return seconds
+        num_left = len(sequence.tokens) - 1 - sequence.prefill.num_computed
+        return costs.seconds(min(num_tokens, num_left), sequence.prefill.num_computed)
 
     def _feed(self, sequence: Sequence, chunk: int, costs: PrefillCosts, dispatch: Dispatch) -> None:
         prefill = sequence.prefill
@@ -143,8 +129,6 @@ class Prefiller:
                 self._prefix_lookup.keep_prefilled(sequence)
                 # It waited for its copy, and so for all that was dispatched before.
                 self.clock.reset()
-        if self._draft_prompts:
-            self._draft_prompts.feed(sequence, chunk, dispatch)
 
     def _fail(self, sequence: Sequence, fault: Exception) -> None:
         """Handle a chunk whose computation failed. Raises StepError if its sequence has joined the rows."""

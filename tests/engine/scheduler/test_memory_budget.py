@@ -15,7 +15,7 @@ from engine.request import GenerationRequest
 from engine.scheduler import footprint, memory_budget
 from engine.scheduler.footprint import Footprint
 from engine.speculative.proposers import DraftSources
-from tests.drafters.fakes import Liar
+from tests.drafters.fakes import Liar, scored
 from tests.engine.driven import Driven, expected_tokens
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_loaded, make_model, oracle, prompt_of, request
 
@@ -86,7 +86,7 @@ def test_rows_that_outgrow_memory_get_the_same_tokens(name: str, is_drafting: bo
     ]
     expected = {one.prompt: expected_tokens(name, one) for one in asked}
     loaded = make_loaded(name)
-    sources = DraftSources({"suffix": Liar(expected, name="suffix")}, lambda _: 1.0)
+    sources = DraftSources({"suffix": Liar(expected, name="suffix")}, scored(1.0))
     driven = Driven(
         loaded,
         (lambda _: sources) if is_drafting else None,
