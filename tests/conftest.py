@@ -7,6 +7,7 @@ from pathlib import Path
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="reprise-tests-")
 
 LONGEST = (
+    "end_to_end/test_adversity.py",
     "end_to_end/test_soak.py",
     "engine/speculative/test_drafting.py",
     "engine/scheduler/test_memory_budget.py",

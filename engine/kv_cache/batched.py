@@ -118,8 +118,8 @@ class RaggedKVCache:
         num_columns = self.columns.num_reserved
         self.arrays = [_moved(array, moves, num_columns) for array in self.arrays]
 
-    def join(self, row: int, given: Any) -> None:
-        """Take the newest row's keys and values over from its own cache, or copy them."""
+    def fill(self, row: int, given: Any) -> None:
+        """Write a row's keys and values from its own cache, or take over its buffers if it is the only row."""
         length, first = self.columns.shared.lengths[row], self.columns.first_live(row)
         if length == 0:
             self._clear_row(row)
@@ -127,7 +127,7 @@ class RaggedKVCache:
         arrays = row_arrays(given)
         if isinstance(given, WindowKVCache):
             arrays = list(given.live_columns())
-        elif row == 0:
+        elif len(self.columns.bases) == 1:
             self.arrays = arrays
             return
         self._put_row(row, [array[:, :, : length - first] for array in arrays])

@@ -59,9 +59,9 @@ class RowLengths:
         self.fed: mx.array | None = None
         self.padding: mx.array | None = None
 
-    def add(self, length: int) -> None:
-        """Append a row of that length."""
-        self.lengths.append(length)
+    def add(self) -> None:
+        """Append an empty row."""
+        self.lengths.append(0)
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""
@@ -138,18 +138,25 @@ class Columns:
         """Return the shortest length that a row can be rolled back to."""
         return 0 if self.window is None else _shortest(self._oldest[row], self.window)
 
-    def add(self, row: int) -> None:
-        """Place a row that was just added to the lengths. Its slot has zero values but for its live tokens."""
+    def add(self) -> None:
+        """Append an empty row."""
+        for numbers in (self.bases, self._oldest, self.dirty_ends):
+            numbers.append(0)
+
+    def place(self, row: int) -> None:
+        """Decide where the tokens of a row lie that is about to be written, from its length.
+
+        The caller writes its live tokens there, with zero values around them.
+        """
         length, base = self.shared.lengths[row], 0
         oldest = self.first_live(row)
         if self.window is not None:
-            end = max((self.end_of(other) for other in range(row)), default=0)
+            others = (other for other in range(len(self.bases)) if other != row)
+            end = max((self.end_of(other) for other in others), default=0)
             # End with the other rows, if the live tokens fit there.
             base = oldest if length - oldest >= end else _block_start(length - end)
             self.num_reserved = max(self.num_reserved, round_block(length - base + SLACK_TOKENS))
-        self.bases.append(base)
-        self._oldest.append(oldest)
-        self.dirty_ends.append(length - base)
+        self.bases[row], self._oldest[row], self.dirty_ends[row] = base, oldest, length - base
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index. Call it before the row is removed from the lengths.

@@ -65,11 +65,25 @@ class RaggedStateCache(ArraysCache):
     def __setitem__(self, at: int, value: mx.array) -> None:
         self.cache[at] = value
 
-    def join(self, row: int, given: ArraysCache) -> None:
-        """Append the state of a new row; zeros if it has none yet."""
-        self.cache = [
-            _appended(held, new, row) for held, new in zip(self.cache, given.cache, strict=True)
-        ]
+    def add(self, row: int) -> None:
+        """Append an empty row, with zeros for its state."""
+        if row:
+            self.cache = [
+                None if array is None else mx.concatenate([array, mx.zeros_like(array[:1])])
+                for array in self.cache
+            ]
+
+    def fill(self, row: int, given: ArraysCache) -> None:
+        """Set the state of a row. A state that is not set yet counts as zeros everywhere in mlx-lm."""
+        num_rows = len(self.shared.lengths)
+        for idx, new in enumerate(given.cache):
+            held = self.cache[idx]
+            if new is None and held is None:
+                continue
+            new = mx.zeros_like(held[:1]) if new is None else new  # type: ignore[index]
+            if held is None:
+                held = mx.zeros((num_rows, *new.shape[1:]), new.dtype)
+            self.cache[idx] = new if num_rows == 1 else mx.concatenate([held[:row], new, held[row + 1 :]])
 
     def leave(self, row: int, last: int) -> None:
         """Remove a row; the last row takes its index."""
@@ -83,18 +97,6 @@ class RaggedStateCache(ArraysCache):
     def row_state(self, row: int) -> list[mx.array | None]:
         """Copy the state of a row: arrays of (1, ...)."""
         return [None if array is None else mx.contiguous(array[row : row + 1]) for array in self.cache]
-
-
-def _appended(held: mx.array | None, new: mx.array | None, num_rows: int) -> mx.array | None:
-    # A state that is not set yet counts as zeros everywhere in mlx-lm.
-    if not num_rows:
-        return new
-    example = held if held is not None else new
-    if example is None:
-        return None
-    held = mx.zeros((num_rows, *example.shape[1:]), example.dtype) if held is None else held
-    new = mx.zeros((1, *example.shape[1:]), example.dtype) if new is None else new
-    return mx.concatenate([held, new])
 
 
 @dataclass

@@ -16,10 +16,10 @@ from engine.kv_cache.batched import (
     Extent,
     RaggedKVCache,
     RaggedQuantizedKVCache,
-    cache_arrays,
     round_columns,
     shrink_extent,
 )
+from engine.kv_cache.batched import cache_arrays as cache_arrays
 from engine.kv_cache.columns import Columns, RowLengths
 from engine.kv_cache.per_row import Caches as Caches
 from engine.kv_cache.per_row import FittedQuantizedKVCache, Snapshot, is_recurrent, leaves
@@ -40,6 +40,9 @@ class Rows(Protocol):
 
     def add(self, caches: Caches, length: int) -> None:
         """Append a prefilled row. Its caches hold length tokens; the caller must not use them any more."""
+
+    def fill(self, row: int, caches: Caches, length: int) -> None:
+        """Give a row that was added empty its caches, as add() does; what it was fed is forgotten."""
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""
@@ -92,17 +95,29 @@ class BatchedRows:
         return self.shared.lengths
 
     def add(self, caches: Caches, length: int) -> None:
-        """Append a prefilled row. Its buffers are taken over if it is the first row, else copied."""
+        """Append a prefilled row. Its buffers are taken over if it is the only row, else copied."""
         row = len(self.shared.lengths)
         self.caches = self.caches or [self._make_cache(cache) for cache in caches]
-        self.shared.add(length)
+        self.shared.add()
         for columns in self._columns.values():
-            columns.add(row)
+            columns.add()
         if self._history:
             self._history.apply()
             self._history.add()
+        for state in self._states:
+            state.add(row)
+        self.fill(row, caches, length)
+
+    def fill(self, row: int, caches: Caches, length: int) -> None:
+        """Give an empty row its caches: the buffers are taken over if it is the only row, else copied."""
+        if self._history:
+            self._history.apply()
+            self._history.stay(row)
+        self.shared.lengths[row] = length
+        for columns in self._columns.values():
+            columns.place(row)
         for cache, given in zip(leaves(self.caches), leaves(caches), strict=True):
-            cache.join(row, given)
+            cache.fill(row, given)
 
     def _make_cache(self, given: Any) -> Any:
         """Return an empty cache for all rows, of the same kind as that of one row."""
@@ -287,6 +302,10 @@ class SeparateRows:
         self._lengths.append(length)
         self._snapshots.append(None)
 
+    def fill(self, row: int, caches: Caches, length: int) -> None:
+        """Give an empty row its caches."""
+        self.caches[row], self._lengths[row], self._snapshots[row] = caches, length, None
+
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""
         self.caches[row], self._lengths[row] = self.caches[-1], self._lengths[-1]
@@ -362,8 +381,3 @@ def make_rows(model: Any, batched: bool) -> Rows:
 def evaluate(caches: Caches) -> None:
     """Compute what the caches hold, and wait for it."""
     mx.eval(cache_arrays(caches))
-
-
-def evaluate_async(caches: Caches) -> None:
-    """Start computing what the caches hold, without waiting for it."""
-    mx.async_eval(cache_arrays(caches))

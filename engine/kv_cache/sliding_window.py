@@ -13,8 +13,12 @@ ROLLBACK_TOKENS = 256
 
 
 def max_columns(window: int, max_width: int) -> int:
-    """Return the maximum columns of a buffer if no update brings more than max_width tokens."""
-    return window + BLOCK_TOKENS + max(ROLLBACK_TOKENS, max_width) + max_width + SLACK_TOKENS
+    """Return the maximum columns of a buffer if no update brings more than max_width tokens.
+
+    Rows that share buffers need up to three blocks more than the window, for they begin and end in different
+    columns of a block.
+    """
+    return window + 4 * BLOCK_TOKENS + max(ROLLBACK_TOKENS, max_width) + max_width + SLACK_TOKENS
 
 
 def first_needed(position: int, window: int) -> int:
