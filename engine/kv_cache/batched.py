@@ -1,4 +1,4 @@
-"""Keep the keys and values of all rows of a batch in one buffer per layer. columns.py describes the layout."""
+"""Keep the keys and values of all rows of a batch in one buffer per layer, laid out as columns.py says."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from engine.kv_cache.columns import Columns, Move, round_block
+from engine.kv_cache.columns import Columns, Move
 from engine.kv_cache.per_row import fitting_group_size
 from engine.kv_cache.sliding_window import WindowKVCache
 
@@ -119,7 +119,7 @@ class RaggedKVCache:
         self.arrays = [_moved(array, moves, num_columns) for array in self.arrays]
 
     def fill(self, row: int, given: Any) -> None:
-        """Write a row's keys and values from its own cache, or take over its buffers if it is the only row."""
+        """Write a row's keys and values from its own cache, or take its buffers over if it is alone."""
         length, first = self.columns.shared.lengths[row], self.columns.first_live(row)
         if length == 0:
             self._clear_row(row)
@@ -147,9 +147,7 @@ class RaggedKVCache:
         """Copy positions [start, end) of a row: arrays of (1, heads, end - start, any), keys first."""
         base = self.columns.bases[row]
         # A view would hold a reference to the buffer, which could then not be updated in place.
-        return [
-            mx.contiguous(array[row : row + 1, :, start - base : end - base]) for array in self.arrays
-        ]
+        return [mx.contiguous(array[row : row + 1, :, start - base : end - base]) for array in self.arrays]
 
     def live_columns(self, row: int) -> list[mx.array]:
         """Copy what later forwards can read of a row, as WindowKVCache.live_columns has it."""
@@ -266,8 +264,7 @@ def _moved(buffer: mx.array, moves: Sequence[Move], num_columns: int) -> mx.arra
         rows.append(mx.pad(held, [(0, 0), (0, 0), (move.to, after), (0, 0)]))
     num_spare = buffer.shape[0] - len(rows)
     if num_spare:
-        slots, heads, _, dim = buffer.shape
-        rows.append(mx.zeros((num_spare, heads, num_columns, dim), buffer.dtype))
+        rows.append(mx.zeros((num_spare, buffer.shape[1], num_columns, buffer.shape[3]), buffer.dtype))
     return mx.concatenate(rows)
 
 

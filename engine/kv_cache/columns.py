@@ -4,9 +4,9 @@ The buffers of all layers of one kind, full attention or one size of window, hav
 described by a Columns object, which these layers share. The token at position p of row r is in column
 p - bases[r] of slot r:
 
-    columns below the row's first token     values are finite, mostly zero
-    columns up to lengths[r] - bases[r]     the row's tokens, for a window at least those that are still seen
-    columns up to dirty_ends[r]             leftovers of rejected drafts or failed forwards: anything, even NaN
+    columns before the row's first token    zero, or tokens that no window reaches any more
+    columns up to lengths[r] - bases[r]     the row's tokens; of a window at least those that it can still see
+    columns up to dirty_ends[r]             leftovers of rejected drafts or failed forwards: perhaps NaN
     all columns after that                  values are zero; keys may be anything
 
 With full attention every base is 0. With a window, a base is a multiple of BLOCK_TOKENS, perhaps negative.
@@ -241,9 +241,7 @@ class Columns:
         """Where a ragged forward writes: slots (rows, 1) and columns (rows, width + num_cleared)."""
         return self._rows, self._columns
 
-    def make_mask(
-        self, num_fed: int, return_array: bool, window_size: int | None
-    ) -> mx.array | str | None:
+    def make_mask(self, num_fed: int, return_array: bool, window_size: int | None) -> mx.array | str | None:
         """Return the mask for mlx-lm's attention: None, "causal" or booleans, True where a token attends.
 
         num_fed: the forward's width. return_array: never return None or "causal".

@@ -40,9 +40,10 @@ def batch_fault(model: Any, kv_bits: int | None = None) -> str | None:
     It tries two rows that are fed different numbers of tokens, both roll back, and go on.
     """
     kept = [[5, 3, 8, 1, 4, 9, 2, 7, 6, 3, 5, 8, 2, 4], [6, 2, 9, 4, 7]]
-    kinds = sorted({type(cache).__name__ for cache in leaves(make_caches(model, kv_bits))})
-    if unknown := [type(cache).__name__ for cache in leaves(make_caches(model, kv_bits)) if not _is_known(cache)]:
+    kinds = {type(cache).__name__: cache for cache in leaves(make_caches(model, kv_bits))}
+    if unknown := [name for name, cache in kinds.items() if not _is_known(cache)]:
         return f"the model keeps a {unknown[0]}, which rows cannot share"
+    names = " and ".join(sorted(kinds))
     try:
         rows = BatchedRows(model)
         for tokens in kept:
@@ -53,16 +54,16 @@ def batch_fault(model: Any, kv_bits: int | None = None) -> str | None:
         for row, tokens in enumerate(kept):
             # The second row is left with one more token to be fed.
             if rows.roll_back(row, len(tokens) - 1 - row) != len(tokens) - 1 - row:
-                return f"rows that share the model's {' and '.join(kinds)} cannot be rolled back"
+                return f"rows that share the model's {names} cannot be rolled back"
         rest = rows.forward_ragged([kept[0][-1:], kept[1][-2:]])
         for row, tokens in enumerate(kept):
             alone = model(mx.array([tokens]), cache=_make_short_caches(model, kv_bits))[0, -3:]
             together = mx.concatenate([wide[row, : 2 - row], rest[row, : 1 + row]])
             if not _agree(together, alone):
-                return f"the model's {' and '.join(kinds)} give other logits when rows share them"
+                return f"the model's {names} give other logits when rows share them"
     # A model that expects its cache's offset to be a single number may raise anything here.
     except Exception as fault:
-        return f"rows cannot share the model's {' and '.join(kinds)}: {fault}"
+        return f"rows cannot share the model's {names}: {fault}"
     return None
 
 
@@ -87,9 +88,7 @@ def rollback_fault(model: Any, kv_bits: int | None = None, batched: bool = False
     names = " and ".join(sorted(kinds))
     try:
         plain = _last_logits(model, kv_bits, batched, None)
-        one, other = (
-            _last_logits(model, kv_bits, batched, rejected) for rejected in ([1, 1, 1], [4, 3, 2])
-        )
+        one, other = (_last_logits(model, kv_bits, batched, rejected) for rejected in ([1, 1, 1], [4, 3, 2]))
         if not mx.array_equal(one, other, equal_nan=True).item():
             return f"rejected tokens leave a trace in the model's {names}"
         if not _agree(one, plain):
@@ -132,9 +131,7 @@ def prefix_fault(model: Any, kv_bits: int | None = None) -> str | None:
     return None
 
 
-def _last_logits(
-    model: Any, kv_bits: int | None, batched: bool, rejected: Sequence[int] | None
-) -> mx.array:
+def _last_logits(model: Any, kv_bits: int | None, batched: bool, rejected: Sequence[int] | None) -> mx.array:
     """Return the logits after 5 + 1 + 1 tokens: (vocabulary,).
 
     rejected: tokens to feed with the sixth and roll back before the seventh; None for no rollback.

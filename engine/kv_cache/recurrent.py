@@ -18,14 +18,14 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
-from mlx import nn
+from mlx.nn.layers.convolution import Conv1d
 from mlx_lm.models import gated_delta, ssm
 from mlx_lm.models.cache import ArraysCache
 
 from engine.kv_cache.columns import RowLengths
 
 MAX_SINGLE_STEPS = 16
-"""Widest forward for which Mamba 2 takes a step per token. Its formulas for several tokens round otherwise."""
+"""Widest forward in which Mamba 2 takes a step per token: its formulas for several round otherwise."""
 
 Replay = Callable[[mx.array, int], mx.array]
 """Returns the state after the first kept[r] tokens of row r. kept: (rows,), and its maximum as a number."""
@@ -37,16 +37,18 @@ class RaggedStateCache(ArraysCache):
     cache: None for an array that no row has set yet.
     """
 
+    cache: Any
+
     def __init__(self, shared: RowLengths, size: int) -> None:
         # Not super(): the lengths are a property here.
-        self.cache: list[mx.array | None] = [None] * size
+        self.cache = [None] * size
         self.left_padding = None
         self.shared = shared
         self.record: LayerRecord | None = None
         self.recorder: Recorder | None = None
 
     @property
-    def lengths(self) -> mx.array | None:
+    def lengths(self) -> mx.array | None:  # type: ignore[override]
         """(rows,) tokens that the current forward adds to each row; None if no row is padded."""
         return self.shared.fed
 
@@ -60,7 +62,8 @@ class RaggedStateCache(ArraysCache):
     def __getitem__(self, at: int) -> mx.array | None:
         if self.recorder:
             self.recorder.current = self.record
-        return self.cache[at]
+        array: mx.array | None = self.cache[at]
+        return array
 
     def __setitem__(self, at: int, value: mx.array) -> None:
         self.cache[at] = value
@@ -76,23 +79,20 @@ class RaggedStateCache(ArraysCache):
     def fill(self, row: int, given: ArraysCache) -> None:
         """Set the state of a row. A state that is not set yet counts as zeros everywhere in mlx-lm."""
         num_rows = len(self.shared.lengths)
-        for idx, new in enumerate(given.cache):
-            held = self.cache[idx]
-            if new is None and held is None:
+        for idx, (held, new) in enumerate(zip(self.cache, list[Any](given.cache), strict=True)):
+            example = held if new is None else new
+            if example is None:
                 continue
-            new = mx.zeros_like(held[:1]) if new is None else new  # type: ignore[index]
-            if held is None:
-                held = mx.zeros((num_rows, *new.shape[1:]), new.dtype)
-            self.cache[idx] = new if num_rows == 1 else mx.concatenate([held[:row], new, held[row + 1 :]])
+            zeros = mx.zeros((num_rows, *example.shape[1:]), example.dtype)
+            rows, one = (zeros if array is None else array for array in (held, new))
+            self.cache[idx] = mx.concatenate([rows[:row], one[:1], rows[row + 1 :]])
 
     def leave(self, row: int, last: int) -> None:
         """Remove a row; the last row takes its index."""
         kept = list(range(last))
         if row != last:
             kept[row] = last
-        self.cache = [
-            None if array is None or not last else array[mx.array(kept)] for array in self.cache
-        ]
+        self.cache = [None if array is None or not last else array[mx.array(kept)] for array in self.cache]
 
     def row_state(self, row: int) -> list[mx.array | None]:
         """Copy the state of a row: arrays of (1, ...)."""
@@ -116,9 +116,7 @@ class LayerRecord:
     def end(self, after: Sequence[mx.array | None], width: int) -> None:
         """Find what each array was computed from. after: the arrays now. width: of the forward."""
         self.after = list(after)
-        convolved = [
-            (x, num_held) for x, num_held in self.convolved if x.shape[1] == num_held + width
-        ]
+        convolved = [(x, num_held) for x, num_held in self.convolved if x.shape[1] == num_held + width]
         self._sources = []
         for array in self.after:
             source = next((replay for computed, replay in self.replays if computed is array), None)
@@ -170,7 +168,7 @@ class Recorder:
             (gated_delta, "gated_delta_ops", self._delta),
             (gated_delta, "gated_delta_kernel", self._delta),
             (ssm, "ssm_attn", self._ssm),
-            (nn.Conv1d, "__call__", self._convolution),
+            (Conv1d, "__call__", self._convolution),
         ]
         originals = [getattr(owner, name) for owner, name, _ in replaced]
         try:
@@ -183,7 +181,7 @@ class Recorder:
             self.current = None
 
     def _convolution(self, original: Any) -> Any:
-        def call(module: nn.Conv1d, x: mx.array) -> mx.array:
+        def call(module: Conv1d, x: mx.array) -> mx.array:
             if self.current:
                 self.current.convolved.append((x, module.weight.shape[1] - 1))
             result: mx.array = original(module, x)

@@ -8,14 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.kv_cache.batched import (
-    Extent,
-    RaggedKVCache,
-    RowLengths,
-    grow_extent,
-    round_columns,
-    shrink_extent,
-)
+from engine.kv_cache.batched import Extent, RaggedKVCache, grow_extent, round_columns, shrink_extent
+from engine.kv_cache.columns import Columns, RowLengths
 from engine.kv_cache.rows import BatchedRows, make_caches
 from tests.engine.support import VOCAB_SIZE, make_model
 
@@ -70,33 +64,45 @@ def test_rolling_back_to_more_tokens_than_a_row_holds_raises() -> None:
         rows.roll_back(0, 1)
 
 
-def test_padding_is_written_as_zeros() -> None:
+def two_empty_rows(window: int | None) -> tuple[RowLengths, Columns]:
+    """Make the layout of two empty rows."""
     shared = RowLengths()
-    shared.add(0)
-    shared.add(0)
-    cache = RaggedKVCache(shared)
+    columns = Columns(shared, window)
+    for _ in range(2):
+        shared.add()
+        columns.add()
+    return shared, columns
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_padding_is_written_as_zeros(window: int | None) -> None:
+    shared, columns = two_empty_rows(window)
+    cache = RaggedKVCache(columns)
     for widths in ([2, 3], [3, 1]):
         shared.begin_forward(widths)
+        columns.begin_forward()
         numbers = mx.ones((2, 1, max(widths), 4))
         for row, width in enumerate(widths):
             numbers[row, :, width:] = mx.nan
         _, values = cache.update_and_fetch(numbers, numbers)
         shared.end_forward()
+        columns.end_forward()
         assert not mx.isnan(values).any().item()
     assert shared.lengths == [5, 4]
 
 
-def test_leftovers_of_a_failed_forward_are_never_read() -> None:
-    shared = RowLengths()
-    shared.add(0)
-    shared.add(0)
-    cache = RaggedKVCache(shared)
+@pytest.mark.parametrize("window", [None, 16])
+def test_leftovers_of_a_failed_forward_are_never_read(window: int | None) -> None:
+    shared, columns = two_empty_rows(window)
+    cache = RaggedKVCache(columns)
     for widths, filling, is_built in (([1, 3], 1.0, True), ([5, 5], mx.nan, False), ([1, 1], 1.0, True)):
         shared.begin_forward(widths)
+        columns.begin_forward()
         numbers = mx.full((2, 1, max(widths), 4), filling)
         _, values = cache.update_and_fetch(numbers, numbers)
         if is_built:
             shared.end_forward()
+            columns.end_forward()
             assert not mx.isnan(values).any().item()
 
 
