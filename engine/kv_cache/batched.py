@@ -134,9 +134,7 @@ class RaggedKVCache:
 
     def leave(self, row: int, last: int) -> None:
         """Copy the last row into the slot of one that leaves. Call it before the Columns forget the row."""
-        if last == 0:
-            self.arrays = []
-        elif row != last:
+        if row != last:
             start, end = self.columns.start_of(last), self.columns.end_of(last)
             if end > start:
                 self._put_at(row, start, [array[last : last + 1, :, start:end] for array in self.arrays])

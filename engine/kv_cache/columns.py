@@ -49,9 +49,6 @@ class RowLengths:
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
-        self._clear_forward()
-
-    def _clear_forward(self) -> None:
         self.widths: Sequence[int] = ()
         self.width = 0
         self.are_equal = True
@@ -67,8 +64,6 @@ class RowLengths:
         """Remove a row; the last row takes its index."""
         self.lengths[row] = self.lengths[-1]
         self.lengths.pop()
-        if not self.lengths:
-            self._clear_forward()
 
     def begin_forward(self, widths: Sequence[int]) -> None:
         """Compute what every layer of the next forward uses. widths: (rows,) tokens to add, each >= 1."""
@@ -119,7 +114,7 @@ class Columns:
         self._oldest: list[int] = []
         self.uniform = True
         self.read_start = self.read_end = self.num_cleared = 0
-        self._rows = self._columns = mx.array(0)
+        self._indices: tuple[mx.array, mx.array] | None = None
 
     def end_of(self, row: int) -> int:
         """Return the column after a row's last token."""
@@ -168,9 +163,6 @@ class Columns:
         self._oldest[row] = self._oldest[last]
         for numbers in (self.dirty_ends, self.bases, self._oldest):
             numbers.pop()
-        if not self.bases:
-            self.uniform, self.read_start, self.read_end, self.num_cleared = True, 0, 0, 0
-            self.num_reserved = 0
 
     def begin_forward(self) -> list[Move]:
         """Compute which columns the next forward reads and writes, after RowLengths.begin_forward.
@@ -188,8 +180,8 @@ class Columns:
         ends = [self.end_of(row) + width for row in range(len(self.bases))]
         self.dirty_ends = [max(pair) for pair in zip(self.dirty_ends, ends, strict=True)]
         if not self.uniform:
-            self._rows = mx.arange(len(ends))[:, None]
-            self._columns = mx.array(ends)[:, None] + mx.arange(-width, self.num_cleared)
+            written = mx.array(ends)[:, None] + mx.arange(-width, self.num_cleared)
+            self._indices = mx.arange(len(ends))[:, None], written
         return moves
 
     def _look(self) -> None:
@@ -239,7 +231,8 @@ class Columns:
     @property
     def write_indices(self) -> tuple[mx.array, mx.array]:
         """Where a ragged forward writes: slots (rows, 1) and columns (rows, width + num_cleared)."""
-        return self._rows, self._columns
+        assert self._indices is not None
+        return self._indices
 
     def make_mask(self, num_fed: int, return_array: bool, window_size: int | None) -> mx.array | str | None:
         """Return the mask for mlx-lm's attention: None, "causal" or booleans, True where a token attends.

@@ -127,15 +127,16 @@ class LayerRecord:
                     break
             self._sources.append(source)
 
-    def at(self, idx: int, kept: Sequence[int]) -> mx.array:
+    def at(self, idx: int, kept: Sequence[int], widths: Sequence[int]) -> mx.array:
         """Return an array of the state after the first kept[r] tokens of row r: (rows, ...).
 
+        widths: (rows,) tokens that were fed.
         Raises NotRecordedError if it is not known how the layer computed it.
         """
         before, after, source = self.before[idx], self.after[idx], self._sources[idx]
         assert after is not None
-        if not any(kept):
-            return mx.zeros_like(after) if before is None else before
+        if all(num in (0, width) for num, width in zip(kept, widths, strict=True)):
+            return _where_rows(mx.array(list(kept)) > 0, after, before)
         if source is None:
             raise NotRecordedError("it is not known how a layer computes its state")
         return source(mx.array(list(kept)), max(kept))
@@ -274,7 +275,7 @@ class StateHistory:
 
     @contextmanager
     def record(self) -> Iterator[None]:
-        """Record a forward; if building it raises, all states are as before it."""
+        """Record the forward that is built in the block."""
         recorder = Recorder(self._shared)
         for cache, record in zip(self._caches, self._records, strict=True):
             cache.record, cache.recorder = record, recorder
@@ -285,13 +286,10 @@ class StateHistory:
             else:
                 with recorder.recording():
                     yield
-        except BaseException:
-            for cache, record in zip(self._caches, self._records, strict=True):
-                cache.cache = list(record.before)
-            raise
-        finally:
             for cache, record in zip(self._caches, self._records, strict=True):
                 record.end(cache.cache, self._shared.width)
+        finally:
+            for cache in self._caches:
                 cache.record = cache.recorder = None
 
     def min_length(self, row: int) -> int | None:
@@ -338,13 +336,11 @@ class StateHistory:
         places = mx.array([place or 0 for place in self._places])
         goes_back = mx.array([row in self._kept for row in range(len(self._places))])
         is_same = self._places == list(range(len(self._starts)))
-        are_whole = all(self._widths[self._place(row)] == num for row, num in self._kept.items())
         for cache, record in zip(self._caches, self._records, strict=True):
             for idx, now in enumerate(cache.cache):
                 if now is None or record.after[idx] is None:
                     continue
-                then = record.after[idx] if are_whole else record.at(idx, kept)
-                assert then is not None
+                then = record.at(idx, kept, self._widths)
                 cache.cache[idx] = _where_rows(goes_back, then if is_same else then[places], now)
         for row in self._kept:
             self._places[row] = None

@@ -84,6 +84,9 @@ class BatchedRows:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self._clear()
+
+    def _clear(self) -> None:
         self.shared = RowLengths()
         self.caches: Caches = []
         self._columns: dict[int | None, Columns] = {}
@@ -136,6 +139,9 @@ class BatchedRows:
     def remove(self, row: int) -> None:
         """Remove a row and copy the last row into its slot. Removing the only row frees the buffers."""
         last = len(self.shared.lengths) - 1
+        if last == 0:
+            self._clear()
+            return
         if self._history:
             self._history.apply()
             self._history.remove(row)
@@ -144,12 +150,6 @@ class BatchedRows:
         for columns in self._columns.values():
             columns.remove(row)
         self.shared.remove(row)
-        if last:
-            self._shrink()
-        else:
-            self._history = None
-
-    def _shrink(self) -> None:
         for columns in self._columns.values():
             extent = self._extent_of(columns)
             self._resize(columns, shrink_extent(extent, self._needed_by(columns)))
@@ -223,8 +223,14 @@ class BatchedRows:
             if moves := columns.begin_forward():
                 for cache in self._of(columns):
                     cache.move(moves)
-        with recording:
-            logits: mx.array = self.model(tokens, cache=self.caches)
+        before = [(state, list(state.cache)) for state in self._states]
+        try:
+            with recording:
+                logits: mx.array = self.model(tokens, cache=self.caches)
+        except BaseException:
+            for state, arrays in before:
+                state.cache = arrays
+            raise
         self.shared.end_forward()
         for columns in self._columns.values():
             columns.end_forward()

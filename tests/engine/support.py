@@ -65,6 +65,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "block_ff_dim": 64, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.0,
         "block_auto_adjust_ff_dim": False, "full_attn_idxs": [1],
     },
+    # Mamba 2 and full attention in a list of caches per layer.
+    "falcon_h1": SMALL | {
+        "model_type": "falcon_h1", "mamba_d_ssm": 64, "mamba_d_state": 8, "mamba_n_heads": 4,
+        "mamba_d_head": 16, "mamba_d_conv": 4, "mamba_n_groups": 1,
+    },
     # Recurrent state with a sliding window, and with full attention, in a list of caches per layer.
     "baichuan_m1": SMALL | {
         "model_type": "baichuan_m1", "sliding_window": 16, "sliding_window_layers": [0], "conv_window": 2,

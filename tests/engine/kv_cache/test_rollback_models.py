@@ -14,11 +14,12 @@ import pytest
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from engine.kv_cache.per_row import make_caches
-from engine.kv_cache.probes import can_batch, kv_bits_fault, rollback_fault
+from engine.kv_cache.probes import batch_fault, can_batch, kv_bits_fault, rollback_fault
 from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows, make_rows
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_model, prompt_of
 
-EXACT = [name for name in CONFIGS if name != "mamba2"]
+MAMBA_2 = ("mamba2", "falcon_h1")
+EXACT = [name for name in CONFIGS if name not in MAMBA_2]
 # On the CPU, MLX computes mixtures of experts in float32 only.
 HALF = [name for name in EXACT if name not in ("gpt_oss", "qwen3_next")]
 NUM_ROUNDS = 30
@@ -179,9 +180,24 @@ def test_removing_a_row_removes_its_snapshot() -> None:
         assert mx.array_equal(last, model(mx.array([tokens]))[0, -1]).item()
 
 
-def test_plain_caches_share_a_forward_and_quantized_ones_do_not() -> None:
-    assert isinstance(make_rows(make_model("llama"), can_batch(make_model("llama"))), BatchedRows)
-    assert not can_batch(make_model("llama", head_dim=32), kv_bits=8)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_kind_of_cache_shares_a_forward_but_a_state_of_unknown_origin(name: str) -> None:
+    model = make_model(name)
+    is_batched = name != "baichuan_m1"
+    assert can_batch(model) == is_batched
+    assert isinstance(make_rows(model, is_batched), BatchedRows if is_batched else SeparateRows)
+
+
+@pytest.mark.parametrize("kv_bits", [4, 8])
+def test_quantized_keys_and_values_share_a_forward(kv_bits: int) -> None:
+    assert can_batch(make_model("qwen3_next", head_dim=32), kv_bits)
+
+
+def test_the_reason_why_rows_have_a_forward_each_is_given() -> None:
+    model = make_model("llama")
+    assert "not known how a layer computes its state" in str(batch_fault(make_model("baichuan_m1")))
+    model.make_cache = lambda: [KVCache(), ChunkedKVCache(16)]
+    assert batch_fault(model) == "the model keeps a ChunkedKVCache, which rows cannot share"
 
 
 def test_the_reason_why_a_cache_cannot_be_quantized_is_given() -> None:
