@@ -86,6 +86,10 @@ class StepClock:
         self._read_at = None
         self._works = [replace(work, is_measured=False) for work in self._works]
 
+    def restart(self) -> None:
+        """Measure the next step from now on. Nothing may be in flight."""
+        self._read_at = perf_counter()
+
     def lap(self) -> float | None:
         """Record the completion of a step. Returns the seconds since the last one, None if not known."""
         before, self._read_at = self._read_at, perf_counter()
