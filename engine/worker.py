@@ -143,6 +143,9 @@ class Worker:
             if not suspects:
                 raise
             self._restart(StepError(suspects, fault))
+        if not self.has_work:
+            # A chunk in flight would keep the last sequence alive.
+            self._clock.clear()
 
     def _restart(self, failed: StepError) -> None:
         self._recovery.restart(failed)

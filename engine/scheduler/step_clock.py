@@ -90,6 +90,11 @@ class StepClock:
         """Measure the next step from now on. Nothing may be in flight."""
         self._read_at = perf_counter()
 
+    def clear(self) -> None:
+        """Forget the last completion and the work in flight, as nobody waits for it any more."""
+        self._read_at = None
+        self._works = []
+
     def lap(self) -> float | None:
         """Record the completion of a step. Returns the seconds since the last one, None if not known."""
         before, self._read_at = self._read_at, perf_counter()
