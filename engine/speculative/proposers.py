@@ -100,11 +100,6 @@ class Proposers:
         drafts.open(request, self.sources.score, decide_by_score)
         return drafts
 
-    def may_ask_model(self, request: GenerationRequest) -> bool:
-        """Whether the draft model may draft for a request; only then does it read the prompt."""
-        draft_type = request.draft.type or self.settings.draft_type
-        return self.has_model and draft_type in ("auto", MODEL) and request.draft.max_tokens != 0
-
     @property
     def limit(self) -> int:
         """Maximum tokens of one draft; a request may ask for fewer."""
@@ -122,7 +117,8 @@ class SequenceDrafts:
     seq: the number by which the drafters know it. limit: maximum tokens of one draft.
     drafters: those that are open. work: takes what they put off.
     forecast: what to expect of the draft model.
-    uses_model: whether the draft model may draft when no drafter has a draft worth its cost.
+    uses_model: whether the draft model may draft when no drafter has a draft worth its cost, once it has read
+        the text.
     matcher: the state of the answer's grammar, if it has one. Drafts obey it, and tokens that it forces are
         a draft of their own.
     """
@@ -206,6 +202,11 @@ class SequenceDrafts:
             finally:
                 self.counts.open_s += perf_counter() - start
             yield num_tokens
+
+    @property
+    def can_ask_model(self) -> bool:
+        """Whether the draft model may draft now."""
+        return self.uses_model and self.forecast.is_ready
 
     def propose(
         self, limit: int, min_tokens: float, is_worth: Callable[[DraftEstimate], bool]

@@ -117,7 +117,7 @@ def test_nothing_is_left_of_cancelled_requests(
         max_rows=4,
         prefix_cache_bytes=prefix_cache_bytes,
         prefill_chunk_tokens=32,
-        step_token_budget=40,
+        max_stall_ms=0,
     )
     ask(engine, request(PROMPTS[2], name="first", max_tokens=4)).finished()
     bytes_before = settled_bytes(engine) - engine.prefix_status().get("num_bytes", 0)

@@ -160,7 +160,8 @@ class Device:
         plain_s = self.cost(rows, 1)
         taken_s = plain_s * (1.0 if self.is_steady else UNSTEADY)
         budgets = [row.drafts.slowdown_budget for row in rows]
-        self.planner.accounts.charge_plain(budgets, self.planner.conditions(rows), taken_s, self.is_steady)
+        under = self.planner.conditions(rows)
+        self.planner.accounts.charge_plain(budgets, under, taken_s, self.is_steady, not self.is_steady)
         for row in rows:
             row.spent.num_plain += 1
             self.commit(row, [token_at(row.num_answered)], taken_s, plain_s)

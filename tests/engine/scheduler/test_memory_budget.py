@@ -241,3 +241,15 @@ def test_a_recurrent_model_that_names_no_context_takes_longer_texts_than_others(
     driven.finish()
     assert list(answer.finished().tokens) == oracle(loaded, asked)
     assert driven.loaded.info.context_tokens == 131_072
+
+
+def test_a_lone_prompt_is_fed_in_larger_chunks_if_memory_is_left_over() -> None:
+    loaded = make_loaded("llama")
+    first_chunks = []
+    for memory_bytes in (memory_for(loaded, 900), ROOMY):
+        driven = Driven(loaded, memory_bytes=memory_bytes, prefix_cache_bytes=0)
+        driven.ask(request(prompt_of(890), 4))
+        driven.worker.step()
+        first_chunks.append(driven.worker.prefilling[0].prefill.num_computed)
+    assert first_chunks[0] < 300
+    assert first_chunks[1] == 512

@@ -135,9 +135,9 @@ class World:
         self.rows: list[Any] = []
         for i in range(num_rows):
             asked = GenerationRequest(f"{i}", (1, 2, 3), MAX_TOKENS, Sampling(0))
-            row = SimpleNamespace(
-                tokens=[1, 2, 3], num_answered=0, request=asked, sampling=0, drafts=proposers.begin(asked)
-            )
+            drafts = proposers.begin(asked)
+            drafts.forecast.begin()
+            row = SimpleNamespace(tokens=[1, 2, 3], num_answered=0, request=asked, sampling=0, drafts=drafts)
             self.rows.append(row)
 
     def plan(self, num_pending: list[int]) -> list[RowInput]:
@@ -162,7 +162,8 @@ class World:
             widths = [one.width + one.num_wanted for one in inputs]
             self.planner.accounts.charge_verification(budgets, under, widths, committed, taken_s)
         else:
-            self.planner.accounts.charge_plain(budgets, under, taken_s, is_steady=rng.random() < 0.8)
+            is_steady = rng.random() < 0.8
+            self.planner.accounts.charge_plain(budgets, under, taken_s, is_steady, not is_steady)
 
 
 @settings(deadline=None, max_examples=60)

@@ -171,7 +171,8 @@ def test_a_translator_that_raises_ends_the_drafts_of_its_request_alone(
         return translator
 
     monkeypatch.setattr(Translation, "make_translator", begin_faulty)
-    engine = start("llama", lambda: make_foreign("llama"))
+    # All prompts are computed in one step, so the rows join in their order.
+    engine = start("llama", lambda: make_foreign("llama"), prefill_chunk_tokens=512)
     answers = [ask(engine, one) for one in asked]
     finished = [answer.finished() for answer in answers]
     assert [list(one.tokens) for one in finished] == [expected[one.prompt] for one in asked]
