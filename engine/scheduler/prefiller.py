@@ -116,10 +116,12 @@ class Prefiller:
             measured = _likelihoods(sequence, logits[0]) if sequence.request.prompt_logprobs else None
             arrays = [*cache_arrays(prefill.caches), *(measured.arrays if measured else ())]
             # Not `prefill`: it would keep the caches from the rows that take them over.
-            num_fed, logprobs = len(part), prefill.logprobs
+            num_fed, logprobs, drafts = len(part), prefill.logprobs, sequence.drafts
 
             def done(seconds: float | None) -> None:
                 costs.observe(num_fed, num_before, seconds)
+                if drafts and seconds:
+                    drafts.slowdown_budget.prefill_s += seconds
                 if measured:
                     logprobs.extend(one for one in measured.read() if one is not None)
 
