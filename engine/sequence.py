@@ -29,7 +29,7 @@ from engine.request import (
 )
 from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.logprobs import Likelihood
-from engine.sampling.sampler import Penalties, needs_penalties
+from engine.sampling.sampler import Penalties, RowSampling
 from engine.speculative.costs.conditions import GREEDY, sampling_class
 from engine.speculative.draft_model.reader import DraftReader, UnreadableTextError
 from engine.speculative.proposers import SequenceDrafts
@@ -96,7 +96,7 @@ class Sequence:
     tokens: prompt and answer so far; all of them are committed.
     hashes: of the tokens' blocks, extended when they are needed.
     prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.
-    penalties: token counts, while it decodes and if its request has penalties.
+    row_sampling: how its tokens are sampled, while it decodes.
     drafts: its drafters, once it has joined the rows. matcher: the state of the answer's grammar, if any.
     sampling: what sampling its tokens takes; see sampling_class().
     has_sent_prompt: whether its prompt's log probabilities were sent.
@@ -113,7 +113,7 @@ class Sequence:
     timing: Timing = field(default_factory=Timing)
     prefix: PrefixSearch = field(default_factory=PrefixSearch)
     prefill: Prefill = field(default_factory=Prefill)
-    penalties: Penalties | None = None
+    row_sampling: RowSampling | None = None
     drafts: SequenceDrafts | None = None
     matcher: Matcher | None = None
     sampling: int = GREEDY
@@ -166,8 +166,8 @@ class Sequence:
             self.prefix.num_cached = num_computed
 
     def restart(self) -> None:
-        """Drop its caches. Committed tokens stay, and the same tokens will follow them."""
-        self.prefill = Prefill()
+        """Drop its arrays. Committed tokens stay, and the same tokens will follow them."""
+        self.prefill, self.row_sampling = Prefill(), None
 
     def give_up_drafts(self, fault: Exception) -> None:
         """Stop drafting after a fault; the answer is decoded plainly from here on."""
@@ -183,11 +183,20 @@ class Sequence:
         if self.drafts:
             self.drafts.uses_model = False
 
-    def make_penalties(self, vocab_size: int) -> None:
-        """Count its tokens for the penalties, if it has any. Its last token is counted when it is fed."""
-        if needs_penalties(self.request.sampling):
+    @property
+    def penalties(self) -> Penalties | None:
+        """Its token counts, while it decodes and if its request has penalties."""
+        return self.row_sampling and self.row_sampling.penalties
+
+    def make_row_sampling(self, vocab_size: int) -> RowSampling:
+        """Return how its tokens are sampled, made at the first call, which must precede its first step.
+
+        Penalties count its last token when it is fed.
+        """
+        if self.row_sampling is None:
             answer = self.tokens[len(self.request.prompt) : -1]
-            self.penalties = Penalties(self.request.sampling, self.request.prompt, answer, vocab_size)
+            self.row_sampling = RowSampling(self.request.sampling, vocab_size, self.request.prompt, answer)
+        return self.row_sampling
 
     def count_for_penalties(self) -> None:
         """Bring the penalties' counts up to what has been committed."""

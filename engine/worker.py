@@ -297,7 +297,7 @@ class Worker:
 
     def _join(self, sequence: Sequence) -> None:
         """Make a prefilled sequence the last row; the next step feeds its last token."""
-        sequence.make_penalties(self.batch.vocab_size)
+        sequence.make_row_sampling(self.batch.vocab_size)
         sequence.drafts = sequence.drafts or self.proposers.begin(sequence.request, sequence.matcher)
         sequence.emit_prompt_logprobs()
         try:
