@@ -5,7 +5,7 @@ It crosses between threads, so it is plain and frozen. It imports no MLX, so tha
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 FinishReason = Literal["stop", "length"]
 
@@ -60,10 +60,12 @@ class Grammar:
 
     kind: what text is: a JSON schema, a regular expression, or a grammar in Lark's syntax, as llguidance
         reads them.
+    compiled: what Engine.compile_grammar() made of it; None before. Only the engine reads it.
     """
 
     kind: Literal["json_schema", "regex", "lark"]
     text: str
+    compiled: Any = field(default=None, compare=False, repr=False)
 
 
 class GrammarError(ValueError):

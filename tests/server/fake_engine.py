@@ -250,7 +250,7 @@ class FakeEngine:
             loaded_s=0.1,
         )
         self.tokenizer = FakeTokenizer()
-        self.checked_grammars: list[Grammar] = []
+        self.compiled_grammars: list[Grammar] = []
         self.grammar_fault: str | None = None
         self.requests: list[GenerationRequest] = []
         self.cancelled_ids: list[str] = []
@@ -272,10 +272,11 @@ class FakeEngine:
             self._changed.notify_all()
         threading.Thread(target=self._work, args=(job, self.script), daemon=True).start()
 
-    def check_grammar(self, grammar: Grammar) -> None:
-        self.checked_grammars.append(grammar)
+    def compile_grammar(self, grammar: Grammar) -> Grammar:
+        self.compiled_grammars.append(grammar)
         if self.grammar_fault is not None:
             raise GrammarError(self.grammar_fault)
+        return replace(grammar, compiled=len(self.compiled_grammars))
 
     def cancel(self, request_id: str) -> None:
         with self._changed:
