@@ -78,14 +78,12 @@ class Prefill:
     caches, num_computed: its own caches, and how many of its tokens they hold.
     keep_at: lengths at which the caches are to be kept in the prefix cache.
     draft_reader: what the draft model has read of it; None if the draft model does not read it.
-    logprobs: log probabilities of its prompt's tokens from the second one on, if the request wants them.
     """
 
     caches: Caches = field(default_factory=list)
     num_computed: int = 0
     keep_at: set[int] = field(default_factory=set)
     draft_reader: DraftReader | None = None
-    logprobs: list[Likelihood] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -99,7 +97,7 @@ class Sequence:
     row_sampling: how its tokens are sampled, while it decodes.
     drafts: its drafters, once it has joined the rows. matcher: the state of the answer's grammar, if any.
     sampling: what sampling its tokens takes; see sampling_class().
-    has_sent_prompt: whether its prompt's log probabilities were sent.
+    num_prompt_sent: leading tokens of its prompt whose log probabilities were sent.
     num_bisections: how many bisections suspected it.
     num_overtaken: how many later sequences were admitted first because this one did not fit into memory.
     """
@@ -117,7 +115,7 @@ class Sequence:
     drafts: SequenceDrafts | None = None
     matcher: Matcher | None = None
     sampling: int = GREEDY
-    has_sent_prompt: bool = False
+    num_prompt_sent: int = 0
     num_bisections: int = 0
     num_overtaken: int = 0
     ended: bool = False
@@ -186,7 +184,7 @@ class Sequence:
     @property
     def penalties(self) -> Penalties | None:
         """Its token counts, while it decodes and if its request has penalties."""
-        return self.row_sampling and self.row_sampling.penalties
+        return self.row_sampling.penalties if self.row_sampling else None
 
     def make_row_sampling(self, vocab_size: int) -> RowSampling:
         """Return how its tokens are sampled, made at the first call, which must precede its first step.
@@ -241,18 +239,26 @@ class Sequence:
         if reason:
             self._finish(reason)
 
-    def emit_prompt_logprobs(self) -> None:
-        """Send the log probabilities of the prompt's tokens once, if the request wants them."""
-        if not self.request.prompt_logprobs or self.has_sent_prompt:
-            return
-        self.has_sent_prompt = True
-        first, *others = self.request.prompt
-        entries = [TokenLogprob(first, self.tokenizer.piece(first), None)]
-        entries += [self._logprob(t, found) for t, found in zip(others, self.prefill.logprobs, strict=True)]
-        self.sink(Delta("", tuple(entries)))
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether the request wants log probabilities of the prompt's tokens that have not been sent."""
+        return self.request.prompt_logprobs and self.num_prompt_sent < len(self.request.prompt)
 
-    def _logprob(self, token: int, likelihood: Likelihood) -> TokenLogprob:
-        logprob, likeliest = likelihood
+    def emit_prompt_logprobs(self, start: int, likelihoods: SequenceOf[Likelihood | None]) -> None:
+        """Send the log probabilities of a run of the prompt's tokens, but for those sent before a restart.
+
+        start: index of the first of them; all tokens before it were sent.
+        likelihoods: of each; None for the prompt's first token, which has no log probability.
+        """
+        prompt, entries = self.request.prompt, []
+        for likelihood in likelihoods[self.num_prompt_sent - start :]:
+            entries.append(self._logprob(prompt[self.num_prompt_sent], likelihood))
+            self.num_prompt_sent += 1
+        if entries:
+            self.sink(Delta("", tuple(entries), is_prompt=True))
+
+    def _logprob(self, token: int, likelihood: Likelihood | None) -> TokenLogprob:
+        logprob, likeliest = likelihood or (None, [])
         piece = self.tokenizer.piece
         top = tuple((t, piece(t), value) for t, value in likeliest)
         return TokenLogprob(token, piece(token), logprob, top)

@@ -299,7 +299,6 @@ class Worker:
         """Make a prefilled sequence the last row; the next step feeds its last token."""
         sequence.make_row_sampling(self.batch.vocab_size)
         sequence.drafts = sequence.drafts or self.proposers.begin(sequence.request, sequence.matcher)
-        sequence.emit_prompt_logprobs()
         try:
             self.batch.join(sequence)
         except Exception as fault:

@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from config.settings import Settings
 from engine.kv_cache.rows import evaluate, evaluate_async
-from engine.sampling.logprobs import Likelihoods
+from engine.sampling.logprobs import Likelihood, Likelihoods
 from engine.scheduler import prefill_budget
 from engine.scheduler.draft_prompts import DraftPrompts
 from engine.scheduler.prefix_lookup import PrefixLookup
@@ -15,7 +15,10 @@ from engine.sequence import Sequence
 from engine.step_error import StepError
 
 PROMPT_LOGPROBS_CHUNK = 128
-"""Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own."""
+"""Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own.
+
+They are sent with their chunk, so this also limits the time that sending them takes in one step.
+"""
 
 
 class Prefiller:
@@ -42,6 +45,9 @@ class Prefiller:
     def begin(self, sequence: Sequence) -> None:
         """Prefill a sequence that was just admitted."""
         self.prefilling.append(sequence)
+        if sequence.needs_prompt_logprobs:
+            # The first token follows none, so no chunk measures it.
+            sequence.emit_prompt_logprobs(0, [None])
         if self._draft_prompts:
             self._draft_prompts.begin(sequence)
 
@@ -78,14 +84,15 @@ class Prefiller:
         # Wait for the last chunk: with one in flight per prompt, a cancelled prompt stops within a chunk.
         evaluate(prefill.caches)
         end = len(sequence.tokens) - 1
-        if sequence.request.prompt_logprobs:
+        if sequence.needs_prompt_logprobs:
             chunk = min(chunk, PROMPT_LOGPROBS_CHUNK)
         if ahead := [length for length in prefill.keep_at if length > prefill.num_computed]:
             chunk = min(chunk, min(ahead) - prefill.num_computed)
         if part := sequence.tokens[prefill.num_computed : min(prefill.num_computed + chunk, end)]:
             logits = self._model(mx.array(part)[None], cache=prefill.caches)
-            if sequence.request.prompt_logprobs:
-                _measure_logprobs(sequence, logits[0])
+            if sequence.needs_prompt_logprobs:
+                start = prefill.num_computed + 1
+                sequence.emit_prompt_logprobs(start, _measure_logprobs(sequence, start, logits[0]))
             evaluate_async(prefill.caches)
             prefill.num_computed += len(part)
             if prefill.num_computed in prefill.keep_at:
@@ -94,10 +101,11 @@ class Prefiller:
             self._draft_prompts.feed(sequence, chunk)
 
 
-def _measure_logprobs(sequence: Sequence, logits: mx.array) -> None:
-    """Add the log probabilities of the tokens that follow those of a chunk. logits: (chunk, vocabulary)."""
-    start = sequence.prefill.num_computed + 1
+def _measure_logprobs(sequence: Sequence, start: int, logits: mx.array) -> list[Likelihood | None]:
+    """Return the log probabilities of the tokens from start on, which follow those of a chunk.
+
+    logits: (chunk, vocabulary).
+    """
     following = sequence.tokens[start : start + logits.shape[0]]
     wanted = [sequence.request.top_logprobs or 0] * len(following)
-    likelihoods = Likelihoods(logits, mx.array(following), wanted).read()
-    sequence.prefill.logprobs += [one for one in likelihoods if one is not None]
+    return Likelihoods(logits, mx.array(following), wanted).read()

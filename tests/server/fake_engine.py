@@ -141,9 +141,12 @@ def logprobs_of(job: Job, text: bytes) -> tuple[TokenLogprob, ...]:
 
 
 def _send_prompt_logprobs(job: Job) -> None:
+    """Send the log probabilities of the prompt's tokens, the first alone and then three at a time."""
     if job.request.prompt_logprobs:
         first, *others = logprobs_of(job, bytes(job.request.prompt))
-        job.sink(Delta("", (replace(first, logprob=None, top=()), *others)))
+        job.sink(Delta("", (replace(first, logprob=None, top=()),), is_prompt=True))
+        for start in range(0, len(others), 3):
+            job.sink(Delta("", tuple(others[start : start + 3]), is_prompt=True))
 
 
 def echo(_: "FakeEngine", job: Job) -> Event:
