@@ -12,19 +12,27 @@ from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import prompt_of, request
 
 
-def test_penalties_equal_the_brute_force() -> None:
+@pytest.mark.parametrize("drafted", [[], [3, 3, 19]])
+@pytest.mark.parametrize("repetition", [1.0, 1.7, 0.6])
+@pytest.mark.parametrize(("presence", "frequency"), [(0.0, 0.0), (0.4, 0.0), (0.0, -0.3), (0.4, 0.3)])
+def test_penalties_equal_the_brute_force(
+    presence: float, frequency: float, repetition: float, drafted: list[int]
+) -> None:
     rng = np.random.default_rng(3)
     prompt, answer = rng.integers(0, 20, 12).tolist(), rng.integers(0, 20, 9).tolist()
-    sampling = Sampling(seed=0, presence_penalty=0.4, frequency_penalty=0.3, repetition_penalty=1.7)
+    sampling = Sampling(
+        seed=0, presence_penalty=presence, frequency_penalty=frequency, repetition_penalty=repetition
+    )
     penalties = Penalties(sampling, prompt, answer[:-1], 20)
     penalties.observe(mx.array(answer[-1:]))
+    answer += drafted
     logits = rng.normal(size=20).astype(np.float32)
     expected = logits.copy()
     for token in range(20):
         if token in prompt or token in answer:
-            expected[token] = logits[token] / 1.7 if logits[token] > 0 else logits[token] * 1.7
-        expected[token] -= 0.3 * answer.count(token) + 0.4 * (token in answer)
-    np.testing.assert_allclose(np.array(penalties.apply(mx.array(logits))), expected, rtol=1e-6)
+            expected[token] *= 1 / repetition if logits[token] > 0 else repetition
+        expected[token] -= frequency * answer.count(token) + presence * (token in answer)
+    np.testing.assert_allclose(penalties.apply(mx.array(logits), drafted), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_batched_noise_equals_each_row_alone() -> None:
