@@ -10,7 +10,7 @@ from bench.workloads import Turn
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter
-from drafters.repetition import repetition_score
+from drafters.repetition import score_in_slices
 from engine.engine import Engine
 from engine.request import Event, Failed, Finished, GenerationRequest
 from engine.speculative.costs.step_costs import StepCosts
@@ -44,7 +44,7 @@ class LocalEngine:
 
     def _sources(self, settings: Settings, vocabulary: str) -> DraftSources:
         self.drafters.update(make_drafters(settings, vocabulary))
-        return DraftSources(self.drafters, repetition_score)
+        return DraftSources(self.drafters, score_in_slices)
 
     def prompt(
         self, messages: str | Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()

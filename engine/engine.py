@@ -171,7 +171,14 @@ class Engine:
 
     def table_save(self) -> str:
         """Save the table to the settings' file; return a sentence that says so. Raises SharedTableError."""
-        return str(self._between_steps(shared_table.find_table(self._sources()).save))
+        save = shared_table.find_table(self._sources()).save
+
+        def learn_and_save() -> str:
+            if self._worker:
+                self._worker.proposers.work.finish()
+            return save()
+
+        return str(self._between_steps(learn_and_save))
 
     def table_load(self) -> str:
         """Load the table from the settings' file; return a sentence that says so. Raises SharedTableError."""
@@ -299,6 +306,7 @@ class Engine:
         loop = Loop(worker, self._inbox, self._lifecycle, self.tokenizer, self._grammars)
         try:
             loop.run()
+            worker.proposers.work.finish()
             shared_table.save(self._sources(), self.settings)
         # Whatever was raised, every live request must get its terminal event.
         except BaseException as fault:

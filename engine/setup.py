@@ -11,7 +11,7 @@ from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from engine.kv_cache.probes import can_batch, kv_bits_fault, rollback_fault
 from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
 from engine.model.vocabulary import VocabularyError
-from engine.scheduler.draft_prompts import DraftPrompts
+from engine.scheduler.draft_reading import DraftReading
 from engine.scheduler.memory_budget import MemoryBudget, make_memory_budget
 from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
@@ -22,6 +22,7 @@ from engine.speculative.costs.exact_widths import find_exact_shapes
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.model import DraftModel
+from engine.speculative.draft_model.prefixes import DraftPrefixes
 from engine.speculative.proposers import DraftSources, Proposers
 from engine.speculative.translation.translation import Translation
 from engine.worker import Worker
@@ -72,8 +73,7 @@ def make_worker(
     batch = Batch(loaded.model, loaded.info.vocab_size, batched, model)
     if make_sources is None:
         planner, proposers = Planner(flat_costs()), Proposers(None, settings)
-        queue = _make_queue(loaded, settings, memory_budget, None)
-        return Worker(batch, queue, planner, proposers)
+        return Worker(batch, _make_queue(loaded, settings, memory_budget), planner, proposers)
     sources = make_sources(loaded.tokenizer.fingerprint)
     model_costs, is_measured = FREE, costs is None
     calibrations: list[Calibration] = []
@@ -90,9 +90,9 @@ def make_worker(
     drafting_costs = DraftModelCosts(model_costs, costs, model.batched, is_measured) if model else None
     planner = Planner(costs, exact, drafting_costs, _is_recurrent(loaded))
     proposers = Proposers(sources, settings, bool(model), loaded.tokenizer.line_ends)
-    draft_prompts = DraftPrompts(model, proposers, planner) if model else None
-    queue = _make_queue(loaded, settings, memory_budget, draft_prompts)
-    return Worker(batch, queue, planner, proposers, calibrations)
+    queue = _make_queue(loaded, settings, memory_budget)
+    reading = _make_draft_reading(model, proposers, planner, queue, settings) if model else None
+    return Worker(batch, queue, planner, proposers, calibrations, reading)
 
 
 def _make_calibrations(
@@ -108,16 +108,35 @@ def _make_calibrations(
     return found
 
 
-def _make_queue(
-    loaded: LoadedModel, settings: Settings, memory_budget: MemoryBudget, draft_prompts: DraftPrompts | None
-) -> RequestQueue:
+def _make_queue(loaded: LoadedModel, settings: Settings, memory_budget: MemoryBudget) -> RequestQueue:
     """Set up the request queue, with the prefix cache and prefill behind it."""
-    num_bytes = settings.prefix_cache_bytes
-    if num_bytes is None:
-        num_bytes = memory_budget.room_bytes // PREFIX_CACHE_SHARE
+    num_bytes = _prefix_bytes(settings, memory_budget)
+    num_bytes -= memory_budget.draft_model_share(num_bytes)
     prefix_lookup = PrefixLookup(loaded.model, settings, num_bytes, loaded.tokenizer.answer_opening)
-    prefiller = Prefiller(loaded.model, settings, prefix_lookup, draft_prompts)
+    if prefix_lookup.cache:
+        memory_budget.prefixes.append(prefix_lookup.cache)
+    prefiller = Prefiller(loaded.model, settings, memory_budget, prefix_lookup)
     return RequestQueue(settings, memory_budget, prefix_lookup, prefiller)
+
+
+def _make_draft_reading(
+    model: DraftModel, proposers: Proposers, planner: Planner, queue: RequestQueue, settings: Settings
+) -> DraftReading:
+    """Set up the reading of texts by the draft model, with a prefix cache of its own."""
+    budget = queue.memory_budget
+    num_bytes = budget.draft_model_share(_prefix_bytes(settings, budget))
+    prefixes = DraftPrefixes(model.model, num_bytes, queue.prefix_lookup.opening)
+    if prefixes.cache:
+        # First: without its prefixes only drafts come later.
+        budget.prefixes.insert(0, prefixes.cache)
+    return DraftReading(model, proposers, planner, budget, prefixes)
+
+
+def _prefix_bytes(settings: Settings, memory_budget: MemoryBudget) -> int:
+    """Return the memory for the prefix caches of all models."""
+    if settings.prefix_cache_bytes is not None:
+        return settings.prefix_cache_bytes
+    return memory_budget.room_bytes // PREFIX_CACHE_SHARE
 
 
 def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Settings) -> DraftModel:

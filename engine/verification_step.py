@@ -31,6 +31,7 @@ class VerificationStep:
         self._batch = batch
         self._planner = planner
         self._clock = clock
+        self._chunk_s = 0.0
 
     def run(self, inputs: SequenceOf[RowInput]) -> list[tuple[Sequence, Outcome]]:
         """Verify drafts in one forward pass with one wait; returns what each row is to commit.
@@ -38,19 +39,30 @@ class VerificationStep:
         inputs: one for each row. After the step every row holds all of its tokens but the newest.
         Raises StepError. If any row had a draft, it names no suspects, and rows with drafts stop drafting.
         """
-        started_at, members = time.perf_counter(), list(self._batch.members)
+        started_at, self._chunk_s, members = time.perf_counter(), 0.0, list(self._batch.members)
         for sequence in members:
             sequence.count_for_penalties()
         inputs = list(inputs)
+        if any(row.num_wanted for row in inputs):
+            # The draft model's tokens are waited for, and so is what was dispatched before.
+            self._wait_for_chunk()
         try:
             work, drafting_s = self._draft(inputs)
             inputs = self._planner.without_inexact(inputs)
             inputs = [_apply_grammar(s, row) for s, row in zip(members, inputs, strict=True)]
             outcomes = self._verify(inputs)
+        except StepError:
+            raise
         except Exception as fault:
             raise StepError(_stop_drafting(members, inputs, fault), fault) from fault
-        self._account(outcomes, work, drafting_s, started_at)
+        self._account(outcomes, work, drafting_s, started_at + self._chunk_s)
         return list(zip(members, outcomes, strict=True))
+
+    def _wait_for_chunk(self) -> None:
+        """Wait for a prompt's chunk in flight, whose time is not part of the step's."""
+        start = time.perf_counter()
+        self._clock.settle()
+        self._chunk_s += time.perf_counter() - start
 
     @station("draft_model")
     def _draft(self, inputs: list[RowInput]) -> tuple[DraftWork | None, float]:
@@ -76,7 +88,8 @@ class VerificationStep:
         rows = self._batch.rows
         held = list(rows.lengths)
         wanted = [s.request.top_logprobs for s in self._batch.members]
-        outcomes = verify.verify_drafts(rows, self._batch.sampler, inputs, wanted)
+        # A chunk in flight is waited for once this step is ready, so that their times can be told apart.
+        outcomes = verify.verify_drafts(rows, self._batch.sampler, inputs, wanted, self._wait_for_chunk)
         for row, outcome in enumerate(outcomes):
             rows.roll_back(row, held[row] + len(outcome.verified.pending) + len(outcome.tokens) - 1)
         return outcomes

@@ -30,6 +30,12 @@ log = logging.getLogger("reprise.engine")
 ANSWER_TOKENS = GROWTH_TOKENS
 """Answer tokens for which a sequence must have room to be admitted."""
 
+RESERVED_CHUNK_TOKENS = 256
+"""Prompt tokens of a chunk for which memory is reserved. A step may feed more if there is memory left."""
+
+SHARED_TOKENS = 1024
+"""Tokens at which the models' caches are compared, to share the prefix cache's memory."""
+
 Running = tuple[list[ref[Sequence]], list[ref[Sequence]]]
 """Sequences that decode and sequences that prefill. Weak, so that none is kept after its end."""
 
@@ -60,8 +66,10 @@ class MemoryBudget:
 
     room_bytes: memory for everything but weights. models: the target model and, if any, the draft model.
     max_fed: maximum tokens that one forward pass feeds to all rows.
-    chunk_tokens: maximum prompt tokens fed at once.
+    chunk_tokens: prompt tokens fed at once for which memory is reserved. largest_chunk_tokens: maximum.
     ahead_tokens: maximum tokens by which a step lengthens a row before it is rolled back.
+    max_chunk_tokens: prompt tokens that the next step may feed; make_room() sets it.
+    prefixes: the prefix caches, which give up memory that rows need, the first one first.
     """
 
     def __init__(
@@ -70,14 +78,18 @@ class MemoryBudget:
         models: SequenceOf[ModelMemory],
         max_fed: int,
         chunk_tokens: int,
+        largest_chunk_tokens: int,
         ahead_tokens: int,
     ) -> None:
         self.room_bytes = room_bytes
         self._models = models
         self._max_fed = max_fed
         self._chunk_tokens = chunk_tokens
+        self._largest_chunk_tokens = largest_chunk_tokens
         self._ahead_tokens = ahead_tokens
+        self.prefixes: list[PrefixCache] = []
         self._used_bytes = 0
+        self.max_chunk_tokens = chunk_tokens
         # The shortest length that may_begin() refused, and the running sequences that took the memory.
         self._refused_tokens = 0
         self._refused_beside: Running = ([], [])
@@ -120,20 +132,28 @@ class MemoryBudget:
         members: SequenceOf[Sequence],
         prefilling: SequenceOf[Sequence],
         rows: SequenceOf[Rows],
-        prefixes: PrefixCache | None,
+        reading: SequenceOf[Sequence] = (),
     ) -> bool:
         """Drop cached prefixes until the next step fits; return whether it does.
 
         rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
+        reading: sequences whose text the draft model is reading, in caches that are not a row's yet.
         """
         lengths, prompts = [len(s.tokens) for s in members], [len(s.tokens) for s in prefilling]
-        needed = self._bytes(lengths, prompts)
-        if prefixes is not None:
-            prefixes.shrink_to(max(0, self.room_bytes - needed))
+        self.max_chunk_tokens = self._chunk_tokens
+        needed = self._bytes(lengths, prompts) + sum(self._reading_bytes(len(s.tokens)) for s in reading)
+        self._shrink_prefixes(self.room_bytes - needed)
         if needed > self.room_bytes:
             return False
-        spare = self.room_bytes - needed - (prefixes.num_bytes if prefixes is not None else 0)
+        spare = self.room_bytes - needed - sum(cache.num_bytes for cache in self.prefixes)
         self._used_bytes = needed
+        if prompts:
+            # Of half at most: buffers may grow ahead of need into the rest.
+            token_bytes = self._fed_token_bytes(max([*lengths, *prompts]))
+            more = min(spare // 2 // token_bytes, self._largest_chunk_tokens - self._chunk_tokens)
+            self.max_chunk_tokens += more
+            self._used_bytes += more * token_bytes
+            spare -= more * token_bytes
         for model, model_rows in zip(self._models, rows, strict=True):
             if isinstance(model_rows, BatchedRows) and model.footprint.token_bytes:
                 token_bytes = model.footprint.token_bytes
@@ -143,18 +163,53 @@ class MemoryBudget:
                 self._used_bytes += max(0, slots * columns - num_cells) * token_bytes
         return True
 
-    def may_measure(self, lengths: SequenceOf[int], prefixes: PrefixCache | None) -> bool:
+    def may_measure(self, lengths: SequenceOf[int]) -> bool:
         """Whether rows of these lengths, and a step over them, fit beside the cached prefixes alone."""
-        held = prefixes.num_bytes if prefixes is not None else 0
+        held = sum(cache.num_bytes for cache in self.prefixes)
         return self._bytes(lengths, []) + held <= self.room_bytes
 
-    def may_copy(self, num_tokens: int, prefixes: PrefixCache | None) -> bool:
-        """Drop cached prefixes until a copy of a row's caches fits; return whether it does."""
-        footprint = self._models[0].footprint
-        left = self.room_bytes - self._used_bytes - footprint.row_bytes(num_tokens, self._chunk_tokens)
-        if left >= 0 and prefixes is not None:
-            prefixes.shrink_to(left)
+    def may_copy(self, num_tokens: int, model: int = 0) -> bool:
+        """Drop cached prefixes until a copy of a row's caches fits; return whether it does.
+
+        model: 0 for the target model, -1 for the draft model.
+        """
+        memory = self._models[model]
+        copied = memory.footprint.row_bytes(memory.num_ids(num_tokens), self._chunk_tokens)
+        left = self.room_bytes - self._used_bytes - copied
+        if left >= 0:
+            self._shrink_prefixes(left)
         return left >= 0
+
+    def reserve_reading(self, num_tokens: int) -> bool:
+        """Reserve memory until the next make_room() for reading a text; return whether there is enough.
+
+        num_tokens: target tokens of the text.
+        """
+        needed = self._reading_bytes(num_tokens)
+        left = self.room_bytes - self._used_bytes - needed
+        if left >= 0:
+            self._shrink_prefixes(left)
+            self._used_bytes += needed
+        return left >= 0
+
+    def _shrink_prefixes(self, num_bytes: int) -> None:
+        """Drop cached prefixes, those of the first cache first, until at most num_bytes are kept."""
+        kept = sum(cache.num_bytes for cache in self.prefixes)
+        for cache in self.prefixes:
+            others = kept - cache.num_bytes
+            cache.shrink_to(max(0, num_bytes - others))
+            kept = others + cache.num_bytes
+
+    def _reading_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of the caches with which the draft model reads a text, until they are a row's."""
+        draft = self._models[-1]
+        # Rows that do not share buffers are counted as if they held the text already.
+        return self._row_bytes(draft.footprint, draft.num_ids(num_tokens)) if draft.batched else 0
+
+    def draft_model_share(self, num_bytes: int) -> int:
+        """Return the part of num_bytes that holds as many of its tokens as the rest holds of the target's."""
+        target, *draft = [m.footprint.row_bytes(SHARED_TOKENS, self._chunk_tokens) for m in self._models]
+        return num_bytes * sum(draft) // (target + sum(draft))
 
     def _bytes(self, rows: SequenceOf[int], prompts: SequenceOf[int]) -> int:
         """Return what rows and prompts of these lengths need while the next step runs."""
@@ -173,6 +228,15 @@ class MemoryBudget:
             total += sum(self._row_bytes(footprint, model.num_ids(length)) for length in prompts)
         return total + max(
             model.footprint.forward_bytes(self._max_fed, model.num_ids(max(lengths)) + self._ahead_tokens)
+            for model in self._models
+        )
+
+    def _fed_token_bytes(self, longest: int) -> int:
+        """Return what each further token of a chunk needs; the longest row or prompt has longest tokens."""
+        return 1 + max(
+            model.footprint.forward_bytes(1, model.num_ids(longest))
+            # The buffer of a sliding window has room for two chunks.
+            + 2 * sum(each for each, _ in model.footprint.windows)
             for model in self._models
         )
 
@@ -204,11 +268,13 @@ def make_memory_budget(
         max_ids = draft_model.loaded.info.context_tokens
         models.append(ModelMemory(measure(draft_model.model), draft_model.batched, *id_limits, max_ids))
     widest = settings.num_draft_tokens + 1 + MAX_PENDING
+    chunk_tokens = min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens)
     memory_budget = MemoryBudget(
         given - weight_bytes,
         models,
-        max_fed=max(settings.prefill_chunk_tokens, settings.max_rows * widest),
-        chunk_tokens=settings.prefill_chunk_tokens,
+        max_fed=max(chunk_tokens, settings.max_rows * widest),
+        chunk_tokens=chunk_tokens,
+        largest_chunk_tokens=settings.prefill_chunk_tokens,
         ahead_tokens=widest,
     )
     _limit_context(loaded, settings, memory_budget, given, weight_bytes)

@@ -236,10 +236,10 @@ class PrefixLookup:
 
         The next turn's prompt may leave out the reasoning, and then it diverges from this one there.
         """
-        lengths = (kept, self._opening(sequence.tokens))
+        lengths = (kept, self.opening(sequence.tokens))
         sequence.prefill.keep_at = {at for at in lengths if at >= length + MIN_SHARED_TOKENS}
 
-    def _opening(self, tokens: list[int]) -> int:
+    def opening(self, tokens: list[int]) -> int:
         """Return the length before the last opening of an answer; 0 if there is none."""
         count = len(self._answer_opening)
         for at in range(len(tokens) - count, max(0, len(tokens) - OPENING_REACH), -1):

@@ -14,6 +14,9 @@ from engine.stations import station
 MAX_OVERTAKEN = 16
 """How many smaller sequences may overtake one that does not fit into memory; then all wait for it."""
 
+LONG_PROMPT_TOKENS = 256
+"""A longer prompt counts as long: not all rows may prefill such prompts."""
+
 
 class RequestQueue:
     """Admits waiting sequences to prefill, first come first served except as admit() says.
@@ -96,5 +99,4 @@ class RequestQueue:
         return num_long < max(1, self._settings.max_rows // 2)
 
     def _is_long(self, sequence: Sequence) -> bool:
-        """Whether a prompt takes more than one chunk."""
-        return sequence.num_to_prefill > self._settings.prefill_chunk_tokens
+        return sequence.num_to_prefill > min(LONG_PROMPT_TOKENS, self._settings.prefill_chunk_tokens)

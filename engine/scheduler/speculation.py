@@ -115,7 +115,7 @@ class Planner:
             return is_any_width_worth(estimate, widths, partial(self._even_s, num_rows))
 
         estimate = s.drafts.propose(max_tokens, MIN_GAIN * self._min_ratio(num_rows), is_worth)
-        if not estimate.is_worth and s.drafts.uses_model and self.model_costs is not None:
+        if not estimate.is_worth and s.drafts.can_ask_model and self.model_costs is not None:
             forecast = s.drafts.forecast
             by_model = self._estimate_model_draft(
                 forecast, num_rows, min(max_tokens, s.drafts.limit), forecast.rate
@@ -165,7 +165,7 @@ class Planner:
         Returns the probes' estimates and the step's width; the given estimates and 1 if no probe is due or a
         slowdown budget does not allow it.
         """
-        able = [s for s in members if s.drafts and s.drafts.uses_model and _max_draft_tokens(s) > 0]
+        able = [s for s in members if s.drafts and s.drafts.can_ask_model and _max_draft_tokens(s) > 0]
         due = [s.drafts.forecast for s in able if s.drafts and s.drafts.forecast.is_probe_due]
         if self.model_costs is None or not due:
             return estimates, 1

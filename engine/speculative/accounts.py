@@ -24,21 +24,23 @@ class StepAccounts:
         under: Conditions,
         taken_s: float | None,
         is_steady: bool,
+        follows_drafts: bool,
     ) -> None:
         """Account for a plain step.
 
         budgets: of its rows. taken_s: its seconds; None if they are not known and cannot be charged.
         is_steady: whether it was dispatched while another plain step of the same rows was in flight, as all
             steps of plain decoding are. Such a step shows what plain steps cost.
+        follows_drafts: whether it was not because drafts were verified before it.
         """
         costs, num_rows = self._costs, len(budgets)
         if taken_s is None or not costs.is_learned:
             taken_s = plain_s = costs.seconds(num_rows, 1, under)
-        elif is_steady:
-            costs.observe_plain(num_rows, taken_s, under)
-            plain_s = taken_s
         else:
-            plain_s = costs.least_plain_s(num_rows, under) or taken_s
+            if is_steady:
+                costs.observe_plain(num_rows, taken_s, under)
+            known_s = costs.least_plain_s(num_rows, under) if follows_drafts else None
+            plain_s = known_s or taken_s
         for budget in budgets:
             if budget:
                 budget.charge(taken_s, plain_s, 1)

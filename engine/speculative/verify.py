@@ -8,7 +8,7 @@ the committed tokens are exactly those of plain decoding. A row's pending tokens
 cache yet: 1, or more if recurrent state was rolled back past accepted tokens; these are fed again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -62,12 +62,17 @@ class Outcome:
 
 @station("dispatch")
 def verify_drafts(
-    rows: Rows, sampler: Sampler, inputs: Sequence[RowInput], wanted: Sequence[int | None]
+    rows: Rows,
+    sampler: Sampler,
+    inputs: Sequence[RowInput],
+    wanted: Sequence[int | None],
+    before: Callable[[], object],
 ) -> list[Outcome]:
     """Run one forward pass over all rows and wait once; returns what each row commits.
 
     inputs: one for each row, in their order. The rows then hold every token fed; the caller rolls them back.
     wanted: GenerationRequest.top_logprobs of each row.
+    before: called when all is ready to be dispatched.
     Raises whatever the forward pass raises; the rows cannot be used after that.
     """
     logits = rows.forward_ragged([[*row_input.pending, *row_input.draft] for row_input in inputs])
@@ -83,6 +88,7 @@ def verify_drafts(
     tokens = sampler.sample(joined, positions, draws)
     measured = measure(joined, tokens, [wanted[draw.row] for draw in draws])
     with station("waiting"):
+        before()
         mx.eval(tokens, *(measured.arrays if measured else ()))
     sampled: list[int] = tokens.tolist()  # type: ignore[assignment]
     likelihoods: list[Likelihood | None] = measured.read() if measured else [None] * len(sampled)

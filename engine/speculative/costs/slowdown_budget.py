@@ -12,6 +12,9 @@ ALLOWANCE_STEPS = 6.0
 RESERVE_STEPS = 1.0
 """Those of them that no draft may use: a step may take longer than any before."""
 
+PROBING_SHARE = 0.01
+"""Share of the plain time that probes may take beyond the bound: plain steps between drafted ones."""
+
 
 class SlowdownBudget:
     """Keeps one sequence within the bound, whether drafts of its own or of other rows slow it down.

@@ -12,6 +12,7 @@ from engine.request import GenerationRequest, Sampling
 from engine.scheduler.speculation import Planner
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources, Proposers
+from tests.drafters.fakes import scored
 
 TrueCosts = Callable[[int, int, int], float]
 """(rows, width, tokens of the longest row) -> seconds of a step."""
@@ -104,7 +105,7 @@ class Device:
     def __post_init__(self) -> None:
         settings = Settings(num_draft_tokens=WIDEST - 1, gate="off")
         drafter = ChanceDrafter(self.chances, self.seed)
-        self.proposers = Proposers(DraftSources({"suffix": drafter}, lambda _: 1.0), settings)
+        self.proposers = Proposers(DraftSources({"suffix": drafter}, scored(1.0)), settings)
         self.planner = Planner(self.believed)
         self.rng = random.Random(self.seed)
         self.rows: list[Any] = []
@@ -159,7 +160,8 @@ class Device:
         plain_s = self.cost(rows, 1)
         taken_s = plain_s * (1.0 if self.is_steady else UNSTEADY)
         budgets = [row.drafts.slowdown_budget for row in rows]
-        self.planner.accounts.charge_plain(budgets, self.planner.conditions(rows), taken_s, self.is_steady)
+        under = self.planner.conditions(rows)
+        self.planner.accounts.charge_plain(budgets, under, taken_s, self.is_steady, not self.is_steady)
         for row in rows:
             row.spent.num_plain += 1
             self.commit(row, [token_at(row.num_answered)], taken_s, plain_s)

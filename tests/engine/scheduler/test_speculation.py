@@ -21,6 +21,7 @@ from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.forecast import PlannedDraft
 from engine.speculative.proposers import DraftSources, Proposers
 from engine.speculative.verify import RowInput
+from tests.drafters.fakes import scored
 
 ROWS, WIDTHS = (1, 2, 4), (1, 2, 3, 5, 9)
 LINE_ENDS = frozenset({3, 7})
@@ -129,14 +130,14 @@ class World:
         self.model_costs = DraftModelCosts(alone, costs) if has_model else None
         self.planner = make(costs, model_costs=self.model_costs, **ways)
         chosen = Settings(num_draft_tokens=15, draft_model="any" if has_model else None, gate="off")
-        sources = DraftSources({"suffix": RandomDrafts(seed)}, lambda _: 1.0)
+        sources = DraftSources({"suffix": RandomDrafts(seed)}, scored(1.0))
         proposers = Proposers(sources, chosen, has_model, line_ends=LINE_ENDS)
         self.rows: list[Any] = []
         for i in range(num_rows):
             asked = GenerationRequest(f"{i}", (1, 2, 3), MAX_TOKENS, Sampling(0))
-            row = SimpleNamespace(
-                tokens=[1, 2, 3], num_answered=0, request=asked, sampling=0, drafts=proposers.begin(asked)
-            )
+            drafts = proposers.begin(asked)
+            drafts.forecast.begin()
+            row = SimpleNamespace(tokens=[1, 2, 3], num_answered=0, request=asked, sampling=0, drafts=drafts)
             self.rows.append(row)
 
     def plan(self, num_pending: list[int]) -> list[RowInput]:
@@ -161,7 +162,8 @@ class World:
             widths = [one.width + one.num_wanted for one in inputs]
             self.planner.accounts.charge_verification(budgets, under, widths, committed, taken_s)
         else:
-            self.planner.accounts.charge_plain(budgets, under, taken_s, is_steady=rng.random() < 0.8)
+            is_steady = rng.random() < 0.8
+            self.planner.accounts.charge_plain(budgets, under, taken_s, is_steady, not is_steady)
 
 
 @settings(deadline=None, max_examples=60)

@@ -12,7 +12,7 @@ import pytest
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
-from drafters.repetition import repetition_score
+from drafters.repetition import score_in_slices
 from engine.engine import Engine
 from engine.kv_cache import sliding_window
 from engine.request import DraftChoice, DraftType, GenerationRequest
@@ -23,6 +23,7 @@ from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.proposers import DraftSources
 from tests.combinations import spread
+from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, oracle, prompt_of, request
 
@@ -81,7 +82,7 @@ def raising(answers: dict[tuple[int, ...], list[int]], method: str) -> Scripted:
 
 
 def sources(drafter: Drafter) -> Callable[[str], DraftSources]:
-    return lambda _: DraftSources({"suffix": drafter}, lambda _: 1.0)
+    return lambda _: DraftSources({"suffix": drafter}, scored(1.0))
 
 
 def requests(temperature: float) -> list[GenerationRequest]:
@@ -167,7 +168,7 @@ def test_a_draft_model_never_changes_the_tokens(
     asked, expected = requests(temperature), answers_of(name, temperature)
     engine = start_engine(
         name,
-        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        make_sources=lambda _: DraftSources({}, scored(0.0)),
         load_draft=lambda _: make_loaded(draft),
         draft_type="draft-model",
         draft_model="the one that load_draft makes",
@@ -195,7 +196,7 @@ def test_a_draft_model_with_windows_goes_back_over_many_forwards(
     asked = [request(prompt_of(52, 52), 60)]
     engine = start_engine(
         "llama",
-        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        make_sources=lambda _: DraftSources({}, scored(0.0)),
         load_draft=lambda _: make_loaded("gemma3_text"),
         draft_type="draft-model",
         draft_model="the one that load_draft makes",
@@ -233,7 +234,7 @@ def test_a_recurrent_draft_model_continues_after_rejected_drafts(start_engine: S
     asked = request(prompt_of(20), 300, temperature=0.8)
     engine = start_engine(
         "mamba2",
-        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        make_sources=lambda _: DraftSources({}, scored(0.0)),
         load_draft=lambda _: make_loaded(
             "mamba2", lambda model: Faulty(model, lambda call: call > 60 and call % 5 == 0)
         ),
@@ -258,7 +259,7 @@ def test_a_draft_model_that_cannot_read_the_prompt_costs_only_drafts(start_engin
 
     engine = start_engine(
         "llama",
-        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        make_sources=lambda _: DraftSources({}, scored(0.0)),
         load_draft=lambda _: make_loaded("llama", wrap),
         draft_type="draft-model",
         draft_model="the one that load_draft makes",
@@ -424,7 +425,7 @@ def test_no_real_drafter_changes_the_tokens(
     settings = Settings(ngram_mod_size=3, ngram_table_entries=4096)
     engine = start_engine(
         name,
-        make_sources=lambda v: DraftSources(make_drafters(settings, v), repetition_score),
+        make_sources=lambda v: DraftSources(make_drafters(settings, v), score_in_slices),
         prefill_chunk_tokens=32,
     )
     # Each prompt contains the answer to its own beginning, so that there is much to draft.

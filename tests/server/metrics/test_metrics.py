@@ -260,12 +260,13 @@ async def test_requests_in_progress_are_counted(client, engine):
 
 async def test_the_engine_s_counts_and_the_memory_are_reported(client, engine):
     gaps = (0, 1, 2, *[3] * (len(GAP_BOUNDS_S) - 2))
-    engine.counted = EngineCounts(1, 2, 3, gaps, 0.5, 4, 5, 6, {"idle": 1.5, "planning": 0.5})
+    engine.counted = EngineCounts(1, 2, 7, 3, gaps, 0.5, 4, 5, 6, {"idle": 1.5, "planning": 0.5})
     engine.prefixes = {"num_bytes": 7, "budget_bytes": 8, "num_entries": 9, "hits": 10}
     samples = await _scrape(client)
     for name, value in {
         "reprise_failed_steps_total": 1,
         "reprise_preemptions_total": 2,
+        "reprise_plain_probes_total": 7,
         "reprise_stalls_total": 3,
         "reprise_engine_seconds_total{station=idle}": 1.5,
         "reprise_engine_seconds_total{station=planning}": 0.5,

@@ -15,6 +15,7 @@ from engine.request import DraftChoice, GenerationRequest
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
+from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
 from tests.engine.support import Answer, ask, prompt_of, request
 
@@ -104,7 +105,7 @@ def test_no_answer_of_the_engine_is_slower_than_stated(
     }
     engine = start_engine(
         wrap=device.wrap,
-        make_sources=lambda _: DraftSources({"suffix": drafter}, lambda _: 1.0),
+        make_sources=lambda _: DraftSources({"suffix": drafter}, scored(1.0)),
         costs=StepCosts(table),
         draft_type="suffix",
         num_draft_tokens=8,

@@ -15,6 +15,7 @@ from engine.engine import Engine
 from engine.speculative.costs import calibration
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.proposers import DraftSources
+from tests.drafters.fakes import scored
 from tests.engine.support import ask, make_loaded, oracle, prompt_of, request
 
 WIDEST = 9
@@ -161,7 +162,7 @@ def test_an_engine_listens_before_it_has_measured(
     file = tmp_path / "costs.json"
     settings = Settings(calibration_file=str(file), max_rows=2, num_draft_tokens=8, draft_type="suffix")
     engine = Engine(
-        settings, lambda _: make_loaded("llama"), lambda _: DraftSources({"suffix": Silent()}, lambda _: 0.0)
+        settings, lambda _: make_loaded("llama"), lambda _: DraftSources({"suffix": Silent()}, scored(0.0))
     )
     engine.start()
     try:
@@ -190,7 +191,7 @@ def test_a_measurement_that_fails_costs_nothing_but_its_result(
     monkeypatch.setattr(calibration, "_step_s", take)
     settings = Settings(calibration_file=None, draft_type="suffix")
     engine = Engine(
-        settings, lambda _: make_loaded("llama"), lambda _: DraftSources({"suffix": Silent()}, lambda _: 0.0)
+        settings, lambda _: make_loaded("llama"), lambda _: DraftSources({"suffix": Silent()}, scored(0.0))
     )
     engine.start()
     try:

@@ -26,6 +26,7 @@ from engine.speculative.draft_model.forecast import (
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
 from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
 from engine.speculative.verify import RowInput
+from tests.drafters.fakes import scored
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 TARGET = {(rows, width): 1.0 + 0.05 * (width * rows - 1) for rows in (1, 8) for width in WIDTHS}
@@ -95,7 +96,7 @@ class World:
         self.costs = DraftModelCosts(alone, target)
         self.planner = Planner(target, model_costs=self.costs)
         settings = Settings(draft_type="draft-model", draft_model="any", num_draft_tokens=15)
-        self.drafting = Proposers(DraftSources({}, lambda _: 0.0), settings, has_model=True)
+        self.drafting = Proposers(DraftSources({}, scored(0.0)), settings, has_model=True)
         self.chance, self.num_tokens = chance, num_tokens
         self.rng = random.Random(5)
         self.rows = [self.begin() for _ in range(num_rows)]
