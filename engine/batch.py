@@ -70,8 +70,8 @@ class Batch:
     def sampler(self) -> Sampler:
         """The sampler for the present rows; made again after a row joined or left."""
         if self._sampler is None:
-            settings = [(s.request.sampling, s.penalties) for s in self.members]
-            self._sampler = Sampler(settings, self.vocab_size)
+            rows = [s.make_row_sampling(self.vocab_size) for s in self.members]
+            self._sampler = Sampler(rows, self.vocab_size)
         return self._sampler
 
     def join(self, sequence: Sequence, reader: DraftReader | None = None) -> None:

@@ -367,8 +367,7 @@ class Worker:
 
     def _join(self, sequence: Sequence) -> None:
         """Make a prefilled sequence the last row; the next step feeds its last token."""
-        sequence.make_penalties(self.batch.vocab_size)
-        sequence.emit_prompt_logprobs()
+        sequence.make_row_sampling(self.batch.vocab_size)
         try:
             reader = self._draft_reading.begin(sequence) if self._draft_reading else None
             self.batch.join(sequence, reader)
