@@ -55,7 +55,7 @@ class SlowdownBudget:
         return self.left_s(plain_step_s) + self.share_to_read_s
 
     def charge_reading(self, taken_s: float) -> None:
-        """Add seconds that the draft model read; they count as decoding time beyond their share of prefill."""
+        """Add seconds that the draft model read; beyond their share of prefill they are decoding time."""
         self.spent_s += max(0.0, taken_s - self.share_to_read_s)
         self._read_s += taken_s
 

@@ -93,8 +93,8 @@ class StepCosts:
     def most_s(self, widths: Sequence[int], under: Conditions = USUAL) -> float:
         """Return the maximum seconds that a verification step may take.
 
-        If such steps were observed, the dearest of the latest counts, except for a single outlier. If not, DOUBT
-        times what is expected, but no more than if each of the tokens took a plain step, and one besides.
+        If such steps were observed, the dearest of the latest counts, except for a single outlier. If not,
+        DOUBT times what is expected, but no more than a plain step for each token and one besides.
         """
         expected_s = self.step_s(widths, under)
         if not self.is_learned:
