@@ -22,7 +22,8 @@ from rich.table import Table
 from bench.machine import describe_machine
 from engine.request import Sampling
 from engine.sampling.logprobs import measure as measure_likelihoods
-from engine.sampling.sampler import Draw, Penalties, Sampler, needs_penalties
+from engine.sampling.pieces import needs_penalties
+from engine.sampling.sampler import Draw, Penalties, Sampler
 
 VOCABULARIES = (4_096, 32_000, 151_936)
 ROWS = (1, 8, 32)

@@ -29,7 +29,8 @@ from engine.request import (
 )
 from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.logprobs import Likelihood
-from engine.sampling.sampler import Penalties, needs_penalties
+from engine.sampling.pieces import needs_penalties
+from engine.sampling.sampler import Penalties
 from engine.speculative.draft_model.reader import DraftReader, UnreadableTextError
 from engine.speculative.proposers import SequenceDrafts
 

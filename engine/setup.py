@@ -66,7 +66,7 @@ def make_worker(
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
     model = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
-    memory_budget = make_memory_budget(loaded, settings, batched, model)
+    memory_budget = make_memory_budget(loaded, settings, batched, model, make_sources is not None)
     batch = Batch(loaded.model, loaded.info.vocab_size, batched, model)
     if make_sources is None:
         planner, proposers = Planner(flat_costs(), batched), Proposers(None, settings)
@@ -98,7 +98,8 @@ def _make_queue(
     num_bytes = settings.prefix_cache_bytes
     if num_bytes is None:
         num_bytes = memory_budget.room_bytes // PREFIX_CACHE_SHARE
-    prefix_lookup = PrefixLookup(loaded.model, settings, num_bytes, loaded.tokenizer.answer_opening)
+    opening = loaded.tokenizer.answer_opening
+    prefix_lookup = PrefixLookup(loaded.model, settings, num_bytes, opening, memory_budget)
     prefiller = Prefiller(loaded.model, settings, prefix_lookup, draft_prompts)
     return RequestQueue(settings, memory_budget, prefix_lookup, prefiller)
 

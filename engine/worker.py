@@ -138,9 +138,7 @@ class Worker:
         self.queue.drop_ended()
         ended = [row for row, sequence in enumerate(self.members) if sequence.ended]
         for row in ended:
-            sequence, lookup = self.members[row], self.queue.prefix_lookup
-            if self.queue.memory_budget.may_copy(len(sequence.tokens), lookup.cache):
-                lookup.keep_row(sequence, row, self.rows)
+            self.queue.prefix_lookup.keep_row(self.members[row], row, self.rows)
         if ended:
             self._free(ended)
 

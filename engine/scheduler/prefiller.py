@@ -10,12 +10,10 @@ from engine.kv_cache.rows import evaluate, evaluate_async
 from engine.sampling.logprobs import Likelihoods
 from engine.scheduler import prefill_budget
 from engine.scheduler.draft_prompts import DraftPrompts
+from engine.scheduler.memory_budget import PROMPT_LOGPROBS_CHUNK
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.sequence import Sequence
 from engine.step_error import StepError
-
-PROMPT_LOGPROBS_CHUNK = 128
-"""Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own."""
 
 
 class Prefiller:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from engine.request import Sampling
-from engine.sampling.sampler import Draw, Penalties, Sampler, needs_penalties, noise_key
+from engine.sampling.pieces import needs_penalties
+from engine.sampling.sampler import Draw, Penalties, Sampler, noise_key
 
 
 def test_penalties_equal_the_brute_force() -> None:

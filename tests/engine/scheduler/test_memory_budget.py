@@ -38,9 +38,13 @@ def free_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only caches count, so that tests know to the byte what fits; and answers need little room to begin."""
 
     def measure(model: Any, kv_bits: int | None = None) -> Footprint:
-        return replace(footprint.measure(model, kv_bits), fed_bytes=0, seen_bytes=0.0)
+        measured = footprint.measure(model, kv_bits)
+        return replace(measured, layer_bytes=0, fed_bytes=0, seen_bytes=0.0, logits_bytes=0)
 
     monkeypatch.setattr(memory_budget, "measure", measure)
+    monkeypatch.setattr(memory_budget, "sampling_bytes", lambda *_: 0)
+    for name in ("PENALTY_BYTES", "BIAS_BYTES"):
+        monkeypatch.setattr(memory_budget, name, 0)
     monkeypatch.setattr(memory_budget, "ANSWER_TOKENS", 16)
 
 
@@ -56,7 +60,8 @@ def loaded_wide() -> LoadedModel:
 def memory_for(loaded: LoadedModel, num_tokens: int) -> int:
     """Return just enough memory for one sequence of that length."""
     settings = Settings(memory_bytes=ROOMY)
-    budget = memory_budget.make_memory_budget(loaded, settings, can_batch(loaded.model), None)
+    batched = can_batch(loaded.model)
+    budget = memory_budget.make_memory_budget(loaded, settings, batched, None, may_draft=False)
     return loaded.info.weight_bytes + budget.bytes_alone(num_tokens)
 
 
