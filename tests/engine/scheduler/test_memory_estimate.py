@@ -1,7 +1,7 @@
-"""MLX never takes more memory than it is given, and the estimates behind that are not far above what it takes.
+"""MLX never takes more memory than it is given, and estimates are not far above what it takes.
 
 Random configurations run in random amounts of memory, so that requests wait and are preempted. MLX runs ahead
-of the device as far as memory allows; what is measured is its peak over all steps.
+of the device as far as memory allows; its peak over all steps is what is compared.
 """
 
 import gc
@@ -137,9 +137,7 @@ def check_random_case(seed: int) -> None:
     needed = bytes_alone(loaded, max(len(one.prompt) + one.max_tokens for one in asked), **settings)
     room = int(needed * rng.uniform(1.0, 1.5))
     is_drafting = rng.random() < 0.5
-    _, _, taken = run(
-        loaded, asked, is_drafting, memory_bytes=loaded.info.weight_bytes + room, **settings
-    )
+    _, _, taken = run(loaded, asked, is_drafting, memory_bytes=loaded.info.weight_bytes + room, **settings)
     assert taken <= room
 
 
