@@ -1,9 +1,10 @@
-"""Child processes of a benchmark: its own `reprise serve`, and the bare loop."""
+"""Child processes of a benchmark: its own `reprise serve`, mlx_lm.server, and the bare loop."""
 
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -62,21 +63,20 @@ class Log:
         self.file.close()
 
 
-class OwnServer:
-    """`reprise serve` on a free port, running while the context is open.
+class ServerProcess:
+    """A server, running while the context is open.
 
-    arguments: flags besides those of the address.
+    name: for errors. command: starts it. ready_path: GET returns 200 there once it serves.
+    port: on which it listens; None: the server prints its address.
     Entering the context waits until the server answers; raises BenchError if it exits before that.
     """
 
-    def __init__(
-        self, arguments: Sequence[str], command: Sequence[str] = (sys.executable, "-c", _SERVE)
-    ) -> None:
+    def __init__(self, name: str, command: Sequence[str], ready_path: str, port: int | None = None) -> None:
         self.url = ""
-        # The text log contains the address. Keys that the environment sets are switched off.
-        fixed = ["serve", "--host", "127.0.0.1", "--port", "0", "--log-format", "text"]
-        fixed += ["--api-key", "", "--api-key-file", "none"]
-        self._command = [*command, *fixed, *arguments]
+        self._name = name
+        self._command = command
+        self._ready_path = ready_path
+        self._port = port
 
     def __enter__(self) -> Self:
         self._log = Log()
@@ -101,21 +101,56 @@ class OwnServer:
         stop_process(self._process, self._process.terminate)
         self._log.close()
 
+    def _address(self) -> str | None:
+        if self._port is not None:
+            return f"http://127.0.0.1:{self._port}"
+        printed = _ADDRESS.search(self._log.read())
+        return printed.group() if printed else None
+
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _START_S
         while self._process.poll() is None:
             if time.monotonic() > deadline:
                 raise BenchError(
-                    f"reprise serve did not answer within {_START_S:g} s: {self._log.last_line()}"
+                    f"{self._name} did not answer within {_START_S:g} s: {self._log.last_line()}"
                 )
-            address = _ADDRESS.search(self._log.read())
-            if address and is_ready(address.group()):
-                self.url = address.group()
+            address = self._address()
+            if address and is_ready(address, self._ready_path):
+                self.url = address
                 return
             time.sleep(_POLL_S)
         raise BenchError(
-            f"reprise serve exited with status {self._process.returncode}: {self._log.last_line()}"
+            f"{self._name} exited with status {self._process.returncode}: {self._log.last_line()}"
         )
+
+
+class OwnServer(ServerProcess):
+    """`reprise serve` on a free port. arguments: flags besides those of the address."""
+
+    def __init__(
+        self, arguments: Sequence[str], command: Sequence[str] = (sys.executable, "-c", _SERVE)
+    ) -> None:
+        # The text log contains the address. Keys that the environment sets are switched off.
+        fixed = ["serve", "--host", "127.0.0.1", "--port", "0", "--log-format", "text"]
+        fixed += ["--api-key", "", "--api-key-file", "none"]
+        super().__init__("reprise serve", [*command, *fixed, *arguments], "/v1/models")
+
+
+class MlxLmServer(ServerProcess):
+    """`mlx_lm.server` with a model. It calls the model default_model."""
+
+    name = "mlx_lm.server"
+    model = "default_model"
+
+    def __init__(
+        self, model: str, command: Sequence[str] = (sys.executable, "-m", "mlx_lm", "server")
+    ) -> None:
+        # It does not say which port it got for port 0.
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        given = ["--model", model, "--host", "127.0.0.1", "--port", str(port)]
+        # Its /v1/models fails where no model was ever downloaded.
+        super().__init__(self.name, [*command, *given], "/health", port)
 
 
 class BareLoop:
@@ -198,10 +233,10 @@ class BareLoop:
         raise BenchError(f"the bare loop exited with status {status}: {self._log.last_line()}")
 
 
-def is_ready(url: str) -> bool:
-    """Return whether the server at url lists its models."""
+def is_ready(url: str, path: str = "/v1/models") -> bool:
+    """Return whether the server at url answers GET at this path with 200."""
     try:
-        return httpx.get(f"{url}/v1/models", timeout=5.0).status_code == 200
+        return httpx.get(f"{url}{path}", timeout=5.0).status_code == 200
     except httpx.HTTPError:
         return False
 

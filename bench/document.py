@@ -1,8 +1,8 @@
 """Result documents: JSON files in which each command writes its section, and from which the page is drawn.
 
 {"reprise": version, "date": ISO, "machine": ..., "model": ..., "command": "reprise bench ...",
-"cost_curve": [{"width": 1, "seconds": ...}, ...], and "decode", "sweep", "economics", "translation", "peers"
-or "replay"}
+"cost_curve": [{"width": 1, "seconds": ...}, ...], and "decode", "sweep", "economics", "translation", "peers",
+"replay" or "verify"}
 """
 
 import argparse
@@ -17,11 +17,11 @@ from typing import Any
 
 from bench.machine import describe_machine
 from engine.request import ModelInfo
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.costs.step_costs import StepCosts
 
 Document = dict[str, Any]
 
-SECTIONS = ("decode", "sweep", "economics", "translation", "peers", "replay")
+SECTIONS = ("decode", "sweep", "economics", "translation", "peers", "replay", "verify")
 """The names of the sections; each command writes one."""
 
 

@@ -1,19 +1,25 @@
-"""Measure what drafters cost: microseconds of processor time per emitted token, by context length.
+"""Measure what drafters cost in processor time, by the length and kind of the prompt.
 
     python -m bench.drafter_cost [name ...]
 
-Each step is as in the engine: propose up to 31 tokens, observe the accepted ones and one more,
-record_verified. *copy*: the prompt is random text, and the answer repeats stretches of it. *random*: both are
-random over few ids, so there are many short matches, and they are wrong. *open*: milliseconds for the prompt,
-which also serves as the prediction.
+*us/token*: microseconds per emitted token. Each step is as in the engine: propose up to 31 tokens, observe
+the accepted ones and one more, record_verified. *read*: milliseconds for the prompt, which also serves as the
+prediction. *learn*: milliseconds after the sequence ended. Both are done in slices; *slice* is the longest
+of them, or of the calls that return them. *score*: the gate's repetition score, computed in slices too.
+
+*copy*: the prompt is random text, and the answer repeats stretches of it. *random*: both are random over few
+ids, so there are many short matches, and they are wrong. *two ids*: even more so. *equal*: a single token.
 """
 
 import argparse
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from functools import partial
+from itertools import pairwise, product
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -23,6 +29,7 @@ from drafters.ngram_mod import NgramModDrafter
 from drafters.ngram_mod_tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.prediction import PredictionDrafter
+from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
 
 MakeDrafter = Callable[[], Drafter]
@@ -37,7 +44,9 @@ DRAFTERS: dict[str, MakeDrafter] = {
 }
 """The drafters to measure: name -> how to create one."""
 
-CONTEXT_TOKENS = (1_000, 16_000, 128_000)
+SCORE = "score"
+
+CONTEXT_TOKENS = (1_000, 10_000, 100_000)
 ANSWER_TOKENS = 2_000
 LIMIT = 31
 REPEATS = 3
@@ -55,11 +64,14 @@ class Workload:
 class Cost:
     """The processor time of a drafter.
 
-    open_ms: for the prompt. token_us: propose, observe and record_verified, per token of the answer.
+    token_us: propose, observe and record_verified, per token of the answer.
+    read_ms, learn_ms: all slices of the prompt, and of the finished text. slice_ms: the longest of both.
     """
 
-    open_ms: float
     token_us: float
+    read_ms: float
+    learn_ms: float
+    slice_ms: float
 
 
 def full_ngram_mod() -> NgramModDrafter:
@@ -81,14 +93,19 @@ def copying(num_tokens: int) -> Workload:
     return Workload(prompt, answer[:ANSWER_TOKENS])
 
 
-def guessing(num_tokens: int) -> Workload:
-    """Return a workload of random ids below 300: pairs repeat often, but what follows them does not."""
+def guessing(num_tokens: int, num_ids: int = 300) -> Workload:
+    """Return a workload of few random ids: pairs repeat often, but what follows them does not."""
     rng = random.Random(num_tokens)
-    draw = [rng.randrange(300) for _ in range(num_tokens + ANSWER_TOKENS)]
+    draw = [rng.randrange(num_ids) for _ in range(num_tokens + ANSWER_TOKENS)]
     return Workload(draw[:num_tokens], draw[num_tokens:])
 
 
-WORKLOADS: Mapping[str, Callable[[int], Workload]] = {"copy": copying, "random": guessing}
+WORKLOADS: Mapping[str, Callable[[int], Workload]] = {
+    "copy": copying,
+    "random": guessing,
+    "two ids": partial(guessing, num_ids=2),
+    "equal": partial(guessing, num_ids=1),
+}
 
 
 def measure(make: MakeDrafter, workload: Workload) -> Cost:
@@ -96,15 +113,38 @@ def measure(make: MakeDrafter, workload: Workload) -> Cost:
 
     Other processes can only add time.
     """
-    costs = [_run(make(), workload) for _ in range(REPEATS)]
-    return Cost(min(cost.open_ms for cost in costs), min(cost.token_us for cost in costs))
+    return _lowest([_run(make(), workload) for _ in range(REPEATS)])
+
+
+def measure_score(workload: Workload) -> Cost:
+    """Compute the repetition score of the prompt several times, and return the lowest costs."""
+    costs = []
+    for _ in range(REPEATS):
+        slices_ms = _time_slices(partial(score_in_slices, workload.prompt))
+        costs.append(Cost(0.0, sum(slices_ms), 0.0, max(slices_ms)))
+    return _lowest(costs)
+
+
+def _lowest(costs: Sequence[Cost]) -> Cost:
+    return Cost(*(min(times) for times in zip(*(astuple(cost) for cost in costs), strict=True)))
+
+
+def _time_slices(begin: Callable[[], Iterator[int] | None]) -> list[float]:
+    """Return the milliseconds of a call that returns slices, and of each of them."""
+    times = [time.thread_time()]
+    slices = begin() or iter(())
+    times.append(time.thread_time())
+    is_left = True
+    while is_left:
+        is_left = next(slices, None) is not None
+        times.append(time.thread_time())
+    return [(after - before) * 1e3 for before, after in pairwise(times)]
 
 
 def _run(drafter: Drafter, workload: Workload) -> Cost:
     answer = workload.answer
-    start = time.process_time()
-    drafter.open(SequenceStart(0, workload.prompt, workload.prompt))
-    opened = time.process_time()
+    read_ms = _time_slices(partial(drafter.open, SequenceStart(0, workload.prompt, workload.prompt)))
+    start = time.thread_time()
     at = 0
     while at < len(answer):
         draft = drafter.propose(DraftQuery(0, LIMIT)).tokens
@@ -115,28 +155,30 @@ def _run(drafter: Drafter, workload: Workload) -> Cost:
         if draft:
             drafter.record_verified(0, len(draft), accepted)
         at += accepted + 1
-    ended = time.process_time()
-    drafter.close(0)
-    return Cost((opened - start) * 1e3, (ended - opened) / len(answer) * 1e6)
+    token_us = (time.thread_time() - start) / len(answer) * 1e6
+    learn_ms = _time_slices(partial(drafter.close, 0))
+    return Cost(token_us, sum(read_ms), sum(learn_ms), max(*read_ms, *learn_ms))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the named drafters, or all, and print a table."""
     parser = argparse.ArgumentParser(prog="python -m bench.drafter_cost", description=__doc__)
-    parser.add_argument("names", nargs="*", default=list(DRAFTERS), help=f"of {', '.join(DRAFTERS)}")
+    known = [*DRAFTERS, SCORE]
+    parser.add_argument("names", nargs="*", default=known, help=f"of {', '.join(known)}")
     names: list[str] = parser.parse_args(arguments).names
-    if unknown := [name for name in names if name not in DRAFTERS]:
-        parser.error(f"unknown drafters: {', '.join(unknown)}; there are {', '.join(DRAFTERS)}")
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"unknown drafters: {', '.join(unknown)}; there are {', '.join(known)}")
     machine = describe_machine()
-    table = Table("drafter", "context tokens", title="microseconds per emitted token")
-    for workload in WORKLOADS:
-        table.add_column(workload, justify="right")
-        table.add_column("open, ms", justify="right")
-    for name in names:
-        for num_tokens in CONTEXT_TOKENS:
-            costs = [measure(DRAFTERS[name], make(num_tokens)) for make in WORKLOADS.values()]
-            cells = [text for cost in costs for text in (f"{cost.token_us:.2f}", f"{cost.open_ms:.1f}")]
-            table.add_row(name, str(num_tokens), *cells)
+    table = Table(box=SIMPLE)
+    for column in ("drafter", "prompt"):
+        table.add_column(column, no_wrap=True)
+    for column in ("tokens", "us/token", "read ms", "learn ms", "slice ms"):
+        table.add_column(column, no_wrap=True, justify="right")
+    for name, (kind, make), num_tokens in product(names, WORKLOADS.items(), CONTEXT_TOKENS):
+        workload = make(num_tokens)
+        cost = measure_score(workload) if name == SCORE else measure(DRAFTERS[name], workload)
+        times = (cost.token_us, cost.read_ms, cost.learn_ms, cost.slice_ms)
+        table.add_row(name, kind, str(num_tokens), *(f"{one:.2f}" for one in times))
     console = Console()
     console.print(table)
     system, cores, load = machine["system"], machine["cores"], machine["load_at_start"]

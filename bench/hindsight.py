@@ -9,7 +9,7 @@ from drafters.ngram_mod import NgramModDrafter
 from drafters.ngram_mod_tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
 from drafters.suffix import SuffixDrafter
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.costs.step_costs import StepCosts
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from bench.workloads import Turn
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter
-from drafters.repetition import repetition_score
+from drafters.repetition import score_in_slices
 from engine.engine import Engine
 from engine.request import Event, Failed, Finished, GenerationRequest
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
-from engine.speculative.step_costs import StepCosts
 
 
 class LocalEngine:
@@ -26,7 +26,12 @@ class LocalEngine:
 
     def __init__(self, settings: Settings, costs: StepCosts | None = None) -> None:
         self.drafters: dict[str, Drafter] = {}
-        self.engine = Engine(settings, make_sources=lambda name: self._sources(settings, name), costs=costs)
+        self.engine = Engine(
+            settings,
+            make_sources=lambda name: self._sources(settings, name),
+            costs=costs,
+            waits_for_costs=True,
+        )
 
     def __enter__(self) -> "LocalEngine":
         self.engine.start()
@@ -39,7 +44,7 @@ class LocalEngine:
 
     def _sources(self, settings: Settings, vocabulary: str) -> DraftSources:
         self.drafters.update(make_drafters(settings, vocabulary))
-        return DraftSources(self.drafters, repetition_score)
+        return DraftSources(self.drafters, score_in_slices)
 
     def prompt(
         self, messages: str | Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()

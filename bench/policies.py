@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from drafters.base import Draft, Drafter, DraftQuery, SequenceStart
+from drafters.base import Draft, Drafter, DraftQuery, SequenceStart, finish
 from engine.speculative.acceptance import count_accepted
 
 LIMIT = 31
@@ -150,7 +150,7 @@ def replay(
     costs = [curve.cost(width) for width in range(limit + 2)]
     chooser.begin()
     for drafter in drafters:
-        drafter.open(start)
+        finish(drafter.open(start))
     at = 0
     while at < len(answer):
         draft = Draft()
@@ -170,5 +170,5 @@ def replay(
                 drafter.record_verified(start.seq, num_verified, num_accepted)
         chooser.learn(draft, num_verified, committed, costs.__getitem__)
     for drafter in drafters:
-        drafter.close(start.seq)
+        finish(drafter.close(start.seq))
     return outcome

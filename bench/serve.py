@@ -12,7 +12,7 @@ import httpx
 
 from bench import argument_types
 from bench.campaign import Campaign
-from bench.child import BareLoop, OwnServer, exit_on_sigterm
+from bench.child import BareLoop, MlxLmServer, OwnServer, exit_on_sigterm
 from bench.errors import ArgumentsError, BenchError
 from bench.load import CountTokens, RequestOptions, ServerUnderLoad
 from bench.machine import describe_machine
@@ -60,8 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--against",
         metavar="URL",
-        type=argument_types.url,
-        help="Base URL of a second server: gets the same load, alternating, and is compared.",
+        type=_against,
+        help="Base URL of a second server: gets the same load, alternating, and is compared. "
+        f"{MlxLmServer.name} starts that one with --model.",
     )
     what.add_argument(
         "--against-model", metavar="NAME", help="Model name to send to it. Default: the first one it lists."
@@ -161,6 +162,11 @@ def _check(arguments: argparse.Namespace) -> None:
         for flag in flags:
             if getattr(arguments, flag) and not getattr(arguments, needed):
                 raise ArgumentsError(f"--{flag.replace('_', '-')} needs --{needed}")
+    if arguments.against == MlxLmServer.name and (arguments.against_model or arguments.against_api_key):
+        raise ArgumentsError(
+            f"--against {MlxLmServer.name} has a model and needs no key; leave out --against-model and "
+            "--against-api-key"
+        )
     if arguments.against and arguments.against == arguments.url:
         raise ArgumentsError(
             "--against and --url are the same server; its prefix cache would have every prompt"
@@ -216,7 +222,10 @@ def _servers(
     servers = [
         ServerUnderLoad("reprise" if own_server else _name(url), url, model, count_tokens, api_key=key)
     ]
-    if arguments.against:
+    if arguments.against == MlxLmServer.name:
+        peer = children.enter_context(MlxLmServer(str(arguments.model)))
+        servers.append(ServerUnderLoad(peer.name, peer.url, peer.model, count_tokens))
+    elif arguments.against:
         url, key = arguments.against, arguments.against_api_key
         model = arguments.against_model or first_model(url, "--against-model", key, "--against-api-key")
         servers.append(ServerUnderLoad(_name(url), url, model, count_tokens, api_key=key))
@@ -230,6 +239,10 @@ def _key_of_environment() -> str | None:
         return argument_types.api_key(first) if first else None
     except argparse.ArgumentTypeError as fault:
         raise ArgumentsError(f"REPRISE_API_KEY: {fault}") from None
+
+
+def _against(text: str) -> str:
+    return text if text == MlxLmServer.name else argument_types.url(text)
 
 
 def _name(url: str) -> str:

@@ -56,8 +56,9 @@ def compare_servers(rounds: Sequence[Round], side: str, against: str) -> list[Co
     """Compare throughput, time to first token and inter-token time at each level."""
     quantities = {
         "tokens/s": (True, lambda one: one.tokens_per_s),
-        "first token p50": (False, lambda one: _p50(first_tokens_s([one]))),
-        "inter-token p50": (False, lambda one: _p50(inter_tokens_s([one]))),
+        "first token p50": (False, lambda one: _at(0.50, first_tokens_s([one]))),
+        "inter-token p50": (False, lambda one: _at(0.50, inter_tokens_s([one]))),
+        "inter-token p99": (False, lambda one: _at(0.99, inter_tokens_s([one]))),
     }
     levels = dict.fromkeys(one.concurrency for one in rounds)
     return [
@@ -146,8 +147,8 @@ def _comparison(
     return Comparison(level, side, against, quantity, higher_is_better, ratio)
 
 
-def _p50(weighted: list[tuple[float, float]]) -> float | None:
-    return percentile(weighted, 0.5) if weighted else None
+def _at(share: float, weighted: list[tuple[float, float]]) -> float | None:
+    return percentile(weighted, share) if weighted else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:

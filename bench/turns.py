@@ -23,7 +23,7 @@ from bench.machine import describe_machine
 from bench.prompts import PromptMaker
 from config.settings import BUNDLED_MODEL, Settings
 from engine.request import Finished, GenerationRequest, Sampling
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.costs.step_costs import StepCosts
 
 _WIDTH = 100
 
@@ -93,7 +93,7 @@ def _chat(
 ) -> list[Finished]:
     """Return the answers of all turns. only: answer just this turn, taking earlier answers from history."""
     ends: list[Finished] = list(history[:only]) if only is not None else []
-    with LocalEngine(settings, StepCosts({(1, 1): 1.0})) as local:
+    with LocalEngine(settings, StepCosts({(1, 1): 1.0}, is_learned=False)) as local:
         engine = local.engine
         document = PromptMaker(engine.tokenizer, arguments.prompt_tokens, seed=1).make().text
         messages = [{"role": "user", "content": document}]

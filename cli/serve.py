@@ -18,8 +18,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = resolve_arguments(arguments).settings
     # Imported here so that --help and a mistyped setting are answered before anything large is loaded.
     from drafters.assembly import make_drafters
-    from drafters.repetition import repetition_score
+    from drafters.repetition import score_in_slices
     from engine.speculative.proposers import DraftSources
     from server.run import run as run_server
 
-    return run_server(settings, lambda name: DraftSources(make_drafters(settings, name), repetition_score))
+    return run_server(settings, lambda name: DraftSources(make_drafters(settings, name), score_in_slices))

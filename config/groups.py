@@ -19,7 +19,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "max_rows",
             "max_queue",
             "prefill_chunk_tokens",
-            "step_token_budget",
+            "max_stall_ms",
             "keep_alive_s",
             "drain_s",
             "stall_seconds",

@@ -74,13 +74,12 @@ class Settings:
     max_queue: int = setting(
         256, "Maximum requests that wait for a row. Further requests get a 429.", at_least=0
     )
-    prefill_chunk_tokens: int = setting(
-        256, "Prompt tokens prefilled per step while no row decodes.", at_least=1
-    )
-    step_token_budget: int = setting(
-        128,
-        "Tokens fed per step while rows decode: one for each decoding row, the rest for prefill.",
-        at_least=2,
+    prefill_chunk_tokens: int = setting(2048, "Maximum prompt tokens prefilled per step.", at_least=1)
+    max_stall_ms: float = setting(
+        50.0,
+        "Milliseconds by which prefill may lengthen a step while rows decode, exceeded in at most one of a "
+        "hundred such steps. Each feeds at least 16 prompt tokens, even if they take longer.",
+        at_least=0,
     )
     keep_alive_s: float = setting(
         10.0,
@@ -125,8 +124,8 @@ class Settings:
     )
     prefix_cache_bytes: int | None = setting(
         None,
-        "Maximum memory for cached prefixes; they are evicted if running requests need it. 0 turns the cache "
-        "off.",
+        "Maximum memory for cached prefixes, those of the draft model included; they are evicted if running "
+        "requests need it. 0 turns the cache off.",
         at_least=0,
         unset="a quarter of the memory left after weights",
     )
@@ -174,9 +173,11 @@ class Settings:
     )
     calibration_file: str | None = setting(
         default_calibration_file(),
-        "File that keeps the measured costs of steps. With none they are measured at every start.",
+        "File that keeps the measured costs of steps. With none they are measured after every start.",
     )
-    recalibrate: bool = setting(False, "Measure the costs of steps again, even if they are known.")
+    recalibrate: bool = setting(
+        False, "Measure the costs of steps again, even if they are known, and before the server listens."
+    )
     draft_model: str | None = setting(
         None,
         "Small model that drafts for the target model: a folder, or a name on the model hub. It may have "
@@ -229,11 +230,6 @@ class Settings:
     def __post_init__(self) -> None:
         for name, known in SETTINGS.items():
             object.__setattr__(self, name, known.check(getattr(self, name)))
-        if self.step_token_budget <= self.max_rows:
-            raise SettingsError(
-                f"step_token_budget is {self.step_token_budget}; it must be above max_rows, "
-                f"which is {self.max_rows}, or no prompt could be prefilled while all rows decode"
-            )
         if self.kv_bits not in (None, 4, 8):
             raise SettingsError(f"kv_bits is {self.kv_bits}; it must be 4 or 8, or none")
         if self.prefix_cache_dir is not None and self.prefix_cache_bytes == 0:

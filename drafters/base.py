@@ -4,9 +4,17 @@ A drafter proposes the next tokens of a sequence, from text seen earlier. It dec
 model samples every drafted position itself, and only tokens that it would have generated anyway are kept.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+SLICE_TOKENS = 1024
+"""Maximum number of tokens that one slice of work may read."""
+
+Slices: TypeAlias = Iterator[int]
+"""Work in slices: each next() does one slice and returns the number of tokens that it read, at most
+SLICE_TOKENS. A slice takes less than a millisecond, however long the text is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +22,7 @@ class SequenceStart:
     """What a drafter is given when a sequence begins.
 
     seq: the sequence's number, unique among open sequences.
-    prompt: (n,) token ids, n >= 1.
+    prompt: (n,) token ids, n >= 1. It does not change while the sequence is open.
     prediction: token ids of the answer that the client expects; usually empty.
     tenant: the owner of the request. Drafters that share text between requests keep tenants apart by it.
     """
@@ -59,12 +67,18 @@ class Drafter(Protocol):
 
     Calls for one sequence: open, then propose, observe and record_verified any number of times in any order,
     then close. What a drafter keeps for a sequence is bounded by the sequence's tokens and freed by close.
+
+    No call takes longer for a longer text. Work that grows with the text is returned by open and close as
+    slices, which the caller does between other calls. It may stop at any slice.
     """
 
     name: str
 
-    def open(self, start: SequenceStart) -> None:
-        """Start drafting for a sequence."""
+    def open(self, start: SequenceStart) -> Slices | None:
+        """Start drafting for a sequence. Returns the work of reading its text, None if there is none.
+
+        Before that work is done there may be fewer drafts. It ends without error if the sequence is closed.
+        """
 
     def propose(self, query: DraftQuery) -> Draft:
         """Propose the next tokens. Has no side effects on later drafts: asked twice, returns the same."""
@@ -79,8 +93,17 @@ class Drafter(Protocol):
         accepted, counted from the first. Called after the tokens of that step were observed.
         """
 
-    def close(self, seq: int) -> None:
-        """Free what is kept for a sequence that ended or failed. Called once per open, even a failed one."""
+    def close(self, seq: int) -> Slices | None:
+        """Free what is kept for a sequence that ended or failed. Called once per open, even a failed one.
+
+        Returns the work that later requests profit from, such as learning the text; None if there is none.
+        The caller does it for one sequence after the other, or drops it.
+        """
+
+
+def finish(slices: Slices | None) -> None:
+    """Do all slices of some work at once."""
+    deque(slices or (), maxlen=0)
 
 
 @runtime_checkable

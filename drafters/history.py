@@ -4,17 +4,22 @@ All tenants share one ring of tokens: the newest text overwrites the least recen
 only its own texts.
 """
 
+from array import array
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Generator
 from dataclasses import dataclass
 
-from drafters.occurrences import MAX_MATCH_TOKENS, Hashes, Ids, Match, Occurrences, TailHashes
+from drafters.base import SLICE_TOKENS, Slices, finish
+from drafters.growing_text import GrowingText
+from drafters.occurrences import LONGEST, MAX_MATCH_TOKENS, Hashes, Ids, Match, Occurrences
 
 DEFAULT_TOKENS = 1 << 18
 """Default number of tokens kept; each takes 68 bytes."""
 
 _SEPARATOR = 0xFFFFFFFF  # stands after each text; not a valid token id
 _MIN_NGRAM_SIZE = 4  # a pair of tokens seen in another request is too weak as evidence
+_HASH_MASK = (1 << 64) - 1
 _NUM_RECENT = 8  # recent texts that a new one is compared with, so that a shared start is not stored twice
 
 
@@ -37,15 +42,21 @@ class History:
         if num_tokens < 1:
             raise ValueError(f"a history must hold at least 1 token; got {num_tokens}")
         self.capacity = max(64, 1 << (num_tokens - 1).bit_length())
+        self._num_resets = 0
+        # The work that was begun last; what was begun before must not add anything any more.
+        self._writer: object = None
         self._start_at(0)
 
     def reset(self) -> None:
         """Forget everything."""
+        self._num_resets += 1
         # Positions are not reused: one that a sequence still holds is recognized as gone.
         self._start_at(self._index.end)
 
     def _start_at(self, position: int) -> None:
-        self._index = Occurrences(self.capacity, position, has_64_bit_positions=True)
+        self._tokens: Ids = array("I", bytes(4 * self.capacity))
+        self._index = Occurrences(self._tokens, self.capacity, position, has_64_bit_positions=True)
+        finish(self._index.touch())
         self._starts: list[int] = []
         self._tenants: list[str] = []
         self._recent: deque[_Text] = deque(maxlen=_NUM_RECENT)
@@ -60,26 +71,54 @@ class History:
         """Number of tokens that are kept."""
         return self._index.end - self._index.start
 
-    def add(self, tenant: str, tokens: Ids) -> None:
-        """Add a finished text, or only its end if it is too long.
+    def add(self, tenant: str, text: GrowingText) -> Slices:
+        """Return the work of adding a finished text, or only its end if it is too long.
 
-        The start that it shares with one of the tenant's recent texts is not stored again.
+        The start that it shares with one of the tenant's recent texts is not stored again. Texts are added
+        one after the other: if the work for another text begins before this is done, the rest is not added.
+        Nor is it after a reset.
         """
-        num_shared, oldest = self._find_shared_start(tenant, tokens)
-        index, salt = self._index, hash(tenant)
-        start = max(0, num_shared - MAX_MATCH_TOKENS, len(tokens) - self.capacity + 1)
+        return self._add(tenant, text, self._num_resets)
+
+    def _add(self, tenant: str, text: GrowingText, num_resets: int) -> Slices:
+        self._writer = writer = object()
+        yield from text.read_tokens()
+        tokens = text.tokens
+        num_shared, oldest = yield from self._find_shared_start(tenant, tokens)
+        if self._writer is not writer or self._num_resets != num_resets:
+            return
+        index, salt = self._index, hash(tenant) & _HASH_MASK
+        if index.end > index.start and index.token(index.end - 1) != _SEPARATOR:
+            # The text before was not added to its end.
+            self._separate()
+        first = max(0, num_shared - MAX_MATCH_TOKENS, len(tokens) - self.capacity + 1)
         position = index.end
         self._starts.append(position)
         self._tenants.append(tenant)
-        tail = TailHashes()
-        for at in range(start, len(tokens)):
-            hashes = tail.append(tokens[at])
-            index.append(tokens[at], _salted(hashes, salt))
-        index.append(_SEPARATOR, None)
+        size = min(SLICE_TOKENS, self.capacity)
+        for at in range(first, len(tokens), size):
+            part = tokens[at : at + size]
+            self._write(part)
+            index.extend(part, tokens[max(first, at - LONGEST) : at], salt)
+            yield len(part)
+            if self._writer is not writer or self._num_resets != num_resets:
+                return
+        self._separate()
         self._recent.append(_Text(tenant, tokens, min(oldest, position) if num_shared else position))
         num_gone = bisect_right(self._starts, index.start) - 1
         if num_gone > 0:
             del self._starts[:num_gone], self._tenants[:num_gone]
+
+    def _write(self, part: Ids) -> None:
+        """Put the next tokens into the ring, at most as many as it has."""
+        at = self._index.end & (self.capacity - 1)
+        num_before_end = min(len(part), self.capacity - at)
+        self._tokens[at : at + num_before_end] = part[:num_before_end]
+        self._tokens[: len(part) - num_before_end] = part[num_before_end:]
+
+    def _separate(self) -> None:
+        self._write(array("I", [_SEPARATOR]))
+        self._index.append(None)
 
     def find(self, tenant: str, hashes: Hashes, text: Ids) -> Match | None:
         """Return the longest occurrence of a text's end in the tenant's finished texts.
@@ -94,7 +133,8 @@ class History:
             owner = self._tenants[bisect_right(self._starts, position - 1) - 1]
             return owner == tenant and index.token(position) != _SEPARATOR
 
-        return index.find(_salted(hashes, hash(tenant)), text, belongs_to_tenant, _MIN_NGRAM_SIZE)
+        salted = _salted(hashes, hash(tenant) & _HASH_MASK)
+        return index.find(salted, text, belongs_to_tenant, _MIN_NGRAM_SIZE)
 
     def has_token_at(self, position: int, token: int) -> bool:
         """Return whether a position is still kept and holds this token."""
@@ -109,14 +149,22 @@ class History:
         tokens = index.slice(position, min(position + limit, index.end)).tolist()
         return tokens[: tokens.index(_SEPARATOR)] if _SEPARATOR in tokens else tokens
 
-    def _find_shared_start(self, tenant: str, tokens: Ids) -> tuple[int, int]:
+    def _find_shared_start(self, tenant: str, tokens: Ids) -> Generator[int, None, tuple[int, int]]:
         """Return how many leading tokens a recent text has too, and the oldest position that holds them."""
-        best, oldest = 0, 0
-        for text in self._recent:
-            if text.tenant == tenant and text.oldest >= self._index.start:
-                num_shared = _count_common_start(text.tokens, tokens)
+        best, oldest, at = 0, 0, 0
+        texts = [text for text in self._recent if text.tenant == tenant and text.oldest >= self._index.start]
+        while texts:
+            part, equal = tokens[at : at + SLICE_TOKENS], []
+            for text in texts:
+                other = text.tokens[at : at + SLICE_TOKENS]
+                if part and part == other:
+                    equal.append(text)
+                    continue
+                num_shared = at + _count_common_start(other, part)
                 if num_shared > max(best, MAX_MATCH_TOKENS):
                     best, oldest = num_shared, text.oldest
+            texts, at = equal, at + len(part)
+            yield len(part)
         return best, oldest
 
 

@@ -5,12 +5,13 @@ its last n tokens, what it has not written to the table yet, and how its drafts 
 drafts are mostly rejected stops drafting for a while (it cools down) without affecting other requests.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
+from drafters.base import NO_DRAFT, SLICE_TOKENS, Draft, DraftQuery, SequenceStart, Slices, finish
 from drafters.ngram_mod_table import NgramModTable
 from drafters.ngram_mod_tables import NgramModTables
 
@@ -48,18 +49,20 @@ class NgramModDrafter:
     def __init__(self, tables: NgramModTables) -> None:
         self.tables = tables
         self._sequences: dict[int, _Sequence] = {}
+        self._num_forgotten = 0
 
     @property
     def num_open(self) -> int:
         """Number of open sequences."""
         return len(self._sequences)
 
-    def open(self, start: SequenceStart) -> None:
-        """Write the prompt to the tenant's table."""
+    def open(self, start: SequenceStart) -> Slices:
+        """Return the work of writing the prompt to the tenant's table."""
         table = self.tables.table(start.tenant)
-        table.learn(start.prompt)
         ngram = list(start.prompt[-table.n :])
-        self._sequences[start.seq] = _Sequence(table, deque(ngram, table.n), table.hash(ngram))
+        state = _Sequence(table, start.prompt, deque(ngram, table.n), table.hash(ngram))
+        self._sequences[start.seq] = state
+        return self._write(state.write_prompt(), self._num_forgotten)
 
     def propose(self, query: DraftQuery) -> Draft:
         """Draft up to limit tokens, each looked up by the n before it; none during a cooldown."""
@@ -80,10 +83,17 @@ class NgramModDrafter:
         """Start a cooldown if several drafts in a row had a low acceptance rate."""
         self._sequences[seq].record_acceptance(num_accepted / num_verified)
 
-    def close(self, seq: int) -> None:
-        """Write the remaining tokens to the table and free the sequence, even if its open raised."""
-        if (state := self._sequences.pop(seq, None)) is not None:
-            state.flush()
+    def close(self, seq: int) -> Slices | None:
+        """Free the sequence, even if its open raised, and return the work of writing its other tokens."""
+        state = self._sequences.pop(seq, None)
+        if state is None:
+            return None
+        return self._write(itertools.chain(state.write_prompt(), state.flush()), self._num_forgotten)
+
+    def _write(self, slices: Slices, num_forgotten: int) -> Slices:
+        """Do this work up to the next reset, which also drops what is not written yet."""
+        while self._num_forgotten == num_forgotten and (num_tokens := next(slices, None)) is not None:
+            yield num_tokens
 
     def is_cooling_down(self, seq: int) -> bool:
         """Return whether this sequence drafts nothing for now, after too many rejected drafts."""
@@ -109,29 +119,45 @@ class NgramModDrafter:
         return summary
 
     def _drop_unwritten(self) -> None:
+        self._num_forgotten += 1
         for state in self._sequences.values():
             state.unwritten.clear()
+            state.prompt = ()
 
 
 @dataclass(slots=True)
 class _Sequence:
     """An open sequence.
 
+    prompt: of which num_learned tokens are in the table; empty once all are.
     ngram: its last tokens, at most n. hash: of ngram.
-    unwritten: (hash, token) pairs that are not in the table yet.
+    unwritten: (hash, token) pairs of the answer that are not in the table yet.
     run: number of consecutive tokens, up to the last, that the table predicted correctly.
     num_low: consecutive drafts with a low acceptance rate.
     num_cooling: tokens left of the present cooldown. next_cooldown: length of the next one.
     """
 
     table: NgramModTable
+    prompt: Sequence[int]
     ngram: deque[int]
     hash: int
+    num_learned: int = 0
     unwritten: list[tuple[int, int]] = field(default_factory=list)
     run: int = 0
     num_low: int = 0
     num_cooling: int = 0
     next_cooldown: int = FIRST_COOLDOWN
+
+    def write_prompt(self) -> Slices:
+        n = self.table.n
+        if len(self.prompt) > n:
+            yield from self.table.allocate()
+        while len(self.prompt) > self.num_learned + n:
+            part = self.prompt[self.num_learned : self.num_learned + n + SLICE_TOKENS]
+            self.table.learn(part)
+            self.num_learned += SLICE_TOKENS
+            yield len(part) - n
+        self.prompt = ()
 
     def draft(self, limit: int) -> list[int]:
         if self.num_cooling or len(self.ngram) < self.table.n:
@@ -147,8 +173,9 @@ class _Sequence:
             oldest = ngram[0]
         self.hash = table.roll(self.hash, oldest, token)
         ngram.append(token)
-        if len(self.unwritten) > CHUNK_TOKENS:
-            self.flush()
+        # The newest token wins, so the prompt is written first.
+        if len(self.unwritten) > CHUNK_TOKENS and not self.prompt:
+            finish(self.flush())
         if self.num_cooling:
             self.num_cooling -= 1
             if self.run >= RECOVERY_RUN:
@@ -164,7 +191,8 @@ class _Sequence:
             self.num_cooling = self.next_cooldown
             self.next_cooldown = min(2 * self.next_cooldown, MAX_COOLDOWN)
 
-    def flush(self) -> None:
-        if self.unwritten:
-            self.table.put(self.unwritten)
-            self.unwritten = []
+    def flush(self) -> Slices:
+        while pairs := self.unwritten[:SLICE_TOKENS]:
+            self.table.put(pairs)
+            del self.unwritten[:SLICE_TOKENS]
+            yield len(pairs)

@@ -3,7 +3,10 @@
 The structure follows zlib's hash chains. Each n has a table of heads (hash of an n-gram -> where it last
 ended) and one of links (position -> where the same n-gram ended before that). N-grams whose hashes share a
 slot are distinguished by comparing tokens. The cost of adding a token or finding a match does not depend on
-the length of the text: one microsecond, and about 40 bytes per token (70 with 64-bit positions).
+the length of the text. Many tokens are added at once with arrays, ten times faster than one by one.
+
+The hash of the n tokens up to t[i] is the sum of t[i - k] * MULTIPLIER ** (k + 1) mod 2 ** 64, so that of
+2 n tokens follows from two hashes of n tokens. The highest bits are the best mixed, so they choose the slot.
 """
 
 from array import array
@@ -11,17 +14,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from drafters.base import Slices
+
 NGRAM_SIZES = (2, 4, 8, 16)
 """The n of the n-grams. A match of a length in between is found by the next shorter n."""
 
 MAX_MATCH_TOKENS = 32
 """Matches are measured up to this length, in tokens. Longer ones are no more reliable."""
 
+LONGEST = NGRAM_SIZES[-1]
+"""Hashes depend on this many tokens."""
+
 _CANDIDATES = range(4)  # maximum number of candidates examined per n, newest first
-_MIN_CAPACITY = 4096
+
+_MULTIPLIER = 6364136223846793005
+_MASK = (1 << 64) - 1
+_TO_2, _TO_4, _TO_8 = (pow(_MULTIPLIER, n, 1 << 64) for n in (2, 4, 8))
+_PAGE_HEADS = 512  # no more heads than in a page of memory
+_TOUCHED_HEADS = 1 << 18
+_SLOT_SHIFT = 32  # a slot is taken from the upper half of a hash, so a ring has at most 2 ** 32 tokens
 
 Ids: TypeAlias = "array[int]"
 """Token ids, four bytes each."""
+
+Positions: TypeAlias = npt.NDArray[np.signedinteger]
 
 Hashes = tuple[int, int, int, int]
 """One value per n: hashes of the last 2, 4, 8 and 16 tokens of a text, or the positions found for them."""
@@ -44,92 +63,175 @@ class Match:
 
 
 class TailHashes:
-    """Rolling hashes of the last 2, 4, 8 and 16 tokens of a text; equal ends have equal hashes."""
+    """Rolling hashes of the last 2, 4, 8 and 16 tokens of a text; equal ends have equal hashes.
+
+    tokens: the end of the text so far; tokens before the last 16 do not matter.
+    """
 
     __slots__ = ("_eights", "_fours", "_last", "_pairs", "_step", "hashes")
 
-    def __init__(self, salt: int = 0) -> None:
-        """Start with an empty text. salt: texts with different salts get different hashes."""
-        self._last = salt
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
+        self._last = 0
         self._step = 0
-        self._pairs = [salt] * 2
-        self._fours = [salt] * 4
-        self._eights = [salt] * 8
-        self.hashes: Hashes = (salt, salt, salt, salt)
+        self._pairs = [0] * 2
+        self._fours = [0] * 4
+        self._eights = [0] * 8
+        self.hashes: Hashes = (0, 0, 0, 0)
+        for token in tokens[-LONGEST:]:
+            self.append(token)
 
     def append(self, token: int) -> Hashes:
         """Append a token and return the hashes of the last 2, 4, 8 and 16 tokens."""
         step = self._step
         self._step = step + 1
-        two = hash((self._last, token))
-        self._last = token
+        two = (self._last + token) * _MULTIPLIER & _MASK
+        self._last = token * _MULTIPLIER
         pairs, fours, eights = self._pairs, self._fours, self._eights
         # Each n is hashed from two halves: one that ends here and one that ended n / 2 tokens earlier.
-        four = hash((pairs[step & 1], two))
-        pairs[step & 1] = two
-        eight = hash((fours[step & 3], four))
-        fours[step & 3] = four
-        self.hashes = hashes = (two, four, eight, hash((eights[step & 7], eight)))
-        eights[step & 7] = eight
+        at = step & 1
+        four = pairs[at] + two & _MASK
+        pairs[at] = two * _TO_2 & _MASK
+        at = step & 3
+        eight = fours[at] + four & _MASK
+        fours[at] = four * _TO_4 & _MASK
+        at = step & 7
+        self.hashes = hashes = (two, four, eight, eights[at] + eight & _MASK)
+        eights[at] = eight * _TO_8 & _MASK
         return hashes
 
 
-class Occurrences:
-    """A ring of the last tokens of a growing text, with an index of where each of their n-grams ended.
+def _hash_all(tokens: Ids, before: Ids) -> npt.NDArray[np.uint64]:
+    """Return (4, m) hashes of the n-grams that end with each of m tokens.
 
-    capacity: number of tokens kept, a power of two; when it is full, new tokens overwrite the oldest.
+    before: the tokens before them; fewer than 15 if the text begins there.
+    """
+    wide = np.zeros(LONGEST - 1 + len(tokens), np.uint64)
+    wide[LONGEST - 1 :] = tokens
+    if before := before[1 - LONGEST :]:
+        wide[LONGEST - 1 - len(before) : LONGEST - 1] = before
+    # Unsigned arrays overflow modulo 2 ** 64, as the hash does.
+    two = (wide[:-1] * np.uint64(_MULTIPLIER) + wide[1:]) * np.uint64(_MULTIPLIER)
+    four = two[:-2] * np.uint64(_TO_2) + two[2:]
+    eight = four[:-4] * np.uint64(_TO_4) + four[4:]
+    sixteen = eight[:-8] * np.uint64(_TO_8) + eight[8:]
+    return np.stack([hashes[-len(tokens) :] for hashes in (two, four, eight, sixteen)])
+
+
+class Occurrences:
+    """An index of where the n-grams of a growing text ended.
+
+    tokens: the text's tokens, which the caller keeps: the token at position p is tokens[p & (capacity - 1)].
+    capacity: number of positions kept, a power of two; after that, new positions overwrite the oldest.
     first: position of the first token; positions count up from there. end: position after the last token.
     has_64_bit_positions: allows positions beyond 2^31. Without it the index takes half the memory, so that
         more of it stays in the processor's caches.
     """
 
-    def __init__(self, capacity: int, first: int = 0, has_64_bit_positions: bool = False) -> None:
-        empty = array("q" if has_64_bit_positions else "i", [-1])
+    def __init__(
+        self, tokens: Ids, capacity: int, first: int = 0, has_64_bit_positions: bool = False
+    ) -> None:
         self.capacity = capacity
+        self._tokens = tokens
         self._mask = capacity - 1
-        self._heads = tuple(empty * capacity for _ in NGRAM_SIZES)
-        self._links = tuple(empty * capacity for _ in NGRAM_SIZES)
-        self._tokens = array("I", [0]) * capacity
         self._first = first
         self.end = first
+        # Zeros, which stand for no position, are not touched by the allocation, so it takes no time.
+        shape, dtype = (len(NGRAM_SIZES), capacity), np.int64 if has_64_bit_positions else np.int32
+        self._keep_tables(np.zeros(shape, dtype), np.zeros(shape, dtype))
+
+    def _keep_tables(self, heads: Positions, links: Positions) -> None:
+        self._all_heads, self._all_links = heads, links
+        # Single items of a memoryview are read and written three times as fast as those of an array.
+        self._heads = tuple(row.data for row in heads)
+        self._links = tuple(row.data for row in links)
+
+    def touch(self) -> Slices:
+        """Return the work of writing to every page of the heads.
+
+        Otherwise the first tokens, which are spread all over them, would make the system provide all that
+        memory at once. For a small index there is nothing to do.
+        """
+        heads = self._all_heads.reshape(-1)
+        if len(heads) > _TOUCHED_HEADS:
+            for start in range(0, len(heads), _TOUCHED_HEADS):
+                heads[start : start + _TOUCHED_HEADS : _PAGE_HEADS] += 0
+                yield 0
 
     @property
     def start(self) -> int:
         """Position of the oldest token that is still kept."""
         return max(self._first, self.end - self.capacity)
 
+    def grow(self) -> None:
+        """Double the capacity. Only while end < capacity, so that nothing was overwritten."""
+        # Each slot becomes two, which begin with the same chain.
+        heads = np.concatenate([self._all_heads, self._all_heads], axis=1)
+        links = np.zeros_like(heads)
+        links[:, : self.capacity] = self._all_links
+        self.capacity *= 2
+        self._mask = self.capacity - 1
+        self._keep_tables(heads, links)
+
     def token(self, position: int) -> int:
         """Return the token at a position that is still kept."""
         return self._tokens[position & self._mask]
 
-    def append(self, token: int, hashes: Hashes | None) -> None:
-        """Append a token.
+    def append(self, hashes: Hashes | None) -> None:
+        """Add the position after the next token.
 
-        hashes: of the n-grams that end with it, or None if no match may end there.
+        hashes: of the n-grams that end with that token, or None if no match may end there.
         """
         mask = self._mask
-        self._tokens[self.end & mask] = token
         self.end = end = self.end + 1
         at = end & mask
         twos, fours, eights, sixteens = self._links
         if hashes is None:
-            twos[at] = fours[at] = eights[at] = sixteens[at] = -1
+            twos[at] = fours[at] = eights[at] = sixteens[at] = 0
             return
-        # Unrolled for speed: this runs for every token of every prompt.
+        # Unrolled for speed: this runs for every token of every answer.
         two, four, eight, sixteen = hashes
         heads_two, heads_four, heads_eight, heads_sixteen = self._heads
-        slot = two & mask
+        slot = two >> _SLOT_SHIFT & mask
         twos[at] = heads_two[slot]
         heads_two[slot] = end
-        slot = four & mask
+        slot = four >> _SLOT_SHIFT & mask
         fours[at] = heads_four[slot]
         heads_four[slot] = end
-        slot = eight & mask
+        slot = eight >> _SLOT_SHIFT & mask
         eights[at] = heads_eight[slot]
         heads_eight[slot] = end
-        slot = sixteen & mask
+        slot = sixteen >> _SLOT_SHIFT & mask
         sixteens[at] = heads_sixteen[slot]
         heads_sixteen[slot] = end
+
+    def extend(self, tokens: Ids, before: Ids, salt: int = 0) -> None:
+        """Add the positions after several tokens, with the same result as append() for each of them.
+
+        tokens: the next ones, at most `capacity`. before: at least the 15 tokens before them, or all there
+        are. salt: combined with every hash.
+        """
+        num_tokens, num_sizes = len(tokens), len(NGRAM_SIZES)
+        if not num_tokens:
+            return
+        hashes = _hash_all(tokens, before) ^ np.uint64(salt)
+        # Index into the flat tables: slots of different n must differ.
+        tables = np.arange(num_sizes, dtype=np.int64)[:, None] * self.capacity
+        slots = (hashes >> np.uint64(_SLOT_SHIFT)).astype(np.int64) & self._mask
+        # Sorting by slot, then position, makes neighbors of the positions that share a slot.
+        shift = num_tokens.bit_length()
+        keys = ((slots + tables) << shift | np.arange(num_tokens)).ravel()
+        keys.sort()
+        slots, positions = keys >> shift, (keys & (1 << shift) - 1) + (self.end + 1)
+        is_first = np.ones(len(keys), bool)
+        np.not_equal(slots[1:], slots[:-1], out=is_first[1:])
+        heads, links = self._all_heads.reshape(-1), self._all_links.reshape(-1)
+        previous = np.empty_like(positions)
+        previous[1:] = positions[:-1]
+        previous[is_first] = heads[slots[is_first]]
+        links[(slots & -self.capacity) + (positions & self._mask)] = previous
+        is_last = np.append(is_first[1:], True)
+        heads[slots[is_last]] = positions[is_last]
+        self.end += num_tokens
 
     def slice(self, start: int, stop: int) -> Ids:
         """Return the tokens from start up to stop, all of which must still be kept."""
@@ -163,7 +265,12 @@ class Occurrences:
         mask = self._mask
         two, four, eight, sixteen = hashes
         twos, fours, eights, sixteens = self._heads
-        firsts = (twos[two & mask], fours[four & mask], eights[eight & mask], sixteens[sixteen & mask])
+        firsts = (
+            twos[two >> _SLOT_SHIFT & mask],
+            fours[four >> _SLOT_SHIFT & mask],
+            eights[eight >> _SLOT_SHIFT & mask],
+            sixteens[sixteen >> _SLOT_SHIFT & mask],
+        )
         return self._longest(firsts, text, is_usable, min_ngram_size)
 
     def _longest(
@@ -188,9 +295,9 @@ class Occurrences:
             farthest = text[-size] if known >= size else None
             for _ in _CANDIDATES:
                 if (
-                    tokens[(position - 1) & mask] == newest
+                    position < end
+                    and tokens[(position - 1) & mask] == newest
                     and tokens[(position - size) & mask] == farthest
-                    and position < end
                     # For n = 2 both tokens are compared already.
                     and (size == 2 or self.slice(position - size, position) == text[-size:])
                     and (is_usable is None or is_usable(position))
@@ -228,34 +335,3 @@ class Occurrences:
         return Match(
             positions[followers.index(follower)], length, num_agreeing, len(positions) - num_agreeing
         )
-
-
-class GrowingText:
-    """The tokens of one sequence, prompt and answer, with an index to find its end earlier in the same text.
-
-    tokens: (n,) all tokens; grows in place.
-    """
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self.tokens = array("I", tokens)
-        self._build_index(tokens)
-
-    def append(self, token: int) -> None:
-        """Append a token."""
-        index = self.index
-        if index.end >= index.capacity:
-            self._build_index(self.tokens)
-            index = self.index
-        self.tokens.append(token)
-        index.append(token, self.tail.append(token))
-
-    def find_earlier(self) -> Match | None:
-        """Return the longest earlier occurrence of the end of the text."""
-        return self.index.find_earlier(self.tokens)
-
-    def _build_index(self, tokens: Sequence[int]) -> None:
-        # Leaves room to grow by at least a quarter, so that rebuilding stays cheap per token.
-        capacity = 1 << (len(tokens) + len(tokens) // 4).bit_length()
-        self.tail, self.index = TailHashes(), Occurrences(max(_MIN_CAPACITY, capacity))
-        for token in tokens:
-            self.index.append(token, self.tail.append(token))

@@ -9,8 +9,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
+from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices
 from drafters.copying import CopyCursor
+from drafters.growing_text import GrowingText
 from drafters.occurrences import MAX_MATCH_TOKENS, Ids, Occurrences, TailHashes
 
 RUN_STARTS = (2, 4, 8, 16, 32)
@@ -55,18 +56,22 @@ class PredictionDrafter:
         """Number of open sequences, with or without a prediction."""
         return len(self._sequences)
 
-    def open(self, start: SequenceStart) -> None:
-        """Index the prediction and place the cursor at its start."""
+    def open(self, start: SequenceStart) -> Slices | None:
+        """Place the cursor at the prediction's start, and return the work of indexing the prediction.
+
+        Drafts end where the part that was read ends.
+        """
         if not start.prediction:
             self._sequences[start.seq] = None
-            return
-        source = array("I", start.prediction)
-        index, tail = Occurrences(1 << len(source).bit_length()), TailHashes()
-        for token in source:
-            index.append(token, tail.append(token))
-        cursor = CopyCursor(source)
+            return None
+        source = GrowingText(start.prediction)
+        cursor = CopyCursor(source.tokens)
         cursor.position = 0
-        self._sequences[start.seq] = _Sequence(cursor, index, TailHashes(), array("I"))
+        self._sequences[start.seq] = _Sequence(cursor, source.index, TailHashes(), array("I"))
+        slices = source.read()
+        # The first draft is the prediction's start, so that is read at once.
+        next(slices)
+        return slices
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         """Move the cursor. If it is lost, look for the answer's end anywhere in the prediction."""

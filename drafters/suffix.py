@@ -10,10 +10,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, TableFileError
+from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices, TableFileError
 from drafters.copying import CopyCursor
+from drafters.growing_text import GrowingText
 from drafters.history import DEFAULT_TOKENS, History
-from drafters.occurrences import GrowingText
 
 CLASS_STARTS = (3, 4, 6, 9, 16, 32)
 """Match lengths at which the next class starts: <3, 3, 4-5, 6-8, 9-15, 16-31, 32 and more tokens."""
@@ -92,11 +92,15 @@ class SuffixDrafter:
         """Number of open sequences."""
         return len(self._sequences)
 
-    def open(self, start: SequenceStart) -> None:
-        """Index the prompt, which takes about 2 microseconds per token."""
+    def open(self, start: SequenceStart) -> Slices:
+        """Return the work of indexing the prompt. Drafts look in what is indexed so far."""
         text = GrowingText(start.prompt)
         state = _Sequence(start.tenant, text, CopyCursor(text.tokens, self._learn_changes))
         self._sequences[start.seq] = state
+        return self._read(state)
+
+    def _read(self, state: _Sequence) -> Slices:
+        yield from state.text.read()
         self._update_best(state)
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
@@ -131,11 +135,15 @@ class SuffixDrafter:
     def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Do nothing: the committed tokens are all that matters here."""
 
-    def close(self, seq: int) -> None:
-        """Free the sequence and add its text to the history. Does nothing if its open raised."""
+    def close(self, seq: int) -> Slices | None:
+        """Free the sequence, and return the work of adding its text to the history.
+
+        Does nothing if its open raised.
+        """
         state = self._sequences.pop(seq, None)
-        if state is not None and self._history is not None:
-            self._history.add(state.tenant, state.text.tokens)
+        if state is None or self._history is None:
+            return None
+        return self._history.add(state.tenant, state.text)
 
     def status(self) -> dict[str, Any]:
         """Return the size of the history and the number of open sequences."""
@@ -193,7 +201,7 @@ class SuffixDrafter:
                 best = found
         if self._history is not None and length < _LONG_MATCH:
             if state.finished is None and self._history.num_texts:
-                recalled = self._history.find(state.tenant, state.text.tail.hashes, state.text.tokens)
+                recalled = self._history.find(state.tenant, state.text.tail.hashes, state.text.end)
                 if recalled is not None:
                     state.finished = [recalled.position, recalled.length]
             if state.finished is not None:

@@ -1,5 +1,6 @@
 """The sequences that decode together, and what the device holds for them: rows and the step in flight."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from engine.sampling.logprobs import Likelihoods, measure
 from engine.sampling.sampler import Sampler
 from engine.sequence import Prefill, Sequence
 from engine.speculative.draft_model.model import DraftModel
+from engine.speculative.draft_model.reader import DraftReader
+from engine.stations import station
 
 
 @dataclass
@@ -19,11 +22,19 @@ class Step:
     members: the sequences that take part, in the order of their rows.
     tokens: (rows,) sampled token ids, on the device.
     measured: log probabilities of the tokens, if any request wants them.
+    is_steady: whether the device was busy when it was dispatched: with another step of the same sequences, or
+        with something that is not part of its time.
+    follows_drafts: whether it was dispatched after drafts were verified.
+    is_computed: whether it was waited for. taken_s: the seconds that it then had taken, None if not known.
     """
 
     members: list[Sequence]
     tokens: mx.array
     measured: Likelihoods | None
+    is_steady: bool
+    follows_drafts: bool = False
+    is_computed: bool = False
+    taken_s: float | None = None
 
 
 class Batch:
@@ -63,30 +74,20 @@ class Batch:
             self._sampler = Sampler(settings, self.vocab_size)
         return self._sampler
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: Sequence, reader: DraftReader | None = None) -> None:
         """Make a prefilled sequence the last row. Its last token is fed by the next step.
 
+        reader: will read the sequence's text for the draft model; None if it drafts nothing for it.
         If this raises, some caches may hold the sequence and others not: none of the rows can be used then.
         """
         prefill = sequence.prefill
         self.rows.add(prefill.caches, prefill.num_computed)
         if self.draft_model:
-            self._join_draft_model(self.draft_model, sequence)
+            self.draft_model.add(reader)
         # The rows own the caches from now on.
         sequence.prefill = Prefill()
         self.members.append(sequence)
         self._sampler = None
-
-    def _join_draft_model(self, model: DraftModel, sequence: Sequence) -> None:
-        """Add the row to the draft model too, with empty caches if that model has not read the prompt."""
-        reader, drafts = sequence.prefill.draft_reader, sequence.drafts
-        if drafts:
-            drafts.forecast.begin()
-            if reader is None:
-                drafts.uses_model = False
-            else:
-                drafts.counts.track_translation(reader.translator, model.translation.strategy)
-        model.add(reader)
 
     def free(self, leaving: list[int]) -> None:
         """Remove rows, given in ascending order; the last row takes the place of each.
@@ -101,9 +102,12 @@ class Batch:
             self.members.pop()
         self._sampler = None
 
-    def dispatch(self) -> Step | None:
+    @station("dispatch")
+    def dispatch(self, before: Callable[[], bool]) -> Step | None:
         """Dispatch one token for every row without waiting for it; returns the step that was in flight.
 
+        before: called when all is ready to be dispatched; waits for work other than steps, and returns
+            whether there was any.
         If this raises, that step is still in flight.
         """
         previous = self.in_flight
@@ -121,8 +125,10 @@ class Batch:
         logits = self.rows.forward(newest[:, None])[:, -1]
         tokens = self.sampler.sample(logits, [len(s.tokens) + (s in ahead) for s in self.members])
         measured = measure(logits, tokens, [s.request.top_logprobs for s in self.members])
+        has_waited = before()
         mx.async_eval(tokens, *(measured.arrays if measured else ()))
-        self.in_flight = Step(list(self.members), tokens, measured)
+        is_steady = has_waited or (previous is not None and previous.members == self.members)
+        self.in_flight = Step(list(self.members), tokens, measured, is_steady)
         return previous
 
     def _newest_tokens(self, ahead: dict[Sequence, int]) -> mx.array:

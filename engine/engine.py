@@ -38,11 +38,10 @@ from engine.request import (
     Sink,
 )
 from engine.sampling.grammar import Grammars
-from engine.sampling.grammar_budget import Stopwatch
 from engine.setup import MakeSources, make_worker
 from engine.speculative import shared_table
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
-from engine.speculative.step_costs import StepCosts
 from engine.stats import EngineStats
 from engine.worker import Worker
 
@@ -55,7 +54,8 @@ class Engine:
     load: loads the target model, on the engine's thread; by default the model that the settings name.
     make_sources: makes the drafters; without it nothing is drafted.
     load_draft: loads the draft model; by default the one that the settings name, if any.
-    costs: what steps cost; by default they are measured at the first start with a model.
+    costs: what steps cost; by default they are measured, while the engine is idle, and kept on disk.
+    waits_for_costs: whether start() returns only when they are known.
 
     on_death: if set, called once on the engine's thread with the fault's text if that thread dies.
     """
@@ -67,10 +67,11 @@ class Engine:
         make_sources: MakeSources | None = None,
         load_draft: Load | None = None,
         costs: StepCosts | None = None,
+        waits_for_costs: bool = False,
     ) -> None:
         self.settings = settings
         self._make_sources = make_sources
-        self._costs = costs
+        self._costs, self._waits_for_costs = costs, waits_for_costs
         self.on_death: Callable[[str], None] | None = None
         self._load = load or make_loader(settings)
         self._load_draft = load_draft or make_draft_loader(settings)
@@ -79,7 +80,6 @@ class Engine:
         self._watchdog = Watchdog(settings.stall_seconds, self._progress_made, self._note_stall)
         self._loaded: LoadedModel | None = None
         self._grammars: Grammars
-        self._grammar_watch = Stopwatch()
         self._worker: Worker | None = None
         self._stats = EngineStats()
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
@@ -149,7 +149,7 @@ class Engine:
 
     def counts(self) -> EngineCounts:
         """Return the engine's counts, and the memory that MLX holds now."""
-        return replace(self._stats.counts(), grammar_s=self._grammar_watch.total_s)
+        return self._stats.counts()
 
     def prefix_status(self) -> dict[str, int]:
         """Return the prefix cache's counts, by the names of PrefixStatus; empty without one."""
@@ -167,7 +167,14 @@ class Engine:
 
     def table_save(self) -> str:
         """Save the table to the settings' file; return a sentence that says so. Raises SharedTableError."""
-        return str(self._between_steps(shared_table.find_table(self._sources()).save))
+        save = shared_table.find_table(self._sources()).save
+
+        def learn_and_save() -> str:
+            if self._worker:
+                self._worker.proposers.work.finish()
+            return save()
+
+        return str(self._between_steps(learn_and_save))
 
     def table_load(self) -> str:
         """Load the table from the settings' file; return a sentence that says so. Raises SharedTableError."""
@@ -246,11 +253,17 @@ class Engine:
         """Load the model and set up a worker. If that fails, return None and leave the error to start()."""
         try:
             self._loaded = self._load(self._loading(self.settings.model_source))
-            self._grammars = Grammars(self._loaded.tokenizer, self._grammar_watch)
+            self._grammars = Grammars(self._loaded.tokenizer)
             draft_name = self.settings.draft_model or "the draft model"
             draft = self._load_draft(self._loading(draft_name)) if self._load_draft else None
             self._worker = make_worker(
-                self._loaded, self.settings, self._make_sources, draft, self._costs, self._progress
+                self._loaded,
+                self.settings,
+                self._make_sources,
+                draft,
+                self._costs,
+                self._waits_for_costs,
+                self._progress,
             )
             self._stats = self._worker.stats
             shared_table.restore(self._sources(), self.settings)
@@ -285,9 +298,11 @@ class Engine:
             self._on_progress(stage, share)
 
     def _serve_until_death(self, worker: Worker) -> None:
+        worker.stats.stations.start()
         loop = Loop(worker, self._inbox, self._lifecycle, self.tokenizer, self._grammars)
         try:
             loop.run()
+            worker.proposers.work.finish()
             shared_table.save(self._sources(), self.settings)
         # Whatever was raised, every live request must get its terminal event.
         except BaseException as fault:

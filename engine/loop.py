@@ -14,6 +14,7 @@ from engine.model.tokenizer import Tokenizer
 from engine.request import Failed, GenerationRequest, SharedTableError, Sink
 from engine.sampling.grammar import Grammars
 from engine.sequence import Sequence
+from engine.stations import station
 from engine.worker import Worker
 
 log = logging.getLogger("reprise.engine")
@@ -98,11 +99,18 @@ class Loop:
         while not self._inbox.empty():
             _refuse(self._inbox.get(), failed)
 
+    @station("messages")
     def _take_messages(self) -> None:
-        """Take all messages in the inbox; while there is no work, wait for a message that brings some."""
+        """Take all messages in the inbox; while there is no work, wait for a message that brings some.
+
+        Meanwhile what steps cost is measured, if it is not known yet.
+        """
         while not self._worker.has_work or not self._inbox.empty():
+            while not self._worker.has_work and self._inbox.empty() and self._worker.measure_costs():
+                pass
             # Kept until it is handled, so that end_all() finds it if that is what the thread dies of.
-            self._message = self._inbox.get()
+            with station("idle"):
+                self._message = self._inbox.get()
             self._handle(self._message)
             # While the loop waits, this would keep the last request alive.
             self._message = None

@@ -344,22 +344,23 @@ GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 
 class EngineCounts:
     """What the engine has counted since it started, and the memory that MLX holds.
 
-    num_failed_steps, num_preemptions, num_stalls: see EngineStats.
+    num_failed_steps, num_preemptions, num_plain_probes, num_stalls: see EngineStats.
     gaps_up_to: cumulative counts of the times between consecutive tokens of a sequence: gaps_up_to[i] counts
         those of at most GAP_BOUNDS_S[i], and the last entry counts all. Tokens of one step are committed
         together, so all but the first have a gap of 0.
     gap_sum_s: sum of all gaps, in seconds.
     active_bytes: memory in use now. peak_bytes: the maximum ever in use. cache_bytes: freed memory that MLX
         keeps for reuse.
-    grammar_s: CPU seconds that the grammars of answers took on the engine's thread.
+    station_s: seconds of the engine's thread by station; see engine/stations.py.
     """
 
     num_failed_steps: int = 0
     num_preemptions: int = 0
+    num_plain_probes: int = 0
     num_stalls: int = 0
     gaps_up_to: tuple[int, ...] = (0,) * (len(GAP_BOUNDS_S) + 1)
     gap_sum_s: float = 0.0
     active_bytes: int = 0
     peak_bytes: int = 0
     cache_bytes: int = 0
-    grammar_s: float = 0.0
+    station_s: Mapping[str, float] = field(default_factory=dict)

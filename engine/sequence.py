@@ -31,7 +31,8 @@ from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.logprobs import Likelihood
 from engine.sampling.pieces import needs_penalties
 from engine.sampling.sampler import Penalties
-from engine.speculative.draft_model.reader import DraftReader, UnreadableTextError
+from engine.speculative.costs.conditions import GREEDY, sampling_class
+from engine.speculative.draft_model.reader import UnreadableTextError
 from engine.speculative.proposers import SequenceDrafts
 
 log = logging.getLogger("reprise.engine")
@@ -77,14 +78,12 @@ class Prefill:
 
     caches, num_computed: its own caches, and how many of its tokens they hold.
     keep_at: lengths at which the caches are to be kept in the prefix cache.
-    draft_reader: what the draft model has read of it; None if the draft model does not read it.
     logprobs: log probabilities of its prompt's tokens from the second one on, if the request wants them.
     """
 
     caches: Caches = field(default_factory=list)
     num_computed: int = 0
     keep_at: set[int] = field(default_factory=set)
-    draft_reader: DraftReader | None = None
     logprobs: list[Likelihood] = field(default_factory=list)
 
 
@@ -97,7 +96,8 @@ class Sequence:
     hashes: of the tokens' blocks, extended when they are needed.
     prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.
     penalties: token counts, while it decodes and if its request has penalties.
-    drafts: its drafters, once it has joined the rows. matcher: the state of the answer's grammar, if any.
+    drafts: its drafters, once it was admitted. matcher: the state of the answer's grammar, if any.
+    sampling: what sampling its tokens takes; see sampling_class().
     has_sent_prompt: whether its prompt's log probabilities were sent.
     num_bisections: how many bisections suspected it.
     num_overtaken: how many later sequences were admitted first because this one did not fit into memory.
@@ -115,6 +115,7 @@ class Sequence:
     penalties: Penalties | None = None
     drafts: SequenceDrafts | None = None
     matcher: Matcher | None = None
+    sampling: int = GREEDY
     has_sent_prompt: bool = False
     num_bisections: int = 0
     num_overtaken: int = 0
@@ -127,7 +128,15 @@ class Sequence:
         """Make the sequence of a request, which has only its prompt. Raises GrammarError."""
         text = Detokenizer(tokenizer, request.stop)
         matcher = grammars.matcher(request.grammar) if request.grammar else None
-        return cls(request, sink, text, tokenizer, tokens=list(request.prompt), matcher=matcher)
+        return cls(
+            request,
+            sink,
+            text,
+            tokenizer,
+            tokens=list(request.prompt),
+            matcher=matcher,
+            sampling=sampling_class(request),
+        )
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -142,9 +151,7 @@ class Sequence:
     @property
     def num_to_prefill(self) -> int:
         """Tokens to compute before it can join the rows, which feed its last token themselves."""
-        num_left = len(self.tokens) - 1 - self.prefill.num_computed
-        reader = self.prefill.draft_reader
-        return max(num_left, reader.count_left(len(self.tokens))) if reader else num_left
+        return len(self.tokens) - 1 - self.prefill.num_computed
 
     def admit(self, caches: Caches, num_computed: int) -> None:
         """Begin to prefill. caches: hold the first num_computed of its tokens."""
@@ -169,7 +176,6 @@ class Sequence:
         """Stop using the draft model, which could not read the text or translate a draft."""
         level = logging.INFO if isinstance(fault, UnreadableTextError) else logging.WARNING
         log.log(level, "request %s continues without the draft model: %s", self.request.id, fault)
-        self.prefill.draft_reader = None
         if self.drafts:
             self.drafts.uses_model = False
 

@@ -11,18 +11,19 @@ from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from engine.kv_cache.probes import can_batch, kv_bits_fault, rollback_fault
 from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
 from engine.model.vocabulary import VocabularyError
-from engine.scheduler.draft_prompts import DraftPrompts
+from engine.scheduler.draft_reading import DraftReading
 from engine.scheduler.memory_budget import MemoryBudget, make_memory_budget
 from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
-from engine.speculative.calibration import load_costs
+from engine.speculative.costs.calibration import Calibration
+from engine.speculative.costs.exact_widths import find_exact_shapes
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.model import DraftModel
-from engine.speculative.exact_widths import find_exact_shapes
+from engine.speculative.draft_model.prefixes import DraftPrefixes
 from engine.speculative.proposers import DraftSources, Proposers
-from engine.speculative.step_costs import StepCosts
 from engine.speculative.translation.translation import Translation
 from engine.worker import Worker
 
@@ -34,7 +35,7 @@ MakeSources = Callable[[str], DraftSources]
 
 def flat_costs() -> StepCosts:
     """Return costs by which every step takes equally long, so that every draft pays."""
-    return StepCosts({(1, 1): 1.0})
+    return StepCosts({(1, 1): 1.0}, is_learned=False)
 
 
 PREFIX_CACHE_SHARE = 4
@@ -50,12 +51,14 @@ def make_worker(
     make_sources: MakeSources | None,
     draft: LoadedModel | None,
     costs: StepCosts | None,
+    waits: bool,
     progress: StartProgress,
 ) -> Worker:
     """Set up a worker, with draft model, prefix cache and costs as the settings ask and the model allows.
 
     make_sources: None to draft nothing. draft: the loaded draft model, if any.
     costs: costs of steps, if they need not be measured; the draft model's steps then cost nothing.
+    waits: whether to measure costs now if they are not on disk; otherwise the worker does while it is idle.
     progress: called with the name and the completed share of each slow stage.
     Raises ModelError if the settings do not suit the model.
     """
@@ -69,39 +72,72 @@ def make_worker(
     memory_budget = make_memory_budget(loaded, settings, batched, model, make_sources is not None)
     batch = Batch(loaded.model, loaded.info.vocab_size, batched, model)
     if make_sources is None:
-        planner, proposers = Planner(flat_costs(), batched), Proposers(None, settings)
-        queue = _make_queue(loaded, settings, memory_budget, None)
-        return Worker(batch, queue, planner, proposers)
+        planner, proposers = Planner(flat_costs()), Proposers(None, settings)
+        return Worker(batch, _make_queue(loaded, settings, memory_budget), planner, proposers)
     sources = make_sources(loaded.tokenizer.fingerprint)
     model_costs, is_measured = FREE, costs is None
+    calibrations: list[Calibration] = []
     if costs is None:
-        measuring = partial(progress, "Measuring what steps cost")
-        costs = load_costs(loaded, settings, batched, settings.num_draft_tokens + 1, measuring)
-        if model:
-            measuring = partial(progress, "Measuring what the draft model's steps cost")
-            # The draft model's caches are never quantized.
-            unquantized = replace(settings, kv_bits=None)
-            model_costs = load_costs(model.loaded, unquantized, model.batched, 1, measuring)
+        calibrations = _make_calibrations(loaded, settings, batched, model)
+        costs, *of_model = [one.costs for one in calibrations]
+        model_costs = of_model[0] if of_model else FREE
+        if waits or settings.recalibrate:
+            for one in calibrations:
+                one.finish(partial(progress, "Measuring what steps cost"))
+    costs.batched = batched
     trying = partial(progress, "Trying which widths are exact")
     exact = _exact_shapes(loaded, settings, batched, costs, trying) if settings.exact else None
     drafting_costs = DraftModelCosts(model_costs, costs, model.batched, is_measured) if model else None
-    planner = Planner(costs, batched, exact, drafting_costs, _is_recurrent(loaded))
+    planner = Planner(costs, exact, drafting_costs, _is_recurrent(loaded))
     proposers = Proposers(sources, settings, bool(model), loaded.tokenizer.line_ends)
-    draft_prompts = DraftPrompts(model, proposers, planner) if model else None
-    return Worker(batch, _make_queue(loaded, settings, memory_budget, draft_prompts), planner, proposers)
+    queue = _make_queue(loaded, settings, memory_budget)
+    reading = _make_draft_reading(model, proposers, planner, queue, settings) if model else None
+    return Worker(batch, queue, planner, proposers, calibrations, reading)
 
 
-def _make_queue(
-    loaded: LoadedModel, settings: Settings, memory_budget: MemoryBudget, draft_prompts: DraftPrompts | None
-) -> RequestQueue:
+def _make_calibrations(
+    loaded: LoadedModel, settings: Settings, batched: bool, model: DraftModel | None
+) -> list[Calibration]:
+    """Prepare to measure what the target's steps cost, and the draft model's plain steps if there is one."""
+    found = [Calibration(loaded, settings, batched, settings.num_draft_tokens + 1)]
+    if model:
+        # The draft model's caches are never quantized.
+        found.append(Calibration(model.loaded, replace(settings, kv_bits=None), model.batched, 1))
+    if not all(one.is_known for one in found):
+        log.info("what steps cost is not known yet: it is measured in idle moments, and while requests run")
+    return found
+
+
+def _make_queue(loaded: LoadedModel, settings: Settings, memory_budget: MemoryBudget) -> RequestQueue:
     """Set up the request queue, with the prefix cache and prefill behind it."""
-    num_bytes = settings.prefix_cache_bytes
-    if num_bytes is None:
-        num_bytes = memory_budget.room_bytes // PREFIX_CACHE_SHARE
+    num_bytes = _prefix_bytes(settings, memory_budget)
+    num_bytes -= memory_budget.draft_model_share(num_bytes)
     opening = loaded.tokenizer.answer_opening
     prefix_lookup = PrefixLookup(loaded.model, settings, num_bytes, opening, memory_budget)
-    prefiller = Prefiller(loaded.model, settings, prefix_lookup, draft_prompts)
+    if prefix_lookup.cache:
+        memory_budget.prefixes.append(prefix_lookup.cache)
+    prefiller = Prefiller(loaded.model, settings, memory_budget, prefix_lookup)
     return RequestQueue(settings, memory_budget, prefix_lookup, prefiller)
+
+
+def _make_draft_reading(
+    model: DraftModel, proposers: Proposers, planner: Planner, queue: RequestQueue, settings: Settings
+) -> DraftReading:
+    """Set up the reading of texts by the draft model, with a prefix cache of its own."""
+    budget = queue.memory_budget
+    num_bytes = budget.draft_model_share(_prefix_bytes(settings, budget))
+    prefixes = DraftPrefixes(model.model, num_bytes, queue.prefix_lookup.opening)
+    if prefixes.cache:
+        # First: without its prefixes only drafts come later.
+        budget.prefixes.insert(0, prefixes.cache)
+    return DraftReading(model, proposers, planner, budget, prefixes)
+
+
+def _prefix_bytes(settings: Settings, memory_budget: MemoryBudget) -> int:
+    """Return the memory for the prefix caches of all models."""
+    if settings.prefix_cache_bytes is not None:
+        return settings.prefix_cache_bytes
+    return memory_budget.room_bytes // PREFIX_CACHE_SHARE
 
 
 def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Settings) -> DraftModel:

@@ -3,10 +3,12 @@
 from bisect import bisect_left
 from itertools import accumulate
 from time import perf_counter
+from typing import get_args
 
 import mlx.core as mx
 
 from engine.request import GAP_BOUNDS_S, EngineCounts
+from engine.stations import EngineStation, StationClock
 
 
 class EngineStats:
@@ -14,13 +16,17 @@ class EngineStats:
 
     num_failed_steps: steps that raised.
     num_preemptions: sequences that were put back into the queue to free memory.
+    num_plain_probes: plain steps that were taken only to learn what they cost.
     num_stalls: times that the watchdog found requests but no progress. Written on the watchdog's thread.
+    stations: the seconds of the engine's thread by station, once it has been started.
     """
 
     def __init__(self) -> None:
         self.num_failed_steps = 0
         self.num_preemptions = 0
+        self.num_plain_probes = 0
         self.num_stalls = 0
+        self.stations = StationClock(get_args(EngineStation))
         self._gaps = [0] * (len(GAP_BOUNDS_S) + 1)
         self._gap_sum_s = 0.0
 
@@ -44,10 +50,12 @@ class EngineStats:
         return EngineCounts(
             num_failed_steps=self.num_failed_steps,
             num_preemptions=self.num_preemptions,
+            num_plain_probes=self.num_plain_probes,
             num_stalls=self.num_stalls,
             gaps_up_to=tuple(accumulate(self._gaps)),
             gap_sum_s=self._gap_sum_s,
             active_bytes=mx.get_active_memory(),
             peak_bytes=mx.get_peak_memory(),
             cache_bytes=mx.get_cache_memory(),
+            station_s=dict(self.stations.seconds),
         )

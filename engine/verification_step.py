@@ -17,10 +17,8 @@ from engine.sequence import Sequence
 from engine.speculative import verify
 from engine.speculative.draft_model.costs import DraftWork
 from engine.speculative.verify import Outcome, RowInput
+from engine.stations import station
 from engine.step_error import StepError
-
-MAX_COST_RATIO = 2.0
-"""A step is charged at most this multiple of its expected cost: a pause of the machine is not its fault."""
 
 
 class VerificationStep:
@@ -33,6 +31,7 @@ class VerificationStep:
         self._batch = batch
         self._planner = planner
         self._clock = clock
+        self._chunk_s = 0.0
 
     def run(self, inputs: SequenceOf[RowInput]) -> list[tuple[Sequence, Outcome]]:
         """Verify drafts in one forward pass with one wait; returns what each row is to commit.
@@ -40,20 +39,32 @@ class VerificationStep:
         inputs: one for each row. After the step every row holds all of its tokens but the newest.
         Raises StepError. If any row had a draft, it names no suspects, and rows with drafts stop drafting.
         """
-        members = list(self._batch.members)
+        started_at, self._chunk_s, members = time.perf_counter(), 0.0, list(self._batch.members)
         for sequence in members:
             sequence.count_for_penalties()
         inputs = list(inputs)
+        if any(row.num_wanted for row in inputs):
+            # The draft model's tokens are waited for, and so is what was dispatched before.
+            self._wait_for_chunk()
         try:
             work, drafting_s = self._draft(inputs)
             inputs = self._planner.without_inexact(inputs)
             inputs = [_apply_grammar(s, row) for s, row in zip(members, inputs, strict=True)]
             outcomes = self._verify(inputs)
+        except StepError:
+            raise
         except Exception as fault:
             raise StepError(_stop_drafting(members, inputs, fault), fault) from fault
-        self._account(outcomes, work, drafting_s)
+        self._account(outcomes, work, drafting_s, started_at + self._chunk_s)
         return list(zip(members, outcomes, strict=True))
 
+    def _wait_for_chunk(self) -> None:
+        """Wait for a prompt's chunk in flight, whose time is not part of the step's."""
+        start = time.perf_counter()
+        self._clock.settle()
+        self._chunk_s += time.perf_counter() - start
+
+    @station("draft_model")
     def _draft(self, inputs: list[RowInput]) -> tuple[DraftWork | None, float]:
         """Fill in the draft model's drafts where inputs want one; return its work and the seconds taken."""
         model, members = self._batch.draft_model, self._batch.members
@@ -77,31 +88,26 @@ class VerificationStep:
         rows = self._batch.rows
         held = list(rows.lengths)
         wanted = [s.request.top_logprobs for s in self._batch.members]
-        outcomes = verify.verify_drafts(rows, self._batch.sampler, inputs, wanted)
+        # A chunk in flight is waited for once this step is ready, so that their times can be told apart.
+        outcomes = verify.verify_drafts(rows, self._batch.sampler, inputs, wanted, self._wait_for_chunk)
         for row, outcome in enumerate(outcomes):
             rows.roll_back(row, held[row] + len(outcome.verified.pending) + len(outcome.tokens) - 1)
         return outcomes
 
-    def _account(self, outcomes: SequenceOf[Outcome], work: DraftWork | None, drafting_s: float) -> None:
+    def _account(
+        self, outcomes: SequenceOf[Outcome], work: DraftWork | None, drafting_s: float, started_at: float
+    ) -> None:
         """Teach the costs what the step took, and charge it to every row's slowdown budget."""
-        planner, num_rows = self._planner, len(outcomes)
-        widths = [outcome.verified.width for outcome in outcomes]
-        plain_s = planner.plain_s(num_rows)
-        expected_s = planner.step_s(widths) + planner.work_s(num_rows, work)
-        # A step of width 1 says nothing about plain steps, which are dispatched ahead.
-        is_teaching = max(widths) > 1 and (work is None or planner.learns_work)
-        lap_s = self._clock.lap()
-        if lap_s is not None and is_teaching:
-            planner.observe(num_rows, max(widths), lap_s - drafting_s)
-        taken_s = min(lap_s or expected_s, MAX_COST_RATIO * expected_s)
-        if work and lap_s:
-            planner.learn_work(num_rows, work, drafting_s)
-        elif work is None and max(widths) == 1:
-            # No draft was verified: a grammar needs the token read before the next step.
-            taken_s = plain_s
-        for sequence, outcome in zip(self._batch.members, outcomes, strict=True):
-            if sequence.drafts:
-                sequence.drafts.slowdown_budget.charge(taken_s, plain_s, len(outcome.tokens))
+        lap_s, members = self._clock.lap(), self._batch.members
+        self._planner.accounts.charge_verification(
+            [s.drafts.slowdown_budget if s.drafts else None for s in members],
+            self._planner.conditions(members),
+            [outcome.verified.width for outcome in outcomes],
+            [len(outcome.tokens) for outcome in outcomes],
+            lap_s if lap_s is not None else time.perf_counter() - started_at,
+            drafting_s,
+            work,
+        )
 
 
 def _apply_grammar(sequence: Sequence, row: RowInput) -> RowInput:

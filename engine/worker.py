@@ -4,8 +4,9 @@
                                        \\-> or: read the step in flight, plan again, verify drafts -> prefill
 
 Plain steps are pipelined: the device computes step n + 1 while step n is detokenized and sent. A verification
-step needs the newest token first, so the step in flight is read before it. While no prompt is prefilled and
-no prefix is kept, reading a step is the only wait.
+step needs the newest token first, so the step in flight is read before it. At the end of a step the draft
+model reads a part of a text, if it is behind and budgets allow it. While no prompt is prefilled, no prefix is
+kept and no text is read, reading a step is the only wait.
 """
 
 import logging
@@ -20,12 +21,14 @@ from engine.faults.recovery import Recovery
 from engine.kv_cache.rows import Rows
 from engine.request import Failed
 from engine.sampling.logprobs import Likelihood
+from engine.scheduler.draft_reading import DraftReading
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
-from engine.scheduler.step_clock import StepClock
 from engine.sequence import Sequence
+from engine.speculative.costs.calibration import Calibration
 from engine.speculative.proposers import Proposers
 from engine.speculative.verify import RowInput
+from engine.stations import station
 from engine.stats import EngineStats
 from engine.step_error import StepError
 from engine.verification_step import VerificationStep
@@ -40,20 +43,32 @@ class Worker:
     """All sequences in the engine, and the steps that advance them. Used by one thread only.
 
     batch: the sequences that decode. queue: those that wait; queue.prefiller has those that prefill.
+    calibrations: the costs that are still to be measured.
     num_progressed: grows with every committed token and every prompt chunk; any thread may read it.
     """
 
-    def __init__(self, batch: Batch, queue: RequestQueue, planner: Planner, proposers: Proposers) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        queue: RequestQueue,
+        planner: Planner,
+        proposers: Proposers,
+        calibrations: SequenceOf[Calibration] = (),
+        draft_reading: DraftReading | None = None,
+    ) -> None:
         self.batch = batch
         self.queue = queue
         self.planner = planner
         self.proposers = proposers
+        self._draft_reading = draft_reading
         self.stats = EngineStats()
         self.num_progressed = 0
-        self._clock = StepClock()
+        self._clock = queue.prefiller.clock
         self._verification = VerificationStep(batch, planner, self._clock)
+        self._calibrations = [one for one in calibrations if not one.is_done]
         self._recovery = Recovery(batch, queue, self.stats)
         self._num_steps = 0
+        self._has_verified = False
 
     @property
     def members(self) -> list[Sequence]:
@@ -83,10 +98,28 @@ class Worker:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.members or self.prefilling or self.queue.waiting)
+        return bool(self.members or self.prefilling or self.queue.waiting) or self.proposers.work.is_left
+
+    def measure_costs(self) -> bool:
+        """Measure what one more step costs, while there is no work; returns whether anything was left."""
+        if not self._calibrations:
+            return False
+        calibration, budget = self._calibrations[0], self.queue.memory_budget
+        try:
+            calibration.advance(lambda rows, tokens: budget.may_measure([tokens] * rows))
+        # Cautious costs will do.
+        except Exception as fault:
+            log.warning("cannot measure what steps cost: %s", fault)
+            calibration.is_done = True
+        if calibration.is_done:
+            calibration.release()
+            self._calibrations.remove(calibration)
+        return True
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence for admission."""
+        for calibration in self._calibrations:
+            calibration.release()
         self.queue.waiting.append(sequence)
 
     def cancel(self, request_id: str) -> None:
@@ -95,6 +128,7 @@ class Worker:
             if sequence.request.id == request_id:
                 if sequence in self.prefilling:
                     self.queue.prefix_lookup.keep_prefilled(sequence)
+                    self._clock.reset()
                 sequence.fail(Failed("cancelled", "the client left"))
 
     def step(self) -> None:
@@ -109,6 +143,9 @@ class Worker:
             if not suspects:
                 raise
             self._restart(StepError(suspects, fault))
+        if not self.has_work:
+            # A chunk in flight would keep the last sequence alive.
+            self._clock.clear()
 
     def _restart(self, failed: StepError) -> None:
         self._recovery.restart(failed)
@@ -118,6 +155,7 @@ class Worker:
         self._retire()
         self._recovery.advance()
         self.queue.admit(self.members, self.rows)
+        self._open_drafters()
         self._make_room()
         inputs = self._plan()
         if inputs and self.batch.in_flight:
@@ -129,27 +167,54 @@ class Worker:
         else:
             self._decode()
         self._prefill()
+        self._read_texts()
+        # Now the device is busy with what was dispatched.
+        self.proposers.work.advance()
         self._num_steps += 1
         if self._num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
 
+    @station("drafters")
+    def _open_drafters(self) -> None:
+        """Open the drafters of sequences that were just admitted: they read while the prompt prefills."""
+        for sequence in self.prefilling:
+            if sequence.drafts is None and not sequence.ended:
+                try:
+                    sequence.drafts = self.proposers.begin(sequence.request, sequence.matcher)
+                except Exception as fault:
+                    sequence.fail_with(fault)
+
+    @station("retiring")
     def _retire(self) -> None:
         """Free the rows of sequences that ended, after keeping their prefixes if memory allows."""
         self.queue.drop_ended()
         ended = [row for row, sequence in enumerate(self.members) if sequence.ended]
         for row in ended:
-            self.queue.prefix_lookup.keep_row(self.members[row], row, self.rows)
+            sequence = self.members[row]
+            if self.queue.prefix_lookup.keep_row(sequence, row, self.rows):
+                # It waited for its copy, and so for all that was dispatched before.
+                self._clock.reset()
+            if self._draft_reading:
+                self._draft_reading.keep_row(sequence, row)
         if ended:
             self._free(ended)
 
     def _free(self, leaving: list[int]) -> None:
         self.batch.free(leaving)
-        self._clock.reset()
+        self._skip_copies()
 
+    @station("memory")
     def _make_room(self) -> None:
-        """Preempt the youngest sequences until the next step fits into memory."""
-        budget, prefixes = self.queue.memory_budget, self.queue.prefix_lookup.cache
-        while not budget.make_room(self.members, self.prefilling, self.batch.rows_by_model, prefixes):
+        """Let the draft model stop reading, then preempt the youngest sequences, until the next step fits."""
+        budget, reading = self.queue.memory_budget, self._draft_reading
+        while not budget.make_room(
+            self.members,
+            self.prefilling,
+            self.batch.rows_by_model,
+            reading.begun(self.members) if reading else (),
+        ):
+            if reading and reading.stop(self.members):
+                continue
             if len(self.running) < 2:
                 return
             if self.batch.in_flight:
@@ -168,6 +233,7 @@ class Worker:
             self._free([self.members.index(sequence)])
         self.queue.put_back([sequence])
 
+    @station("planning")
     def _plan(self) -> list[RowInput]:
         """Return the rows' inputs for a verification step; empty if a plain step is better.
 
@@ -184,25 +250,32 @@ class Worker:
             for sequence in self.members:
                 sequence.give_up_drafts(fault)
             return self.planner.without_drafts(self.members, lengths)
+        self.stats.num_plain_probes = self.planner.num_plain_probes
         if not inputs and any(s.matcher for s in self.members):
             return self.planner.without_drafts(self.members, lengths)
         return inputs
 
     def _verify(self, inputs: list[RowInput]) -> None:
         """Run a verification step and commit its outcomes."""
-        for sequence, outcome in self._verification.run(inputs):
-            row = outcome.verified
-            self._commit(sequence, outcome.tokens, outcome.likelihoods, row.source, len(row.draft))
+        outcomes, self._has_verified = self._verification.run(inputs), True
+        with station("commit"):
+            for sequence, outcome in outcomes:
+                row = outcome.verified
+                self._commit(sequence, outcome.tokens, outcome.likelihoods, row.source, len(row.draft))
 
     def _decode(self) -> None:
         """Dispatch the next plain step, then read the one that was in flight."""
         try:
-            previous = self.batch.dispatch()
+            previous = self.batch.dispatch(self._clock.settle)
+        except StepError:
+            raise
         except Exception as fault:
             # The step in flight is still valid: commit its tokens before the rows restart.
             if previous := self.batch.take_in_flight():
                 self._read(previous)
             raise StepError(self.members, fault) from fault
+        if step := self.batch.in_flight:
+            step.follows_drafts, self._has_verified = self._has_verified, False
         if previous:
             self._read(previous)
 
@@ -215,16 +288,21 @@ class Worker:
     def _read(self, step: Step) -> None:
         """Wait for a step's tokens, account for its time and commit them."""
         try:
-            tokens: list[int] = step.tokens.tolist()  # type: ignore[assignment]
+            with station("waiting"):
+                tokens: list[int] = step.tokens.tolist()  # type: ignore[assignment]
             likelihoods = step.measured.read() if step.measured else [None] * len(tokens)
         except Exception as fault:
             raise StepError(step.members, fault) from fault
-        self.planner.observe(len(step.members), 1, self._clock.lap())
-        plain_s = self.planner.plain_s(len(step.members))
-        for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
-            if sequence.drafts:
-                sequence.drafts.slowdown_budget.charge(plain_s, plain_s, 1)
-            self._commit(sequence, [token], [likelihood])
+        self.planner.accounts.charge_plain(
+            [s.drafts.slowdown_budget if s.drafts else None for s in step.members],
+            self.planner.conditions(step.members),
+            step.taken_s if step.is_computed else self._clock.lap(),
+            step.is_steady,
+            step.follows_drafts,
+        )
+        with station("commit"):
+            for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
+                self._commit(sequence, [token], [likelihood])
 
     def _commit(
         self,
@@ -246,20 +324,52 @@ class Worker:
         except Exception as fault:
             sequence.fail_with(fault)
 
+    @station("prefill")
     def _prefill(self) -> None:
         """Feed prompts within this step's budget; sequences whose prompts are complete join the rows."""
-        if self.queue.prefiller.run(len(self.members), self._join):
-            self._clock.reset()
+        if self.queue.prefiller.run(len(self.members), self._wait_for_step, self._join):
             self.num_progressed += 1
+            # It is computed, and the device is busy with the chunk: nothing is gained by reading it later.
+            if step := self.batch.take_in_flight():
+                self._read(step)
+
+    def _wait_for_step(self) -> None:
+        """Wait for the step in flight before a chunk is dispatched, so that their times can be told apart."""
+        step = self.batch.in_flight
+        if step is None or step.is_computed:
+            return
+        try:
+            with station("waiting"):
+                mx.eval(step.tokens)
+        except Exception as fault:
+            raise StepError(step.members, fault) from fault
+        step.is_computed, step.taken_s = True, self._clock.lap()
+
+    def _skip_copies(self) -> None:
+        """Leave out of the measured times the next step, in which a row that joined or left moves others."""
+        step = self.batch.in_flight
+        self._clock.skip_steps(1 if step is None or step.is_computed else 2)
+
+    @station("draft_model")
+    def _read_texts(self) -> None:
+        """Let the draft model read a part of a text, if this step leaves room for it."""
+        reading = self._draft_reading
+        if reading is None or self.prefilling or not reading.is_due(self.members):
+            return
+        # Its time is measured, so nothing else may be on the device.
+        self._read_in_flight()
+        reading.run(self.members)
+        # It is charged already, unlike the time until the next step is dispatched.
+        self._clock.lap()
 
     def _join(self, sequence: Sequence) -> None:
         """Make a prefilled sequence the last row; the next step feeds its last token."""
         sequence.make_penalties(self.batch.vocab_size)
-        sequence.drafts = sequence.drafts or self.proposers.begin(sequence.request, sequence.matcher)
         sequence.emit_prompt_logprobs()
         try:
-            self.batch.join(sequence)
+            reader = self._draft_reading.begin(sequence) if self._draft_reading else None
+            self.batch.join(sequence, reader)
         except Exception as fault:
             raise StepError([sequence], fault) from fault
         sequence.timing.joined_at = sequence.timing.joined_at or time.perf_counter()
-        self._clock.reset()
+        self._skip_copies()

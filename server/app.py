@@ -82,7 +82,7 @@ def create_app(engine: EngineProtocol, settings: Settings) -> FastAPI:
         yield
         if recorder:
             await asyncio.to_thread(recorder.close)
-        app.state.service.prompts.close()
+        app.state.service.close()
 
     # FastAPI's pages of API docs are off: they load scripts from other sites.
     app = FastAPI(

@@ -70,7 +70,7 @@ def describe_drafts(settings: Settings, can_draft: bool, strategy: str | None = 
     if strategy not in (None, "none"):
         model += f" (translated: {strategy})"
     file = settings.calibration_file
-    costs = f"step costs from {file}" if file else "step costs measured at startup, not saved"
+    costs = f"step costs from {file}" if file else "step costs measured at every start"
     return f"{settings.draft_type}{model}, {costs}"
 
 

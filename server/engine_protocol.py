@@ -33,8 +33,11 @@ class TokenizerProtocol(Protocol):
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt ends inside reasoning, so that the answer begins with it."""
 
-    def parse_calls(self, text: str, tools: list[dict[str, Any]]) -> list[WrittenCall]:
-        """Parse the text between tool call markers; return no calls if it is malformed. On any thread."""
+    def parse_calls(self, text: str, tools: bytes) -> list[WrittenCall]:
+        """Parse the text between tool call markers; return no calls if it is malformed.
+
+        On any thread. Blocks. tools: a JSON array. Raises ParseLimitError if it takes too much to parse.
+        """
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of text, with the special tokens that a prompt begins or ends with."""

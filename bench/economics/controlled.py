@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.costs.step_costs import StepCosts
 
 PLACE = "prediction"
 """The drafter that a ControlledDrafter replaces: only this one receives a request's prediction."""
@@ -21,12 +21,8 @@ def forced_costs(max_drafted: int) -> StepCosts:
     A step of width w seems to cost 1/w of a plain step. Then even rejected drafts pay, the slowdown budget is
     never exceeded, and a draft model's own steps cost next to nothing.
     """
-    return _Forced({(1, width): _PLAIN_S / width for width in range(1, max_drafted + 2)})
-
-
-class _Forced(StepCosts):
-    def observe(self, rows: int, width: int, seconds: float) -> None:
-        """Ignore measured times, from which the engine would learn to refuse drafts."""
+    table = {(1, width): _PLAIN_S / width for width in range(1, max_drafted + 2)}
+    return StepCosts(table, is_learned=False)
 
 
 def acceptance(chance: float, num_drafted: int) -> float:

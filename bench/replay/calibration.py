@@ -9,7 +9,7 @@ from bench.cost_curves import Curve
 from bench.pairs import TokenPair
 from bench.replay.players import ServerPlayer
 from bench.replay.rules import Setup
-from drafters.base import Draft, DraftQuery, SequenceStart
+from drafters.base import Draft, DraftQuery, SequenceStart, Slices
 from drafters.suffix import NUM_CLASSES, SuffixDrafter
 from engine.speculative.acceptance import count_accepted
 
@@ -31,10 +31,10 @@ class WatchedSuffix(SuffixDrafter):
         self.right: Counter[int] = Counter()
         self._at = 0
 
-    def open(self, start: SequenceStart) -> None:
+    def open(self, start: SequenceStart) -> Slices:
         """Open the sequence as the drafter does."""
         self._at = 0
-        super().open(start)
+        return super().open(start)
 
     def propose(self, query: DraftQuery) -> Draft:
         """Propose as the drafter does, and count the tokens."""

@@ -7,8 +7,8 @@ from typing import Protocol
 from bench.pairs import TokenPair
 from bench.policies import Chooser, Costs, Outcome, replay
 from config.settings import Settings
-from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, SharedTable
-from drafters.repetition import repetition_score
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, SharedTable, Slices, finish
+from drafters.repetition import score_in_slices
 from engine.request import GenerationRequest, Sampling
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width
@@ -45,9 +45,9 @@ class TimedDrafter:
         self.drafter_ns = self.open_ns = 0
 
     def open(self, start: SequenceStart) -> None:
-        """Open the sequence, timed."""
+        """Open the sequence and read its prompt, timed."""
         start_ns = thread_time_ns()
-        self.drafter.open(start)
+        finish(self.drafter.open(start))
         self.open_ns += thread_time_ns() - start_ns
 
     def propose(self, query: DraftQuery) -> Draft:
@@ -69,9 +69,9 @@ class TimedDrafter:
         self.drafter.record_verified(seq, num_verified, num_accepted)
         self.drafter_ns += thread_time_ns() - start_ns
 
-    def close(self, seq: int) -> None:
+    def close(self, seq: int) -> Slices | None:
         """Close the sequence. Not timed, because no token waits for it."""
-        self.drafter.close(seq)
+        return self.drafter.close(seq)
 
 
 class _TimedPlayer:
@@ -122,7 +122,7 @@ class ServerPlayer(_TimedPlayer):
         self, drafters: Sequence[Drafter], settings: Settings, costs: Costs, line_ends: frozenset[int]
     ) -> None:
         super().__init__(drafters)
-        sources = DraftSources({timed.name: timed for timed in self.drafters}, repetition_score)
+        sources = DraftSources({timed.name: timed for timed in self.drafters}, score_in_slices)
         self.proposers = Proposers(sources, settings, line_ends=line_ends)
         self.limit = settings.num_draft_tokens
         self.costs = [costs.cost(max(1, width)) for width in range(self.limit + 2)]
@@ -136,16 +136,14 @@ class ServerPlayer(_TimedPlayer):
         # Leave room for a draft beyond the answer: a server does not know where the answer ends.
         max_tokens = len(answer) + self.limit + 1
         drafts = self.proposers.begin(GenerationRequest("replay", pair.prompt, max_tokens, Sampling(0)))
+        self.proposers.work.finish()
         slowdown_budget = drafts.slowdown_budget
         at = 0
         while at < len(answer):
             estimate = drafts.propose(self.limit, self.min_tokens, self._is_worth)
             num_verified = 0
             if estimate.is_worth:
-                num_verified = (
-                    self._choose(estimate, lambda w: slowdown_budget.allows(costs[w], plain, has_draft=True))
-                    - 1
-                )
+                num_verified = self._choose(estimate, lambda w: costs[w] <= slowdown_budget.left_s(plain)) - 1
             follows = answer[at : at + num_verified + 1]
             num_accepted = count_accepted(estimate.draft.tokens[:num_verified], follows)
             committed = follows[: num_accepted + 1]
@@ -155,6 +153,7 @@ class ServerPlayer(_TimedPlayer):
             drafts.observe(committed, estimate.draft if num_verified else NO_DRAFT, num_verified)
             at += len(committed)
         drafts.close()
+        self.proposers.work.finish()
         return outcome
 
     def _is_worth(self, estimate: DraftEstimate) -> bool:

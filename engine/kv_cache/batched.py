@@ -66,6 +66,10 @@ class RowLengths:
         self.lengths.append(length)
         self.dirty_ends.append(length)
 
+    def set_length(self, row: int, length: int) -> None:
+        """Set the length of a row that was just written; its values past its end are zero."""
+        self.lengths[row] = self.dirty_ends[row] = length
+
     def remove(self, row: int) -> None:
         """Remove a row. The caller has copied the last row to its slot, with zero values after it."""
         self.lengths[row] = self.dirty_ends[row] = self.lengths[-1]

@@ -16,10 +16,10 @@ from engine.kv_cache.batched import (
     Extent,
     RaggedKVCache,
     RowLengths,
-    cache_arrays,
     round_columns,
     shrink_extent,
 )
+from engine.kv_cache.batched import cache_arrays as cache_arrays
 from engine.kv_cache.per_row import Caches as Caches
 from engine.kv_cache.per_row import Snapshot, is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_caches
@@ -37,6 +37,9 @@ class Rows(Protocol):
 
     def add(self, caches: Caches, length: int) -> None:
         """Append a prefilled row. Its caches hold length tokens; the caller must not use them any more."""
+
+    def fill(self, row: int, caches: Caches, length: int) -> None:
+        """Give a row that was added empty its caches, as add() does; what it was fed is forgotten."""
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""
@@ -83,16 +86,21 @@ class BatchedRows:
         return self.shared.lengths
 
     def add(self, caches: Caches, length: int) -> None:
-        """Append a prefilled row. Its buffers are taken over if it is the first row, else copied."""
+        """Append a prefilled row. Its buffers are taken over if it is the only row, else copied."""
         row = len(self.shared.lengths)
+        self.shared.add(0)
+        self.fill(row, caches, length)
+
+    def fill(self, row: int, caches: Caches, length: int) -> None:
+        """Give an empty row its caches: the buffers are taken over if it is the only row, else copied."""
         for cache, given in zip(self.caches, caches, strict=True):
             if length == 0:
                 cache.clear_row(row)
-            elif row == 0:
+            elif len(self.shared.lengths) == 1:
                 cache.keys, cache.values = given.keys, given.values
             else:
                 cache.put_row(row, given.keys[:, :, :length], given.values[:, :, :length])
-        self.shared.add(length)
+        self.shared.set_length(row, length)
 
     def remove(self, row: int) -> None:
         """Remove a row and copy the last row into its slot. Removing the only row frees the buffers."""
@@ -187,6 +195,10 @@ class SeparateRows:
         self._lengths.append(length)
         self._snapshots.append(None)
 
+    def fill(self, row: int, caches: Caches, length: int) -> None:
+        """Give an empty row its caches."""
+        self.caches[row], self._lengths[row], self._snapshots[row] = caches, length, None
+
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""
         self.caches[row], self._lengths[row] = self.caches[-1], self._lengths[-1]
@@ -262,8 +274,3 @@ def make_rows(model: Any, batched: bool) -> Rows:
 def evaluate(caches: Caches) -> None:
     """Compute what the caches hold, and wait for it."""
     mx.eval(cache_arrays(caches))
-
-
-def evaluate_async(caches: Caches) -> None:
-    """Start computing what the caches hold, without waiting for it."""
-    mx.async_eval(cache_arrays(caches))

@@ -16,7 +16,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from engine.model.chat_templates import isolate_templates
 from engine.model.markers import Marker, Markers, ends_with
 from engine.model.token_bytes import decode_partial
-from engine.model.tool_calls import WrittenCall, read_calls, read_calls_with_timeout
+from engine.model.tool_calls import PARSERS, WrittenCall
 
 MAX_OPENING_TOKENS = 16
 """Maximum tokens at the end of a prompt that open the reasoning: the marker and whitespace after it."""
@@ -141,17 +141,14 @@ class Tokenizer:
                 break
         return False
 
-    def parse_calls(self, text: str, tools: list[dict[str, Any]]) -> list[WrittenCall]:
-        """Parse the tool calls in the text between the markers; empty if it cannot be parsed. On any thread.
+    def parse_calls(self, text: str, tools: bytes) -> list[WrittenCall]:
+        """Parse the tool calls in the text between the markers; empty if it cannot be parsed.
 
-        tools: the tools of the request in OpenAI's form.
+        On any thread. Blocks until a process has parsed it.
+        tools: the tools of the request in OpenAI's form, as a JSON array.
+        Raises ParseLimitError if it takes too much time or memory.
         """
-        parse = self.wrapped.tool_parser
-        if parse is None:
-            return []
-        # Parsing JSON takes no noticeable time.
-        read = read_calls if self.markers.call_format == "json_tools" else read_calls_with_timeout
-        return read(parse, text, tools)
+        return PARSERS.parse(self.markers.call_format, text, tools) if self.markers.call_format else []
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of plain text, with the beginning-of-sequence token if the model wants one."""

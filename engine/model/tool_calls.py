@@ -1,25 +1,24 @@
-"""Parse tool calls from the text that a model wrote between its markers."""
+"""Parse tool calls from the text that a model wrote between its markers.
 
-import json
-import queue
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-Parse = Callable[[str, list[dict[str, Any]]], Any]
-"""One of mlx-lm's parsers: takes the text between the markers and the tools; returns one call or a list.
-
-A call is a dict with name and arguments, sometimes with id. Unparsable text raises almost any exception.
+Most of mlx-lm's parsers are regular expressions, and some take minutes on a long text made to exploit them.
+So they run in processes that can be killed.
 """
 
-PARSE_TIMEOUT_S = 0.5
-"""Maximum time to parse a text. Some parsers take minutes on a long text made to exploit them."""
+import json
+from collections import deque
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
 
-MAX_CONCURRENT_PARSES = 4
-"""Maximum number of parses at once, including those that timed out but still run."""
+from engine.model.child_process import ChildError, ChildProcess, Limits
 
-_slots = threading.BoundedSemaphore(MAX_CONCURRENT_PARSES)
+PARSE_LIMITS = Limits(cpu_s=0.5, wall_s=5.0, memory_bytes=512 * 2**20)
+"""Limits for one text. CPU time, because a valid call must not fail where other processes are busy."""
+
+
+class ParseLimitError(Exception):
+    """A text took more time or memory to parse than PARSE_LIMITS allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,59 +30,42 @@ class WrittenCall:
     id: str | None = None
 
 
-def read_calls(parse: Parse, text: str, tools: list[dict[str, Any]]) -> list[WrittenCall]:
-    """Parse all calls in a text, in order; empty if any of it cannot be parsed.
+class ParserProcesses:
+    """Processes that parse tool calls, as many as there are calls at the same time. Safe on any thread.
 
-    tools: the tools of the request in OpenAI's form; some parsers look up the types of parameters.
+    None is started before the first call. The caller limits how many calls there are at a time.
     """
-    try:
-        parsed = parse(text, tools)
-        return [_call(call) for call in (parsed if isinstance(parsed, list) else [parsed])]
-    # Parsers evaluate what the model wrote, and fail in many ways.
-    except Exception:
-        return []
 
+    def __init__(self, limits: Limits = PARSE_LIMITS) -> None:
+        self._limits = limits
+        self._idle: deque[ChildProcess] = deque()
 
-def read_calls_with_timeout(
-    parse: Parse, text: str, tools: list[dict[str, Any]], timeout_s: float = PARSE_TIMEOUT_S
-) -> list[WrittenCall]:
-    """Do the same as read_calls(); empty after timeout_s, or if MAX_CONCURRENT_PARSES are running."""
-    if not _slots.acquire(blocking=False):
-        return []
-    results: queue.SimpleQueue[list[WrittenCall]] = queue.SimpleQueue()
+    def parse(self, call_format: str, text: str, tools: bytes) -> list[WrittenCall]:
+        """Parse all calls in a text, in order; empty if any of it cannot be parsed. Blocks.
 
-    def read() -> None:
+        call_format: mlx-lm's name for the format, such as json_tools.
+        tools: the tools of the request in OpenAI's form, as a JSON array.
+        Raises ParseLimitError; only this text is then given up.
+        """
+        head = json.dumps({"format": call_format, "text": text}).encode()
         try:
-            results.put(read_calls(parse, text, tools))
+            process = self._idle.pop()
+        except IndexError:
+            process = ChildProcess("tool_calls", self._library, self._limits)
+        try:
+            reply = process.call(head[:-1] + b', "tools": ' + tools + b"}")
+        except ChildError as fault:
+            raise ParseLimitError(str(fault)) from fault
         finally:
-            _slots.release()
+            self._idle.append(process)
+        return [WrittenCall(**call) for call in reply["calls"]]
 
-    # A regular expression cannot be stopped, but other threads run while it matches.
-    threading.Thread(target=read, name="call", daemon=True).start()
-    try:
-        return results.get(timeout=timeout_s)
-    except queue.Empty:
-        return []
-
-
-def _call(given: dict[str, Any]) -> WrittenCall:
-    """Convert a parser's call. Raises almost any exception if it is not a valid call."""
-    name = given["name"]
-    arguments = given.get("arguments", {})
-    if isinstance(arguments, str):
-        arguments = json.loads(arguments)
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        raise ValueError("not a tool call")
-    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    if _has_lone_surrogates(text):
-        text = json.dumps(arguments, allow_nan=False)
-    own_id = given.get("id")
-    own_id = own_id if isinstance(own_id, str) and own_id and not _has_lone_surrogates(own_id) else None
-    if _has_lone_surrogates(name):
-        raise ValueError("not a valid name")
-    return WrittenCall(name, text, own_id)
+    @cached_property
+    def _library(self) -> Path:
+        spec = find_spec("mlx_lm")
+        assert spec is not None
+        assert spec.origin is not None
+        return Path(spec.origin).parent
 
 
-def _has_lone_surrogates(text: str) -> bool:
-    """Return whether text has half of a UTF-16 pair (from a JSON escape), which UTF-8 cannot encode."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
+PARSERS = ParserProcesses()

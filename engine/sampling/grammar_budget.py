@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 
 from engine.request import GrammarCostError
+from engine.stations import spend
 
 MAX_TOKEN_S = 0.25
 """Maximum seconds that the grammar may take for one token of an answer."""
@@ -28,14 +29,13 @@ class Stopwatch(AbstractContextManager[None]):
 
     now: a clock in seconds. It counts the thread's own CPU time, so that a busy machine is not charged to a
         grammar.
-    last_s: of the last measurement. total_s: of all measurements.
+    last_s: of the last measurement. Each is counted at the station "grammars".
     """
 
     def __init__(self, now: Callable[[], float] = time.thread_time) -> None:
         self._now = now
         self._started_at = 0.0
         self.last_s = 0.0
-        self.total_s = 0.0
 
     def __enter__(self) -> None:
         self._started_at = self._now()
@@ -44,7 +44,7 @@ class Stopwatch(AbstractContextManager[None]):
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.last_s = self._now() - self._started_at
-        self.total_s += self.last_s
+        spend("grammars", self.last_s)
 
 
 class GrammarBudget:

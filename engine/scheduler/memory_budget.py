@@ -45,6 +45,12 @@ BIAS_BYTES = 4
 """What a row's penalties and its logit bias take per token of the vocabulary. Penalties have two arrays, and
 one of them twice while it changes."""
 
+RESERVED_CHUNK_TOKENS = 256
+"""Prompt tokens of a chunk for which memory is reserved. A step may feed more if there is memory left."""
+
+SHARED_TOKENS = 1024
+"""Tokens at which the models' caches are compared, to share the prefix cache's memory."""
+
 Running = tuple[list[ref[Sequence]], list[ref[Sequence]]]
 """Sequences that decode and sequences that prefill. Weak, so that none is kept after its end."""
 
@@ -116,6 +122,12 @@ class Estimate:
         """All of it."""
         return self.kept + self.growth + self.working + self.ahead
 
+    @property
+    def room_above(self) -> int:
+        """Bytes that one more operation may take when MLX already holds more than it should."""
+        # Half of a layer's growth is its keys.
+        return max(self.ahead, self.growth // 2)
+
 
 class MemoryBudget:
     """Estimates how much memory rows need, and compares it with the budget. Lengths are in tokens.
@@ -123,8 +135,10 @@ class MemoryBudget:
     weight_bytes: memory for weights. room_bytes: memory for everything else.
     models: the target model and, if any, the draft model.
     vocab_size: of the target model.
-    chunk_tokens: maximum prompt tokens fed at once.
+    chunk_tokens: prompt tokens fed at once for which memory is reserved. largest_chunk_tokens: maximum.
     ahead_tokens: maximum tokens by which a step lengthens a row before it is rolled back.
+    max_chunk_tokens: prompt tokens that the next step may feed; make_room() sets it.
+    prefixes: the prefix caches, which give up memory that rows need, the first one first.
     """
 
     def __init__(
@@ -134,15 +148,19 @@ class MemoryBudget:
         models: SequenceOf[ModelMemory],
         vocab_size: int,
         chunk_tokens: int,
+        largest_chunk_tokens: int,
         ahead_tokens: int,
     ) -> None:
         self.room_bytes = room_bytes
         self._weight_bytes = weight_bytes
         self._models = models
         self._vocab_size = vocab_size
-        self._chunk_tokens = chunk_tokens
+        self.chunk_tokens = chunk_tokens
+        self._largest_chunk_tokens = largest_chunk_tokens
         self._ahead_tokens = ahead_tokens
+        self.prefixes: list[PrefixCache] = []
         self._used_bytes = 0
+        self.max_chunk_tokens = chunk_tokens
         # The shortest length that may_begin() refused, and the running sequences that took the memory.
         self._refused_tokens = 0
         self._refused_beside: Running = ([], [])
@@ -192,33 +210,39 @@ class MemoryBudget:
         members: SequenceOf[Sequence],
         prefilling: SequenceOf[Sequence],
         rows: SequenceOf[Rows],
-        prefixes: PrefixCache | None,
+        reading: SequenceOf[Sequence] = (),
     ) -> bool:
         """Drop cached prefixes until the next step fits; return whether it does.
 
         rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
+        reading: sequences whose text the draft model is reading, in caches that are not a row's yet.
         """
         estimate = self._estimate(
             [self._demand(s, len(s.tokens)) for s in members],
             [self._demand(s, len(s.tokens)) for s in prefilling],
         )
-        needed = estimate.total
-        # Above this, MLX waits for the device after each operation. That one may still exceed it: half of a
-        # layer's growth is its keys.
-        room_above = max(estimate.ahead, estimate.growth // 2)
-        mx.set_memory_limit(max(0, self._weight_bytes + self.room_bytes - room_above))
-        if prefixes is not None:
-            prefixes.shrink_to(max(0, self.room_bytes - needed))
+        self.max_chunk_tokens = self.chunk_tokens
+        needed = estimate.total + sum(self._reading_bytes(len(s.tokens)) for s in reading)
+        self._limit_mlx(estimate.room_above)
+        self._shrink_prefixes(self.room_bytes - needed)
         if needed > self.room_bytes:
             return False
-        spare = self.room_bytes - needed - (prefixes.num_bytes if prefixes is not None else 0)
+        spare = self.room_bytes - needed - sum(cache.num_bytes for cache in self.prefixes)
         self._used_bytes = needed
+        if prefilling:
+            # Of half at most: buffers may grow ahead of need into the rest.
+            token_bytes = self._fed_token_bytes(max(len(s.tokens) for s in (*members, *prefilling)))
+            more = min(spare // 2 // token_bytes, self._largest_chunk_tokens - self.chunk_tokens)
+            self.max_chunk_tokens += more
+            self._used_bytes += more * token_bytes
+            self._limit_mlx(estimate.room_above + more * token_bytes // 2)
+            spare -= more * token_bytes
         for model, model_rows in zip(self._models, rows, strict=True):
             footprint = model.footprint
             if isinstance(model_rows, BatchedRows) and footprint.token_bytes:
                 # Prompts have buffers of their own until they join.
-                columns = [self._row_columns(model, len(s.tokens)) for s in members]
-                num_cells = len(columns) * max(columns, default=0)
+                lengths = [self._row_columns(model, len(s.tokens)) for s in members]
+                num_cells = len(lengths) * max(lengths, default=0)
                 # Larger buffers also need more memory when they grow.
                 cell_bytes = footprint.token_bytes + footprint.layer_bytes
                 model_rows.limit_growth(num_cells + spare // len(self._models) // cell_bytes)
@@ -226,13 +250,59 @@ class MemoryBudget:
                 self._used_bytes += max(0, slots * columns - num_cells) * cell_bytes
         return True
 
-    def may_copy(self, num_tokens: int, prefixes: PrefixCache | None, num_copies: int = 1) -> bool:
-        """Drop cached prefixes until copies of a row's caches fit; return whether they do."""
-        copy_bytes = self._models[0].footprint.row_bytes(num_tokens, self._chunk_tokens)
-        left = self.room_bytes - self._used_bytes - num_copies * copy_bytes
-        if left >= 0 and prefixes is not None:
-            prefixes.shrink_to(left)
+    def _limit_mlx(self, room_above: int) -> None:
+        """Make MLX wait for the device after each operation while it holds more than all but room_above."""
+        mx.set_memory_limit(max(0, self._weight_bytes + self.room_bytes - room_above))
+
+    def may_measure(self, lengths: SequenceOf[int]) -> bool:
+        """Whether rows of these lengths, and a step over them, fit beside the cached prefixes alone."""
+        held = sum(cache.num_bytes for cache in self.prefixes)
+        return self._estimate([Demand(length) for length in lengths], []).total + held <= self.room_bytes
+
+    def may_copy(self, num_tokens: int, model: int = 0, num_copies: int = 1) -> bool:
+        """Drop cached prefixes until copies of a row's caches fit; return whether they do.
+
+        model: 0 for the target model, -1 for the draft model.
+        """
+        memory = self._models[model]
+        copied = memory.footprint.row_bytes(memory.num_ids(num_tokens), self.chunk_tokens)
+        left = self.room_bytes - self._used_bytes - num_copies * copied
+        if left >= 0:
+            self._shrink_prefixes(left)
         return left >= 0
+
+    def reserve_reading(self, num_tokens: int) -> bool:
+        """Reserve memory until the next make_room() for reading a text; return whether there is enough.
+
+        num_tokens: target tokens of the text.
+        """
+        needed = self._reading_bytes(num_tokens)
+        left = self.room_bytes - self._used_bytes - needed
+        if left >= 0:
+            self._shrink_prefixes(left)
+            self._used_bytes += needed
+        return left >= 0
+
+    def _shrink_prefixes(self, num_bytes: int) -> None:
+        """Drop cached prefixes, those of the first cache first, until at most num_bytes are kept."""
+        kept = sum(cache.num_bytes for cache in self.prefixes)
+        for cache in self.prefixes:
+            others = kept - cache.num_bytes
+            cache.shrink_to(max(0, num_bytes - others))
+            kept = others + cache.num_bytes
+
+    def _reading_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of the caches with which the draft model reads a text, until they are a row's."""
+        draft = self._models[-1]
+        if not draft.batched:
+            # Rows that do not share buffers are counted as if they held the text already.
+            return 0
+        return draft.footprint.row_bytes(self._prompt_columns(draft, num_tokens), self.chunk_tokens)
+
+    def draft_model_share(self, num_bytes: int) -> int:
+        """Return the part of num_bytes that holds as many of its tokens as the rest holds of the target's."""
+        target, *draft = [m.footprint.row_bytes(SHARED_TOKENS, self.chunk_tokens) for m in self._models]
+        return num_bytes * sum(draft) // (target + sum(draft))
 
     def _demand(self, sequence: Sequence, num_tokens: int) -> Demand:
         request = sequence.request
@@ -244,6 +314,8 @@ class MemoryBudget:
         everyone = [*rows, *prompts]
         if not everyone:
             return Estimate()
+        longest = max(one.num_tokens for one in everyone)
+        longest_prompt = max((one.num_tokens for one in prompts), default=0)
         kept = sum(self._vocab_size * _bytes_per_token(one.needs) for one in everyone)
         growth = forward = logits = 0
         sampling = self._sampling_bytes(rows, prompts)
@@ -259,12 +331,13 @@ class MemoryBudget:
                 kept += footprint.token_bytes * num_cells
                 model_growth = footprint.layer_bytes * num_cells
             else:
-                kept += sum(footprint.row_bytes(each, self._chunk_tokens) for each in columns)
-                model_growth = sum(footprint.growth_bytes(each, self._chunk_tokens) for each in columns)
+                kept += sum(footprint.row_bytes(each, self.chunk_tokens) for each in columns)
+                model_growth = sum(footprint.growth_bytes(each, self.chunk_tokens) for each in columns)
             growth = max(growth, model_growth)
-            longest_prompt = max((model.num_ids(one.num_tokens) for one in prompts), default=0)
-            num_fed = max(len(rows) * model.width, min(self._chunk_tokens, longest_prompt))
-            num_seen = model.num_ids(max(one.num_tokens for one in everyone)) + self._ahead_tokens
+            # The draft model reads the text of rows.
+            fed_at_once = longest_prompt if model is self._models[0] else model.num_ids(longest)
+            num_fed = max(len(rows) * model.width, min(self.chunk_tokens, fed_at_once))
+            num_seen = model.num_ids(longest) + self._ahead_tokens
             forward = max(forward, footprint.forward_bytes(num_fed, num_seen))
             logits = max(logits, model.logits_bytes(len(rows), model.width))
             if any(one.prompt_logprobs for one in prompts):
@@ -279,6 +352,16 @@ class MemoryBudget:
             num_draws, num_arrays = max(num_draws, PROMPT_LOGPROBS_CHUNK), LIKELIHOOD_ARRAYS
         num_arrays = max([num_arrays, *(one.num_arrays for one in rows)])
         return sampling_bytes(num_draws, num_arrays, self._vocab_size) if num_draws else 0
+
+    def _fed_token_bytes(self, longest: int) -> int:
+        """Return what each further token of a chunk needs; the longest row or prompt has longest tokens."""
+        return 1 + max(
+            # Twice, as MLX runs ahead.
+            2 * model.footprint.forward_bytes(1, model.num_ids(longest))
+            # The buffer of a sliding window has room for two chunks.
+            + 2 * sum(each for each, _ in model.footprint.windows)
+            for model in self._models
+        )
 
     def _row_columns(self, model: ModelMemory, length: int) -> int:
         columns = model.num_ids(length) + self._ahead_tokens
@@ -332,7 +415,8 @@ def make_memory_budget(
         given - weight_bytes,
         models,
         loaded.info.vocab_size,
-        chunk_tokens=settings.prefill_chunk_tokens,
+        chunk_tokens=min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens),
+        largest_chunk_tokens=settings.prefill_chunk_tokens,
         ahead_tokens=width,
     )
     _limit_context(loaded, settings, memory_budget, given, weight_bytes)

@@ -1,35 +1,87 @@
-"""Share a step's token budget among prompts. Decoding rows take precedence, so that no stream stalls."""
+"""Share the seconds that one step has for prompts. Decoding rows wait for them, so they are few."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 MIN_CHUNK_TOKENS = 16
+"""Prompt tokens that every step feeds, however long they take, so that prompts always advance."""
+
+MIN_OLDEST_TOKENS = 4
+"""How many of them the oldest prompt gets at least."""
+
+ALONE_S = 1.0
+"""Maximum seconds of a step's chunks while no row decodes: how long a cancellation or a new request waits."""
+
+MIN_ALONE_TOKENS = 512
+"""Prompt tokens that a step feeds while no row decodes, even if they take longer."""
+
+Seconds = Callable[[int], float]
+"""Returns an upper estimate of the seconds that this many more tokens of a prompt take."""
 
 
-def prefill_budget(num_decoding: int, step_token_budget: int, prefill_chunk_tokens: int) -> int:
-    """Return how many prompt tokens one step may feed.
+@dataclass(frozen=True, slots=True)
+class PrefillLimits:
+    """What one step may spend on prompts: seconds, but min_tokens in any case, and never above max_tokens."""
 
-    A whole chunk if no row decodes; otherwise what the decoding rows leave of the step's budget, but at
-    least MIN_CHUNK_TOKENS, so that prompts always advance.
+    seconds: float
+    min_tokens: int
+    max_tokens: int
+
+    @classmethod
+    def of_step(cls, num_decoding: int, max_stall_ms: float, max_tokens: int) -> "PrefillLimits":
+        """Return the limits of a step with num_decoding rows, which the prompts make wait.
+
+        max_tokens: that memory and settings allow.
+        """
+        if num_decoding:
+            return cls(max_stall_ms / 1000, min(MIN_CHUNK_TOKENS, max_tokens), max_tokens)
+        return cls(ALONE_S, min(MIN_ALONE_TOKENS, max_tokens), max_tokens)
+
+
+def plan_prefill(remaining: Sequence[int], costs: Sequence[Seconds], limits: PrefillLimits) -> list[int]:
+    """Share a step's seconds among prompts that lack remaining[i] >= 0 tokens; returns each one's tokens.
+
+    Prompts that complete within the limits are served first, so that a short prompt never waits for a long
+    one. The oldest prompt always gets a quarter of the seconds, so that a long one always advances.
     """
-    if num_decoding == 0:
-        return prefill_chunk_tokens
-    return max(MIN_CHUNK_TOKENS, min(step_token_budget - num_decoding, prefill_chunk_tokens))
+    chunks, spent_s = [0] * len(remaining), [0.0] * len(remaining)
 
+    def extend(i: int, max_tokens: int, max_s: float) -> None:
+        """Give a prompt as many tokens as fit into max_s seconds, those that it has included."""
+        num_tokens = _count_fitting(costs[i], min(remaining[i], max_tokens), max_s)
+        if num_tokens > chunks[i]:
+            chunks[i], spent_s[i] = num_tokens, costs[i](num_tokens)
 
-def plan_prefill(remaining: Sequence[int], budget: int) -> list[int]:
-    """Share budget tokens among prompts that lack remaining[i] >= 0 tokens; returns each one's share.
+    if remaining:
+        extend(0, -(-limits.max_tokens // 4), limits.seconds / 4)
+        if not chunks[0] and remaining[0]:
+            chunks[0] = min(remaining[0], MIN_OLDEST_TOKENS, limits.max_tokens)
+            spent_s[0] = costs[0](chunks[0])
 
-    Prompts that complete within the budget are served first, so that a short prompt never waits for a long
-    one. The oldest prompt always gets a quarter of the budget, so that a long one always advances.
-    """
-    chunks = [0] * len(remaining)
-    if not remaining:
-        return chunks
-    chunks[0] = min(remaining[0], -(-budget // 4))
-    budget -= chunks[0]
-    order = sorted(range(len(remaining)), key=lambda i: remaining[i] - chunks[i] > budget)
+    def room(i: int) -> tuple[int, float]:
+        """Return the tokens and seconds that a prompt may have, those that it has included."""
+        return limits.max_tokens - sum(chunks) + chunks[i], limits.seconds - sum(spent_s) + spent_s[i]
+
+    def is_late(i: int) -> bool:
+        """Whether the prompt cannot be completed in this step."""
+        max_tokens, max_s = room(i)
+        return remaining[i] > max_tokens or costs[i](remaining[i]) > max_s
+
+    order = sorted(range(len(remaining)), key=is_late)
     for i in order:
-        more = min(remaining[i] - chunks[i], budget)
-        chunks[i] += more
-        budget -= more
+        extend(i, *room(i))
+    for i in order:
+        chunks[i] += max(0, min(remaining[i] - chunks[i], limits.min_tokens - sum(chunks)))
     return chunks
+
+
+def _count_fitting(cost: Seconds, max_tokens: int, max_s: float) -> int:
+    """Return the most tokens, at most max_tokens, that take at most max_s seconds; may be 0."""
+    low, high = 0, max_tokens
+    while low < high:
+        middle = (low + high + 1) // 2
+        if cost(middle) <= max_s:
+            low = middle
+        else:
+            high = middle - 1
+    return low

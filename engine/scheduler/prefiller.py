@@ -1,36 +1,44 @@
 """Prefill: the prompts that are being computed, in chunks, before their sequences join the rows."""
 
+from collections import defaultdict
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from config.settings import Settings
-from engine.kv_cache.rows import evaluate, evaluate_async
+from engine.kv_cache.rows import cache_arrays
 from engine.sampling.logprobs import Likelihoods
 from engine.scheduler import prefill_budget
-from engine.scheduler.draft_prompts import DraftPrompts
-from engine.scheduler.memory_budget import PROMPT_LOGPROBS_CHUNK
+from engine.scheduler.memory_budget import PROMPT_LOGPROBS_CHUNK, MemoryBudget
+from engine.scheduler.prefill_costs import PrefillCosts
 from engine.scheduler.prefix_lookup import PrefixLookup
+from engine.scheduler.step_clock import Dispatch, Done, Fail, StepClock
 from engine.sequence import Sequence
 from engine.step_error import StepError
 
 
 class Prefiller:
-    """Feeds chunks of prompts to the target model and, where it will draft, to the draft model.
+    """Feeds chunks of prompts to the target model.
 
     prefilling: the sequences whose prompts are being computed, in the order of their admission.
-    draft_prompts: feeds the draft model; None without one.
+    clock: measures the chunks; the steps use it too.
     """
 
     def __init__(
-        self, model: Any, settings: Settings, prefix_lookup: PrefixLookup, draft_prompts: DraftPrompts | None
+        self, model: Any, settings: Settings, memory_budget: MemoryBudget, prefix_lookup: PrefixLookup
     ) -> None:
         self.prefilling: list[Sequence] = []
         self._model = model
         self._settings = settings
         self._prefix_lookup = prefix_lookup
-        self._draft_prompts = draft_prompts
+        self._memory_budget = memory_budget
+        self.clock = StepClock()
+        # By whether rows decode, and whether log probabilities are wanted. A model's chunks of 2,048 tokens
+        # say little about its chunks of 32.
+        self._costs: defaultdict[tuple[bool, bool], PrefillCosts] = defaultdict(PrefillCosts)
 
     def drop_ended(self) -> None:
         """Forget sequences that ended."""
@@ -40,28 +48,32 @@ class Prefiller:
     def begin(self, sequence: Sequence) -> None:
         """Prefill a sequence that was just admitted."""
         self.prefilling.append(sequence)
-        if self._draft_prompts:
-            self._draft_prompts.begin(sequence)
 
-    def run(self, num_rows: int, join: Callable[[Sequence], None]) -> bool:
-        """Feed prompts within the budget that num_rows decoding rows leave; returns whether any was fed.
+    def run(self, num_rows: int, wait_for_step: Callable[[], None], join: Callable[[Sequence], None]) -> bool:
+        """Wait for the chunks in flight, then feed the next ones; returns whether any was fed.
 
-        join: called with each sequence whose prompt is complete. Raises StepError if join does.
+        num_rows: rows that decode, and wait while prompts are computed.
+        wait_for_step: called when a chunk is ready to be dispatched.
+        join: called with each sequence whose prompt is complete.
+        Raises StepError if these do.
         """
+        # With one chunk in flight per prompt, a cancelled prompt stops within a chunk.
+        self.clock.settle()
         if not self.prefilling:
             return False
-        settings = self._settings
-        budget = prefill_budget.prefill_budget(
-            num_rows, settings.step_token_budget, settings.prefill_chunk_tokens
-        )
-        chunks = prefill_budget.plan_prefill([s.num_to_prefill for s in self.prefilling], budget)
+
+        def dispatch(arrays: SequenceOf[object], done: Done, fail: Fail) -> None:
+            wait_for_step()
+            self.clock.dispatch(arrays, done, fail)
+
+        chunks = self._plan(num_rows)
         for sequence, chunk in zip(list(self.prefilling), chunks, strict=True):
             if sequence.ended:
                 continue
             try:
                 if chunk:
-                    self._feed(sequence, chunk)
-                if sequence.num_to_prefill == 0:
+                    self._feed(sequence, chunk, self._costs_of(sequence, num_rows), dispatch)
+                if sequence.num_to_prefill == 0 and not _lacks_logprobs(sequence):
                     join(sequence)
                     # Only now: if the engine dies meanwhile, the sequence must still be found.
                     self.prefilling.remove(sequence)
@@ -71,31 +83,67 @@ class Prefiller:
                 sequence.fail_with(fault)
         return any(chunks)
 
-    def _feed(self, sequence: Sequence, chunk: int) -> None:
+    def _plan(self, num_rows: int) -> list[int]:
+        """Return how many tokens of each prompt this step feeds."""
+        limits = prefill_budget.PrefillLimits.of_step(
+            num_rows, self._settings.max_stall_ms, self._memory_budget.max_chunk_tokens
+        )
+        costs = [partial(self._seconds, s, self._costs_of(s, num_rows)) for s in self.prefilling]
+        return prefill_budget.plan_prefill([s.num_to_prefill for s in self.prefilling], costs, limits)
+
+    def _costs_of(self, sequence: Sequence, num_rows: int) -> PrefillCosts:
+        """Return the costs of a sequence's chunks. Log probabilities need logits, which others do not."""
+        return self._costs[num_rows > 0, sequence.request.prompt_logprobs]
+
+    def _seconds(self, sequence: Sequence, costs: PrefillCosts, num_tokens: int) -> float:
+        """Return an upper estimate of the seconds that the next num_tokens of a prompt take."""
+        num_left = len(sequence.tokens) - 1 - sequence.prefill.num_computed
+        return costs.seconds(min(num_tokens, num_left), sequence.prefill.num_computed)
+
+    def _feed(self, sequence: Sequence, chunk: int, costs: PrefillCosts, dispatch: Dispatch) -> None:
         prefill = sequence.prefill
-        # Wait for the last chunk: with one in flight per prompt, a cancelled prompt stops within a chunk.
-        evaluate(prefill.caches)
+        num_before = prefill.num_computed
         end = len(sequence.tokens) - 1
         if sequence.request.prompt_logprobs:
             chunk = min(chunk, PROMPT_LOGPROBS_CHUNK)
-        if ahead := [length for length in prefill.keep_at if length > prefill.num_computed]:
-            chunk = min(chunk, min(ahead) - prefill.num_computed)
-        if part := sequence.tokens[prefill.num_computed : min(prefill.num_computed + chunk, end)]:
+        if ahead := [length for length in prefill.keep_at if length > num_before]:
+            chunk = min(chunk, min(ahead) - num_before)
+        if part := sequence.tokens[num_before : min(num_before + chunk, end)]:
             logits = self._model(mx.array(part)[None], cache=prefill.caches)
-            if sequence.request.prompt_logprobs:
-                _measure_logprobs(sequence, logits[0])
-            evaluate_async(prefill.caches)
+            measured = _likelihoods(sequence, logits[0]) if sequence.request.prompt_logprobs else None
+            arrays = [*cache_arrays(prefill.caches), *(measured.arrays if measured else ())]
+            # Not `prefill`: it would keep the caches from the rows that take them over.
+            num_fed, logprobs = len(part), prefill.logprobs
+
+            def done(seconds: float | None) -> None:
+                costs.observe(num_fed, num_before, seconds)
+                if measured:
+                    logprobs.extend(one for one in measured.read() if one is not None)
+
+            dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
             prefill.num_computed += len(part)
             if prefill.num_computed in prefill.keep_at:
                 self._prefix_lookup.keep_prefilled(sequence)
-        if self._draft_prompts:
-            self._draft_prompts.feed(sequence, chunk)
+                # It waited for its copy, and so for all that was dispatched before.
+                self.clock.reset()
+
+    def _fail(self, sequence: Sequence, fault: Exception) -> None:
+        """Handle a chunk whose computation failed. Raises StepError if its sequence has joined the rows."""
+        if sequence in self.prefilling:
+            sequence.fail_with(fault)
+        elif not sequence.ended:
+            raise StepError([sequence], fault) from fault
 
 
-def _measure_logprobs(sequence: Sequence, logits: mx.array) -> None:
-    """Add the log probabilities of the tokens that follow those of a chunk. logits: (chunk, vocabulary)."""
+def _likelihoods(sequence: Sequence, logits: mx.array) -> Likelihoods:
+    """Return the likelihoods of the tokens that follow those of a chunk. logits: (chunk, vocabulary)."""
     start = sequence.prefill.num_computed + 1
     following = sequence.tokens[start : start + logits.shape[0]]
     wanted = [sequence.request.top_logprobs or 0] * len(following)
-    likelihoods = Likelihoods(logits, mx.array(following), wanted).read()
-    sequence.prefill.logprobs += [one for one in likelihoods if one is not None]
+    return Likelihoods(logits, mx.array(following), wanted)
+
+
+def _lacks_logprobs(sequence: Sequence) -> bool:
+    """Whether the prompt is computed, but its log probabilities have not been read yet."""
+    prefill = sequence.prefill
+    return sequence.request.prompt_logprobs and len(prefill.logprobs) < prefill.num_computed

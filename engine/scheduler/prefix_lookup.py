@@ -103,7 +103,7 @@ class PrefixLookup:
             return True
         sequence.prefix.loading = None
         # What was read, and the part of it that is not in memory yet.
-        if not self._memory_budget.may_copy(loading.ends[-1], self.cache, num_copies=2):
+        if not self._memory_budget.may_copy(loading.ends[-1], num_copies=2):
             return False
         if (taken := self.store.finish_load(loading)) is not None:
             self.cache.put(sequence.tokens[: loading.ends[-1]], *taken)
@@ -209,24 +209,27 @@ class PrefixLookup:
         if length:
             self._keep(sequence.tokens[:length], partial(cut_slice, caches), partial(take_state, caches))
 
-    def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> None:
-        """Keep what a row's caches hold."""
+    def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> bool:
+        """Keep what a row's caches hold, if memory allows a copy; return whether it waited for one."""
         held, num_tokens = rows.lengths[row], len(sequence.tokens)
         # A row may hold more than its answer, but its state cannot be rolled back to the answer's end.
-        if held <= num_tokens or not self._needs_state:
-            tokens = sequence.tokens[: min(held, num_tokens)]
-            self._keep(tokens, partial(rows.kv_slice, row), partial(rows.state, row))
+        if held > num_tokens and self._needs_state:
+            return False
+        tokens = sequence.tokens[: min(held, num_tokens)]
+        return self._keep(tokens, partial(rows.kv_slice, row), partial(rows.state, row))
 
-    def _keep(self, tokens: list[int], cut: CutSlice, take: Callable[[], State]) -> None:
+    def _keep(self, tokens: list[int], cut: CutSlice, take: Callable[[], State]) -> bool:
+        may_copy = partial(self._memory_budget.may_copy, len(tokens))
+        if self.cache is None or not may_copy():
+            return False
         try:
-            budget = self._memory_budget
-            if self.cache is not None and budget.may_copy(len(tokens), self.cache):
-                self.cache.put(tokens, cut, take())
-            if self.store is not None and budget.may_copy(len(tokens), self.cache):
+            self.cache.put(tokens, cut, take())
+            if self.store is not None and may_copy():
                 self.store.save(tokens, cut, take)
         except Exception:
             # No request depends on this copy.
             log.warning("a prefix could not be cached", exc_info=True)
+        return True
 
     def _borrow(
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
@@ -253,10 +256,10 @@ class PrefixLookup:
 
         The next turn's prompt may leave out the reasoning, and then it diverges from this one there.
         """
-        lengths = (kept, self._opening(sequence.tokens))
+        lengths = (kept, self.opening(sequence.tokens))
         sequence.prefill.keep_at = {at for at in lengths if at >= length + MIN_SHARED_TOKENS}
 
-    def _opening(self, tokens: list[int]) -> int:
+    def opening(self, tokens: list[int]) -> int:
         """Return the length before the last opening of an answer; 0 if there is none."""
         count = len(self._answer_opening)
         for at in range(len(tokens) - count, max(0, len(tokens) - OPENING_REACH), -1):

@@ -9,9 +9,13 @@ from engine.scheduler.memory_budget import MemoryBudget
 from engine.scheduler.prefiller import Prefiller
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.sequence import Sequence
+from engine.stations import station
 
 MAX_OVERTAKEN = 16
 """How many smaller sequences may overtake one that does not fit into memory; then all wait for it."""
+
+LONG_PROMPT_TOKENS = 256
+"""A longer prompt counts as long: not all rows may prefill such prompts."""
 
 
 class RequestQueue:
@@ -41,6 +45,7 @@ class RequestQueue:
         if any(s.ended for s in self.waiting):
             self.waiting = deque(s for s in self.waiting if not s.ended)
 
+    @station("admission")
     def admit(self, members: list[Sequence], rows: Rows) -> None:
         """Admit waiting sequences, in order, while rows and memory last.
 
@@ -94,5 +99,4 @@ class RequestQueue:
         return num_long < max(1, self._settings.max_rows // 2)
 
     def _is_long(self, sequence: Sequence) -> bool:
-        """Whether a prompt takes more than one chunk."""
-        return sequence.num_to_prefill > self._settings.prefill_chunk_tokens
+        return sequence.num_to_prefill > min(LONG_PROMPT_TOKENS, self._settings.prefill_chunk_tokens)

@@ -1,13 +1,17 @@
 """Decide whether the next step verifies drafts, and what every row feeds in it."""
 
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from functools import partial
 
 from engine.sequence import Sequence
+from engine.speculative.accounts import StepAccounts
+from engine.speculative.costs.conditions import USUAL, Conditions, context_class
+from engine.speculative.costs.step_costs import DOUBT, StepCosts
 from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width, is_any_width_worth
-from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
+from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.forecast import (
     MODEL,
     PROBE_RATE,
@@ -15,7 +19,6 @@ from engine.speculative.draft_model.forecast import (
     DraftForecast,
     PlannedDraft,
 )
-from engine.speculative.step_costs import StepCosts
 from engine.speculative.verify import RowInput
 
 MAX_PENDING = 16
@@ -24,50 +27,41 @@ MAX_PENDING = 16
 STEADY_FED = 2
 """Maximum tokens fed before a draft while the draft model drafts at every step; more is catching up."""
 
-REFRESH_AFTER_DRAFTS = 256
-"""Drafts considered before the cheapest verification step is looked up again: costs change slowly."""
-
 
 class Planner:
     """Weighs the tokens that drafts promise against the time that steps take.
 
-    batched: whether all rows share a forward pass; otherwise each row has its own, and costs add up.
+    costs: of the target's steps.
     exact_shapes: if not None, the only (rows, width) besides width 1 that a forward pass may have.
     model_costs: costs of the draft model's part of a step; None without a draft model.
     replays: whether accepted tokens are fed again after a rejection, because of recurrent state.
+
+    accounts: learns what steps took, and charges them to the rows' slowdown budgets.
+    num_plain_probes: plain steps taken only to learn what they cost.
     """
 
     def __init__(
         self,
         costs: StepCosts,
-        batched: bool,
         exact_shapes: Collection[tuple[int, int]] | None = None,
         model_costs: DraftModelCosts | None = None,
         replays: bool = False,
     ) -> None:
         self.costs = costs
-        self.batched = batched
         self.exact_shapes = exact_shapes
         self.model_costs = model_costs
         self.replays = replays
-        self._num_considered = 0
-        self._min_ratios: dict[int, float] = {}
+        self.accounts = StepAccounts(costs, model_costs)
+        self.num_plain_probes = 0
+        # The candidate widths by rows and widest draft, where no draft becomes less certain halfway.
+        self._measured_widths: dict[tuple[int, int], list[int]] = {}
+        # The conditions of the step that is being planned.
+        self._under = USUAL
 
-    def step_s(self, widths: SequenceOf[int]) -> float:
-        """Return the expected seconds of a step whose rows have these widths."""
-        if self.batched:
-            return self.costs.seconds(len(widths), max(widths))
-        return sum(self.costs.seconds(1, width) for width in widths)
-
-    def even_step_s(self, num_rows: int, width: int) -> float:
-        """Return the expected seconds of a step whose rows all have the same width."""
-        if self.batched:
-            return self.costs.seconds(num_rows, width)
-        return sum([self.costs.seconds(1, width)] * num_rows)
-
-    def plain_s(self, num_rows: int) -> float:
-        """Return the expected seconds of a plain step."""
-        return self.even_step_s(num_rows, 1)
+    def conditions(self, members: SequenceOf[Sequence]) -> Conditions:
+        """Return the conditions of a step of these rows."""
+        longest = max([len(s.tokens) for s in members])
+        return Conditions(context_class(longest), max([s.sampling for s in members]))
 
     def model_s(self, num_rows: int, num_fed: int, num_drafted: int) -> float:
         """Return the expected seconds of the draft model's part of a step. See DraftModelCosts."""
@@ -75,44 +69,32 @@ class Planner:
             return 0.0
         return self.model_costs.seconds(num_rows, num_fed, num_drafted)
 
-    def work_s(self, num_rows: int, work: DraftWork | None) -> float:
-        """Return the expected seconds of work that the draft model did."""
-        return self.model_s(num_rows, work.num_fed, work.num_drafted) if work else 0.0
-
-    def observe(self, num_rows: int, width: int, taken_s: float | None) -> None:
-        """Learn what a step took. taken_s: None if it is not known."""
-        if taken_s is not None and (self.batched or num_rows == 1):
-            self.costs.observe(num_rows, width, taken_s)
-
-    @property
-    def learns_work(self) -> bool:
-        """Whether the draft model's costs are learned from its steps."""
-        return self.model_costs is not None and self.model_costs.is_learned
-
-    def learn_work(self, num_rows: int, work: DraftWork, taken_s: float) -> None:
-        """Learn that the draft model took taken_s seconds for this work."""
-        if self.model_costs:
-            self.model_costs.observe(num_rows, work.num_fed, work.num_drafted, taken_s)
-
     def plan(self, members: SequenceOf[Sequence], lengths: SequenceOf[int]) -> list[RowInput]:
         """Return the rows' inputs for a verification step; empty if a plain step is better.
 
         lengths: (rows,) tokens in each row's cache. While a step is in flight the plan is a forecast, as that
         step's token is missing.
         """
+        self._under = self.conditions(members)
+        num_pending = [max(1, len(s.tokens) - length) for s, length in zip(members, lengths, strict=True)]
+        may_be_plain = max(num_pending) == 1
+        if may_be_plain and self.costs.is_plain_due(len(members), self._under):
+            self.num_plain_probes += 1
+            return []
         estimates = []
-        for s, length in zip(members, lengths, strict=True):
-            num_pending = max(1, len(s.tokens) - length)
+        for s, pending in zip(members, num_pending, strict=True):
             try:
-                estimates.append(self._best_draft(s, num_pending, len(members)))
+                estimates.append(self._best_draft(s, pending, len(members)))
             # An answer needs no drafts.
             except Exception as fault:
                 s.give_up_drafts(fault)
-                estimates.append(DraftEstimate(num_pending=num_pending))
+                estimates.append(DraftEstimate(num_pending=pending))
         # If no draft would pay with all rows like its own, no width pays for all rows together.
-        is_worth = any(estimate.is_worth or estimate.num_pending > 1 for estimate in estimates)
-        width = self._choose(members, estimates) if is_worth else 1
-        if width == 1 and all(estimate.num_pending == 1 for estimate in estimates):
+        width = 1
+        if not may_be_plain or any(estimate.is_worth for estimate in estimates):
+            estimates = [self._any_draft(s, estimate) for s, estimate in zip(members, estimates, strict=True)]
+            width = self._choose(members, estimates)
+        if width == 1 and may_be_plain:
             estimates, width = self._probe(members, estimates)
             if width == 1:
                 return []
@@ -130,16 +112,28 @@ class Planner:
 
         def is_worth(estimate: DraftEstimate) -> bool:
             widths = self._widths([estimate], num_rows)
-            return is_any_width_worth(estimate, widths, partial(self.even_step_s, num_rows))
+            return is_any_width_worth(estimate, widths, partial(self._even_s, num_rows))
 
         estimate = s.drafts.propose(max_tokens, MIN_GAIN * self._min_ratio(num_rows), is_worth)
-        if not estimate.is_worth and s.drafts.uses_model and self.model_costs is not None:
+        if not estimate.is_worth and s.drafts.can_ask_model and self.model_costs is not None:
             forecast = s.drafts.forecast
             by_model = self._estimate_model_draft(
                 forecast, num_rows, min(max_tokens, s.drafts.limit), forecast.rate
             )
             estimate = by_model if by_model.num_tokens else estimate
-        return replace(estimate, num_pending=num_pending)
+        estimate.num_pending = num_pending
+        return estimate
+
+    def _any_draft(self, s: Sequence, estimate: DraftEstimate) -> DraftEstimate:
+        """Return a row's estimate; if it has no draft worth its cost, that of its best draft.
+
+        It is verified only if other rows' drafts pay for the step.
+        """
+        if estimate.num_tokens or s.drafts is None or not s.drafts.has_best:
+            return estimate
+        best = s.drafts.estimate_best()
+        best.num_pending = estimate.num_pending
+        return best
 
     def _estimate_model_draft(
         self, forecast: DraftForecast, num_rows: int, limit: int, rate: float
@@ -158,7 +152,7 @@ class Planner:
 
         def step_s(width: int) -> float:
             work = PlannedDraft.of_row(forecast, estimate, width - 1)
-            return self._spread_s(num_rows, work) + self.even_step_s(num_rows, width)
+            return self._spread_s(num_rows, work) + self._even_s(num_rows, width)
 
         width = choose_width([estimate], self._widths([estimate], num_rows), step_s, lambda _: True)
         return replace(estimate, expected=estimate.expected[:width])
@@ -171,7 +165,7 @@ class Planner:
         Returns the probes' estimates and the step's width; the given estimates and 1 if no probe is due or a
         slowdown budget does not allow it.
         """
-        able = [s for s in members if s.drafts and s.drafts.uses_model and _max_draft_tokens(s) > 0]
+        able = [s for s in members if s.drafts and s.drafts.can_ask_model and _max_draft_tokens(s) > 0]
         due = [s.drafts.forecast for s in able if s.drafts and s.drafts.forecast.is_probe_due]
         if self.model_costs is None or not due:
             return estimates, 1
@@ -186,7 +180,7 @@ class Planner:
                 for s, estimate in zip(members, estimates, strict=True)
             ]
             widths = self._widths(tried, num_rows)
-            if widths and self._is_allowed(members, tried, widths[-1]):
+            if widths and self._make_check(members, tried)(widths[-1]):
                 return tried, widths[-1]
         else:
             self.model_costs.decay_to_prior()
@@ -194,52 +188,63 @@ class Planner:
             forecast.postpone_probe()
         return estimates, 1
 
+    def _even_s(self, num_rows: int, width: int) -> float:
+        return self.costs.seconds(num_rows, width, self._under)
+
     def _min_ratio(self, num_rows: int) -> float:
         """Return the cost of the cheapest verification step, relative to a plain step."""
-        found = self._min_ratios.get(num_rows)
-        if found is None or self._num_considered % REFRESH_AFTER_DRAFTS == 0:
-            wide_s = [self.even_step_s(num_rows, w) for w in self.costs.widths if w > 1]
-            found = self._min_ratios[num_rows] = min(wide_s, default=0.0) / self.plain_s(num_rows)
-        self._num_considered += 1
-        return found
+        return self.costs.min_ratio(num_rows, self._under)
 
     def _choose(self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]) -> int:
-        num_rows = len(members)
-        max_pending = max(estimate.num_pending for estimate in estimates)
-        widest = max(estimate.num_pending + estimate.num_tokens for estimate in estimates)
+        num_rows, fed_widths = len(members), self._make_fed_widths(estimates)
         is_model_asked = any(estimate.draft.source == MODEL for estimate in estimates)
 
         def step_s(width: int) -> float:
-            work = _planned(members, estimates, width) if is_model_asked else PlannedDraft()
-            drafting_s = self._spread_s(num_rows, work)
-            if self.batched:
-                # The widest row's width, without looking at every row.
-                return drafting_s + self.even_step_s(num_rows, max(max_pending, min(width, widest)))
-            return drafting_s + self.step_s([_fed_width(estimate, width) for estimate in estimates])
+            step_s = self.costs.step_s(fed_widths(width), self._under)
+            if is_model_asked:
+                step_s += self._spread_s(num_rows, _planned(members, estimates, width))
+            return step_s
 
         return choose_width(
-            estimates,
-            self._widths(estimates, num_rows),
-            step_s,
-            lambda width: self._is_allowed(members, estimates, width),
+            estimates, self._widths(estimates, num_rows), step_s, self._make_check(members, estimates)
         )
 
-    def _is_allowed(
-        self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate], width: int
-    ) -> bool:
-        """Whether every row's slowdown budget allows a step of that width, with all of its costs."""
-        plain_s = self.plain_s(len(members))
-        work = _planned(members, estimates, width)
-        taken_s = self.model_s(len(members), work.num_fed, work.num_drafted)
-        taken_s += self.step_s([_fed_width(estimate, width) for estimate in estimates])
-        if self.replays:
-            # Worst case: one token of each draft is accepted, and the next step feeds it again.
-            next_widths = [e.num_pending + 1 if _num_drafted(e, width) else 1 for e in estimates]
-            taken_s += max(0.0, self.step_s(next_widths) - plain_s)
-        return all(
-            s.drafts is None or s.drafts.slowdown_budget.allows(taken_s, plain_s, estimate.num_tokens > 0)
-            for s, estimate in zip(members, estimates, strict=True)
-        )
+    def _make_fed_widths(self, estimates: SequenceOf[DraftEstimate]) -> Callable[[int], SequenceOf[int]]:
+        """Return a function: how many tokens the rows feed in a step of a width.
+
+        Of rows that share a forward pass only the widest counts, so all get its width.
+        """
+        if not self.costs.batched:
+            return lambda width: [_fed_width(estimate, width) for estimate in estimates]
+        num_pending = max([estimate.num_pending for estimate in estimates])
+        widest = max([estimate.num_pending + estimate.num_tokens for estimate in estimates])
+        return lambda width: [max(num_pending, min(width, widest))] * len(estimates)
+
+    def _make_check(
+        self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]
+    ) -> Callable[[int], bool]:
+        """Return a function: whether every row's slowdown budget allows a step of a width, with all costs."""
+        plain_s = self.costs.least_plain_s(len(members), self._under)
+        if plain_s is None:
+            return lambda _: False
+        budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
+        left_s = min([budget.left_s(plain_s) for budget in budgets], default=math.inf)
+        fed_widths = self._make_fed_widths(estimates)
+        is_model_asked = any(estimate.draft.source == MODEL for estimate in estimates)
+
+        def is_allowed(width: int) -> bool:
+            taken_s = self.costs.most_s(fed_widths(width), self._under)
+            if is_model_asked and self.model_costs:
+                work = _planned(members, estimates, width)
+                doubt = DOUBT if self.model_costs.is_new else 1.0
+                taken_s += doubt * self.model_s(len(members), work.num_fed, work.num_drafted)
+            if self.replays:
+                # Worst case: one token of each draft is accepted, and the next step feeds it again.
+                next_widths = [e.num_pending + 1 if _num_drafted(e, width) else 1 for e in estimates]
+                taken_s += max(0.0, self.costs.most_s(next_widths, self._under) - plain_s)
+            return taken_s <= left_s
+
+        return is_allowed
 
     def _spread_s(self, num_rows: int, work: PlannedDraft) -> float:
         """Return the seconds of the draft model's part of a step, with this step's share of catching up."""
@@ -258,7 +263,9 @@ class Planner:
         """
         if self.exact_shapes is None:
             return list(inputs)
-        return self._cut(inputs) if self.batched else [self._cut([row_input])[0] for row_input in inputs]
+        if self.costs.batched:
+            return self._cut(inputs)
+        return [self._cut([row_input])[0] for row_input in inputs]
 
     def _cut(self, inputs: SequenceOf[RowInput]) -> list[RowInput]:
         """Cut the drafts of one forward pass to its widest exact width; drop them if no width is exact."""
@@ -281,14 +288,18 @@ class Planner:
 
     def _widths(self, estimates: SequenceOf[DraftEstimate], num_rows: int) -> list[int]:
         """Return the candidate widths: those measured, and those where a draft becomes less certain."""
-        widest = max(estimate.num_pending + estimate.num_tokens for estimate in estimates)
+        widest = max([estimate.num_pending + estimate.num_tokens for estimate in estimates])
         stops = {estimate.num_pending + stop for estimate in estimates for stop in estimate.stops}
+        if not stops and (found := self._measured_widths.get((num_rows, widest))) is not None:
+            return found
         widths = sorted({w for w in (*self.costs.widths, *stops) if 1 < w < widest} | {widest} - {1})
-        if self.exact_shapes is None:
-            return widths
-        # Rows with a forward pass each are as exact as a single row.
-        together = num_rows if self.batched else 1
-        return [width for width in widths if (together, width) in self.exact_shapes]
+        if self.exact_shapes is not None:
+            # Rows with a forward pass each are as exact as a single row.
+            together = num_rows if self.costs.batched else 1
+            widths = [width for width in widths if (together, width) in self.exact_shapes]
+        if not stops:
+            self._measured_widths[num_rows, widest] = widths
+        return widths
 
 
 def _max_draft_tokens(s: Sequence) -> int:

@@ -1,6 +1,8 @@
 """Learn acceptance rates: how likely a drafted token is accepted, by kind of draft."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from itertools import accumulate, repeat
+from operator import mul
 
 from drafters.base import Draft
 from engine.speculative.draft_length import DraftEstimate
@@ -63,7 +65,7 @@ class Acceptance:
     """
 
     def __init__(
-        self, global_counts: AcceptanceCounts, doubt: float = 1.0, line_ends: Collection[int] = ()
+        self, global_counts: AcceptanceCounts, doubt: float = 1.0, line_ends: frozenset[int] = frozenset()
     ) -> None:
         self.global_counts = global_counts
         self.doubt = doubt
@@ -81,7 +83,11 @@ class Acceptance:
 
     def estimate(self, draft: Draft, rate: float) -> "DraftEstimate":
         """Estimate a draft whose tokens are accepted at this rate, except for its line ends."""
-        survival, lines, total, line_ends = 1.0, self._num_lines, 1.0, self._line_ends_in(draft)
+        line_ends = self._line_ends_in(draft)
+        if line_ends.isdisjoint(draft.tokens):
+            survivals = accumulate(repeat(rate, len(draft.tokens)), mul)
+            return DraftEstimate(list(accumulate(survivals, initial=1.0)), draft=draft)
+        survival, lines, total = 1.0, self._num_lines, 1.0
         expected, stops = [total], []
         for at, token in enumerate(draft.tokens):
             if token in line_ends:
@@ -112,8 +118,8 @@ class Acceptance:
         if self.line_ends:
             self._num_lines += sum(token in self.line_ends for token in tokens)
 
-    def _line_ends_in(self, draft: Draft) -> Collection[int]:
-        return () if draft.source in FRESH_SOURCES else self.line_ends
+    def _line_ends_in(self, draft: Draft) -> frozenset[int]:
+        return frozenset() if draft.source in FRESH_SOURCES else self.line_ends
 
     def _line_end_rate(self, lines: int) -> float:
         key, prior = (LINE_END, min(lines, 3)), LINE_END_PRIORS[min(lines, 3)]

@@ -18,7 +18,7 @@ def expected_tokens(rate: float, num_drafted: int) -> float:
     return (1.0 - rate ** (num_drafted + 1)) / (1.0 - rate)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftEstimate:
     """One row's best draft, and what to expect of it. A row without a draft has num_tokens 0.
 

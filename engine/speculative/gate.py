@@ -4,7 +4,6 @@ The decision is only a start. While the answer is decoded, measured acceptance a
 (acceptance.py, draft_length.py), and slowdown_budget.py bounds the loss.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from config.settings import Settings
@@ -29,8 +28,10 @@ class GateDecision:
 
     decision: "lookup", "draft-model" or "plain", as timings report it. reason: why, for people.
     drafters: names of the drafters to ask, in order; "draft-model" among them if the draft model may draft.
-    score: repetition of the prompt; None if the decision did not need it.
+    score: repetition of the prompt; None if the decision did not need it, or it is not known yet.
     doubt: >= 1; see Acceptance.
+    is_final: False if the score is needed and not known yet.
+    later: names of the drafters to open now, but to ask only if the final decision names them.
     """
 
     decision: str
@@ -38,6 +39,8 @@ class GateDecision:
     drafters: tuple[str, ...] = ()
     score: float | None = None
     doubt: float = 1.0
+    is_final: bool = True
+    later: tuple[str, ...] = ()
 
 
 SWITCHED_OFF = GateDecision("plain", "drafting is switched off")
@@ -47,11 +50,13 @@ def decide(
     request: GenerationRequest,
     settings: Settings,
     has_model: bool,
-    repetition_score: Callable[[Sequence[int]], float],
+    score: float | None = None,
 ) -> GateDecision:
     """Decide which drafters a request starts with.
 
-    has_model: whether a draft model is loaded. repetition_score: called with the prompt only if needed.
+    has_model: whether a draft model is loaded.
+    score: repetition of the prompt, in [0, 1]; None if it is not known yet. If it is needed, the decision is
+        not final then.
     """
     draft_type = request.draft.type or settings.draft_type
     if draft_type == "none" or request.draft.max_tokens == 0:
@@ -65,7 +70,11 @@ def decide(
     everything = (*first, *lookups, MODEL)
     if settings.gate == "off":
         return GateDecision("lookup", "the gate is off", everything)
-    score = repetition_score(request.prompt)
+    if score is None:
+        decision, reason = MODEL if has_model else "plain", "the prompt's repetition is not known yet"
+        if settings.gate == "on":
+            return GateDecision(decision, reason, (*first, MODEL), None, DOUBT, False, lookups)
+        return GateDecision(decision, reason, everything, None, DOUBT, False)
     compared = f"repetition {score:.3f}, threshold {settings.gate_threshold:g}"
     if score >= settings.gate_threshold:
         return GateDecision("lookup", compared, everything, score)

@@ -2,21 +2,23 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from config.settings import Settings
-from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, Slices
 from engine.request import DraftingReport, GenerationRequest
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts, count_accepted
+from engine.speculative.costs.slowdown_budget import SlowdownBudget
 from engine.speculative.draft_length import DraftEstimate, expected_tokens
 from engine.speculative.draft_model.forecast import MODEL, DraftForecast, PromptGate, TokenYield
 from engine.speculative.draft_stats import DraftCounts
+from engine.speculative.drafter_work import DrafterWork
 from engine.speculative.gate import SWITCHED_OFF, GateDecision, decide
-from engine.speculative.slowdown_budget import SlowdownBudget
+from engine.stations import spend
 
 if TYPE_CHECKING:
     # Not at run time: it loads transformers, and the command line imports this before it binds its port.
@@ -24,16 +26,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("reprise.engine")
 
+T = TypeVar("T")
+
 GRAMMAR = "grammar"
 GRAMMAR_PRIOR = 0.97
 
 
 @dataclass(frozen=True)
 class DraftSources:
-    """The drafters by name, as the command line makes them, and the score by which the gate rates prompts."""
+    """The drafters by name, as the command line makes them, and the score by which the gate rates prompts.
+
+    score: returns the work of computing a prompt's score, which returns it.
+    """
 
     drafters: Mapping[str, Drafter]
-    repetition_score: Callable[[Sequence[int]], float]
+    score: Callable[[Sequence[int]], Generator[int, None, float]]
 
 
 class Proposers:
@@ -41,6 +48,7 @@ class Proposers:
 
     has_model: whether a draft model is loaded beside them.
     line_ends: tokens of the vocabulary that end a line.
+    work: what the drafters put off.
     """
 
     def __init__(
@@ -51,18 +59,23 @@ class Proposers:
         line_ends: frozenset[int] = frozenset(),
     ) -> None:
         self.can_draft = sources is not None
-        self.sources = sources or DraftSources({}, lambda _: 0.0)
+        self.sources = sources or DraftSources({}, _no_score)
         self.settings = settings
         self.has_model = has_model
         self.line_ends = line_ends
         self.global_counts = AcceptanceCounts(GLOBAL_DECAY)
         self.token_yield = TokenYield()
         self.prompt_gate = PromptGate()
+        self.work = DrafterWork()
         self._numbers = itertools.count()
 
     def begin(self, request: GenerationRequest, matcher: "Matcher | None" = None) -> "SequenceDrafts":
-        """Choose a sequence's drafters and open them. A drafter that raises is left out."""
-        gate = decide(request, self.settings, self.has_model, self.sources.repetition_score)
+        """Choose a sequence's drafters and open them. A drafter that raises is left out.
+
+        Their work is done in the steps to come, and the score that the gate may need is computed before.
+        """
+        decide_by_score = partial(decide, request, self.settings, self.has_model)
+        gate = decide_by_score()
         acceptance = Acceptance(self.global_counts, gate.doubt, self.line_ends)
         limit = self.limit
         if request.draft.max_tokens is not None:
@@ -74,18 +87,18 @@ class Proposers:
             acceptance,
             DraftForecast(acceptance, TokenYield(self.token_yield)),
             SlowdownBudget(self.settings.draft_overhead),
-            [self.sources.drafters[name] for name in gate.drafters if name in self.sources.drafters],
+            [
+                self.sources.drafters[name]
+                for name in (*gate.drafters, *gate.later)
+                if name in self.sources.drafters
+            ],
+            self.work,
         )
         drafts.uses_model = self.has_model and MODEL in gate.drafters
         if self.can_draft and gate is not SWITCHED_OFF:
             drafts.matcher = matcher
-        drafts.open(request)
+        drafts.open(request, self.sources.score, decide_by_score)
         return drafts
-
-    def may_ask_model(self, request: GenerationRequest) -> bool:
-        """Whether the draft model may draft for a request; only then does it read the prompt."""
-        draft_type = request.draft.type or self.settings.draft_type
-        return self.has_model and draft_type in ("auto", MODEL) and request.draft.max_tokens != 0
 
     @property
     def limit(self) -> int:
@@ -102,8 +115,10 @@ class SequenceDrafts:
     """One sequence's drafters, slowdown budget and counts.
 
     seq: the number by which the drafters know it. limit: maximum tokens of one draft.
+    drafters: those that are open. work: takes what they put off.
     forecast: what to expect of the draft model.
-    uses_model: whether the draft model may draft when no drafter has a draft worth its cost.
+    uses_model: whether the draft model may draft when no drafter has a draft worth its cost, once it has read
+        the text.
     matcher: the state of the answer's grammar, if it has one. Drafts obey it, and tokens that it forces are
         a draft of their own.
     """
@@ -115,60 +130,140 @@ class SequenceDrafts:
     forecast: DraftForecast
     slowdown_budget: SlowdownBudget
     drafters: list[Drafter]
+    work: DrafterWork
     uses_model: bool = False
     matcher: "Matcher | None" = None
     request_id: str = ""
     counts: DraftCounts = field(default_factory=DraftCounts)
     _proposed: list[Draft] = field(default_factory=list)
+    _best: Draft = NO_DRAFT
+    _best_rate: float = 0.0
 
-    def open(self, request: GenerationRequest) -> None:
-        """Open the sequence's drafters."""
-        self.request_id = request.id
+    def open(
+        self,
+        request: GenerationRequest,
+        score: Callable[[Sequence[int]], Generator[int, None, float]],
+        decide_by_score: Callable[[float], GateDecision],
+    ) -> None:
+        """Open the sequence's drafters. They read the prompt later, and are asked meanwhile.
+
+        score, decide_by_score: to decide by the prompt's score, unless the gate's decision is final.
+        """
+        began, self.request_id = perf_counter(), request.id
         start = SequenceStart(self.seq, request.prompt, request.prediction, request.tenant)
-        for drafter in list(self.drafters):
-            self._guard(drafter, partial(drafter.open, start))
-        self.counts.open_s, self.counts.drafter_s = self.counts.drafter_s, 0.0
+        reading: list[Slices] = [
+            self._read(drafter, slices)
+            for drafter in self.drafters[:]
+            if (slices := self._guard(drafter, partial(drafter.open, start)))
+        ]
+        if not self.gate.is_final:
+            reading.insert(0, self._score(partial(score, request.prompt), decide_by_score))
+        if reading:
+            self.work.read(self.seq, itertools.chain.from_iterable(reading))
+        self.counts.open_s = perf_counter() - began
+
+    def _score(
+        self,
+        score: Callable[[], Generator[int, None, float]],
+        decide_by_score: Callable[[float], GateDecision],
+    ) -> Slices:
+        """Compute the prompt's score; then make the gate's final decision."""
+        try:
+            found = yield from self._timed(score())
+        # An answer needs no drafts.
+        except Exception:
+            log.error("the prompt of request %s cannot be scored", self.request_id, exc_info=True)
+            found = 0.0
+        self.gate = decide_by_score(found)
+        self.acceptance.doubt = self.gate.doubt
+        for drafter in self.drafters[:]:
+            if drafter.name not in self.gate.drafters:
+                self.drafters.remove(drafter)
+                self._guard(drafter, partial(drafter.close, self.seq))
+
+    def _read(self, drafter: Drafter, slices: Slices) -> Slices:
+        """Let a drafter read the prompt, unless it is closed before."""
+        while drafter in self.drafters:
+            start = perf_counter()
+            num_tokens = self._guard(drafter, partial(next, slices, None))
+            self.counts.open_s += perf_counter() - start
+            if num_tokens is None:
+                return
+            yield num_tokens
+
+    def _timed(self, score: Generator[int, None, float]) -> Generator[int, None, float]:
+        """Do the work of a score, and count the seconds that it takes."""
+        while True:
+            start = perf_counter()
+            try:
+                num_tokens = next(score)
+            except StopIteration as end:
+                return float(end.value)
+            finally:
+                self.counts.open_s += perf_counter() - start
+            yield num_tokens
+
+    @property
+    def can_ask_model(self) -> bool:
+        """Whether the draft model may draft now."""
+        return self.uses_model and self.forecast.is_ready
 
     def propose(
         self, limit: int, min_tokens: float, is_worth: Callable[[DraftEstimate], bool]
     ) -> DraftEstimate:
-        """Estimate the first draft that is worth its cost, or else the one with the best acceptance rate.
+        """Estimate the first draft that is worth its cost; an estimate without tokens if none is.
 
         limit: maximum tokens wanted, >= 1.
         min_tokens: tokens that a step with drafts must bring on average to pay at any width.
         is_worth: returns whether a draft with this estimate pays; called only above min_tokens.
         """
         self._proposed = []
-        best, best_rate = NO_DRAFT, 0.0
+        self._best, self._best_rate = NO_DRAFT, 0.0
         for draft in self._drafts(min(limit, self.limit)):
             self._proposed.append(draft)
             rate = self.acceptance.rate(draft)
             # This cheap test rejects most drafts.
             if expected_tokens(rate, len(draft.tokens)) >= min_tokens:
                 estimate = self.acceptance.estimate(draft, rate)
-                if is_worth(estimate):
-                    return replace(estimate, is_worth=True)
-            if rate > best_rate:
-                best, best_rate = draft, rate
-        return self.acceptance.estimate(best, best_rate)
+                estimate.is_worth = is_worth(estimate)
+                if estimate.is_worth:
+                    self._best = NO_DRAFT
+                    return estimate
+            if rate > self._best_rate:
+                self._best, self._best_rate = draft, rate
+        return DraftEstimate()
+
+    @property
+    def has_best(self) -> bool:
+        """Whether propose() found any draft not worth its cost, and none that is."""
+        return self._best is not NO_DRAFT
+
+    def estimate_best(self) -> DraftEstimate:
+        """Estimate the likeliest of the drafts that propose() found not worth their cost."""
+        return self.acceptance.estimate(self._best, self._best_rate)
 
     def _drafts(self, limit: int) -> Iterator[Draft]:
         """Yield the drafts there are now, in the order of preference. All of them obey the grammar."""
         forced = self.matcher.forced_tokens()[:limit] if self.matcher else []
         query = DraftQuery(self.seq, limit)
-        for drafter in list(self.drafters):
-            draft = self._guard(drafter, partial(drafter.propose, query))
-            if draft is None:
+        # Reading the clock can take longer than a drafter that has nothing, so all such are timed together.
+        start = perf_counter()
+        for drafter in self.drafters[:]:
+            if drafter.name in self.gate.later:
                 continue
-            tokens = draft.tokens
-            if self.matcher:
-                tokens = list(tokens[: self.matcher.count_allowed(tokens)])
-                # Only a draft that begins with the forced tokens and continues after them is better.
-                if tokens[: len(forced)] != forced or len(tokens) == len(forced):
-                    continue
-                draft = replace(draft, tokens=tokens)
-            if tokens:
-                yield draft
+            try:
+                draft = drafter.propose(query)
+            except Exception as fault:
+                self._drop(drafter, fault)
+                continue
+            if draft.tokens:
+                self._spend(start)
+                if self.matcher:
+                    draft = _cut(draft, self.matcher, forced)
+                if draft.tokens:
+                    yield draft
+                start = perf_counter()
+        self._spend(start)
         if forced:
             yield Draft(forced, GRAMMAR, 0, GRAMMAR_PRIOR)
 
@@ -180,7 +275,7 @@ class SequenceDrafts:
         for draft in self._proposed:
             if draft is not verified:
                 self.acceptance.learn(draft, 1, int(draft.tokens[0] == tokens[0]))
-        self._proposed = []
+        self._proposed, self._best = [], NO_DRAFT
         num_accepted = count_accepted(verified.tokens[:num_verified], tokens)
         # If the answer ended within the draft, the drafted tokens after its end are not judged.
         num_judged = num_verified if num_accepted < len(tokens) else num_accepted
@@ -192,35 +287,72 @@ class SequenceDrafts:
         self.counts.add_tokens(verified.source, num_accepted, len(tokens))
         if num_verified:
             self.counts.add_draft(verified.source, num_verified, num_accepted)
-        for drafter in list(self.drafters):
-            self._guard(drafter, partial(drafter.observe, self.seq, tokens))
-            if num_judged and drafter.name == verified.source and drafter in self.drafters:
-                self._guard(drafter, partial(drafter.record_verified, self.seq, num_judged, num_accepted))
+        start = perf_counter()
+        for drafter in self.drafters[:]:
+            try:
+                drafter.observe(self.seq, tokens)
+                if num_judged and drafter.name == verified.source:
+                    drafter.record_verified(self.seq, num_judged, num_accepted)
+            except Exception as fault:
+                self._drop(drafter, fault)
+        self._spend(start)
 
     def close(self) -> None:
-        """Close the drafters: the sequence ended or gets no more drafts. Its counts stay readable."""
+        """Close the drafters: the sequence ended or gets no more drafts. Its counts stay readable.
+
+        What they learn from its text they learn in the steps to come.
+        """
         self.uses_model, self.matcher = False, None
-        for drafter in list(self.drafters):
-            self._guard(drafter, partial(drafter.close, self.seq), is_closing=True)
-        self.drafters.clear()
+        drafters, self.drafters = self.drafters, []
+        learning = [
+            self._learn(drafter, slices)
+            for drafter in drafters
+            if (slices := self._guard(drafter, partial(drafter.close, self.seq)))
+        ]
+        self.work.close(self.seq, itertools.chain.from_iterable(learning))
+
+    def _learn(self, drafter: Drafter, slices: Slices) -> Slices:
+        """Let a drafter learn the text of the sequence, which has ended."""
+        while (num_tokens := self._guard(drafter, partial(next, slices, None))) is not None:
+            yield num_tokens
 
     def report(self) -> DraftingReport:
         """Return the counts up to now, and what the gate decided."""
         return self.counts.report(self.gate.score, self.gate.decision, self.gate.reason)
 
-    def _guard(
-        self, drafter: Drafter, call: Callable[[], Draft | None], is_closing: bool = False
-    ) -> Draft | None:
-        """Call a drafter and time it. If it raises it is closed and left out: an answer needs no drafts."""
-        start = perf_counter()
+    def _spend(self, start: float) -> None:
+        """Count the seconds since start as the drafters'."""
+        taken_s = perf_counter() - start
+        self.counts.drafter_s += taken_s
+        spend("drafters", taken_s)
+
+    def _guard(self, drafter: Drafter, call: Callable[[], T]) -> T | None:
+        """Call a drafter. If it raises it is left out and None is returned: an answer needs no drafts."""
         try:
             return call()
-        except Exception:
-            message = "drafter %s failed; request %s continues without it"
-            log.error(message, drafter.name, self.request_id, exc_info=True)
-            if not is_closing:
-                self.drafters.remove(drafter)
-                self._guard(drafter, partial(drafter.close, self.seq), is_closing=True)
+        except Exception as fault:
+            self._drop(drafter, fault)
             return None
-        finally:
-            self.counts.drafter_s += perf_counter() - start
+
+    def _drop(self, drafter: Drafter, fault: Exception) -> None:
+        """Log the exception that a drafter raised, and close and leave it out unless that was done."""
+        message = "drafter %s failed; request %s continues without it"
+        log.error(message, drafter.name, self.request_id, exc_info=fault)
+        if drafter in self.drafters:
+            self.drafters.remove(drafter)
+            self._guard(drafter, partial(drafter.close, self.seq))
+
+
+def _cut(draft: Draft, matcher: "Matcher", forced: list[int]) -> Draft:
+    """Cut a draft to what the grammar allows. Returns NO_DRAFT if the tokens that it forces are no worse."""
+    tokens = list(draft.tokens[: matcher.count_allowed(draft.tokens)])
+    # Only a draft that begins with the forced tokens and continues after them is better.
+    if tokens[: len(forced)] != forced or len(tokens) == len(forced):
+        return NO_DRAFT
+    return replace(draft, tokens=tokens)
+
+
+def _no_score(_: Sequence[int]) -> Generator[int, None, float]:
+    """Return the work of computing the score of a prompt for which nothing can be drafted."""
+    yield from ()
+    return 0.0

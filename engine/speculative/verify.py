@@ -8,7 +8,7 @@ the committed tokens are exactly those of plain decoding. A row's pending tokens
 cache yet: 1, or more if recurrent state was rolled back past accepted tokens; these are fed again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -19,6 +19,7 @@ from engine.sampling.grammar import Mask
 from engine.sampling.logprobs import Likelihood, measure
 from engine.sampling.sampler import Draw, Sampler
 from engine.speculative.acceptance import count_accepted
+from engine.stations import station
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,19 @@ class Outcome:
     likelihoods: list[Likelihood | None]
 
 
+@station("dispatch")
 def verify_drafts(
-    rows: Rows, sampler: Sampler, inputs: Sequence[RowInput], wanted: Sequence[int | None]
+    rows: Rows,
+    sampler: Sampler,
+    inputs: Sequence[RowInput],
+    wanted: Sequence[int | None],
+    before: Callable[[], object],
 ) -> list[Outcome]:
     """Run one forward pass over all rows and wait once; returns what each row commits.
 
     inputs: one for each row, in their order. The rows then hold every token fed; the caller rolls them back.
     wanted: GenerationRequest.top_logprobs of each row.
+    before: called when all is ready to be dispatched.
     Raises whatever the forward pass raises; the rows cannot be used after that.
     """
     logits = rows.forward_ragged([[*row_input.pending, *row_input.draft] for row_input in inputs])
@@ -81,7 +88,9 @@ def verify_drafts(
     logits = logits.reshape(-1, logits.shape[-1])
     tokens = sampler.sample(logits, positions, draws, places)
     measured = measure(logits, tokens, [wanted[draw.row] for draw in draws], places)
-    mx.eval(tokens, *(measured.arrays if measured else ()))
+    with station("waiting"):
+        before()
+        mx.eval(tokens, *(measured.arrays if measured else ()))
     sampled: list[int] = tokens.tolist()  # type: ignore[assignment]
     likelihoods: list[Likelihood | None] = measured.read() if measured else [None] * len(sampled)
     outcomes: list[Outcome] = []

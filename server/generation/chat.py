@@ -1,12 +1,15 @@
 """Answer a chat request, whichever API it came through; a presenter formats the output for that API."""
 
 from fastapi import Request, Response
+from pydantic_core import to_json
 
 from server.errors import BadRequestError
 from server.generation.chat_grammar import chat_grammar
 from server.generation.prompts import ChatPrompt
 from server.generation.respond import respond
 from server.generation.service import Service
+from server.http.request_log import record_of
+from server.http.tenants import client_of
 from server.output.parser import ToolCallRules, parser_factory
 from server.output.parts import MakeParser
 from server.output.presenter import Presenter
@@ -23,7 +26,7 @@ async def answer_chat(
     grammar = chat_grammar(body, service.engine.tokenizer.markers, prompt.is_thinking, content)
     if grammar is not None and grammar is not content:
         await service.prompts.check_grammar(request, grammar, "tools")
-    make_parser = _make_parser_factory(service, body, prompt)
+    make_parser = _make_parser_factory(request, service, body, prompt)
     return await respond(
         request, service, body, presenter, [prompt.tokens], make_parser, prompt.prediction, grammar
     )
@@ -40,10 +43,14 @@ def check_tools(service: Service, body: ChatRequest) -> None:
         )
 
 
-def _make_parser_factory(service: Service, body: ChatRequest, prompt: ChatPrompt) -> MakeParser:
-    tokenizer = service.engine.tokenizer
-    tools = [tool.for_template() for tool in body.shown_tools]
+def _make_parser_factory(
+    request: Request, service: Service, body: ChatRequest, prompt: ChatPrompt
+) -> MakeParser:
     rules = None
-    if tools:
-        rules = ToolCallRules(lambda text: tokenizer.parse_calls(text, tools), body.parallel_tool_calls)
-    return parser_factory(tokenizer.markers, prompt.is_thinking, rules)
+    if body.shown_tools:
+        tools = to_json([tool.for_template() for tool in body.shown_tools])
+        client, request_id = client_of(request), record_of(request).id
+        rules = ToolCallRules(
+            lambda text: service.tool_calls.parse(client, request_id, text, tools), body.parallel_tool_calls
+        )
+    return parser_factory(service.engine.tokenizer.markers, prompt.is_thinking, rules)

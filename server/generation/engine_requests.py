@@ -6,6 +6,7 @@ from typing import get_args
 
 from config.settings import Settings
 from engine.request import DraftType, GenerationRequest, Grammar, ModelInfo, Sampling
+from engine.stations import station
 from server.errors import BadRequestError
 from server.requests.generation_fields import GenerationFields
 
@@ -14,6 +15,7 @@ GREEDY_BELOW = 1e-5
 _UINT64 = 2**64
 
 
+@station("submission")
 def make_engine_requests(
     request_id: str,
     body: GenerationFields,

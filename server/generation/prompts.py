@@ -4,6 +4,7 @@ The tokenizer supports one caller at a time, and the event loop must not wait fo
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from engine.request import EngineError, Grammar, GrammarError
 from server.engine_protocol import EngineProtocol
 from server.errors import BadRequestError, ClientGoneError, from_engine
 from server.generation.engine_requests import check_token_ids, context_error
+from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.structured_output import StructuredFields
@@ -50,8 +52,9 @@ class PromptEncoder:
     max_pending: maximum number of requests that wait for the thread.
     """
 
-    def __init__(self, engine: EngineProtocol, max_pending: int) -> None:
+    def __init__(self, engine: EngineProtocol, max_pending: int, metrics: Metrics) -> None:
         self._engine = engine
+        self._metrics = metrics
         self._max_pending = max_pending
         self._num_pending = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
@@ -148,6 +151,7 @@ class PromptEncoder:
         if self._num_pending >= self._max_pending:
             raise from_engine(EngineError("queue_full", "Too many prompts are waiting; try again later."))
         self._num_pending += 1
+        start_s = time.perf_counter()
         future = asyncio.get_running_loop().run_in_executor(self._thread, partial(job, *arguments))
         # The body has been read, so the next message is a disconnect.
         disconnect = asyncio.ensure_future(request.receive())
@@ -163,6 +167,7 @@ class PromptEncoder:
         finally:
             disconnect.cancel()
             self._num_pending -= 1
+            self._metrics.count_wait("prompts", time.perf_counter() - start_s)
 
     def _check_size(self, num_characters: int, param: str) -> None:
         info = self._engine.info

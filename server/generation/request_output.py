@@ -1,9 +1,13 @@
 """The output of one request: its choices parsed into parts, its usage and its timings."""
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
-from engine.request import Delta
+from engine.model.tool_calls import WrittenCall
+from engine.request import Delta, Finished
+from engine.stations import station
 from server.errors import ApiError, RequestFailedError
 from server.generation.service import Service
 from server.generation.submission import Submission
@@ -11,6 +15,9 @@ from server.logs import LOGGER, RequestRecord, log_prompt
 from server.output.openai_objects import Timings, UsageBlock
 from server.output.parts import ChoiceOutput, MakeParser, Part
 from server.output.usage import count_usage, fill_record, measure_timings
+
+MAX_DELTAS_AT_ONCE = 256
+"""Maximum deltas of a whole response that are parsed before the event loop serves other requests."""
 
 
 class RequestOutput:
@@ -26,28 +33,29 @@ class RequestOutput:
         self._service = service
         self._record = record
         self._parsers = [make_parser() for _ in submission.engine_requests]
+        self._events: deque[tuple[int, Delta | Finished]] = deque()
+        self._parsing: tuple[int, asyncio.Future[Sequence[WrittenCall]]] | None = None
 
     @property
     def is_complete(self) -> bool:
-        """Whether every choice has finished normally."""
-        return self.submission.is_complete
+        """Whether every choice has finished normally and all parts have been returned."""
+        return self.submission.is_complete and self._is_everything_read
 
     async def receive(self) -> list[tuple[int, Part]]:
         """Wait for a part and return all that have arrived, as (index of the choice, part).
 
-        Returns an empty list after keep_alive_s without a part, even if a long tool call is being generated.
-        Raises ApiError if a sequence failed, once all earlier events have been returned, and ClientGoneError
-        if the client has disconnected.
+        Returns an empty list after keep_alive_s without a part, even while a long tool call is generated or
+        parsed. Raises ApiError if a sequence failed, once all earlier events have been returned, and
+        ClientGoneError if the client has disconnected.
         """
         parts: list[tuple[int, Part]] = []
         deadline = time.monotonic() + self._service.settings.keep_alive_s
-        while not parts:
-            events = await self.submission.receive()
-            for index, event in events:
-                parser = self._parsers[index]
-                new_parts = parser.read(event) if isinstance(event, Delta) else parser.end(event)
-                parts += [(index, part) for part in new_parts]
-            if not events or time.monotonic() > deadline:
+        while not parts and time.monotonic() <= deadline:
+            if not self._is_everything_read:
+                parts += await self._read_events(deadline)
+            elif events := await self.submission.receive():
+                self._events.extend(events)
+            else:
                 break
         return parts
 
@@ -55,15 +63,59 @@ class RequestOutput:
         """Wait for all choices to finish and return them. Raises as receive() does."""
         await self.submission.wait_until_complete()
         outputs = []
-        for index, parser in enumerate(self._parsers):
-            output = ChoiceOutput()
-            for delta in self.submission.deltas[index]:
-                for part in parser.read(delta):
-                    output.add(part)
-            for part in parser.end(self.submission.finished[index]):
-                output.add(part)
-            outputs.append(output)
+        for index, deltas in enumerate(self.submission.deltas):
+            parts: list[Part] = []
+            for start in range(0, len(deltas) + 1, MAX_DELTAS_AT_ONCE):
+                self._events.extend((index, delta) for delta in deltas[start : start + MAX_DELTAS_AT_ONCE])
+                if start + MAX_DELTAS_AT_ONCE > len(deltas):
+                    self._events.append((index, self.submission.finished[index]))
+                while not self._is_everything_read:
+                    parts += [part for _, part in await self._read_events()]
+                # Let other requests have their turn.
+                await asyncio.sleep(0)
+            outputs.append(ChoiceOutput.of(parts))
         return outputs
+
+    @property
+    def _is_everything_read(self) -> bool:
+        return not self._events and self._parsing is None
+
+    async def _read_events(self, deadline: float | None = None) -> list[tuple[int, Part]]:
+        """Return the parts of all events up to the first tool call that must be parsed; if it is first, wait.
+
+        deadline: time.monotonic() at which to stop waiting. Raises ClientGoneError if the client has left.
+        """
+        parts: list[tuple[int, Part]] = []
+        if self._parsing is not None:
+            index, task = self._parsing
+            if not await self.submission.wait_for(task, deadline):
+                return []
+            self._parsing = None
+            parts += self._note_parts(index, self._parsers[index].resume(task.result()))
+        with station("output"):
+            while self._events and self._parsing is None:
+                index, event = self._events.popleft()
+                parser = self._parsers[index]
+                new_parts = parser.read(event) if isinstance(event, Delta) else parser.end(event)
+                parts += self._note_parts(index, new_parts)
+        return parts
+
+    def _note_parts(self, index: int, parts: list[Part]) -> list[tuple[int, Part]]:
+        """Return a choice's new parts with its index; start to parse its tool calls if it waits for them."""
+        pending = self._parsers[index].parse_pending
+        if pending is not None:
+            self._parsing = (index, asyncio.ensure_future(pending()))
+        return [(index, part) for part in parts]
+
+    async def format(self, write: Callable[[], bytes]) -> bytes:
+        """Return what a presenter writes of the whole output.
+
+        On a thread if there are log probabilities: for a long answer they take seconds.
+        """
+        run = station("format")(write)
+        if any(request.top_logprobs is not None for request in self.submission.engine_requests):
+            return await asyncio.to_thread(run)
+        return run()
 
     def usage(self) -> UsageBlock:
         """Return the token counts so far."""
@@ -92,6 +144,8 @@ class RequestOutput:
     async def close(self) -> None:
         """Cancel what is still running and complete the log record."""
         submission, record = self.submission, self._record
+        if self._parsing is not None:
+            self._parsing[1].cancel()
         for index, deltas in enumerate(submission.deltas):
             log_prompt(f"answered [{index}]", "".join(delta.text for delta in deltas))
         has_failed = submission.has_failed

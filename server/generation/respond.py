@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from fastapi import Request, Response
 
@@ -58,7 +59,8 @@ async def respond(
         async with submission.watching(request.receive):
             if not body.stream:
                 outputs = await output.wait_for_choices()
-                whole = presenter.format_response(outputs, output.usage(), output.timings())
+                write = partial(presenter.format_response, outputs, output.usage(), output.timings())
+                whole = await output.format(write)
                 return Response(whole, media_type="application/json")
             first = await output.receive()
         frames = write_frames(output, presenter, first)

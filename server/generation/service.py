@@ -1,18 +1,24 @@
-"""The objects that all routes share: the engine, the settings, the prompt encoder, the stored responses."""
+"""The objects that all routes share: engine, settings, prompt encoder, tool calls, stored responses."""
 
 import asyncio
 import hashlib
+import threading
 import time
+from collections.abc import Callable
 from functools import cached_property
+from typing import get_args
 
 from fastapi import Request
 
 from config.settings import Settings
+from engine.stations import LoopStation, StationClock
 from server.engine_protocol import EngineProtocol
 from server.errors import ModelNotFoundError, UnavailableError, retry_after
 from server.generation.event_queue import EventBridge
 from server.generation.prompts import PromptEncoder
 from server.generation.recorder import Recorder
+from server.generation.tool_calls import ToolCallParsing
+from server.metrics.loop_lag import LoopLag
 from server.metrics.registry import Metrics
 from server.responses_api.store import ResponseStore
 
@@ -29,12 +35,33 @@ class Service:
         self.engine = engine
         self.settings = settings
         self.metrics = metrics
-        self.prompts = PromptEncoder(engine, settings.max_rows + settings.max_queue)
-        self.event_bridge = EventBridge(asyncio.get_running_loop())
+        max_requests = settings.max_rows + settings.max_queue
+        self.prompts = PromptEncoder(engine, max_requests, metrics)
+        self.tool_calls = ToolCallParsing(engine, metrics, max_requests)
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        self.event_bridge = EventBridge(self._loop)
+        self._loop_lag = LoopLag(self._loop, metrics.observe_lag)
+        self._stations = StationClock(get_args(LoopStation))
+        self._stations.start()
+        metrics.set_loop_stations(self._stations)
         self.responses = ResponseStore(settings.response_store_bytes)
         metrics.set_response_store(self.responses)
         self.recorder = recorder
         self.created = int(time.time())
+
+    def call_on_loop(self, action: Callable[[], None]) -> None:
+        """Call a function on the event loop: now, or soon if this is another thread."""
+        if threading.get_ident() == self._loop_thread:
+            action()
+        else:
+            self._loop.call_soon_threadsafe(action)
+
+    def close(self) -> None:
+        """Stop the threads and the measurements. Called on the event loop."""
+        self._loop_lag.stop()
+        self._stations.stop()
+        self.prompts.close()
+        self.tool_calls.close()
 
     @cached_property
     def model_names(self) -> tuple[str, ...]:

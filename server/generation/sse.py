@@ -1,10 +1,12 @@
 """Send a request's output as a stream of server-sent events."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
+from engine.stations import station
 from server.errors import ApiError
 from server.generation.request_output import RequestOutput
 from server.output.presenter import KEEP_ALIVE, Events, Presenter
@@ -37,12 +39,13 @@ async def write_frames(output: RequestOutput, presenter: Presenter, first: Event
     """
     events = first
     try:
+        format_parts = station("format")(presenter.format_parts)
         frame = presenter.format_opening(output.usage())
         while not output.is_complete:
-            yield frame + (presenter.format_parts(events) if events else KEEP_ALIVE)
+            yield frame + (format_parts(events) if events else KEEP_ALIVE)
             frame = b""
             events = await output.receive()
-        frame += presenter.format_end(events, output.usage(), output.timings())
+        frame += await output.format(partial(presenter.format_end, events, output.usage(), output.timings()))
     except ApiError as fault:
         output.record_error(fault)
         frame = presenter.format_error(fault)

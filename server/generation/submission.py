@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from typing import Any
 
 from starlette.types import Receive
 
 from engine.request import Delta, EngineError, Event, Failed, Finished, GenerationRequest, Usage
+from engine.stations import station
 from server.errors import ClientGoneError, from_engine, from_failure
 from server.generation.event_queue import EventQueue
 from server.generation.service import Service
@@ -46,7 +49,7 @@ class Submission:
         self._event_queue = EventQueue(service.settings.keep_alive_s)
         self._num_submitted = 0
         self._failure: Failed | None = None
-        self._has_client_left = False
+        self._client_left = asyncio.get_running_loop().create_future()
 
     @property
     def is_complete(self) -> bool:
@@ -58,6 +61,7 @@ class Submission:
         """Whether a sequence failed before the client disconnected."""
         return self._failure is not None
 
+    @station("submission")
     def start(self, is_streaming: bool) -> None:
         """Submit all sequences to the engine, or none. Raises ApiError if the engine refuses one.
 
@@ -81,9 +85,9 @@ class Submission:
         if the client has disconnected.
         """
         events: list[tuple[int, Delta | Finished]] = []
-        if self._failure is None and not self._has_client_left:
+        if self._failure is None and not self._client_left.done():
             events = await self._take_events()
-        if self._has_client_left:
+        if self._client_left.done():
             raise ClientGoneError
         if self._failure is not None and not events:
             raise from_failure(self._failure, self._grammar_param)
@@ -94,9 +98,21 @@ class Submission:
         while not self.is_complete:
             await self.receive()
 
+    async def wait_for(self, task: asyncio.Future[Any], deadline: float | None) -> bool:
+        """Wait for a task that is part of the response; return whether it is done.
+
+        deadline: time.monotonic() at which to stop waiting. Raises ClientGoneError if the client has left.
+        """
+        timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        either = {task, self._client_left}
+        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._client_left.done():
+            raise ClientGoneError
+        return task.done()
+
     @contextlib.asynccontextmanager
     async def watching(self, receive: Receive) -> AsyncIterator[None]:
-        """Make receive() raise ClientGoneError if the client disconnects within this context."""
+        """Let waiting raise ClientGoneError if the client disconnects within this context."""
         watch = asyncio.create_task(self._watch(receive))
         try:
             yield
@@ -136,7 +152,8 @@ class Submission:
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._has_client_left = True
+        if not self._client_left.done():
+            self._client_left.set_result(None)
         self._event_queue.wake()
 
     def _send(self, index: int, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Find a request's tenant, for sharing drafts, and its API key's digest, for owning stored responses."""
+"""Find who sent a request: its tenant, for sharing drafts, its key's digest, for stored text, its client."""
 
 from starlette.requests import HTTPConnection
 
@@ -27,3 +27,14 @@ def key_digest(request: HTTPConnection) -> str:
         return owner
     unchecked = sent_keys(request)
     return digest(unchecked[0]) if unchecked else ""
+
+
+def client_of(request: HTTPConnection) -> str:
+    """Return the client whose requests share limits: the digest of its checked API key, or else its address.
+
+    A key that was not checked does not count: a client could send a new one with every request.
+    """
+    owner: str | None = request.scope.get(OWNER)
+    if owner is not None:
+        return owner
+    return request.client.host if request.client else ""

@@ -8,8 +8,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from engine.request import GAP_BOUNDS_S, EngineCounts, SharedTableError
+from engine.stations import OTHER, StationClock
 from server.engine_protocol import EngineProtocol
-from server.metrics.definitions import GROUPS, NGRAMS, PREFIXES, RESPONSES, MetricGroup
+from server.metrics.definitions import GROUPS, NGRAMS, PREFIXES, RESPONSES, MetricEntry, MetricGroup
 from server.responses_api.store import ResponseStore
 
 _Values = Mapping[str, float]
@@ -20,11 +21,12 @@ _GAPS = "reprise_inter_token_seconds"
 class ScrapeCollector(Collector):
     """Reads current values at each scrape.
 
-    store: the store of responses; None until the app has one.
+    store: the store of responses. loop_stations: the event loop's seconds. None until the app has them.
     """
 
     def __init__(self, engine: EngineProtocol) -> None:
         self.store: ResponseStore | None = None
+        self.loop_stations: StationClock | None = None
         self._engine = engine
         self._process = psutil.Process(os.getpid())
 
@@ -38,10 +40,18 @@ class ScrapeCollector(Collector):
             **_named(RESPONSES, "reprise_response_store_", self._store_status()),
             **self._process_values(),
         }
+        loop_s = self.loop_stations.seconds if self.loop_stations else {}
+        stations = {
+            "reprise_engine_seconds_total": counts.station_s,
+            # Outside of its stations the event loop mostly waits.
+            "reprise_event_loop_seconds_total": {k: s for k, s in loop_s.items() if k != OTHER},
+        }
         for group in GROUPS:
             for metric in group.metrics if group.is_scraped else ():
                 if metric.name == _GAPS:
                     yield _gaps(metric.help, counts)
+                elif metric.name in stations:
+                    yield _by_station(metric, stations[metric.name])
                 elif metric.name in values:
                     make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
                     yield make(metric.name, metric.help, values[metric.name])
@@ -52,9 +62,9 @@ class ScrapeCollector(Collector):
             "reprise_ready": status.state == "ready",
             "reprise_rows": status.num_running,
             "reprise_waiting": status.num_waiting,
-            "reprise_grammar_seconds_total": counts.grammar_s,
             "reprise_failed_steps_total": counts.num_failed_steps,
             "reprise_preemptions_total": counts.num_preemptions,
+            "reprise_plain_probes_total": counts.num_plain_probes,
             "reprise_stalls_total": counts.num_stalls,
             "reprise_mlx_active_bytes": counts.active_bytes,
             "reprise_mlx_peak_bytes": counts.peak_bytes,
@@ -94,6 +104,13 @@ def _named(group: MetricGroup, prefix: str, values: Mapping[str, float]) -> _Val
     short = {m.name.removeprefix(prefix).removesuffix("_total"): m.name for m in group.metrics}
     named = {key.removeprefix("num_"): value for key, value in values.items()}
     return {short[key]: value for key, value in named.items() if key in short}
+
+
+def _by_station(metric: MetricEntry, seconds: _Values) -> CounterMetricFamily:
+    family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for station, spent_s in seconds.items():
+        family.add_metric([station], spent_s)
+    return family
 
 
 def _gaps(text: str, counts: EngineCounts) -> HistogramMetricFamily:

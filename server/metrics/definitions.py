@@ -5,6 +5,7 @@ from typing import Literal
 
 from engine.request import GAP_BOUNDS_S
 
+_LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _QUEUE_S = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _REQUEST_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
@@ -64,9 +65,17 @@ REQUESTS = MetricGroup(
             "Duration of HTTP requests that generate tokens, from arrival to the end of the response.",
             buckets=_REQUEST_S,
         ),
+        MetricEntry(
+            "reprise_tool_call_parses_total",
+            "counter",
+            "Total number of texts between tool call markers, by outcome.",
+            ("outcome",),
+        ),
     ),
     "`endpoint` is the path of an endpoint that `GET /` lists, or `other`. `status` is 499 if the client "
-    "disconnected. `code` is the error object's `code`, or its `type` if it has no code.",
+    "disconnected. `code` is the error object's `code`, or its `type` if it has no code. `outcome` is "
+    "`parsed`; or the text is sent as it is, because it is `malformed`, hit the `limit` of time or memory, "
+    "or found the client's queue full (`queue_full`).",
 )
 
 SEQUENCES = MetricGroup(
@@ -197,11 +206,6 @@ ENGINE = MetricGroup(
             "Time between consecutive tokens of a sequence; 0 between tokens of the same step.",
             buckets=GAP_BOUNDS_S,
         ),
-        MetricEntry(
-            "reprise_grammar_seconds_total",
-            "counter",
-            "Total CPU seconds that the grammars of answers took on the engine's thread.",
-        ),
         MetricEntry("reprise_failed_steps_total", "counter", "Total number of steps that raised an error."),
         MetricEntry(
             "reprise_preemptions_total",
@@ -209,11 +213,65 @@ ENGINE = MetricGroup(
             "Total number of sequences put back into the queue because memory ran short.",
         ),
         MetricEntry(
+            "reprise_plain_probes_total",
+            "counter",
+            "Total number of plain steps taken only to learn what they cost, as drafting is judged by it.",
+        ),
+        MetricEntry(
             "reprise_stalls_total",
             "counter",
             "Total number of stalls: work was waiting, but no step finished in time.",
         ),
     ),
+)
+
+TIME = MetricGroup(
+    "Where time goes",
+    True,
+    (
+        MetricEntry(
+            "reprise_engine_seconds_total",
+            "counter",
+            "Total seconds of the engine's thread, by station. Every moment counts at one station.",
+            ("station",),
+        ),
+        MetricEntry(
+            "reprise_event_loop_seconds_total",
+            "counter",
+            "Total seconds of the server's event loop, by station.",
+            ("station",),
+        ),
+    ),
+    "Stations of the engine's thread: `idle` (no work), `messages` (requests and cancellations arrive), "
+    "`retiring` (rows are freed and their prefixes kept), `admission` (requests are admitted and cached "
+    "prefixes looked up), `memory` (room is made for the next step), `planning` (draft lengths are chosen), "
+    "`drafters`, `grammars` (CPU time), `draft_model`, `dispatch` (steps are prepared for the device), "
+    "`waiting` (for the device, in decoding), `commit` (tokens become text and are sent), `prefill` (with "
+    "waiting for the device), `other`. Stations of the event loop: `bodies` (small request bodies are parsed "
+    "and validated; large ones are parsed on a thread), `submission` (requests are passed to the engine), "
+    "`output` (text is split into content, reasoning and tool calls), `format` (responses and events are "
+    "written).",
+)
+
+LOOP = MetricGroup(
+    "The event loop",
+    False,
+    (
+        MetricEntry(
+            "reprise_event_loop_lag_seconds",
+            "histogram",
+            "How late the event loop wakes, measured by ten timers a second.",
+            buckets=_LAG_S,
+        ),
+        MetricEntry(
+            "reprise_wait_seconds_total",
+            "counter",
+            "Total seconds that requests waited for work outside of the event loop, by station.",
+            ("station",),
+        ),
+    ),
+    "`station` is `prompts` (chat templates are rendered, text is tokenized, grammars are compiled) or "
+    "`tool_calls` (tool calls are parsed).",
 )
 
 PREFIXES = MetricGroup(
@@ -310,4 +368,4 @@ MEMORY = MetricGroup(
     ),
 )
 
-GROUPS = (REQUESTS, SEQUENCES, DRAFTS, ENGINE, PREFIXES, NGRAMS, RESPONSES, MEMORY)
+GROUPS = (REQUESTS, SEQUENCES, DRAFTS, ENGINE, TIME, LOOP, PREFIXES, NGRAMS, RESPONSES, MEMORY)

@@ -14,6 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.request import Failed, Finished, Usage
+from engine.stations import StationClock
 from server.engine_protocol import EngineProtocol
 from server.metrics.collectors import ScrapeCollector
 from server.metrics.definitions import GROUPS, MetricEntry
@@ -40,6 +41,18 @@ class Metrics:
     def set_response_store(self, store: ResponseStore) -> None:
         """Report this store's size from now on."""
         self._collector.store = store
+
+    def set_loop_stations(self, clock: StationClock) -> None:
+        """Report the event loop's seconds from now on."""
+        self._collector.loop_stations = clock
+
+    def observe_lag(self, lag_s: float) -> None:
+        """Count how late the event loop woke."""
+        self._observe("event_loop_lag_seconds", lag_s)
+
+    def count_wait(self, station: str, waited_s: float) -> None:
+        """Count the seconds that a request waited for work outside of the event loop."""
+        self._count("wait_seconds", waited_s, station)
 
     def begin_request(self) -> None:
         """Count an HTTP request as in progress until end_request()."""
@@ -76,6 +89,10 @@ class Metrics:
         if usage.num_completion_tokens:
             self._observe("time_to_first_token_seconds", usage.first_token_s)
         self._count_drafts(usage)
+
+    def count_parse(self, outcome: str) -> None:
+        """Count a text between tool call markers that was parsed, or could not be."""
+        self._count("tool_call_parses", 1, outcome)
 
     def as_text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

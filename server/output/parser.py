@@ -1,7 +1,8 @@
 """Parse the model's text into content, reasoning and tool calls."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from secrets import token_hex
 from typing import Literal
 
@@ -10,7 +11,16 @@ from engine.model.tool_calls import WrittenCall
 from engine.request import Delta, Finished
 from server.output.logprob_alignment import LogprobAlignment
 from server.output.partial_text import JsonStringTracker, count_partial_marker, find_first_marker
-from server.output.parts import EndPart, MakeParser, Part, PlainParser, ReasoningPart, TextPart, ToolCallPart
+from server.output.parts import (
+    EndPart,
+    MakeParser,
+    ParseCalls,
+    Part,
+    PlainParser,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+)
 
 SELF_CONTAINED_FORMATS = frozenset({"json_tools"})
 """Tool call formats in which a call that was cut short cannot be mistaken for a complete one."""
@@ -24,7 +34,7 @@ class ToolCallRules:
     is_parallel: whether a choice may have several tool calls; if not, it ends with the first.
     """
 
-    parse: Callable[[str], Sequence[WrittenCall]]
+    parse: Callable[[str], Awaitable[Sequence[WrittenCall]]]
     is_parallel: bool = True
 
 
@@ -45,12 +55,15 @@ class MarkerParser:
     Reasoning may come before the content or after a tool call; a reasoning marker within content is text.
     A tool call is emitted once its end marker has arrived and it can be parsed; otherwise its text, markers
     included, stays in the content or the reasoning. Whitespace between markers is dropped.
+
+    Takes time in proportion to the text, however it is split: text that has been read is not searched again.
     """
 
     def __init__(
         self, markers: Markers, is_thinking: bool = False, rules: ToolCallRules | None = None
     ) -> None:
         self.num_reasoning_tokens = 0
+        self.parse_pending: ParseCalls | None = None
         self._markers = markers
         self._starts_in_reasoning = is_thinking
         self._rules = rules if markers.can_call else None
@@ -58,6 +71,7 @@ class MarkerParser:
             "reasoning" if is_thinking else "content"
         )
         self._text = ""
+        self._leading_whitespace: list[str] = []
         self._parts: list[Part] = []
         self._num_calls = 0
         self._num_reasoning_blocks = 1 if is_thinking else 0
@@ -65,8 +79,10 @@ class MarkerParser:
         self._has_reasoning = False
         self._drops_whitespace = False
         self._is_reasoning_open = is_thinking
-        self._held_whitespace = ""
-        self._call = ""
+        self._held_whitespace: list[str] = []
+        self._call: list[str] = []
+        self._call_ending = ""
+        self._finished: Finished | None = None
         self._json_strings = JsonStringTracker()
         self._call_within: Literal["content", "reasoning"] = "content"
         self._alignment = LogprobAlignment()
@@ -79,9 +95,23 @@ class MarkerParser:
             pass
         return self._take_parts()
 
+    def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
+        """See OutputParser."""
+        self.parse_pending = None
+        if calls:
+            self._emit_calls(calls)
+        else:
+            self._emit_call_as_text(self._call_ending)
+        if self._finished is not None:
+            return self._finish(self._finished)
+        while self._advance():
+            pass
+        return self._take_parts()
+
     def end(self, finished: Finished) -> list[Part]:
         """See OutputParser."""
-        text, self._text = self._text, ""
+        text = "".join((*self._leading_whitespace, self._text))
+        self._text = ""
         match self._state:
             case "content" if self._has_content or text.strip():
                 self._emit_text(text.lstrip() if self._drops_whitespace and not self._has_content else text)
@@ -90,12 +120,19 @@ class MarkerParser:
             case "reasoning":
                 self._emit_reasoning(text)
             case "call":
-                self._call += text
+                self._append_to_call(text)
                 is_whole = self._markers.call_end is None or (
                     finished.reason == "stop" and self._markers.call_format in SELF_CONTAINED_FORMATS
                 )
-                if not is_whole or not self._emit_calls():
-                    self._emit_call_as_text("")
+                if is_whole:
+                    self._finished = finished
+                    self._request_parse("")
+                    return self._take_parts()
+                self._emit_call_as_text("")
+        return self._finish(finished)
+
+    def _finish(self, finished: Finished) -> list[Part]:
+        """Return the last parts, once everything has been emitted."""
         if self._state == "content" and (rest := self._alignment.take_rest()):
             self._parts.append(TextPart("", rest))
         self.num_reasoning_tokens = self._markers.count_reasoning_tokens(
@@ -111,6 +148,8 @@ class MarkerParser:
 
     def _advance(self) -> bool:
         """Process the text up to the next marker, or all that is certain. Return False to wait for more."""
+        if self.parse_pending is not None:
+            return False
         markers = self._markers
         match self._state:
             case "content" if not self._has_content:
@@ -145,19 +184,24 @@ class MarkerParser:
         think_end = markers.think_end if self._is_reasoning_open else None
         texts = self._marker_texts(markers.think_start, think_end, self._call_start, *markers.separators)
         stripped = self._text.lstrip()
+        if len(stripped) < len(self._text):
+            self._leading_whitespace.append(self._text[: len(self._text) - len(stripped)])
+            self._text = stripped
         complete = [text for text in texts if stripped.startswith(text)]
+        if not complete and (not stripped or any(text.startswith(stripped) for text in texts)):
+            return False
+        leading, self._leading_whitespace = "".join(self._leading_whitespace), []
         if complete:
             marker = min(complete, key=len)
-            self._alignment.skip(self._text[: len(self._text) - len(stripped)])
+            self._alignment.skip(leading)
             self._text = stripped[len(marker) :]
             self._handle_marker(marker)
-            return True
-        if not stripped or any(text.startswith(stripped) for text in texts):
-            return False
-        if self._drops_whitespace:
-            self._alignment.skip(self._text[: len(self._text) - len(stripped)])
-            self._text = stripped
-        self._has_content = True
+        else:
+            if self._drops_whitespace:
+                self._alignment.skip(leading)
+            else:
+                self._text = leading + stripped
+            self._has_content = True
         return True
 
     def _consume_until(self, texts: Sequence[str], consume: Callable[[str], None]) -> bool:
@@ -186,7 +230,7 @@ class MarkerParser:
             self._alignment.skip(text)
             self._state, self._is_reasoning_open = "reasoning", True
             self._num_reasoning_blocks += 1
-            self._held_whitespace = "\n" if self._has_reasoning else ""
+            self._held_whitespace = ["\n"]
         else:
             self._alignment.skip(text)
             if markers.think_end and text == markers.think_end.text:
@@ -194,10 +238,11 @@ class MarkerParser:
             self._state, self._has_content = "content", False
 
     def _start_call(self) -> None:
-        self._state, self._call, self._json_strings = "call", "", JsonStringTracker()
+        self._state, self._call, self._json_strings = "call", [], JsonStringTracker()
 
     def _append_to_call(self, text: str) -> None:
-        self._call += text
+        if text:
+            self._call.append(text)
         if self._markers.call_format == "json_tools":
             self._json_strings.feed(text)
 
@@ -206,8 +251,7 @@ class MarkerParser:
         if self._json_strings.is_open:
             self._append_to_call(text)
         elif end and text == end.text:
-            if not self._emit_calls(end.text):
-                self._emit_call_as_text(end.text)
+            self._request_parse(end.text)
         elif start and text == start.text:
             # The earlier start marker was only mentioned in the text.
             self._emit_call_as_text("")
@@ -216,20 +260,22 @@ class MarkerParser:
             self._emit_call_as_text("")
             self._handle_marker(text)
 
-    def _emit_calls(self, end: str = "") -> bool:
-        """Emit the collected text as tool calls. Return False if it cannot be parsed."""
-        rules = self._rules
-        calls = [] if rules is None else rules.parse(self._call)
-        if rules is None or not calls:
-            return False
-        self._alignment.skip(self._call_text(end))
-        for call in calls if rules.is_parallel else calls[:1]:
+    def _request_parse(self, ending: str) -> None:
+        """Wait for the calls in the collected text, which its end marker, if any, has ended."""
+        if self._rules is not None:
+            self._call_ending = ending
+            self.parse_pending = partial(self._rules.parse, "".join(self._call))
+
+    def _emit_calls(self, calls: Sequence[WrittenCall]) -> None:
+        """Emit the collected text as tool calls."""
+        is_parallel = self._rules is None or self._rules.is_parallel
+        self._alignment.skip(self._call_text(self._call_ending))
+        for call in calls if is_parallel else calls[:1]:
             call_id = call.id or f"call_{token_hex(12)}"
             self._parts.append(ToolCallPart(call_id, call.name, call.arguments, self._num_calls))
             self._num_calls += 1
-        self._state = "content" if rules.is_parallel else "done"
+        self._state = "content" if is_parallel else "done"
         self._has_content = self._drops_whitespace = False
-        return True
 
     def _emit_call_as_text(self, end: str) -> None:
         """Emit the collected text as content or reasoning, since it is not a tool call."""
@@ -244,7 +290,7 @@ class MarkerParser:
     def _call_text(self, end: str) -> str:
         """Return the collected tool call as the model wrote it, with its markers."""
         start = self._call_start
-        return ("" if start is None else start.text) + self._call + end
+        return "".join(("" if start is None else start.text, *self._call, end))
 
     def _emit_text(self, text: str) -> None:
         logprobs = self._alignment.take(text)
@@ -254,9 +300,12 @@ class MarkerParser:
     def _emit_reasoning(self, text: str) -> None:
         """Emit reasoning without leading and trailing whitespace; hold whitespace until more text follows."""
         self._alignment.skip(text)
-        text = self._held_whitespace + text if self._has_reasoning else text.lstrip()
+        if not self._has_reasoning:
+            text = text.lstrip()
         stripped = text.rstrip()
-        self._held_whitespace = text[len(stripped) :]
         if stripped:
-            self._has_reasoning = True
-            self._parts.append(ReasoningPart(stripped))
+            held = "".join(self._held_whitespace) if self._has_reasoning else ""
+            self._held_whitespace, self._has_reasoning = [], True
+            self._parts.append(ReasoningPart(held + stripped))
+        if len(stripped) < len(text):
+            self._held_whitespace.append(text[len(stripped) :])

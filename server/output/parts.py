@@ -4,10 +4,11 @@ A parser splits the model's text into parts as it arrives, and a presenter (pres
 API. This way the output is split into reasoning, tool calls and content by the same code for all APIs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from engine.model.tool_calls import WrittenCall
 from engine.request import Delta, Finished, TokenLogprob
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -64,19 +65,29 @@ StreamedText = TextPart | ReasoningPart
 Part = StreamedText | ToolCallPart | EndPart
 
 
+ParseCalls = Callable[[], Awaitable[Sequence[WrittenCall]]]
+"""Parses the text of tool calls; returns no calls if it is malformed. It may take long."""
+
+
 class OutputParser(Protocol):
     """Splits the text of one choice into parts.
 
-    num_reasoning_tokens: how many of the choice's tokens are reasoning; set by end().
+    num_reasoning_tokens: how many of the choice's tokens are reasoning; set with the EndPart.
+    parse_pending: set if tool calls must be parsed before the parser can continue. The caller awaits it and
+        calls resume() with the result before it calls another method.
     """
 
     num_reasoning_tokens: int
+    parse_pending: ParseCalls | None
 
     def read(self, delta: Delta) -> list[Part]:
         """Return the parts that are certain after this delta; possibly none."""
 
     def end(self, finished: Finished) -> list[Part]:
-        """Return the remaining parts; the last is an EndPart."""
+        """Return the remaining parts; the last is an EndPart, or resume() returns it."""
+
+    def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
+        """Continue with the calls that parse_pending returned; return the parts that are then certain."""
 
 
 MakeParser = Callable[[], OutputParser]
@@ -86,6 +97,7 @@ class PlainParser:
     """Parser that treats all text as content."""
 
     num_reasoning_tokens = 0
+    parse_pending: ParseCalls | None = None
 
     def read(self, delta: Delta) -> list[Part]:
         """See OutputParser."""
@@ -94,6 +106,10 @@ class PlainParser:
     def end(self, finished: Finished) -> list[Part]:
         """See OutputParser."""
         return [EndPart(finished.reason, finished.stop)]
+
+    def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
+        """See OutputParser. Never called."""
+        raise NotImplementedError
 
 
 @dataclass
@@ -111,20 +127,27 @@ class ChoiceOutput:
     finish_reason: FinishReason = "stop"
     stop: str | None = None
 
-    def add(self, part: Part) -> None:
-        """Add the next part."""
-        match part:
-            case PromptPart():
-                self.prompt = part
-            case TextPart():
-                self.text += part.text
-                self.logprobs += part.logprobs
-            case ReasoningPart():
-                self.reasoning += part.text
-            case ToolCallPart():
-                self.tool_calls.append(part)
-            case EndPart():
-                self.finish_reason, self.stop = part.finish_reason, part.stop
+    @classmethod
+    def of(cls, parts: Iterable[Part]) -> "ChoiceOutput":
+        """Collect the parts of a choice."""
+        output = cls()
+        texts: list[str] = []
+        reasoning: list[str] = []
+        for part in parts:
+            match part:
+                case PromptPart():
+                    output.prompt = part
+                case TextPart():
+                    texts.append(part.text)
+                    output.logprobs += part.logprobs
+                case ReasoningPart():
+                    reasoning.append(part.text)
+                case ToolCallPart():
+                    output.tool_calls.append(part)
+                case EndPart():
+                    output.finish_reason, output.stop = part.finish_reason, part.stop
+        output.text, output.reasoning = "".join(texts), "".join(reasoning)
+        return output
 
 
 def merge_adjacent(parts: Iterable[Part]) -> Iterator[Part]:

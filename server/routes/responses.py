@@ -40,8 +40,9 @@ async def create_response(request: Request) -> Response:
                 item.as_listed(item_id(head, _PREFIXES[item.type], i)) for i, item in enumerate(input_items)
             ]
             all_items = stored_input + response["output"]
-            service.responses.add(
-                key_digest(request), response, conversion.previous, all_items, len(stored_input)
+            add = service.responses.add
+            service.call_on_loop(
+                lambda: add(key_digest(request), response, conversion.previous, all_items, len(stored_input))
             )
 
     presenter = ResponsePresenter(head, body, len(input_items), store)

@@ -9,6 +9,7 @@ from fastapi import Request
 from pydantic import BaseModel
 from pydantic_core import from_json
 
+from engine.stations import station
 from server.errors import BadRequestError, ContentTypeError
 from server.logs import is_logging_prompts, log_prompt
 from server.validation.field_errors import validate
@@ -45,6 +46,7 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
     return parsed
 
 
+@station("bodies")
 def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
     """Parse a body and validate it as the model. Raises BadRequestError for the first fault."""
     try:

@@ -23,11 +23,11 @@ from bench.replay.run_replay import main
 from bench.replay.shards import Group, Job, run_job, run_task, tasks_of
 from config.settings import Settings
 from drafters.base import NO_DRAFT, SequenceStart
-from drafters.repetition import repetition_score
+from drafters.repetition import score_in_slices
 from engine.request import GenerationRequest, Sampling
 from engine.scheduler.speculation import Planner
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources, Proposers
-from engine.speculative.step_costs import StepCosts
 from tests.drafters.fakes import Coin, Oracle
 
 ROOT = Path(__file__).parent.parent.parent
@@ -127,11 +127,15 @@ def test_the_player_takes_the_widths_that_the_engine_plans(curve: Curve, chance:
     played = player.play(pair)
 
     grid = {(1, width): curve.cost(width) for width in (1, *player.widths)}
-    planner = Planner(StepCosts(grid), batched=True)
-    drafting = Proposers(DraftSources({"suffix": coin()}, repetition_score), settings, line_ends=line_ends)
+    planner = Planner(StepCosts(grid, is_learned=False))
+    drafting = Proposers(DraftSources({"suffix": coin()}, score_in_slices), settings, line_ends=line_ends)
     request = GenerationRequest("plan", pair.prompt, len(pair.answer) + 32, Sampling(0))
     row = SimpleNamespace(
-        tokens=list(pair.prompt), num_answered=0, request=request, drafts=drafting.begin(request)
+        tokens=list(pair.prompt),
+        num_answered=0,
+        request=request,
+        sampling=0,
+        drafts=drafting.begin(request),
     )
     planned = Outcome()
     while row.num_answered < len(pair.answer):

@@ -64,14 +64,24 @@ def test_two_servers_alternate_with_the_same_prompts(
         "tokens/s",
         "first token p50",
         "inter-token p50",
+        "inter-token p99",
     ]
     # An answer that arrives in a single read has no gaps to compare.
-    ratios = [c["ratio"] for c in report["comparisons"] if c["ratio"] or c["quantity"] != "inter-token p50"]
+    ratios = [c["ratio"] for c in report["comparisons"] if c["ratio"] or "inter-token" not in c["quantity"]]
     assert all(ratio["lowest"] <= ratio["highest"] for ratio in ratios)
     sent, sent_there = (sorted(b["messages"][0]["content"] for b in s.bodies) for s in (server, other_server))
     assert sent == sent_there
     assert {body["model"] for body in other_server.bodies} == {"mine"}
     assert names[1] in capsys.readouterr().out
+
+
+def test_mlx_lm_server_is_started_and_compared(bench, server, full_answer, tmp_path):
+    server.play(*full_answer)
+    file = tmp_path / "rows.json"
+    arguments = ["--url", server.url, "--against", "mlx_lm.server", "--concurrency", "2", "--rounds", "1"]
+    assert bench(*arguments, "--json", str(file)) == 0
+    line = json.loads(file.read_text())["levels"][1]
+    assert (line["side"], line["num_requests"], line["num_failed"]) == ("mlx_lm.server", 4, 0)
 
 
 def test_a_seed_that_may_keep_a_server_from_batching_is_pointed_out(
@@ -183,6 +193,7 @@ def test_answers_that_make_figures_doubtful_are_noted(bench, server, events, cap
         (["--url-model", "a"], "--url-model needs --url"),
         (["--api-key", "a"], "--api-key needs --url"),
         (["--against-api-key", "a"], "--against-api-key needs --against"),
+        (["--against", "mlx_lm.server", "--against-model", "a"], "--against mlx_lm.server has a model"),
         (["--url", "http://a:1", "--against", "http://a:1/v1"], "--against and --url are the same server"),
         (["--rouns", "1"], "unknown argument --rouns"),
     ],

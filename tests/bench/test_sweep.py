@@ -89,7 +89,7 @@ def test_repeated_texts_are_the_answers_of_earlier_requests(traffic) -> None:
 
 
 def test_a_larger_table_knows_more_and_collides_less(traffic) -> None:
-    small, large = tables.sweep(SETUP, [1 << 20, 4096], traffic, 6, lambda: None)
+    small, large = tables.sweep(SETUP, [1 << 20, 4096], traffic, 12, lambda: None)
     assert (small["entries"], large["entries"]) == (4096, 1 << 20)
     assert small["traffic_tokens"] == large["traffic_tokens"]
     assert small["occupancy"] > large["occupancy"]

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from bench import verify
+from bench.verify import run_verify, tokens
 from cli.main import main
 
 
 def options(*given: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    verify.add_arguments(parser)
+    run_verify.add_arguments(parser)
     return parser.parse_args(list(given))
 
 
@@ -41,13 +41,13 @@ def test_drafts_of_another_vocabulary_are_certified_too(
 def test_a_difference_is_reported_and_fails_in_exact_mode(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    true_answer = verify._answer
+    true_answer = tokens._answer
 
     def lying(*given: object) -> tuple[int, ...]:
         tokens = true_answer(*given)  # type: ignore[arg-type]
         return (*tokens[:3], 99, *tokens[4:]) if given[2] == "suffix" else tokens
 
-    monkeypatch.setattr(verify, "_answer", lying)
+    monkeypatch.setattr(tokens, "_answer", lying)
     given = [
         "--model",
         str(model_folder),
@@ -58,7 +58,7 @@ def test_a_difference_is_reported_and_fails_in_exact_mode(
         "--num-draft-tokens",
         "3",
     ]
-    assert verify.run(options(*given, "--exact")) == 1
+    assert run_verify.run(options(*given, "--exact")) == 1
     printed = capsys.readouterr().out
     assert "FAIL (36 differ)" in printed
     assert "token 3, margin" in printed
@@ -70,5 +70,5 @@ def test_a_file_that_holds_no_chats_is_refused(
 ) -> None:
     file = tmp_path / "chats.jsonl"
     file.write_text(text)
-    assert verify.run(options("--prompts", str(file))) == 2
+    assert run_verify.run(options("--prompts", str(file))) == 2
     assert str(file) in capsys.readouterr().err

@@ -88,12 +88,6 @@ def test_settings_cannot_be_changed():
         Settings().port = 1
 
 
-def test_a_step_has_room_for_prefill_even_if_every_row_decodes():
-    assert Settings(max_rows=8, step_token_budget=9).max_rows == 8
-    with pytest.raises(SettingsError, match="step_token_budget is 8; it must be above max_rows, which is 8"):
-        Settings(max_rows=8, step_token_budget=8)
-
-
 def test_the_bundled_model_is_the_default():
     assert Settings().model_source.endswith("demo_model")
     assert Settings(model="/models/mine").model_source == "/models/mine"

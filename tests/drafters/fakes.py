@@ -5,7 +5,7 @@ the test if the tokens are not those of the answer, and `record_verified` if the
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 
@@ -76,3 +76,13 @@ class Liar(Coin):
 
     def __init__(self, answers: Answers, num_ids: int = 256, name: str = "liar") -> None:
         super().__init__(answers, 0.0, num_ids=num_ids, name=name)
+
+
+def scored(score: float) -> Callable[[Sequence[int]], Generator[int, None, float]]:
+    """Make a score for the gate that is the same for every prompt, and known at once."""
+
+    def work(_: Sequence[int]) -> Generator[int, None, float]:
+        yield from ()
+        return score
+
+    return work

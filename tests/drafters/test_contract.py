@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, finish
 from tests.drafters.makers import DRAFTERS, SHARING
 
 drafters = pytest.mark.parametrize("name", DRAFTERS)
@@ -46,7 +46,7 @@ def test_drafts_are_bounded_repeatable_and_made_of_what_was_seen(
     name: str, prompt: list[int], prediction: list[int], steps: list[tuple[int, list[int], float]]
 ) -> None:
     drafter = DRAFTERS[name]()
-    drafter.open(SequenceStart(7, prompt, prediction))
+    finish(drafter.open(SequenceStart(7, prompt, prediction)))
     seen = {*prompt, *prediction}
     for limit, tokens, share in steps:
         first = drafter.propose(DraftQuery(7, limit))
@@ -59,7 +59,7 @@ def test_drafts_are_bounded_repeatable_and_made_of_what_was_seen(
         assert draft.bucket >= 0
         assert 0.0 <= draft.prior <= 1.0
         seen |= set(tokens)
-    drafter.close(7)
+    finish(drafter.close(7))
 
 
 @drafters
@@ -71,7 +71,7 @@ def test_no_order_of_calls_raises(
     name: str, prompt: list[int], calls: list[int | list[int] | tuple[int, float]]
 ) -> None:
     drafter = DRAFTERS[name]()
-    drafter.open(SequenceStart(1, prompt))
+    finish(drafter.open(SequenceStart(1, prompt)))
     for call in calls:
         if isinstance(call, int):
             drafter.propose(DraftQuery(1, call))
@@ -79,13 +79,13 @@ def test_no_order_of_calls_raises(
             drafter.observe(1, call)
         else:
             drafter.record_verified(1, call[0], round(call[0] * call[1]))
-    drafter.close(1)
+    finish(drafter.close(1))
 
 
 @drafters
 def test_without_an_earlier_occurrence_nothing_is_drafted(name: str) -> None:
     drafter = DRAFTERS[name]()
-    drafter.open(SequenceStart(1, [5]))
+    finish(drafter.open(SequenceStart(1, [5])))
     assert not drafter.propose(DraftQuery(1, 8)).tokens
 
 
@@ -93,7 +93,7 @@ def test_without_an_earlier_occurrence_nothing_is_drafted(name: str) -> None:
 @pytest.mark.parametrize("limit", [1, 2, 31])
 def test_a_periodic_text_is_drafted_correctly(name: str, limit: int) -> None:
     drafter = DRAFTERS[name]()
-    drafter.open(SequenceStart(1, CYCLE * 6))
+    finish(drafter.open(SequenceStart(1, CYCLE * 6)))
     draft = drafter.propose(DraftQuery(1, limit))
     assert list(draft.tokens) == (CYCLE * 4)[:limit]
 
@@ -104,9 +104,9 @@ def test_sequences_do_not_see_each_other(
     name: str, prompt: list[int], steps: list[tuple[list[int], list[int]]], limit: int
 ) -> None:
     together, alone = DRAFTERS[name](), DRAFTERS[name]()
-    together.open(SequenceStart(1, prompt))
-    together.open(SequenceStart(2, prompt[::-1], prompt))
-    alone.open(SequenceStart(1, prompt))
+    finish(together.open(SequenceStart(1, prompt)))
+    finish(together.open(SequenceStart(2, prompt[::-1], prompt)))
+    finish(alone.open(SequenceStart(1, prompt)))
     for own, others in steps:
         together.observe(2, others)
         together.observe(1, own)
@@ -118,20 +118,20 @@ def test_sequences_do_not_see_each_other(
 def test_close_frees_the_sequence(name: str) -> None:
     drafter = DRAFTERS[name]()
     for seq in range(50):
-        drafter.open(SequenceStart(seq, CYCLE * 2, CYCLE))
+        finish(drafter.open(SequenceStart(seq, CYCLE * 2, CYCLE)))
         step(drafter, seq, 4, [1, 2], 0.5)
     assert drafter.num_open == 50
     for seq in random.Random(1).sample(range(50), 50):
-        drafter.close(seq)
+        finish(drafter.close(seq))
     assert drafter.num_open == 0
 
 
 @drafters
 def test_the_number_of_a_closed_sequence_can_be_reused(name: str) -> None:
     drafter = DRAFTERS[name]()
-    drafter.open(SequenceStart(1, CYCLE * 6))
-    drafter.close(1)
-    drafter.open(SequenceStart(1, [90]))
+    finish(drafter.open(SequenceStart(1, CYCLE * 6)))
+    finish(drafter.close(1))
+    finish(drafter.open(SequenceStart(1, [90])))
     assert not drafter.propose(DraftQuery(1, 8)).tokens
 
 
@@ -139,5 +139,5 @@ def test_the_number_of_a_closed_sequence_can_be_reused(name: str) -> None:
 def test_a_sequence_whose_open_left_nothing_can_be_closed(name: str) -> None:
     """The engine closes a sequence whose open raised, which may have been before anything was stored."""
     drafter = DRAFTERS[name]()
-    drafter.close(1)
+    finish(drafter.close(1))
     assert drafter.num_open == 0

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters import ngram_mod_tables
-from drafters.base import DraftQuery, SequenceStart, SharedTable, TableFileError
+from drafters.base import DraftQuery, SequenceStart, SharedTable, TableFileError, finish
 from drafters.ngram_mod import FIRST_COOLDOWN, LOW_STREAK, NgramModDrafter
 from drafters.ngram_mod_tables import NgramModTables
 
@@ -23,9 +23,9 @@ def make(**settings: object) -> NgramModDrafter:
 
 def draft_after(drafter: NgramModDrafter, tokens: list[int], limit: int = 8, tenant: str = "") -> list[int]:
     """Return what is drafted for a new request with this prompt. The prompt is written to the table."""
-    drafter.open(SequenceStart(-1, tokens, tenant=tenant))
+    finish(drafter.open(SequenceStart(-1, tokens, tenant=tenant)))
     draft = list(drafter.propose(DraftQuery(-1, limit)).tokens)
-    drafter.close(-1)
+    finish(drafter.close(-1))
     return draft
 
 
@@ -40,9 +40,9 @@ def test_it_is_a_shared_table() -> None:
 
 def test_one_request_drafts_for_the_next() -> None:
     drafter = make()
-    drafter.open(SequenceStart(1, TEXT[:100]))
+    finish(drafter.open(SequenceStart(1, TEXT[:100])))
     drafter.observe(1, TEXT[100:])
-    drafter.close(1)
+    finish(drafter.close(1))
     assert draft_after(drafter, TEXT[40:60]) == TEXT[60:68]
     assert draft_after(drafter, TEXT[92:108]) == TEXT[108:116]
     assert draft_after(drafter, TEXT[270:292]) == TEXT[292:300]
@@ -50,7 +50,7 @@ def test_one_request_drafts_for_the_next() -> None:
 
 def test_an_answer_is_written_in_chunks_and_when_it_ends() -> None:
     drafter = make()
-    drafter.open(SequenceStart(1, TEXT[:16]))
+    finish(drafter.open(SequenceStart(1, TEXT[:16])))
     for token in TEXT[16:48]:
         drafter.observe(1, [token])
     assert drafter.status()["inserts"] == 0
@@ -58,7 +58,7 @@ def test_an_answer_is_written_in_chunks_and_when_it_ends() -> None:
     assert drafter.status()["inserts"] == 33
     drafter.observe(1, TEXT[49:60])
     assert drafter.status()["inserts"] == 33
-    drafter.close(1)
+    finish(drafter.close(1))
     assert drafter.status()["inserts"] == 44
 
 
@@ -67,12 +67,12 @@ def test_however_a_text_is_cut_the_table_ends_up_the_same(data: st.DataObject) -
     text = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=120))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(text)), max_size=8)) | {len(text)})
     whole, parts = make(n=3, size=5000), make(n=3, size=5000)
-    whole.open(SequenceStart(1, text))
-    parts.open(SequenceStart(1, text[: cuts[0]]))
+    finish(whole.open(SequenceStart(1, text)))
+    finish(parts.open(SequenceStart(1, text[: cuts[0]])))
     for start, stop in pairwise(cuts):
         parts.observe(1, text[start:stop])
-    whole.close(1)
-    parts.close(1)
+    finish(whole.close(1))
+    finish(parts.close(1))
     a, b = whole.tables.table("").contents(), parts.tables.table("").contents()
     assert (a[0].tolist(), a[1].tolist()) == (b[0].tolist(), b[1].tolist())
 
@@ -80,7 +80,7 @@ def test_however_a_text_is_cut_the_table_ends_up_the_same(data: st.DataObject) -
 def test_a_longer_run_of_predicted_tokens_has_a_higher_prior() -> None:
     drafter = make()
     draft_after(drafter, TEXT)
-    drafter.open(SequenceStart(1, TEXT[:20]))
+    finish(drafter.open(SequenceStart(1, TEXT[:20])))
     fresh = drafter.propose(DraftQuery(1, 4))
     priors = [fresh.prior]
     for start, stop in pairwise((20, 21, 28, 52)):
@@ -94,8 +94,8 @@ def test_several_failed_drafts_cool_down_only_their_request() -> None:
     drafter = make()
     draft_after(drafter, TEXT)
     before = drafter.status()["occupied"]
-    drafter.open(SequenceStart(1, TEXT[:20]))
-    drafter.open(SequenceStart(2, TEXT[:20]))
+    finish(drafter.open(SequenceStart(1, TEXT[:20])))
+    finish(drafter.open(SequenceStart(2, TEXT[:20])))
     fail(drafter, 1)
     assert drafter.is_cooling_down(1)
     assert not drafter.propose(DraftQuery(1, 8)).tokens
@@ -105,7 +105,7 @@ def test_several_failed_drafts_cool_down_only_their_request() -> None:
 
 def test_one_good_draft_ends_a_streak() -> None:
     drafter = make()
-    drafter.open(SequenceStart(1, TEXT[:20]))
+    finish(drafter.open(SequenceStart(1, TEXT[:20])))
     fail(drafter, 1, LOW_STREAK - 1)
     drafter.record_verified(1, 4, 2)
     fail(drafter, 1, LOW_STREAK - 1)
@@ -116,7 +116,7 @@ def test_one_good_draft_ends_a_streak() -> None:
 
 def test_each_cooldown_lasts_twice_as_long() -> None:
     drafter = make()
-    drafter.open(SequenceStart(1, TEXT[:20]))
+    finish(drafter.open(SequenceStart(1, TEXT[:20])))
     fresh = iter(range(100_000, 200_000))
     for tokens in (FIRST_COOLDOWN, 2 * FIRST_COOLDOWN, 4 * FIRST_COOLDOWN):
         fail(drafter, 1)
@@ -129,7 +129,7 @@ def test_each_cooldown_lasts_twice_as_long() -> None:
 def test_a_cooldown_ends_early_when_the_table_predicts_the_answer() -> None:
     drafter = make()
     draft_after(drafter, TEXT)
-    drafter.open(SequenceStart(1, TEXT[:20]))
+    finish(drafter.open(SequenceStart(1, TEXT[:20])))
     fail(drafter, 1)
     drafter.observe(1, TEXT[20:27])
     assert drafter.is_cooling_down(1)
@@ -163,10 +163,10 @@ def test_the_least_recently_used_table_is_dropped_first(monkeypatch: pytest.Monk
 
 def test_a_reset_also_drops_unwritten_tokens_of_open_requests() -> None:
     drafter = make()
-    drafter.open(SequenceStart(1, TEXT[:100]))
+    finish(drafter.open(SequenceStart(1, TEXT[:100])))
     drafter.observe(1, TEXT[100:120])
     drafter.reset()
-    drafter.close(1)
+    finish(drafter.close(1))
     status = drafter.status()
     assert (status["occupied"], status["bytes"]) == (0, 0)
     assert status["inserts"] == 84

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import DraftQuery, SequenceStart
+from drafters.base import DraftQuery, SequenceStart, finish
 from drafters.ngram_simple import NgramSimpleDrafter
 
 sizes = st.tuples(st.integers(1, 4), st.integers(0, 6)).map(lambda pair: (pair[0], sum(pair)))
@@ -29,7 +29,7 @@ def scan(text: list[int], sizes: tuple[int, int], limit: int) -> tuple[list[int]
 )
 def test_it_drafts_what_a_scan_would_find(sizes: tuple[int, int], parts: list[list[int]], limit: int) -> None:
     drafter = NgramSimpleDrafter(*sizes)
-    drafter.open(SequenceStart(1, parts[0]))
+    finish(drafter.open(SequenceStart(1, parts[0])))
     text = list(parts[0])
     for part in parts[1:]:
         drafter.observe(1, part)
@@ -43,9 +43,9 @@ def test_it_drafts_what_a_scan_would_find(sizes: tuple[int, int], parts: list[li
 
 def test_the_longest_match_wins_and_then_the_newest() -> None:
     drafter = NgramSimpleDrafter(1, 3)
-    drafter.open(SequenceStart(1, [1, 2, 3, 50, 2, 3, 60, 2, 3, 70, 1, 2, 3]))
+    finish(drafter.open(SequenceStart(1, [1, 2, 3, 50, 2, 3, 60, 2, 3, 70, 1, 2, 3])))
     assert list(drafter.propose(DraftQuery(1, 1)).tokens) == [50]
-    drafter.open(SequenceStart(2, [2, 3, 60, 2, 3, 70, 2, 3]))
+    finish(drafter.open(SequenceStart(2, [2, 3, 60, 2, 3, 70, 2, 3])))
     assert list(drafter.propose(DraftQuery(2, 1)).tokens) == [70]
 
 
@@ -53,14 +53,14 @@ def test_a_longer_match_has_a_higher_prior() -> None:
     drafter = NgramSimpleDrafter(2, 16)
     priors = []
     for length in (2, 3, 5, 7, 12, 16):
-        drafter.open(SequenceStart(length, [*range(length), 99, *range(length)]))
+        finish(drafter.open(SequenceStart(length, [*range(length), 99, *range(length)])))
         priors.append(drafter.propose(DraftQuery(length, 1)).prior)
     assert priors == sorted(set(priors))
 
 
 def test_a_match_shorter_than_the_minimum_size_is_ignored() -> None:
     drafter = NgramSimpleDrafter(3, 5)
-    drafter.open(SequenceStart(1, [1, 2, 9, 1, 2]))
+    finish(drafter.open(SequenceStart(1, [1, 2, 9, 1, 2])))
     assert not drafter.propose(DraftQuery(1, 4)).tokens
 
 

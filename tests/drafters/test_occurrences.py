@@ -1,11 +1,37 @@
 from array import array
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.occurrences import MAX_MATCH_TOKENS, NGRAM_SIZES, GrowingText, Occurrences, TailHashes
+from drafters.base import finish
+from drafters.growing_text import GrowingText
+from drafters.occurrences import LONGEST, MAX_MATCH_TOKENS, NGRAM_SIZES, Hashes, Ids, Occurrences, TailHashes
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=120)
+
+
+def text_of(tokens: Sequence[int]) -> GrowingText:
+    text = GrowingText(tokens)
+    finish(text.read())
+    return text
+
+
+class Ring:
+    """A ring of tokens with an index, as the history keeps it."""
+
+    def __init__(self, capacity: int) -> None:
+        self.tokens: Ids = array("I", bytes(4 * capacity))
+        self.index = Occurrences(self.tokens, capacity)
+
+    def append(self, token: int, hashes: Hashes) -> None:
+        self.tokens[self.index.end % self.index.capacity] = token
+        self.index.append(hashes)
+
+    def extend(self, tokens: Ids, before: Ids) -> None:
+        for at, token in enumerate(tokens, self.index.end):
+            self.tokens[at % self.index.capacity] = token
+        self.index.extend(tokens, before)
 
 
 def longest_by_brute_force(text: list[int], end: list[int], may_touch_end: bool) -> int:
@@ -20,7 +46,7 @@ def longest_by_brute_force(text: list[int], end: list[int], may_touch_end: bool)
 
 @given(TOKENS)
 def test_a_match_is_real_and_no_shorter_than_the_longest_n_gram_that_occurs(tokens: list[int]) -> None:
-    match = GrowingText(tokens).find_earlier()
+    match = text_of(tokens).find_earlier()
     longest = longest_by_brute_force(tokens, tokens, may_touch_end=False)
     if match is None:
         assert longest < NGRAM_SIZES[0]
@@ -33,18 +59,19 @@ def test_a_match_is_real_and_no_shorter_than_the_longest_n_gram_that_occurs(toke
 
 @given(TOKENS)
 def test_text_added_token_by_token_finds_what_text_added_at_once_finds(tokens: list[int]) -> None:
-    grown = GrowingText(tokens[:1])
+    grown = text_of(tokens[:1])
     for token in tokens[1:]:
         grown.append(token)
-    assert grown.find_earlier() == GrowingText(tokens).find_earlier()
+    assert grown.find_earlier() == text_of(tokens).find_earlier()
     assert grown.tokens.tolist() == tokens
 
 
 @given(TOKENS, TOKENS, st.sampled_from([16, 64, 1024]))
 def test_a_ring_finds_only_what_it_still_holds(text: list[int], end: list[int], capacity: int) -> None:
-    ring, tail = Occurrences(capacity), TailHashes()
+    filled, tail = Ring(capacity), TailHashes()
     for token in text:
-        ring.append(token, tail.append(token))
+        filled.append(token, tail.append(token))
+    ring = filled.index
     assert ring.start == max(0, len(text) - capacity)
     tail_of_end = TailHashes()
     for token in end:
@@ -55,18 +82,48 @@ def test_a_ring_finds_only_what_it_still_holds(text: list[int], end: list[int], 
         assert text[match.position - match.length : match.position] == end[-match.length :]
 
 
+@given(TOKENS, TOKENS, st.data(), st.sampled_from([64, 128, 1024]))
+def test_tokens_added_together_are_found_like_tokens_added_one_by_one(
+    text: list[int], end: list[int], data: st.DataObject, capacity: int
+) -> None:
+    one_by_one, together, tail = Ring(capacity), Ring(capacity), TailHashes()
+    for token in text:
+        one_by_one.append(token, tail.append(token))
+    ids, at = array("I", text), 0
+    while at < len(ids):
+        stop = at + data.draw(st.integers(1, capacity))
+        together.extend(ids[at:stop], ids[max(0, at - LONGEST) : at])
+        at = stop
+    ending = array("I", end)
+    assert together.index.find(TailHashes(end).hashes, ending) == one_by_one.index.find(
+        TailHashes(end).hashes, ending
+    )
+    assert together.index.find_earlier(ids) == one_by_one.index.find_earlier(ids)
+
+
+@given(TOKENS, st.integers(1, 10))
+def test_an_index_that_grows_keeps_what_it_knew(tokens: list[int], num_doublings: int) -> None:
+    text, ids = text_of(tokens), array("I", tokens)
+    before = text.index.find(TailHashes(tokens).hashes, ids)
+    for _ in range(min(num_doublings, 3)):
+        text.index.grow()
+    assert text.index.find(TailHashes(tokens).hashes, ids) == before
+    assert text.find_earlier() == text_of(tokens).find_earlier()
+
+
 @given(TOKENS, st.integers(0, 100), st.integers(1, 16))
 def test_a_slice_may_cross_the_end_of_the_ring(text: list[int], start: int, size: int) -> None:
-    ring, tail = Occurrences(32), TailHashes()
+    filled, tail = Ring(32), TailHashes()
     for token in text:
-        ring.append(token, tail.append(token))
+        filled.append(token, tail.append(token))
+    ring = filled.index
     if ring.start <= start and start + size <= ring.end:
         assert ring.slice(start, start + size).tolist() == text[start : start + size]
 
 
 def test_growing_beyond_the_initial_capacity_loses_nothing() -> None:
     tokens = [at * 7919 % 5003 for at in range(5003)]
-    text = GrowingText(tokens[:100])
+    text = text_of(tokens[:100])
     for token in tokens[100:] + tokens[40:60]:
         text.append(token)
     match = text.find_earlier()
@@ -75,12 +132,12 @@ def test_growing_beyond_the_initial_capacity_loses_nothing() -> None:
 
 
 def test_the_most_frequent_next_token_wins() -> None:
-    match = GrowingText([1, 2, 9, 1, 2, 9, 1, 2, 5, 1, 2]).find_earlier()
+    match = text_of([1, 2, 9, 1, 2, 9, 1, 2, 5, 1, 2]).find_earlier()
     assert match is not None
     assert (match.position, match.num_agreeing, match.num_disagreeing) == (5, 2, 1)
 
 
 def test_of_equally_frequent_next_tokens_the_newest_wins() -> None:
-    match = GrowingText([1, 2, 9, 4, 1, 2, 5, 1, 2]).find_earlier()
+    match = text_of([1, 2, 9, 4, 1, 2, 5, 1, 2]).find_earlier()
     assert match is not None
     assert (match.position, match.num_agreeing, match.num_disagreeing) == (6, 1, 1)

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import NO_DRAFT, Drafter, DraftQuery, SequenceStart
+from drafters.base import NO_DRAFT, Drafter, DraftQuery, SequenceStart, finish
 from drafters.prediction import PredictionDrafter
 
 EXPECTED = list(range(100, 160))
@@ -11,7 +11,7 @@ EXPECTED = list(range(100, 160))
 
 def opened(prediction: Sequence[int]) -> PredictionDrafter:
     drafter = PredictionDrafter()
-    drafter.open(SequenceStart(1, [1, 2, 3], prediction))
+    finish(drafter.open(SequenceStart(1, [1, 2, 3], prediction)))
     return drafter
 
 
@@ -54,7 +54,7 @@ def test_without_a_prediction_nothing_is_drafted_or_counted() -> None:
     drafter.observe(1, [5])
     assert drafter.propose(DraftQuery(1, 5)) == NO_DRAFT
     assert drafter.counts(1) == (0, 0)
-    drafter.close(1)
+    finish(drafter.close(1))
 
 
 def test_after_a_divergence_it_resumes_and_counts_rejected_tokens() -> None:
@@ -96,4 +96,4 @@ def test_drafts_always_come_from_the_prediction_or_the_answer(a: list[int], b: l
         assert len(draft.tokens) <= 6
         assert set(draft.tokens) <= {*a, *b}
         drafter.observe(1, [token])
-    drafter.close(1)
+    finish(drafter.close(1))

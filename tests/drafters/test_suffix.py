@@ -1,12 +1,12 @@
-from array import array
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import NO_DRAFT, Drafter, DraftQuery, SequenceStart, SharedTable, TableFileError
+from drafters.base import NO_DRAFT, Drafter, DraftQuery, SequenceStart, SharedTable, TableFileError, finish
+from drafters.growing_text import GrowingText
 from drafters.history import History
-from drafters.occurrences import GrowingText
 from drafters.suffix import DISPUTED, FINISHED, MATCH, NUM_CLASSES, SuffixDrafter
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
@@ -16,13 +16,13 @@ def opened(
     prompt: list[int], drafter: SuffixDrafter | None = None, seq: int = 1, tenant: str = ""
 ) -> SuffixDrafter:
     drafter = drafter or SuffixDrafter()
-    drafter.open(SequenceStart(seq, prompt, tenant=tenant))
+    finish(drafter.open(SequenceStart(seq, prompt, tenant=tenant)))
     return drafter
 
 
-def finish(drafter: SuffixDrafter, tokens: list[int], tenant: str = "") -> None:
-    drafter.open(SequenceStart(99, tokens, tenant=tenant))
-    drafter.close(99)
+def keep(drafter: SuffixDrafter, tokens: list[int], tenant: str = "") -> None:
+    finish(drafter.open(SequenceStart(99, tokens, tenant=tenant)))
+    finish(drafter.close(99))
 
 
 def test_it_is_a_drafter_and_a_shared_table() -> None:
@@ -89,7 +89,7 @@ def test_a_renamed_function_is_drafted_with_its_new_name() -> None:
 
 def test_a_finished_request_of_the_same_tenant_is_drafted_from() -> None:
     drafter = SuffixDrafter()
-    finish(drafter, list(range(10, 40)), tenant="a")
+    keep(drafter, list(range(10, 40)), tenant="a")
     opened([1, 12, 13, 14, 15], drafter, tenant="a")
     draft = drafter.propose(DraftQuery(1, 4))
     assert list(draft.tokens) == [16, 17, 18, 19]
@@ -100,14 +100,14 @@ def test_a_finished_request_of_the_same_tenant_is_drafted_from() -> None:
 
 def test_a_finished_request_of_another_tenant_is_never_drafted_from() -> None:
     drafter = SuffixDrafter()
-    finish(drafter, list(range(10, 40)), tenant="a")
+    keep(drafter, list(range(10, 40)), tenant="a")
     opened([1, 12, 13, 14, 15], drafter, tenant="b")
     assert drafter.propose(DraftQuery(1, 4)) == NO_DRAFT
 
 
 def test_a_reset_also_ends_a_match_that_is_being_followed() -> None:
     drafter = SuffixDrafter()
-    finish(drafter, list(range(10, 40)))
+    keep(drafter, list(range(10, 40)))
     opened([1, 12, 13, 14, 15], drafter)
     drafter.reset()
     assert drafter.propose(DraftQuery(1, 4)) == NO_DRAFT
@@ -118,7 +118,7 @@ def test_a_reset_also_ends_a_match_that_is_being_followed() -> None:
 
 def test_a_drafter_without_history_remembers_nothing() -> None:
     drafter = SuffixDrafter(0)
-    finish(drafter, list(range(10, 40)))
+    keep(drafter, list(range(10, 40)))
     opened([1, 12, 13, 14, 15], drafter)
     assert drafter.propose(DraftQuery(1, 4)) == NO_DRAFT
 
@@ -133,7 +133,7 @@ def test_the_history_cannot_be_saved_or_loaded() -> None:
 def test_the_least_recently_finished_text_is_dropped_first() -> None:
     history = History(64)
     for start in (0, 100, 200, 300):
-        history.add("", array("I", range(start, start + 20)))
+        add(history, "", range(start, start + 20))
     assert history.num_tokens <= 64
     assert history.num_texts == 4
     for start, known in ((0, False), (200, True), (300, True)):
@@ -143,11 +143,11 @@ def test_the_least_recently_finished_text_is_dropped_first() -> None:
 
 def test_a_start_that_two_texts_share_is_stored_once() -> None:
     history = History(4096)
-    history.add("", array("I", range(1000)))
-    history.add("", array("I", range(1100)))
+    add(history, "", range(1000))
+    add(history, "", range(1100))
     assert history.num_tokens < 1250
     assert GrowingEnd(range(990, 1010)).find_in(history) == [1010, 1011]
-    history.add("other", array("I", range(1000)))
+    add(history, "other", range(1000))
     assert history.num_tokens > 2000
 
 
@@ -157,7 +157,7 @@ def test_a_tenant_finds_only_runs_of_its_own_texts(
 ) -> None:
     history = History(128)
     for tenant, tokens in texts:
-        history.add(tenant, array("I", tokens))
+        add(history, tenant, tokens)
         assert history.num_tokens <= 128
     found = GrowingEnd(end).find_in(history, tenant="a")
     runs = [
@@ -166,12 +166,17 @@ def test_a_tenant_finds_only_runs_of_its_own_texts(
     assert not found or found in runs
 
 
+def add(history: History, tenant: str, tokens: Sequence[int]) -> None:
+    finish(history.add(tenant, GrowingText(tokens)))
+
+
 class GrowingEnd:
     """A text whose end is looked up in a history, as the drafter does."""
 
     def __init__(self, tokens: range | list[int]) -> None:
         self.text = GrowingText(tokens)
+        finish(self.text.read())
 
     def find_in(self, history: History, tenant: str = "") -> list[int]:
-        match = history.find(tenant, self.text.tail.hashes, self.text.tokens)
+        match = history.find(tenant, self.text.tail.hashes, self.text.end)
         return history.read(match.position, 2) if match else []

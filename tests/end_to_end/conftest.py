@@ -73,7 +73,7 @@ def measured_costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / "costs.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "costs.json").exists():
-            with serving(folder):
+            with serving(folder, "--recalibrate"):
                 pass
     return folder / "costs.json"
 

@@ -81,7 +81,7 @@ def serving(prefix_cache_bytes: int) -> Iterator[tuple[str, Engine, Counted]]:
         max_rows=6,
         num_draft_tokens=4,
         prefill_chunk_tokens=32,
-        step_token_budget=64,
+        max_stall_ms=0,
         response_store_bytes=0,
     )
     with LocalEngine(settings, flat_costs()) as local:

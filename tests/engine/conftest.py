@@ -9,7 +9,7 @@ from config.settings import Settings
 from engine.engine import Engine
 from engine.model.loading import Load
 from engine.setup import MakeSources, flat_costs
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.costs.step_costs import StepCosts
 from tests.engine.support import make_loaded
 
 StartEngine = Callable[..., Engine]

@@ -40,7 +40,7 @@ class Driven:
         self.loaded = loaded
         self.grammars = Grammars(loaded.tokenizer)
         self.worker = make_worker(
-            loaded, Settings(**settings), make_sources, draft, flat_costs(), lambda _what, _share: None
+            loaded, Settings(**settings), make_sources, draft, flat_costs(), False, lambda _what, _share: None
         )
         self.answers: dict[str, Answer] = {}
 

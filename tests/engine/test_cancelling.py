@@ -12,6 +12,7 @@ from drafters.base import Draft, DraftQuery, SequenceStart
 from engine.engine import Engine
 from engine.request import Event, Failed
 from engine.speculative.proposers import DraftSources
+from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import loaded_once
 from tests.engine.support import ask, prompt_of, request, wait_until
@@ -111,12 +112,12 @@ def test_nothing_is_left_of_cancelled_requests(
     drafter = Repeating()
     engine = start_engine(
         load=lambda _: loaded_once(name),
-        make_sources=lambda _: DraftSources({"suffix": drafter}, lambda _: 1.0),
+        make_sources=lambda _: DraftSources({"suffix": drafter}, scored(1.0)),
         load_draft=(lambda _: loaded_once(name)) if with_draft_model else None,
         max_rows=4,
         prefix_cache_bytes=prefix_cache_bytes,
         prefill_chunk_tokens=32,
-        step_token_budget=40,
+        max_stall_ms=0,
     )
     ask(engine, request(PROMPTS[2], name="first", max_tokens=4)).finished()
     bytes_before = settled_bytes(engine) - engine.prefix_status().get("num_bytes", 0)

@@ -23,7 +23,7 @@ def test_alone_it_equals_the_plain_loop(name: str, how: str, start_engine: Start
 
 @pytest.mark.parametrize(("name", "how"), spread(ARCHITECTURES, list(SAMPLING)))
 def test_in_a_batch_of_eight_it_equals_the_plain_loop(name: str, how: str, start_engine: StartEngine) -> None:
-    engine = start_engine(name, step_token_budget=24)
+    engine = start_engine(name, max_stall_ms=0)
     asked = [
         request(prompt_of(3 + 9 * i, i), max_tokens=8 + 5 * i, name=str(i), **SAMPLING[how]) for i in range(8)
     ]
@@ -34,7 +34,7 @@ def test_in_a_batch_of_eight_it_equals_the_plain_loop(name: str, how: str, start
 
 
 def test_rows_that_join_and_leave_do_not_change_the_others(start_engine: StartEngine) -> None:
-    engine = start_engine(max_rows=3, step_token_budget=16)
+    engine = start_engine(max_rows=3, max_stall_ms=0)
     asked = [
         request(
             prompt_of(5 + (i * 37) % 60, i),

@@ -22,7 +22,7 @@ from engine.kv_cache.rows import make_caches
 from engine.kv_cache.slices import cut_slice, take_state
 from engine.request import Failed, Finished, GenerationRequest
 from engine.speculative.proposers import DraftSources
-from tests.drafters.fakes import Coin
+from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.support import prompt_of, request
 
@@ -64,9 +64,10 @@ class Breaking:
 
 
 class Machine(RuleBasedStateMachine):
-    """A worker that is stepped by hand. A subclass sets architecture."""
+    """A worker that is stepped by hand. A subclass sets the architectures of the models."""
 
     architecture: str
+    draft: str | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,13 +79,16 @@ class Machine(RuleBasedStateMachine):
         self.model = Breaking(loaded.model)
         self.driven = Driven(
             replace(loaded, model=self.model),
-            lambda _: DraftSources({"suffix": self.drafter}, lambda _: 1.0),
+            lambda _: DraftSources({"suffix": self.drafter}, scored(1.0)),
+            loaded_once(self.draft) if self.draft else None,
             max_rows=3,
-            draft_type="suffix",
+            draft_type="auto" if self.draft else "suffix",
+            draft_model="the one that is given" if self.draft else None,
+            gate="off",
             num_draft_tokens=4,
             prefix_cache_bytes=2**17,
             prefill_chunk_tokens=24,
-            step_token_budget=20,
+            max_stall_ms=0,
         )
         self.requests: dict[str, GenerationRequest] = {}
         self.cancelled: set[str] = set()
@@ -171,23 +175,30 @@ class Machine(RuleBasedStateMachine):
         # A fault in a step with a single row fails that row's request, even if no request caused it.
         assert num_innocent <= self.num_faults
         assert self.drafter.num_open == 0
-        cache = self.driven.worker.queue.prefix_lookup.cache
-        assert cache is not None
-        assert cache.num_bytes <= cache.budget_bytes
-        cache.shrink_to(0)
-        assert cache.num_bytes == 0
+        caches = self.driven.worker.queue.memory_budget.prefixes
+        assert len(caches) == 1 + bool(self.draft)
+        for cache in caches:
+            assert cache.num_bytes <= cache.budget_bytes
+            cache.shrink_to(0)
+            assert cache.num_bytes == 0
         gc.collect()
         assert mx.get_active_memory() <= self.bytes_before
 
 
 @pytest.mark.parametrize("num_orders", [3, pytest.param(60, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["llama", "lfm2"], ids=["rows in a batch", "rows apart, with state"])
+@pytest.mark.parametrize(
+    ("name", "draft"),
+    [("llama", None), ("lfm2", None), ("llama", "llama"), ("lfm2", "lfm2")],
+    ids=["rows in a batch", "rows apart, with state", "with a draft model", "with state and a draft model"],
+)
 def test_any_order_of_events_leaves_nothing_behind(
-    name: str, num_orders: int, monkeypatch: pytest.MonkeyPatch
+    name: str, draft: str | None, num_orders: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Captured log records would keep the arrays on the stack of a fault alive.
     monkeypatch.setattr(logging.getLogger("reprise.engine"), "disabled", True)
-    machine: Callable[[], RuleBasedStateMachine] = type("Machine", (Machine,), {"architecture": name})
+    machine: Callable[[], RuleBasedStateMachine] = type(
+        "Machine", (Machine,), {"architecture": name, "draft": draft}
+    )
     run_state_machine_as_test(
         machine, settings=settings(max_examples=num_orders, stateful_step_count=24, deadline=None)
     )

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from engine.model.child_script import read_calls
 from engine.model.markers import Marker, Markers
-from engine.model.tool_calls import WrittenCall, read_calls
+from engine.model.tool_calls import WrittenCall
 from engine.request import (
     RETRY_AFTER_S,
     Delta,
@@ -46,6 +47,11 @@ CALLING = Markers(
     call_start=Marker("<tool_call>", (1,)), call_end=Marker("</tool_call>", (2,)), call_format="json_tools"
 )
 THINKING = replace(CALLING, think_start=marker("<think>"), think_end=marker("</think>"))
+
+
+def parse_json(text: str, _: list[dict[str, Any]]) -> Any:
+    """Parse like mlx-lm's json_tools."""
+    return json.loads(text)
 
 
 class FakeTokenizer:
@@ -95,8 +101,8 @@ class FakeTokenizer:
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         return bytes(prompt).endswith(b"<think>")
 
-    def parse_calls(self, text: str, tools: list[dict[str, Any]]) -> list[WrittenCall]:
-        return read_calls(lambda text, _: json.loads(text), text, tools)
+    def parse_calls(self, text: str, tools: bytes) -> list[WrittenCall]:
+        return [WrittenCall(**call) for call in read_calls(parse_json, text, json.loads(tools))]
 
 
 @dataclass
@@ -226,7 +232,7 @@ class FakeEngine:
         self.fault: str | None = None
         self.drafting = DraftingReport()
         self.memory: dict[str, Any] | None = {"entries": 1024, "occupied": 256, "occupancy": 0.25, "hits": 7}
-        self.counted = EngineCounts()
+        self.counted = EngineCounts(station_s={"idle": 0.0})
         self.prefixes: dict[str, int] = {}
         self.memory_fault: str | None = None
         self.memory_calls: list[str] = []

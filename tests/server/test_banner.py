@@ -45,7 +45,7 @@ def test_no_bar_is_shown_without_a_terminal_or_for_a_quick_start(is_watched, sho
         (
             {"draft_type": "suffix", "calibration_file": None},
             True,
-            "suffix, step costs measured at startup, not saved",
+            "suffix, step costs measured at every start",
         ),
         ({"draft_type": "suffix"}, False, "off, this model does not support drafting"),
     ],

@@ -78,6 +78,7 @@ class DraftForecast:
     """One row's expectations of the draft model, from which the length of its drafts follows.
 
     num_lacking: tokens of the draft model that the row must be fed before the first drafted one.
+    is_ready: whether the draft model has read the text, so that it may draft.
 
     A row whose drafts do not pay stops drafting, and probes again after a while: it drafts two tokens, at the
     expense of its slowdown budget. If one is accepted, it probes again at once; if not, it waits twice as
@@ -87,6 +88,7 @@ class DraftForecast:
     acceptance: Acceptance
     token_yield: TokenYield = field(default_factory=TokenYield)
     num_lacking: float = 1.0
+    is_ready: bool = False
     _tokens_since_draft: int = 0
     # The first probe is due at once: after the prompt was read there is nothing to catch up with.
     _wait_tokens: int = 0
@@ -95,8 +97,8 @@ class DraftForecast:
     _extra_fed: float = 0.0
 
     def begin(self) -> None:
-        """Start after the draft model has read the prompt, all but its last token."""
-        self.num_lacking, self._has_drafted = 1.0, False
+        """Start after the draft model has read the text, all but its last token."""
+        self.num_lacking, self.is_ready, self._has_drafted = 1.0, True, False
 
     @property
     def rate(self) -> float:

@@ -1,6 +1,7 @@
 """The draft model: it drafts for the target model's rows, token by token, with caches of its own.
 
-Its rows are in the same order as the target's. It reads the committed text in its own ids, and its drafts are
+Its rows are in the same order as the target's. A row is empty until the draft model has read its text
+(reader.py), in slices between the target's steps. It reads the text in its own ids, and its drafts are
 translated into the target's (translation/). It samples with the target's settings and with the noise that the
 target will use at the same position (sampling.py). So the two agree at temperature as often as their
 distributions allow; whatever it drafts, the target's answer stays the same.
@@ -20,6 +21,7 @@ from engine.model.loading import LoadedModel, ModelError
 from engine.sampling.sampler import Sampler
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.draft_model.costs import DraftWork
+from engine.speculative.draft_model.prefixes import DraftPrefixes
 from engine.speculative.draft_model.reader import DraftReader, GiveUp
 from engine.speculative.draft_model.sampling import make_draft_sampling
 from engine.speculative.translation.translation import Translation
@@ -37,12 +39,14 @@ class DraftRow:
     """The state of one row.
 
     reader: None if nothing is drafted for the row.
+    is_ready: whether the reader has read the text and the row has its caches, so that it may draft.
     num_held: leading ids of the text that the caches hold. drafted: ids that the caches hold after those.
     floor: the minimum length to which the row can be rolled back.
     """
 
     reader: DraftReader | None
-    num_held: int
+    is_ready: bool = False
+    num_held: int = 0
     drafted: Sequence[int] = ()
     floor: int = 0
 
@@ -88,21 +92,45 @@ class DraftModel:
         self.rows = make_rows(self.model, self.batched)
         self._rows: list[DraftRow] = []
 
-    def make_reader(self, num_tokens: int, give_up: GiveUp) -> DraftReader | None:
-        """Make a reader for a new sequence; None if its prompt of num_tokens is certainly too long.
+    def make_reader(self, num_tokens: int, give_up: GiveUp, opening: int = 0) -> DraftReader | None:
+        """Make a reader for a new sequence; None if its num_tokens tokens are certainly too many.
 
-        give_up: called if the draft model cannot continue.
+        give_up: called if the draft model cannot continue. opening: see DraftReader.
         """
         limit = self.loaded.info.context_tokens
         if self.translation.pair is None and num_tokens >= limit:
             return None
-        return DraftReader(self.translation.make_translator(), make_row_caches(self.model), limit, give_up)
+        return DraftReader(self.translation.make_translator(), limit, give_up, opening)
 
     def add(self, reader: DraftReader | None) -> None:
-        """Add a row as the last one. reader: has read its prompt; None to draft nothing for the row."""
-        caches, num_held = (reader.release_caches(), reader.num_computed) if reader else ([], 0)
-        self.rows.add(caches or make_row_caches(self.model), num_held)
-        self._rows.append(DraftRow(reader, num_held, floor=num_held))
+        """Add an empty row as the last one. reader: will read its text; None to draft nothing for the row."""
+        self.rows.add(make_row_caches(self.model), 0)
+        self._rows.append(DraftRow(reader))
+
+    def unread(self) -> list[tuple[int, DraftReader]]:
+        """Return the rows whose text is still to be read, with their readers."""
+        return [(row, s.reader) for row, s in enumerate(self._rows) if s.reader and not s.is_ready]
+
+    def start_drafting(self, row: int) -> None:
+        """Give a row the caches of its reader, which has read its text."""
+        state = self._rows[row]
+        assert state.reader is not None
+        num_held = state.reader.num_computed
+        self.rows.fill(row, state.reader.release_caches(), num_held)
+        self._rows[row] = DraftRow(state.reader, True, num_held, floor=num_held)
+
+    def drop_reader(self, row: int) -> None:
+        """Draft nothing more for a row."""
+        self._rows[row].reader, self._rows[row].is_ready = None, False
+
+    def keep_row(self, row: int, prefixes: DraftPrefixes) -> None:
+        """Keep what was read of a row that is about to be removed, so far as its ids are settled."""
+        state = self._rows[row]
+        if state.reader and state.is_ready:
+            num_held = self.rows.roll_back(row, state.floor)
+            prefixes.keep_row(state.reader.ids[:num_held], row, self.rows)
+        elif state.reader:
+            prefixes.keep(state.reader)
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its place."""
@@ -148,7 +176,7 @@ class DraftModel:
         """
         state = self._rows[row]
         num_same = self._read_committed(state, tokens, num_ahead)
-        if state.reader is None:
+        if state.reader is None or not state.is_ready:
             return self._feed_nothing(row, state.num_held)
         ids, num_settled = state.reader.ids, state.reader.num_settled
         if num_same < state.num_held:
@@ -185,7 +213,7 @@ class DraftModel:
 
     def _read_committed(self, state: DraftRow, tokens: Sequence[int], num_ahead: int) -> int:
         """Return the number of leading ids that did not change. Drops the reader if it cannot read them."""
-        if state.reader is None:
+        if state.reader is None or not state.is_ready:
             return 0
         try:
             return state.reader.read(tokens, num_ahead)
@@ -207,7 +235,7 @@ class DraftModel:
     def _give_up(self, state: DraftRow, fault: Exception) -> None:
         assert state.reader is not None
         state.reader.give_up(fault)
-        state.reader = None
+        state.reader, state.is_ready = None, False
 
     def _draft(
         self, catch_ups: Sequence[CatchUpInput], positions: Sequence[int], num_tokens: int, sampler: Sampler

@@ -1,8 +1,12 @@
 """One sequence as the draft model reads it: the committed text in the draft model's ids."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
 
 from engine.kv_cache.per_row import Caches
+from engine.kv_cache.rows import evaluate
 from engine.kv_cache.sliding_window import ROLLBACK_TOKENS
 from engine.speculative.translation.translator import Translator
 
@@ -30,19 +34,30 @@ GiveUp = Callable[[Exception], None]
 class DraftReader:
     """The part of one sequence that the draft model has read.
 
+    context_tokens: the longest text that the draft model takes, in its own ids.
+    opening: target tokens before the opening of the answer; 0 if it is not known.
     give_up: for the caller to call if the draft model cannot continue.
     ids: the draft model's ids of all tokens read. num_settled: leading ids that never change.
-    caches, num_computed: the draft model's caches while it reads the prompt, and the ids that they hold.
+    caches, num_computed: the draft model's caches and the ids that they hold, from begin() until the row of
+        the batch owns them. has_begun: whether begin() was called.
+    keep_at: numbers of ids at which the caches are to be kept in the prefix cache.
+    spent_s: seconds that reading has taken so far.
     """
 
-    def __init__(self, translator: Translator, caches: Caches, context_tokens: int, give_up: GiveUp) -> None:
+    def __init__(
+        self, translator: Translator, context_tokens: int, give_up: GiveUp, opening: int = 0
+    ) -> None:
         self.translator = translator
         self.give_up = give_up
-        self.caches = caches
-        self.num_computed = 0
         self.ids: Sequence[int] = ()
         self.num_settled = 0
+        self.caches: Caches = []
+        self.num_computed = 0
+        self.has_begun = False
+        self.keep_at: set[int] = set()
+        self.spent_s = 0.0
         self._context_tokens = context_tokens
+        self._opening = opening
         self._num_read = 0
 
     def read(self, tokens: Sequence[int], num_ahead: int = 0) -> int:
@@ -72,25 +87,56 @@ class DraftReader:
         self.ids, self.num_settled, self._num_read = text.ids, text.num_settled, len(tokens)
         return text.num_same
 
+    def read_more(self, tokens: Sequence[int], max_tokens: int) -> int:
+        """Read up to max_tokens tokens of a text after those read before; return how many.
+
+        Stops where the answer opens, so that the caches are kept there: the next turn may leave out the
+        reasoning. Raises as read() does.
+        """
+        start = self._num_read
+        end = min(len(tokens), start + max_tokens)
+        if start < self._opening:
+            end = min(end, self._opening)
+        if end > start:
+            self.read(tokens if end == len(tokens) else tokens[:end])
+        if end == self._opening:
+            self.keep_at.add(self.num_settled)
+        return end - start
+
+    def begin(self, caches: Caches, num_computed: int) -> None:
+        """Begin to compute. caches: hold the first num_computed ids."""
+        self.caches, self.num_computed, self.has_begun = caches, num_computed, True
+
+    def compute(self, model: Any, tokens: Sequence[int], max_ids: int) -> int:
+        """Feed the draft model the next ids of a text, and wait for it; return how many, at most max_ids.
+
+        Reads more of the text if that is needed. Raises as read() does.
+        """
+        if self._num_to_compute < max_ids:
+            self.read_more(tokens, max_ids)
+        ahead = [at - self.num_computed for at in self.keep_at if at > self.num_computed]
+        num_fed = min(max_ids, self._num_to_compute, *ahead)
+        if num_fed:
+            part = self.ids[self.num_computed : self.num_computed + num_fed]
+            model(mx.array(list(part))[None], cache=self.caches)
+            evaluate(self.caches)
+            self.num_computed += num_fed
+        return num_fed
+
     def release_caches(self) -> Caches:
         """Return the caches and drop them here: from now on the rows of the batch own them."""
         caches, self.caches = self.caches, []
         return caches
 
     def count_left(self, num_tokens: int) -> int:
-        """Count the tokens left to read and compute of a prompt of num_tokens; 0 once drafts may begin."""
+        """Count the tokens left to read and compute of a text of num_tokens; 0 once drafts may begin."""
         return num_tokens - self._num_read + self._num_to_compute
 
     @property
+    def num_usable(self) -> int:
+        """The leading ids that the caches may hold. Others may change, and one must be fed for its logits."""
+        return max(0, min(self.num_settled, len(self.ids) - 1))
+
+    @property
     def _num_to_compute(self) -> int:
-        # Unsettled ids may change, and one id must remain to be fed for its logits.
-        return max(0, min(self.num_settled, len(self.ids) - 1) - self.num_computed)
-
-    def next_chunk(self, tokens: Sequence[int], max_ids: int) -> Sequence[int]:
-        """Return the next ids of a prompt to compute, at most max_ids, perhaps none; reads more if needed.
-
-        Raises as read() does.
-        """
-        if self._num_to_compute < max_ids and self._num_read < len(tokens):
-            self.read(tokens[: self._num_read + max_ids])
-        return self.ids[self.num_computed : self.num_computed + min(max_ids, self._num_to_compute)]
+        return max(0, self.num_usable - self.num_computed)

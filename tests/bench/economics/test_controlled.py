@@ -31,7 +31,8 @@ def test_tokens_are_drafted_correctly_at_the_chosen_rate():
 def test_forced_costs_make_the_widest_draft_the_best_and_learn_nothing():
     costs = forced_costs(16)
     for _ in range(1000):
-        costs.observe(1, 17, 5000.0)
+        costs.observe_wide([17], 5000.0)
+        costs.observe_plain(1, 1.0)
     speeds = [width / costs.seconds(1, 1) for width in (1,)] + [
         1.001 / costs.seconds(1, width) for width in range(2, 18)
     ]

@@ -133,7 +133,7 @@ def test_those_on_trial_may_be_cancelled_and_newcomers_wait_for_the_end_of_it() 
 
 
 def test_a_prompt_that_was_being_read_is_read_again_after_the_trial() -> None:
-    driven, model = fragile(max_rows=8, step_token_budget=32, prefill_chunk_tokens=16)
+    driven, model = fragile(max_rows=8, max_stall_ms=0, prefill_chunk_tokens=16)
     requests = [*make_requests(3), request(prompt_of(700, 9), name="long")]
     for one in requests:
         driven.ask(one)

@@ -19,7 +19,7 @@ from engine.request import EngineError, GenerationRequest, SharedTableError, Usa
 from engine.sequence import Sequence
 from engine.speculative import shared_table
 from engine.speculative.proposers import DraftSources
-from tests.drafters.fakes import Oracle
+from tests.drafters.fakes import Oracle, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import expected_tokens, loaded_once
 from tests.engine.support import Answer, ask, make_loaded, make_tokenizer, oracle, prompt_of, request
@@ -90,7 +90,7 @@ def test_a_draft_that_breaks_a_step_costs_nothing_but_drafts(
     expected = {one.prompt: oracle(loaded, one) for one in requests}
     drafter = PoisonedDrafter(expected, name="suffix")
     engine = start_engine(
-        wrap=Poisoned, make_sources=lambda _: DraftSources({"suffix": drafter}, lambda _: 1.0)
+        wrap=Poisoned, make_sources=lambda _: DraftSources({"suffix": drafter}, scored(1.0))
     )
     answers = [ask(engine, one) for one in requests]
     assert [list(answer.finished().tokens) for answer in answers] == list(expected.values())

@@ -23,10 +23,10 @@ from engine.scheduler.speculation import Planner
 from engine.scheduler.step_clock import StepClock
 from engine.sequence import Sequence
 from engine.speculative import verify
+from engine.speculative.costs.slowdown_budget import SlowdownBudget
 from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
-from engine.speculative.slowdown_budget import SlowdownBudget
 from engine.worker import Worker
-from tests.drafters.fakes import Coin
+from tests.drafters.fakes import Coin, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import expected_tokens, loaded_once
 from tests.engine.support import Answer, ask, prompt_of, request, wait_until
@@ -118,7 +118,7 @@ def start_busy(
     """
     known = {one.prompt: expected_tokens(name, one) for one in (*first, *later)}
     drafter = SometimesSilent(known, 0.8, num_ids=4096, name="suffix")
-    sources = DraftSources({"suffix": drafter}, lambda _: 1.0)
+    sources = DraftSources({"suffix": drafter}, scored(1.0))
     engine = start_engine(
         load=lambda _: loaded_once(name), make_sources=lambda _: sources, max_rows=3, draft_type="suffix"
     )

@@ -74,7 +74,7 @@ def test_tool_calls_that_quote_with_special_tokens_are_parsed() -> None:
     detokenizer = Detokenizer(tokenizer, [])
     text = "".join(detokenizer.add(token) for token in tokenizer.encode(answer))
     assert text == answer.replace('<|"|>', "", 1)
-    (call,) = tokenizer.parse_calls(text.partition("<|tool_call>")[2].partition("<tool_call|>")[0], [])
+    (call,) = tokenizer.parse_calls(text.partition("<|tool_call>")[2].partition("<tool_call|>")[0], b"[]")
     assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Rome"})
 
 

@@ -1,15 +1,18 @@
-"""Tool calls in every format are parsed by mlx-lm's parsers; unparsable text gives no calls."""
+"""mlx-lm's parsers parse tool calls in every format, in processes that a text may take too much of."""
 
 import importlib
 import json
 import pkgutil
+import sys
 import threading
-import time
+from dataclasses import replace
 
 import mlx_lm.tool_parsers
+import psutil
 import pytest
 
-from engine.model.tool_calls import MAX_CONCURRENT_PARSES, WrittenCall, read_calls, read_calls_with_timeout
+from engine.model import child_script
+from engine.model.tool_calls import PARSE_LIMITS, ParseLimitError, ParserProcesses, WrittenCall
 
 TOOLS = [
     {
@@ -54,8 +57,30 @@ WRITTEN = {
 }
 
 
+HOSTILE = "call:f{" * 500
+"""Text on which mlx-lm's parser for Gemma 4 takes seconds; twice the text takes eight times as long."""
+
+
 def _parser(name):
     return importlib.import_module(f"mlx_lm.tool_parsers.{name}").parse_tool_call
+
+
+def read_calls(parse, text, tools):
+    return [WrittenCall(**call) for call in child_script.read_calls(parse, text, tools)]
+
+
+@pytest.fixture(scope="module")
+def processes():
+    return ParserProcesses(replace(PARSE_LIMITS, cpu_s=0.1))
+
+
+def _assert_parses(processes):
+    (call,) = processes.parse("json_tools", WRITTEN["json_tools"], b"[]")
+    assert call.name == "weather"
+
+
+def _newest_child():
+    return max(psutil.Process().children(), key=lambda one: one.create_time())
 
 
 def test_every_format_of_mlx_lm_is_tried() -> None:
@@ -74,24 +99,96 @@ def test_several_calls_in_one_text_are_all_read() -> None:
     assert calls == [WrittenCall("a", '{"x": 1}'), WrittenCall("b", '{"y": "ż"}')]
 
 
-def test_a_call_that_takes_too_long_to_read_is_no_call() -> None:
-    may_end = threading.Event()
-    begun_s = time.monotonic()
-    for _ in range(MAX_CONCURRENT_PARSES):
-        assert read_calls_with_timeout(lambda *_: may_end.wait(10), "", [], 0.05) == []
-    # All slots are taken by parses that still run.
-    assert read_calls_with_timeout(_parser("json_tools"), WRITTEN["json_tools"], []) == []
-    assert time.monotonic() - begun_s < 5
-    may_end.set()
-    while not (calls := read_calls_with_timeout(_parser("json_tools"), WRITTEN["json_tools"], [])):
-        assert time.monotonic() - begun_s < 10
-    assert calls[0].name == "weather"
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_process_reads_the_same(processes, name: str) -> None:
+    tools = json.dumps(TOOLS).encode()
+    assert processes.parse(name, WRITTEN[name], tools) == read_calls(_parser(name), WRITTEN[name], TOOLS)
+    assert processes.parse(name, "", tools) == read_calls(_parser(name), "", TOOLS)
 
 
-def test_a_text_that_takes_exponential_time_is_given_up() -> None:
-    begun_s = time.monotonic()
-    assert read_calls_with_timeout(_parser("gemma4"), "call:f{" * 500, TOOLS, 0.1) == []
-    assert time.monotonic() - begun_s < 5
+def test_no_process_runs_before_the_first_call() -> None:
+    before = len(psutil.Process().children())
+    processes = ParserProcesses()
+    assert len(psutil.Process().children()) == before
+    _assert_parses(processes)
+    assert len(psutil.Process().children()) == before + 1
+    _assert_parses(processes)
+    assert len(psutil.Process().children()) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("call_format", "text"),
+    [
+        ("gemma4", HOSTILE),
+        ("muse_spark", "<atem:invoke " * 5000),
+        ("glm47", "<arg_key>a</arg_key>" * 20_000),
+        ("kimi_k3", "<|open|>call" * 5000),
+        ("function_gemma", "call:f{" * 20_000),
+    ],
+)
+def test_a_text_that_takes_too_long_is_given_up_and_the_next_one_is_read(
+    processes, call_format: str, text: str
+) -> None:
+    with pytest.raises(ParseLimitError, match=r"0\.1 seconds"):
+        processes.parse(call_format, text, b"[]")
+    _assert_parses(processes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit a process's memory")
+def test_a_text_that_takes_too_much_memory_is_given_up() -> None:
+    processes = ParserProcesses(replace(PARSE_LIMITS, memory_bytes=96 * 2**20))
+    _assert_parses(processes)
+    text = json.dumps({"name": "f", "arguments": {"a": "x" * (48 * 2**20)}})
+    with pytest.raises(ParseLimitError):
+        processes.parse("json_tools", text, b"[]")
+    _assert_parses(processes)
+
+
+def test_a_process_that_does_not_reply_is_killed() -> None:
+    processes = ParserProcesses(replace(PARSE_LIMITS, wall_s=0.3))
+    _assert_parses(processes)
+    child = _newest_child()
+    child.suspend()
+    with pytest.raises(ParseLimitError):
+        processes.parse("json_tools", "{}", b"[]")
+    assert not child.is_running()
+
+
+def test_a_process_that_died_is_replaced() -> None:
+    processes = ParserProcesses()
+    _assert_parses(processes)
+    child = _newest_child()
+    child.kill()
+    child.wait()
+    _assert_parses(processes)
+
+
+def test_texts_are_parsed_at_the_same_time() -> None:
+    processes = ParserProcesses(replace(PARSE_LIMITS, cpu_s=60.0, wall_s=60.0))
+    before = set(psutil.Process().children())
+    given_up = threading.Event()
+
+    def parse() -> None:
+        with pytest.raises(ParseLimitError):
+            processes.parse("gemma4", HOSTILE * 10, b"[]")
+        given_up.set()
+
+    thread = threading.Thread(target=parse)
+    thread.start()
+    while not (started := set(psutil.Process().children()) - before):
+        assert thread.is_alive()
+    _assert_parses(processes)
+    assert not given_up.is_set()
+    for child in started:
+        child.kill()
+    thread.join(10)
+    assert given_up.is_set()
+
+
+def test_the_process_does_not_inherit_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPRISE_API_KEY", "secret")
+    _assert_parses(ParserProcesses())
+    assert "secret" not in _newest_child().environ().values()
 
 
 def test_the_id_that_a_model_gives_is_kept() -> None:

@@ -17,6 +17,7 @@ from engine.prefix_cache.trie import PrefixCache
 from engine.request import Usage
 from engine.speculative.proposers import DraftSources
 from tests.combinations import every_kind_of_cache
+from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
 from tests.engine.support import (
     CONFIGS,
@@ -316,7 +317,7 @@ def test_choices_of_one_prompt_share_its_prefill(
     engine = start_engine(
         "llama",
         wrap=Counting,
-        make_sources=(lambda _: DraftSources({}, lambda _: 0.0)) if with_drafts else None,
+        make_sources=(lambda _: DraftSources({}, scored(0.0))) if with_drafts else None,
         load_draft=(lambda _: make_loaded("llama")) if with_drafts else None,
         draft_model="the one that load_draft makes" if with_drafts else None,
         num_draft_tokens=4,

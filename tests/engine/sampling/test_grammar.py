@@ -13,6 +13,7 @@ from engine.request import DraftChoice, GenerationRequest, Grammar, GrammarError
 from engine.sampling.grammar import Grammars
 from engine.speculative.proposers import DraftSources
 from tests.combinations import spread
+from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
 from tests.engine.speculative.test_drafting import Scripted, run, sources
 from tests.engine.support import ask, make_loaded, make_tokenizer, oracle, prompt_of, request
@@ -65,7 +66,7 @@ def test_answers_match_their_grammar_and_drafts_change_none(
     name: str, temperature: float, start_engine: StartEngine
 ) -> None:
     asked = constrained(temperature)
-    engine = start_engine(name, make_sources=lambda _: DraftSources({}, lambda _: 1.0))
+    engine = start_engine(name, make_sources=lambda _: DraftSources({}, scored(1.0)))
     alone = [ask(engine, one).finished() for one in without_drafts(asked)]
     assert all(one.usage.drafting.num_drafted == 0 for one in alone)
     plain = [list(one.tokens) for one in alone]
@@ -158,7 +159,7 @@ def test_a_failing_grammar_ends_only_its_own_request(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = constrained(0.8)[:3]
-    engine = start_engine("llama", make_sources=lambda _: DraftSources({}, lambda _: 1.0))
+    engine = start_engine("llama", make_sources=lambda _: DraftSources({}, scored(1.0)))
     plain = run(engine, asked)
     original = type(Grammars(make_tokenizer()).matcher(WORDS)).masks
     calls = []

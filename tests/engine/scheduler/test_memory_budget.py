@@ -15,7 +15,7 @@ from engine.request import GenerationRequest
 from engine.scheduler import footprint, memory_budget
 from engine.scheduler.footprint import Footprint
 from engine.speculative.proposers import DraftSources
-from tests.drafters.fakes import Liar
+from tests.drafters.fakes import Liar, scored
 from tests.engine.driven import Driven, expected_tokens
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_loaded, make_model, oracle, prompt_of, request
 
@@ -34,7 +34,15 @@ def limit_of_mlx() -> Iterator[None]:
 
 
 @pytest.fixture
-def free_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def free_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampling takes no memory. Estimates for requests that are not known yet assume the most of it."""
+    monkeypatch.setattr(memory_budget, "sampling_bytes", lambda *_: 0)
+    for name in ("PENALTY_BYTES", "BIAS_BYTES", "PROMPT_LOGPROBS_CHUNK"):
+        monkeypatch.setattr(memory_budget, name, 0)
+
+
+@pytest.fixture
+def free_forwards(monkeypatch: pytest.MonkeyPatch, free_sampling: None) -> None:
     """Only caches count, so that tests know to the byte what fits; and answers need little room to begin."""
 
     def measure(model: Any, kv_bits: int | None = None) -> Footprint:
@@ -42,9 +50,6 @@ def free_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(measured, layer_bytes=0, fed_bytes=0, seen_bytes=0.0, logits_bytes=0)
 
     monkeypatch.setattr(memory_budget, "measure", measure)
-    monkeypatch.setattr(memory_budget, "sampling_bytes", lambda *_: 0)
-    for name in ("PENALTY_BYTES", "BIAS_BYTES"):
-        monkeypatch.setattr(memory_budget, name, 0)
     monkeypatch.setattr(memory_budget, "ANSWER_TOKENS", 16)
 
 
@@ -91,7 +96,7 @@ def test_rows_that_outgrow_memory_get_the_same_tokens(name: str, is_drafting: bo
     ]
     expected = {one.prompt: expected_tokens(name, one) for one in asked}
     loaded = make_loaded(name)
-    sources = DraftSources({"suffix": Liar(expected, name="suffix")}, lambda _: 1.0)
+    sources = DraftSources({"suffix": Liar(expected, name="suffix")}, scored(1.0))
     driven = Driven(
         loaded,
         (lambda _: sources) if is_drafting else None,
@@ -246,3 +251,16 @@ def test_a_recurrent_model_that_names_no_context_takes_longer_texts_than_others(
     driven.finish()
     assert list(answer.finished().tokens) == oracle(loaded, asked)
     assert driven.loaded.info.context_tokens == 131_072
+
+
+@pytest.mark.usefixtures("free_sampling")
+def test_a_lone_prompt_is_fed_in_larger_chunks_if_memory_is_left_over() -> None:
+    loaded = make_loaded("llama")
+    first_chunks = []
+    for memory_bytes in (memory_for(loaded, 900), ROOMY):
+        driven = Driven(loaded, memory_bytes=memory_bytes, prefix_cache_bytes=0)
+        driven.ask(request(prompt_of(890), 4))
+        driven.worker.step()
+        first_chunks.append(driven.worker.prefilling[0].prefill.num_computed)
+    assert first_chunks[0] < 300
+    assert first_chunks[1] == 512

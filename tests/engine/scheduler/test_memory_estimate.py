@@ -20,6 +20,7 @@ from engine.model.loading import LoadedModel, describe
 from engine.request import GenerationRequest
 from engine.scheduler.memory_budget import make_memory_budget
 from engine.speculative.proposers import DraftSources
+from tests.drafters.fakes import scored
 from tests.engine.driven import Driven
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_model, make_tokenizer, prompt_of, request
 
@@ -85,17 +86,17 @@ def run(
     """Run requests; return the engine, the largest estimate, and the peak of MLX, weights not counted."""
     gc.collect()
     before = mx.get_active_memory()
-    sources = DraftSources({"suffix": Guesser()}, lambda _: 1.0)
+    sources = DraftSources({"suffix": Guesser()}, scored(1.0))
     driven = Driven(replace(loaded), (lambda _: sources) if is_drafting else None, **settings)
     mx.clear_cache()
     mx.reset_peak_memory()
     for one in asked:
         driven.ask(one)
     largest = 0
-    budget, prefixes = driven.worker.queue.memory_budget, driven.worker.queue.prefix_lookup.cache
+    budget = driven.worker.queue.memory_budget
     while driven.worker.has_work:
         driven.worker.step()
-        largest = max(largest, budget.used_bytes + (prefixes.num_bytes if prefixes else 0))
+        largest = max(largest, budget.used_bytes + sum(cache.num_bytes for cache in budget.prefixes))
     for one in asked:
         assert len(driven.answers[one.id].finished().tokens) == one.max_tokens
     return driven, largest, mx.get_peak_memory() - before
@@ -153,25 +154,31 @@ def test_mlx_takes_at_most_the_memory_it_is_given_in_many_configurations(seed: i
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "settings", "num_rows", "sampling"),
+    ("name", "num_tokens", "settings", "num_rows", "sampling"),
     [
-        ("llama", {"num_key_value_heads": 4}, {}, 1, {}),
-        ("qwen3", {"num_key_value_heads": 4}, {"num_draft_tokens": 7}, 3, KINDS[2]),
-        ("llama", {"num_key_value_heads": 4, "num_hidden_layers": 8}, {"kv_bits": 8}, 2, {}),
-        ("gemma3_text", {"num_key_value_heads": 4, "num_hidden_layers": 8}, {}, 1, KINDS[4]),
-        ("qwen3_next", {"num_key_value_heads": 4, "num_hidden_layers": 8}, {"num_draft_tokens": 3}, 2, {}),
+        ("llama", 900, {}, 1, {}),
+        ("qwen3", 600, {"num_draft_tokens": 7}, 2, KINDS[2]),
+        pytest.param("qwen3", 900, {"num_draft_tokens": 7}, 3, KINDS[2], marks=pytest.mark.slow),
+        pytest.param("llama", 1800, {"kv_bits": 8}, 2, {}, marks=pytest.mark.slow),
+        pytest.param("gemma3_text", 900, {}, 1, KINDS[4], marks=pytest.mark.slow),
+        pytest.param("qwen3_next", 1800, {"num_draft_tokens": 3}, 2, {}, marks=pytest.mark.slow),
     ],
 )
 def test_the_estimate_is_not_far_above_what_mlx_takes(
-    name: str, changes: dict[str, Any], settings: dict[str, Any], num_rows: int, sampling: dict[str, Any]
+    name: str, num_tokens: int, settings: dict[str, Any], num_rows: int, sampling: dict[str, Any]
 ) -> None:
-    loaded = make_large(name, **changes)
+    """Compare them where texts are long, so that the rounding of buffers does not count."""
+    loaded = make_large(name, num_key_value_heads=4, num_hidden_layers=6 if num_tokens < 1000 else 8)
+    # The first rows wait for the last prompt, so that all are in memory together.
     asked = [
-        request(prompt_of(1200 - i, i), name=str(i), max_tokens=20, logit_bias=NEVER_END, **sampling)
+        replace(
+            request(prompt_of(num_tokens - i, i), name=str(i), logit_bias=NEVER_END, **sampling),
+            max_tokens=10 + num_tokens // 13 * (num_rows - 1 - i),
+        )
         for i in range(num_rows)
     ]
     settings = {"prefill_chunk_tokens": 64, "prefix_cache_bytes": 0, "max_rows": 4} | settings
     is_drafting = "num_draft_tokens" in settings
     driven, estimate, taken = run(loaded, asked, is_drafting, memory_bytes=ROOMY, **settings)
     assert driven.worker.stats.num_preemptions == 0
-    assert taken <= estimate <= MAX_RATIO * taken
+    assert estimate <= MAX_RATIO * taken

@@ -1,34 +1,76 @@
 """Prefill never takes more than its budget, and short prompts do not wait behind long ones."""
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduler.prefill_budget import plan_prefill, prefill_budget
+from engine.scheduler.prefill_budget import (
+    ALONE_S,
+    MIN_ALONE_TOKENS,
+    MIN_CHUNK_TOKENS,
+    PrefillLimits,
+    Seconds,
+    plan_prefill,
+)
+
+TOKEN_S = 0.001
+MANY = 10**9
 
 
-@given(st.lists(st.integers(0, 500), max_size=10), st.integers(1, 600))
-def test_the_budget_is_kept_and_used(remaining: list[int], budget: int) -> None:
-    chunks = plan_prefill(remaining, budget)
+def plan(remaining: Sequence[int], num_tokens: int, forward_s: float = 0.0) -> list[int]:
+    """Plan with the seconds of num_tokens. Each token takes TOKEN_S, and each prompt forward_s besides."""
+    limits = PrefillLimits(num_tokens * TOKEN_S * 1.0001, min_tokens=0, max_tokens=MANY)
+    return plan_prefill(remaining, [cost(forward_s)] * len(remaining), limits)
+
+
+def cost(forward_s: float) -> Seconds:
+    return lambda num_tokens: forward_s * (num_tokens > 0) + num_tokens * TOKEN_S
+
+
+@given(st.lists(st.integers(0, 500), max_size=10), st.integers(16, 600))
+def test_the_seconds_are_kept_and_used(remaining: list[int], budget: int) -> None:
+    chunks = plan(remaining, budget)
     assert sum(chunks) == min(budget, sum(remaining))
     assert all(0 <= chunk <= lack for chunk, lack in zip(chunks, remaining, strict=True))
 
 
+@given(st.lists(st.integers(0, 500), max_size=10), st.integers(1, 600), st.integers(0, 900))
+def test_at_least_the_minimum_is_fed_and_at_most_the_maximum(
+    remaining: list[int], min_tokens: int, more: int
+) -> None:
+    for seconds in (0.0, 1e-5, 1e9):
+        limits = PrefillLimits(seconds, min_tokens, min_tokens + more)
+        chunks = plan_prefill(remaining, [cost(0.01)] * len(remaining), limits)
+        assert min(min_tokens, sum(remaining)) <= sum(chunks) <= min_tokens + more
+        assert all(0 <= chunk <= lack for chunk, lack in zip(chunks, remaining, strict=True))
+
+
 def test_short_prompts_go_before_a_long_one() -> None:
-    assert plan_prefill([9000, 30, 40], 100) == [30, 30, 40]
-    assert plan_prefill([9000, 75], 100) == [25, 75]
+    assert plan([9000, 30, 40], 100) == [30, 30, 40]
+    assert plan([9000, 75], 100) == [25, 75]
 
 
-@given(st.integers(1, 9000), st.lists(st.integers(1, 100), max_size=9), st.integers(1, 300))
+def test_each_prompt_pays_for_its_own_forward_pass() -> None:
+    assert plan([9000], 100, forward_s=0.010) == [90]
+    assert plan([9000, 50], 100, forward_s=0.010) == [30, 50]
+
+
+@given(st.integers(1, 9000), st.lists(st.integers(1, 100), max_size=9), st.integers(16, 300))
 def test_the_oldest_prompt_always_gets_on(oldest: int, others: list[int], budget: int) -> None:
-    assert plan_prefill([oldest, *others], budget)[0] >= min(oldest, budget / 4)
+    assert plan([oldest, *others], budget)[0] >= min(oldest, budget // 4)
 
 
 def test_the_first_of_several_long_prompts_goes_first() -> None:
-    assert plan_prefill([9000, 8000], 100) == [100, 0]
+    assert plan([9000, 8000], 100) == [100, 0]
 
 
-def test_decoding_rows_come_off_the_budget() -> None:
-    assert prefill_budget(0, 256, 512) == 512
-    assert prefill_budget(6, 256, 512) == 250
-    assert prefill_budget(6, 8, 512) == 16
-    assert prefill_budget(6, 2048, 512) == 512
+def test_rows_that_decode_wait_for_max_stall_only() -> None:
+    assert PrefillLimits.of_step(0, 50.0, 2048) == PrefillLimits(ALONE_S, MIN_ALONE_TOKENS, 2048)
+    assert PrefillLimits.of_step(1, 50.0, 2048) == PrefillLimits(0.05, MIN_CHUNK_TOKENS, 2048)
+    assert PrefillLimits.of_step(1, 50.0, 8) == PrefillLimits(0.05, 8, 8)
+
+
+def test_a_prompt_that_memory_does_not_let_complete_is_a_long_one() -> None:
+    limits = PrefillLimits(seconds=1e9, min_tokens=0, max_tokens=100)
+    assert plan_prefill([200, 60], [cost(0.0)] * 2, limits) == [40, 60]

@@ -47,7 +47,7 @@ def drive(prefix_cache_bytes: int) -> Driven:
         loaded_once("llama"),
         max_rows=MAX_ROWS,
         prefill_chunk_tokens=16,
-        step_token_budget=16,
+        max_stall_ms=0,
         prefix_cache_bytes=prefix_cache_bytes,
     )
 

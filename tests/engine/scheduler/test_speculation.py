@@ -14,12 +14,14 @@ from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from engine.request import GenerationRequest, Sampling
 from engine.scheduler import speculation
 from engine.scheduler.speculation import Planner
+from engine.speculative.costs.conditions import USUAL, Conditions
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_length import MIN_GAIN, DraftEstimate
 from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.forecast import PlannedDraft
 from engine.speculative.proposers import DraftSources, Proposers
-from engine.speculative.step_costs import StepCosts
 from engine.speculative.verify import RowInput
+from tests.drafters.fakes import scored
 
 ROWS, WIDTHS = (1, 2, 4), (1, 2, 3, 5, 9)
 LINE_ENDS = frozenset({3, 7})
@@ -56,9 +58,13 @@ class RandomDrafts:
 class PlainCosts(StepCosts):
     """Costs that are computed at every call."""
 
-    def seconds(self, rows: int, width: int) -> float:
-        self._seconds.clear()
-        return super().seconds(rows, width)
+    def seconds(self, num_rows: int, width: int, under: Conditions = USUAL) -> float:
+        self._forget_estimates()
+        return super().seconds(num_rows, width, under)
+
+    def least_plain_s(self, num_rows: int, under: Conditions = USUAL) -> float | None:
+        self._forget_estimates()
+        return super().least_plain_s(num_rows, under)
 
 
 class PlainPlannedDraft(PlannedDraft):
@@ -96,16 +102,14 @@ def choose_plainly(
 class PlainPlanner(Planner):
     """A planner that looks at every row for every width, and remembers nothing."""
 
-    def even_step_s(self, num_rows: int, width: int) -> float:
-        return self.step_s([width] * num_rows)
-
     def _choose(self, members: Any, estimates: Any) -> int:
         def step_s(width: int) -> float:
             drafting_s = self._spread_s(len(members), speculation._planned(members, estimates, width))
-            return drafting_s + self.step_s([speculation._fed_width(e, width) for e in estimates])
+            widths = [speculation._fed_width(e, width) for e in estimates]
+            return drafting_s + self.costs.step_s(widths, self.conditions(members))
 
         widths = self._widths(estimates, len(members))
-        return choose_plainly(estimates, widths, step_s, lambda w: self._is_allowed(members, estimates, w))
+        return choose_plainly(estimates, widths, step_s, lambda w: self._make_check(members, estimates)(w))
 
     def plan(self, members: Any, lengths: Any) -> list[RowInput]:
         with pytest.MonkeyPatch.context() as patch:
@@ -126,14 +130,14 @@ class World:
         self.model_costs = DraftModelCosts(alone, costs) if has_model else None
         self.planner = make(costs, model_costs=self.model_costs, **ways)
         chosen = Settings(num_draft_tokens=15, draft_model="any" if has_model else None, gate="off")
-        sources = DraftSources({"suffix": RandomDrafts(seed)}, lambda _: 1.0)
+        sources = DraftSources({"suffix": RandomDrafts(seed)}, scored(1.0))
         proposers = Proposers(sources, chosen, has_model, line_ends=LINE_ENDS)
         self.rows: list[Any] = []
         for i in range(num_rows):
             asked = GenerationRequest(f"{i}", (1, 2, 3), MAX_TOKENS, Sampling(0))
-            row = SimpleNamespace(
-                tokens=[1, 2, 3], num_answered=0, request=asked, drafts=proposers.begin(asked)
-            )
+            drafts = proposers.begin(asked)
+            drafts.forecast.begin()
+            row = SimpleNamespace(tokens=[1, 2, 3], num_answered=0, request=asked, sampling=0, drafts=drafts)
             self.rows.append(row)
 
     def plan(self, num_pending: list[int]) -> list[RowInput]:
@@ -144,16 +148,22 @@ class World:
         """Commit some tokens to every row, and learn from how long the step took."""
         width = max((row_input.width + row_input.num_wanted for row_input in inputs), default=1)
         taken_s = self.costs.seconds(len(self.rows), width) * rng.uniform(0.7, 1.4)
-        plain_s = self.planner.plain_s(len(self.rows))
+        committed = []
         for at, row in enumerate(self.rows):
             draft = list(inputs[at].draft) or [9] * inputs[at].num_wanted if inputs else []
             said = [*draft[: rng.randint(0, len(draft))], rng.randrange(12)]
             verified = Draft(draft, inputs[at].source.source, 0, 0.7) if draft else NO_DRAFT
             row.drafts.observe(said, verified, len(draft))
-            row.drafts.slowdown_budget.charge(taken_s if inputs else plain_s, plain_s, len(said))
+            committed.append(len(said))
             row.tokens += said
             row.num_answered += len(said)
-        self.costs.observe(len(self.rows), width, taken_s)
+        budgets, under = [row.drafts.slowdown_budget for row in self.rows], self.planner.conditions(self.rows)
+        if inputs:
+            widths = [one.width + one.num_wanted for one in inputs]
+            self.planner.accounts.charge_verification(budgets, under, widths, committed, taken_s)
+        else:
+            is_steady = rng.random() < 0.8
+            self.planner.accounts.charge_plain(budgets, under, taken_s, is_steady, not is_steady)
 
 
 @settings(deadline=None, max_examples=60)
@@ -176,9 +186,9 @@ def test_plans_equal_those_of_the_plain_formulas(
     replays: bool,
 ) -> None:
     table = {(r, w): 0.01 * (1 + 0.05 * r + per_width * w) for r in ROWS for w in WIDTHS}
-    ways = {"batched": batched, "exact_shapes": exact, "replays": replays}
-    quick = World(Planner, StepCosts(table), seed, num_rows, has_model, **ways)
-    plain = World(PlainPlanner, PlainCosts(table), seed, num_rows, has_model, **ways)
+    ways = {"exact_shapes": exact, "replays": replays}
+    quick = World(Planner, StepCosts(table, batched), seed, num_rows, has_model, **ways)
+    plain = World(PlainPlanner, PlainCosts(table, batched), seed, num_rows, has_model, **ways)
     rng = random.Random(seed)
     for _ in range(12):
         num_pending = [rng.choice([1, 1, 1, 1, 2, 3, 17]) for _ in range(num_rows)]
@@ -195,7 +205,7 @@ def test_the_history_has_every_kind_of_plan() -> None:
     for seed in range(20):
         per_width = (0.1, 4.0)[seed % 2]
         table = {(r, w): 0.01 * (1 + 0.05 * r + per_width * w) for r in ROWS for w in WIDTHS}
-        world = World(Planner, StepCosts(table), seed, 2, True, batched=True)
+        world = World(Planner, StepCosts(table), seed, 2, True)
         rng = random.Random(seed)
         for _ in range(12):
             inputs = world.plan([1, 1])

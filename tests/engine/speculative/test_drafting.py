@@ -12,17 +12,18 @@ import pytest
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
-from drafters.repetition import repetition_score
+from drafters.repetition import score_in_slices
 from engine.engine import Engine
 from engine.kv_cache import sliding_window
 from engine.request import DraftChoice, DraftType, GenerationRequest
 from engine.scheduler.step_clock import StepClock
 from engine.speculative.acceptance import Acceptance
+from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.forecast import DraftForecast
 from engine.speculative.proposers import DraftSources
-from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
-from engine.speculative.step_costs import StepCosts
 from tests.combinations import spread
+from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, oracle, prompt_of, request
 
@@ -81,7 +82,7 @@ def raising(answers: dict[tuple[int, ...], list[int]], method: str) -> Scripted:
 
 
 def sources(drafter: Drafter) -> Callable[[str], DraftSources]:
-    return lambda _: DraftSources({"suffix": drafter}, lambda _: 1.0)
+    return lambda _: DraftSources({"suffix": drafter}, scored(1.0))
 
 
 def requests(temperature: float) -> list[GenerationRequest]:
@@ -139,7 +140,7 @@ def test_exact_mode_drafts_only_where_bytes_agree(
     name: str, is_drafting: bool, start_engine: StartEngine
 ) -> None:
     asked, expected = requests(0.8)[:3], answers_of(name, 0.8)
-    costs = StepCosts({(1, width): 1.0 for width in (1, 2, 4)})
+    costs = StepCosts({(1, width): 1.0 for width in (1, 2, 4)}, is_learned=False)
     make_sources = sources(Scripted(expected, 1.0))
     engine = start_engine(
         name, make_sources=make_sources, costs=costs, draft_type="suffix", exact=True, max_rows=3
@@ -167,7 +168,7 @@ def test_a_draft_model_never_changes_the_tokens(
     asked, expected = requests(temperature), answers_of(name, temperature)
     engine = start_engine(
         name,
-        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        make_sources=lambda _: DraftSources({}, scored(0.0)),
         load_draft=lambda _: make_loaded(draft),
         draft_type="draft-model",
         draft_model="the one that load_draft makes",
@@ -195,7 +196,7 @@ def test_a_draft_model_with_windows_goes_back_over_many_forwards(
     asked = [request(prompt_of(52, 52), 60)]
     engine = start_engine(
         "llama",
-        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        make_sources=lambda _: DraftSources({}, scored(0.0)),
         load_draft=lambda _: make_loaded("gemma3_text"),
         draft_type="draft-model",
         draft_model="the one that load_draft makes",
@@ -233,7 +234,7 @@ def test_a_recurrent_draft_model_continues_after_rejected_drafts(start_engine: S
     asked = request(prompt_of(20), 300, temperature=0.8)
     engine = start_engine(
         "mamba2",
-        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        make_sources=lambda _: DraftSources({}, scored(0.0)),
         load_draft=lambda _: make_loaded(
             "mamba2", lambda model: Faulty(model, lambda call: call > 60 and call % 5 == 0)
         ),
@@ -258,7 +259,7 @@ def test_a_draft_model_that_cannot_read_the_prompt_costs_only_drafts(start_engin
 
     engine = start_engine(
         "llama",
-        make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+        make_sources=lambda _: DraftSources({}, scored(0.0)),
         load_draft=lambda _: make_loaded("llama", wrap),
         draft_type="draft-model",
         draft_model="the one that load_draft makes",
@@ -314,7 +315,7 @@ def test_the_bound_holds_although_a_recurrent_row_feeds_accepted_tokens_again(
     engine = start_engine(
         "mamba2",
         make_sources=sources(FirstOnly({asked.prompt: answer}, 1.0)),
-        costs=StepCosts({(1, 1): 1.0, (1, 2): 3.0, (1, 16): 4.0}),
+        costs=StepCosts({(1, 1): 1.0, (1, 2): 3.0, (1, 16): 4.0}, is_learned=False),
         draft_type="suffix",
         draft_overhead=0.0,
     )
@@ -357,7 +358,9 @@ def test_exact_mode_keeps_its_widths_when_a_draft_model_has_nothing(start_engine
         wrap=Recorded,
         make_sources=sources(Known(expected, 1.0)),
         load_draft=lambda _: make_loaded("llama"),
-        costs=StepCosts({(rows, width): 1.0 for rows in (1, 2) for width in (1, 2, 3, 4, 5, 8)}),
+        costs=StepCosts(
+            {(rows, width): 1.0 for rows in (1, 2) for width in (1, 2, 3, 4, 5, 8)}, is_learned=False
+        ),
         draft_model="the one that load_draft makes",
         exact=True,
         max_rows=2,
@@ -422,7 +425,7 @@ def test_no_real_drafter_changes_the_tokens(
     settings = Settings(ngram_mod_size=3, ngram_table_entries=4096)
     engine = start_engine(
         name,
-        make_sources=lambda v: DraftSources(make_drafters(settings, v), repetition_score),
+        make_sources=lambda v: DraftSources(make_drafters(settings, v), score_in_slices),
         prefill_chunk_tokens=32,
     )
     # Each prompt contains the answer to its own beginning, so that there is much to draft.

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import threading
 
 import httpx
 import openai
@@ -9,6 +10,7 @@ import pytest
 
 from config.settings import Settings
 from server.app import create_app
+from server.output.openai_presenter import OpenAIPresenter
 from tests.server import fake_engine
 from tests.server.openai_shapes import (
     assert_error,
@@ -131,3 +133,28 @@ def test_an_error_in_mid_stream_is_an_api_error_of_the_sdk(url, engine):
     stream = client.chat.completions.create(model="alias", messages=HELLO, stream=True)
     with pytest.raises(openai.APIError, match="the roof is on fire"):
         list(stream)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_event_loop_does_not_write_all_log_probabilities_at_once(client, monkeypatch, stream):
+    threads = []
+    for name in ("format_response", "format_end"):
+        original = getattr(OpenAIPresenter, name)
+
+        def noting(*given, original=original):
+            threads.append(threading.current_thread())
+            return original(*given)
+
+        monkeypatch.setattr(OpenAIPresenter, name, noting)
+    for logprobs in (True, False):
+        body = {"messages": [{"role": "user", "content": "hello"}], "logprobs": logprobs, "stream": stream}
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+    assert [thread is threading.current_thread() for thread in threads] == [False, True]
+
+
+async def test_a_response_with_log_probabilities_is_stored(client):
+    include = ["message.output_text.logprobs"]
+    asked = {"model": "alias", "input": "hello", "include": include, "top_logprobs": 2}
+    response = (await client.post("/v1/responses", json=asked)).json()
+    assert response["output"][0]["content"][0]["logprobs"]
+    assert (await client.get(f"/v1/responses/{response['id']}")).json() == response

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from config.settings import Settings
 from engine.model.chat_templates import MEMORY_LIMIT_BYTES, TIME_LIMIT_S
+from engine.model.tool_calls import PARSE_LIMITS
 from server.http.body_limit import MAX_HEADERS
 from server.validation.body import MAX_CONTAINERS, MAX_VALUES
 
@@ -22,4 +23,5 @@ def test_the_page_s_limits_are_those_of_the_code():
     assert f"more than {MAX_HEADERS} headers" in text
     assert (MAX_VALUES, f"{MAX_CONTAINERS:,} arrays and objects" in text) == (1_000_000, True)
     assert f"{TIME_LIMIT_S:g} seconds and {MEMORY_LIMIT_BYTES >> 30} GiB" in text
+    assert f"{PARSE_LIMITS.cpu_s:g} seconds of CPU time and {PARSE_LIMITS.memory_bytes >> 20} MiB" in text
     assert Settings().host == "127.0.0.1"

@@ -154,6 +154,9 @@ async def test_the_page_and_a_scrape_have_every_metric(client, engine):
     )
     await client.post(COMPLETIONS, json={"prompt": "hello!!!"})
     await client.post(COMPLETIONS, json={})
+    engine.script = fake_engine.says("<tool_call>{}</tool_call>")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    await client.post(CHAT, json={"messages": [{"role": "user", "content": "hello"}], "tools": tools})
     engine.script = lambda *_: Failed("cancelled", "the client left", Usage(total_s=1.0))
     await client.post(COMPLETIONS, json={"prompt": "hello!!!"})
     names = {name.partition("{")[0] for name in await _scrape(client)}
@@ -257,14 +260,16 @@ async def test_requests_in_progress_are_counted(client, engine):
 
 async def test_the_engine_s_counts_and_the_memory_are_reported(client, engine):
     gaps = (0, 1, 2, *[3] * (len(GAP_BOUNDS_S) - 2))
-    engine.counted = EngineCounts(1, 2, 3, gaps, 0.5, 4, 5, 6, 1.5)
+    engine.counted = EngineCounts(1, 2, 7, 3, gaps, 0.5, 4, 5, 6, {"idle": 1.5, "planning": 0.5})
     engine.prefixes = {"num_bytes": 7, "budget_bytes": 8, "num_entries": 9, "hits": 10}
     samples = await _scrape(client)
     for name, value in {
         "reprise_failed_steps_total": 1,
         "reprise_preemptions_total": 2,
+        "reprise_plain_probes_total": 7,
         "reprise_stalls_total": 3,
-        "reprise_grammar_seconds_total": 1.5,
+        "reprise_engine_seconds_total{station=idle}": 1.5,
+        "reprise_engine_seconds_total{station=planning}": 0.5,
         f"reprise_inter_token_seconds_bucket{{le={GAP_BOUNDS_S[1]}}}": 1,
         "reprise_inter_token_seconds_count": 3,
         "reprise_inter_token_seconds_sum": 0.5,

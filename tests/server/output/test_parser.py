@@ -1,35 +1,46 @@
 """Content, reasoning and tool calls are parsed the same however the text is split."""
 
-import json
 from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.model.tool_calls import read_calls
+from engine.model.child_script import read_calls
+from engine.model.tool_calls import WrittenCall
 from engine.request import Delta, Finished, TokenLogprob, Usage
 from server.output.parser import MarkerParser, ToolCallRules, parser_factory
 from server.output.partial_text import JsonStringTracker
 from server.output.parts import ChoiceOutput, PlainParser, ReasoningPart, TextPart, ToolCallPart
-from tests.server.fake_engine import CALLING, THINKING, marker
+from tests.server.counted_text import CountedText
+from tests.server.fake_engine import CALLING, THINKING, marker, parse_json
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
 F, G = ("f", '{"a": 1}'), ("g", "{}")
 
 
-def parse(text):
-    return read_calls(lambda text, _: json.loads(text), text, [])
+async def parse(text):
+    return [WrittenCall(**call) for call in read_calls(parse_json, text, [])]
+
+
+def resumed(parser, parts):
+    """Return the parts, and those that follow once the tool calls have been parsed."""
+    while parser.parse_pending is not None:
+        with pytest.raises(StopIteration) as ended:
+            parser.parse_pending().send(None)
+        parts = parts + parser.resume(ended.value.value)
+    return parts
+
+
+def read_all(parser, deltas, end):
+    parts = [part for delta in deltas for part in resumed(parser, parser.read(delta))]
+    return ChoiceOutput.of(parts + resumed(parser, parser.end(end)))
 
 
 def read(pieces, markers=THINKING, is_thinking=False, rules=ToolCallRules(parse), reason="stop"):  # noqa: B008
     parser = MarkerParser(markers, is_thinking, rules)
-    parts = [part for piece in pieces for part in parser.read(Delta(piece))]
-    output = ChoiceOutput()
-    for part in parts + parser.end(Finished(reason, Usage())):
-        output.add(part)
-    return output
+    return read_all(parser, map(Delta, pieces), Finished(reason, Usage()))
 
 
 def parsed(output):
@@ -127,6 +138,38 @@ def test_without_reasoning_and_tools_no_text_is_lost(fragments):
     assert output.text == text
 
 
+LONG = {
+    "content": "a <b> ",
+    "whitespace": " \n",
+    "whitespace between markers": "<think>hm</think>" + " \n" * 9999,
+    "whitespace in reasoning": "<think>hm" + " \n" * 9999,
+    "a call": '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 999 + '"}}</tool_call>',
+    "a call without end": "<tool_call>" + "x" * 9999,
+    "a string without end": '<tool_call>{"' + "</tool_call>" * 999,
+    "backslashes": '<tool_call>"' + "\\" * 999,
+    "malformed calls": "<tool_call>x</tool_call>",
+    "starts of calls": "<tool_call>",
+    "calls": CALL,
+    "beginnings of markers": "<tool_",
+}
+
+
+@pytest.mark.parametrize("is_thinking", [False, True])
+@pytest.mark.parametrize("unit", LONG.values(), ids=LONG)
+def test_a_long_answer_takes_time_in_proportion_to_its_length(unit, is_thinking):
+    """Counted in characters that the parser copies or compares, token by token of four characters."""
+    touched = []
+    for length in (6000, 12000):
+        text = (unit * (length // len(unit) + 1))[:length]
+        pieces = [CountedText(text[at : at + 4]) for at in range(0, length, 4)]
+        CountedText.num_touched = 0
+        output = read(pieces, is_thinking=is_thinking)
+        touched.append(CountedText.num_touched)
+        assert parsed(output) == parsed(read([text], is_thinking=is_thinking))
+    assert touched[0] > 0
+    assert touched[1] < 2.2 * touched[0]
+
+
 def test_if_the_prompt_opened_the_reasoning_no_start_marker_is_needed():
     assert parsed(read(["hm</think>hello"], is_thinking=True)) == ("hm", "hello", [], "stop")
 
@@ -140,7 +183,11 @@ def test_a_tool_call_that_was_cut_short_is_text_with_finish_reason_length():
 def test_without_parallel_tool_calls_the_output_ends_with_the_first_one():
     one = ToolCallRules(parse, is_parallel=False)
     assert parsed(read([CALL, "\nmore ", OTHER], rules=one)) == ("", "", [F], "tool_calls")
-    several = ToolCallRules(lambda _: parse('{"name": "g"}') * 2, is_parallel=False)
+
+    async def parse_twice(_):
+        return await parse('{"name": "g"}') * 2
+
+    several = ToolCallRules(parse_twice, is_parallel=False)
     assert parsed(read([CALL], rules=several)) == ("", "", [G], "tool_calls")
 
 
@@ -178,7 +225,7 @@ def test_a_tool_call_is_emitted_as_soon_as_it_is_complete():
     parser = MarkerParser(THINKING, True, ToolCallRules(parse))
     assert parser.read(Delta("hm ")) == [ReasoningPart("hm")]
     assert parser.read(Delta("so</think>" + CALL[:-1])) == [ReasoningPart(" so")]
-    (call,) = parser.read(Delta(CALL[-1]))
+    (call,) = resumed(parser, parser.read(Delta(CALL[-1])))
     assert isinstance(call, ToolCallPart)
 
 
@@ -203,8 +250,7 @@ def test_models_without_markers_get_the_plain_parser():
 )
 def test_reasoning_tokens_are_counted(text, is_open, count):
     parser = MarkerParser(THINKING, is_open, ToolCallRules(parse))
-    parser.read(Delta(text))
-    parser.end(Finished("stop", Usage(), tuple(text.encode())))
+    read_all(parser, [Delta(text)], Finished("stop", Usage(), tuple(text.encode())))
     assert parser.num_reasoning_tokens == count
 
 
@@ -217,12 +263,9 @@ def test_content_has_the_logprobs_of_its_own_tokens_only(data):
     text = f"<think>hm</think>\nżółw 😀{CALL} ok"
     parser = MarkerParser(THINKING, False, ToolCallRules(parse))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
-    parts = []
-    for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        parts += parser.read(Delta(text[a:b], _entries(text[a:b])))
-    output = ChoiceOutput()
-    for part in [*parts, *parser.end(Finished("stop", Usage()))]:
-        output.add(part)
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    deltas = [Delta(piece, _entries(piece)) for piece in pieces]
+    output = read_all(parser, deltas, Finished("stop", Usage()))
     assert b"".join(entry.token_bytes for entry in output.logprobs).decode() == output.text == "żółw 😀 ok"
 
 

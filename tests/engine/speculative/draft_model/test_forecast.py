@@ -13,6 +13,8 @@ from drafters.base import Draft
 from engine.request import DraftChoice, GenerationRequest, Sampling
 from engine.scheduler.speculation import Planner
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
+from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
 from engine.speculative.draft_model.forecast import (
     MODEL,
@@ -23,9 +25,8 @@ from engine.speculative.draft_model.forecast import (
 )
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
 from engine.speculative.proposers import DraftSources, Proposers, SequenceDrafts
-from engine.speculative.slowdown_budget import ALLOWANCE_STEPS, NEIGHBOUR_OVERHEAD
-from engine.speculative.step_costs import StepCosts
 from engine.speculative.verify import RowInput
+from tests.drafters.fakes import scored
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 TARGET = {(rows, width): 1.0 + 0.05 * (width * rows - 1) for rows in (1, 8) for width in WIDTHS}
@@ -54,6 +55,7 @@ class Row:
     chance: Callable[[int], float]
     drafts: SequenceDrafts
     num_tokens: int
+    sampling: int = 0
     tokens: list[int] = field(default_factory=lambda: list(PROMPT))
     num_held: int = len(PROMPT) - 1
 
@@ -88,13 +90,13 @@ class World:
         num_rows: int = 1,
         num_tokens: int = 600,
     ) -> None:
-        target = StepCosts(costs)
+        target = StepCosts(costs, is_learned=False)
         alone = StepCosts({(rows, 1): r for rows in (1, 8)})
-        self.draft_s, self.ratio, self.gap = draft_s, ratio, gap
+        self.target, self.draft_s, self.ratio, self.gap = target, draft_s, ratio, gap
         self.costs = DraftModelCosts(alone, target)
-        self.planner = Planner(target, True, model_costs=self.costs)
+        self.planner = Planner(target, model_costs=self.costs)
         settings = Settings(draft_type="draft-model", draft_model="any", num_draft_tokens=15)
-        self.drafting = Proposers(DraftSources({}, lambda _: 0.0), settings, has_model=True)
+        self.drafting = Proposers(DraftSources({}, scored(0.0)), settings, has_model=True)
         self.chance, self.num_tokens = chance, num_tokens
         self.rng = random.Random(5)
         self.rows = [self.begin() for _ in range(num_rows)]
@@ -104,8 +106,6 @@ class World:
         self.num_drafts = 0
         self.spent_s = self.beyond_s = 0.0
         self.at: list[int] = []
-        # A row without a draft tolerates more overhead from the drafts of others.
-        self.overhead = 0.02 if num_rows == 1 else NEIGHBOUR_OVERHEAD
 
     def begin(self) -> Row:
         asked = GenerationRequest("r", PROMPT, 1, Sampling(seed=1), draft=DraftChoice(MODEL))
@@ -122,7 +122,7 @@ class World:
     def step(self) -> None:
         rows: Any = self.rows
         inputs = self.planner.plan(rows, [row.num_held for row in self.rows])
-        plain_s = self.planner.plain_s(len(rows))
+        plain_s = self.target.seconds(len(rows), 1)
         if not inputs:
             self.end([(0, 0)] * len(rows), plain_s, plain_s)
             return
@@ -140,7 +140,7 @@ class World:
         taken_s = self.draft_s(len(rows), num_fed, num_drafted)
         left = self.lacking = [max(0, a - b) for a, b in zip(self.lacking, fed, strict=True)]
         work = DraftWork(num_fed, num_drafted, left, translated)
-        self.planner.learn_work(len(rows), work, taken_s)
+        self.costs.observe(len(rows), num_fed, num_drafted, taken_s)
         self.lengths.append(max(row_input.num_wanted for row_input in inputs))
         self.num_drafted.append(num_drafted)
         self.at.append(self.rows[0].num_answered)
@@ -151,7 +151,7 @@ class World:
             chance = row.chance(row.num_answered)
             results.append((num_verified, self.accepted(num_verified, chance)))
         width = 1 + max(num_verified for num_verified, _ in results)
-        self.end(results, plain_s, taken_s + self.planner.step_s([width] * len(rows)))
+        self.end(results, plain_s, taken_s + self.target.seconds(len(rows), width))
 
     def translate(self, num_drafted: int) -> tuple[int, int]:
         self.num_drafts += 1
@@ -183,7 +183,7 @@ class World:
     def speed(self) -> float:
         """Speed relative to plain decoding."""
         num_answered = mean([row.num_answered for row in self.rows])
-        return num_answered * self.planner.plain_s(len(self.rows)) / self.spent_s
+        return num_answered * self.target.seconds(len(self.rows), 1) / self.spent_s
 
 
 def mean(numbers: Sequence[float]) -> float:
@@ -308,7 +308,7 @@ def test_a_bad_draft_model_stays_within_the_bound(name: str, num_rows: int) -> N
     # Costs that were not measured yet may exceed the bound once, by little.
     unknown_s = 3.0 if world.draft_s(1, 1, 1) > 0.3 else 0.0
     assert world.beyond_s <= unknown_s
-    assert world.speed >= 1 / (1 + world.overhead + (ALLOWANCE_STEPS + unknown_s) / world.num_tokens)
+    assert world.speed >= 1 / (1.02 + (ALLOWANCE_STEPS + unknown_s) / world.num_tokens)
 
 
 def test_a_draft_model_that_is_never_right_is_probed_ever_more_rarely() -> None:
@@ -394,11 +394,11 @@ def test_prompts_are_read_while_drafting_pays_and_rarely_otherwise() -> None:
 
 
 def test_drafts_are_cut_to_the_widest_exact_width() -> None:
-    planner = Planner(StepCosts(TARGET), True, exact_shapes={(2, 3), (2, 6), (1, 4)})
+    planner = Planner(StepCosts(TARGET), exact_shapes={(2, 3), (2, 6), (1, 4)})
     inputs = [RowInput((1,), 9, (2, 3, 4, 5)), RowInput((1,), 9, (2,))]
     assert [row_input.width for row_input in planner.without_inexact(inputs)] == [3, 2]
     assert [
         row_input.width for row_input in planner.without_inexact([RowInput((1,), 9, (2,)), RowInput((1,), 9)])
     ] == [1, 1]
-    planner.batched = False
+    planner.costs.batched = False
     assert [row_input.width for row_input in planner.without_inexact(inputs)] == [4, 1]

@@ -21,6 +21,7 @@ from engine.speculative.draft_model.sampling import make_draft_sampling
 from engine.speculative.proposers import DraftSources
 from engine.speculative.translation.token_map import UNMATCHED
 from engine.speculative.translation.translation import Translation
+from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
 from tests.engine.model import tokenizers_zoo as zoo
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, make_model, oracle, prompt_of, request
@@ -48,7 +49,7 @@ def start(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> Callabl
         given = {"draft_type": "draft-model", "num_draft_tokens": 4, "prefill_chunk_tokens": 16} | settings
         return start_engine(
             name,
-            make_sources=lambda _: DraftSources({}, lambda _: 0.0),
+            make_sources=lambda _: DraftSources({}, scored(0.0)),
             load_draft=lambda _: make_draft(),
             draft_model="the one that load_draft makes",
             **given,
@@ -170,7 +171,8 @@ def test_a_translator_that_raises_ends_the_drafts_of_its_request_alone(
         return translator
 
     monkeypatch.setattr(Translation, "make_translator", begin_faulty)
-    engine = start("llama", lambda: make_foreign("llama"))
+    # All prompts are computed in one step, so the rows join in their order.
+    engine = start("llama", lambda: make_foreign("llama"), prefill_chunk_tokens=512)
     answers = [ask(engine, one) for one in asked]
     finished = [answer.finished() for answer in answers]
     assert [list(one.tokens) for one in finished] == [expected[one.prompt] for one in asked]

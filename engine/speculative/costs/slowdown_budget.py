@@ -9,12 +9,15 @@ step commits at least one token, so a step is allowed if the bound would hold ev
 ALLOWANCE_STEPS = 6.0
 """Plain steps that drafting may cost a sequence before it has saved any time."""
 
-NEIGHBOUR_OVERHEAD = 0.25
-"""The overhead that the drafts of other rows in the batch may cause a sequence without a draft."""
+RESERVE_STEPS = 1.0
+"""Those of them that no draft may use: a step may take longer than any before."""
+
+PROBING_SHARE = 0.01
+"""Share of the plain time that probes may take beyond the bound: plain steps between drafted ones."""
 
 
 class SlowdownBudget:
-    """Keeps one sequence within the bound.
+    """Keeps one sequence within the bound, whether drafts of its own or of other rows slow it down.
 
     overhead: maximum slowdown in the long run, as a fraction of the plain time, such as 0.02.
     spent_s: decoding time so far. plain_s: what the same tokens would have taken in plain steps.
@@ -25,15 +28,13 @@ class SlowdownBudget:
         self.spent_s = 0.0
         self.plain_s = 0.0
 
-    def allows(self, step_s: float, plain_step_s: float, has_draft: bool) -> bool:
-        """Whether the bound holds after a step of step_s seconds even if it commits one token only.
+    def left_s(self, plain_step_s: float) -> float:
+        """Return the maximum seconds of a next step after which the bound still holds, with the reserve.
 
         plain_step_s: seconds of a plain step of the same rows.
-        has_draft: whether the sequence itself has a draft in that step.
         """
-        overhead = self.overhead if has_draft else max(self.overhead, NEIGHBOUR_OVERHEAD)
-        plain_s = self.plain_s + plain_step_s
-        return self.spent_s + step_s <= (1 + overhead) * plain_s + ALLOWANCE_STEPS * plain_step_s
+        allowance_s = (ALLOWANCE_STEPS - RESERVE_STEPS) * plain_step_s
+        return (1 + self.overhead) * (self.plain_s + plain_step_s) + allowance_s - self.spent_s
 
     def charge(self, step_s: float, plain_step_s: float, num_tokens: int) -> None:
         """Add a step of step_s seconds that committed num_tokens, each of them worth one plain step."""

@@ -1,4 +1,4 @@
-"""`reprise verify`: compare drafted answers with plain ones, token by token, for one model on this machine.
+"""Compare drafted answers with plain ones, token by token, for one model on this machine.
 
 Every prompt is answered three times plainly and three times with each draft type, greedily and with a
 temperature; all 3 x 3 pairs of token ids are compared. Drafts are verified here whether or not they pay off,
@@ -6,33 +6,29 @@ so that many widths are tried.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import argument_types, draft_model
+from bench import draft_model
 from bench.local_engine import LocalEngine
-from bench.machine import describe_machine
-from bench.outputs import make_console
 from bench.parity import Divergence, Parity
-from bench.workloads import Chat, make_chats, read_prompts
+from bench.workloads import Chat, make_chats
 from config.settings import Settings
 from engine.request import DraftChoice, DraftType, GenerationRequest, Sampling
-from engine.speculative.calibration import WIDTHS
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.costs.calibration import WIDTHS
+from engine.speculative.costs.step_costs import StepCosts
 
 RUNS = 3
 TEMPERATURES = (0.0, 0.8)
 LOOKUPS: tuple[DraftType, ...] = ("suffix", "ngram-simple", "ngram-mod")
 POLISH = ("edits_polish", "passages_polish")
-_WIDTH = 120
 
 
 @dataclass
@@ -48,58 +44,20 @@ class Verdict:
     num_drafted: int = 0
     by_position: list[list[int]] = field(default_factory=list)
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `reprise verify` to the parser."""
-    parser.description = (
-        "Answer prompts three times plainly and three times with each draft type, and compare all pairs, "
-        "token by token. Without --exact, near-ties may be decided differently on machines whose kernels "
-        "depend on the width of a step; differences are then reported, but are no failure. With --exact, "
-        "any difference gives exit status 1."
-    )
-    parser.add_argument(
-        "--model", type=argument_types.model_folder, metavar="DIR", help="Default: the bundled model."
-    )
-    draft_model.add_arguments(parser, "Also verify drafts of this model, which may have another vocabulary.")
-    parser.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help='JSON lines of chats: {"messages": [...]}. Default: generated prompts.',
-    )
-    parser.add_argument(
-        "--prompt-tokens", type=argument_types.levels, default=(200, 600), metavar="N,M",
-        help="Approximate lengths of the generated prompts. Default: 200,600.",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-tokens",
-        type=argument_types.count,
-        default=128,
-        metavar="N",
-        help="Maximum tokens of each answer. Default: 128.",
-    )
-    parser.add_argument(
-        "--num-draft-tokens", type=argument_types.count, default=31, metavar="N",
-        help="Maximum draft length. Default: 31.",
-    )  # fmt: skip
-    parser.add_argument(
-        "--exact", action="store_true", help="Draft only at widths that a trial at start found to be exact."
-    )
-    parser.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="Seed of the prompts and of sampling. Default: 1."
-    )
+    def as_row(self) -> dict[str, Any]:
+        """Return the row of a result document."""
+        return {
+            "draft_type": self.draft_type,
+            "prompt_tokens": self.num_prompt_tokens,
+            "drafted_tokens": self.num_drafted,
+            "by_position": self.by_position,
+            **self.parity.figures(),
+        }
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Verify, print, and return the exit status."""
-    try:
-        chats = read_prompts(arguments.prompts) if arguments.prompts else None
-    except (OSError, ValueError) as fault:
-        message = f"{arguments.prompts}: {fault}" if isinstance(fault, OSError) else fault
-        print(f"reprise verify: {message}", file=sys.stderr)
-        return 2
-    console = make_console(_WIDTH)
-    settings = Settings(
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """Return the settings with which answers are compared."""
+    return Settings(
         model=str(arguments.model) if arguments.model else None,
         **draft_model.settings_of(arguments),
         num_draft_tokens=arguments.num_draft_tokens,
@@ -107,14 +65,36 @@ def run(arguments: argparse.Namespace) -> int:
         exact=arguments.exact,
         max_rows=1,
     )
+
+
+def costs_of(arguments: argparse.Namespace) -> StepCosts:
+    """Return equal costs for every width, by which every draft is worth trying."""
     widths = sorted({w for w in WIDTHS if w <= arguments.num_draft_tokens} | {arguments.num_draft_tokens + 1})
-    # With equal costs at every width, every draft is worth trying.
-    with LocalEngine(settings, StepCosts({(1, width): 1.0 for width in widths})) as local:
-        groups = _group(local, chats, arguments)
-        verdicts = verify(local, groups, arguments, console)
-        _print(console, verdicts, local, arguments.exact)
-    differing = any(verdict.parity.num_differing for verdict in verdicts)
-    return int(differing and arguments.exact)
+    return StepCosts({(1, width): 1.0 for width in widths}, is_learned=False)
+
+
+def group(
+    local: LocalEngine, chats: list[Chat] | None, arguments: argparse.Namespace
+) -> dict[int, list[tuple[int, ...]]]:
+    """Return prompts by their approximate length: those of the chats, or generated ones."""
+    if chats is not None:
+        prompts = [local.prompt_of(turn) for chat in chats for turn in chat.turns]
+        return {max(map(len, prompts)): prompts}
+    groups = {}
+    for length in arguments.prompt_tokens:
+        made = [
+            make_chats(name, 1, arguments.seed, local.count_tokens, length)[0] for name in ("code", "passage")
+        ]
+        groups[length] = [local.prompt_of(chat.turns[0]) for chat in made]
+    if arguments.draft_model:
+        # Different vocabularies tokenize letters with diacritics differently, so these texts are included.
+        chats = [make_chats(name, 1, arguments.seed, local.count_tokens)[0] for name in POLISH]
+        prompts = [local.prompt_of(chat.turns[0]) for chat in chats]
+        # Models with a small context may not have room for them.
+
+        for prompt in (one for one in prompts if len(one) < local.engine.info.context_tokens):
+            groups.setdefault(len(prompt), []).append(prompt)
+    return groups
 
 
 def verify(
@@ -174,30 +154,8 @@ def _margin(local: LocalEngine, prompt: tuple[int, ...], before: tuple[int, ...]
     return local.engine.margin((*prompt, *before))
 
 
-def _group(
-    local: LocalEngine, chats: list[Chat] | None, arguments: argparse.Namespace
-) -> dict[int, list[tuple[int, ...]]]:
-    if chats is not None:
-        prompts = [local.prompt_of(turn) for chat in chats for turn in chat.turns]
-        return {max(map(len, prompts)): prompts}
-    groups = {}
-    for length in arguments.prompt_tokens:
-        made = [
-            make_chats(name, 1, arguments.seed, local.count_tokens, length)[0] for name in ("code", "passage")
-        ]
-        groups[length] = [local.prompt_of(chat.turns[0]) for chat in made]
-    if arguments.draft_model:
-        # Different vocabularies tokenize letters with diacritics differently, so these texts are included.
-        chats = [make_chats(name, 1, arguments.seed, local.count_tokens)[0] for name in POLISH]
-        prompts = [local.prompt_of(chat.turns[0]) for chat in chats]
-        # Models with a small context may not have room for them.
-
-        for prompt in (one for one in prompts if len(one) < local.engine.info.context_tokens):
-            groups.setdefault(len(prompt), []).append(prompt)
-    return groups
-
-
-def _print(console: Console, verdicts: Sequence[Verdict], local: LocalEngine, exact: bool) -> None:
+def print_verdicts(console: Console, verdicts: Sequence[Verdict], local: LocalEngine, exact: bool) -> None:
+    """Print a line per verdict."""
     mode = "exact" if exact else "fast"
     table = Table(title=f"Drafted against plain answers of {local.engine.info.name}, {mode} mode")
     for name in (
@@ -224,7 +182,6 @@ def _print(console: Console, verdicts: Sequence[Verdict], local: LocalEngine, ex
             ", ".join(shares) or "-", first,
         )  # fmt: skip
     console.print(table)
-    console.print(", ".join(f"{key} {value}" for key, value in describe_machine().items()))
 
 
 def _place(first: Divergence) -> str:

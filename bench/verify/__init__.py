@@ -1,0 +1,1 @@
+"""`reprise verify`: check on this machine that drafting changes no answer, and that it slows none down."""

@@ -1,0 +1,81 @@
+"""The tokens of one sequence, prompt and answer, and an index to find its end earlier in the same text."""
+
+from array import array
+from collections.abc import Sequence
+
+from drafters.base import SLICE_TOKENS, Slices
+from drafters.occurrences import LONGEST, MAX_MATCH_TOKENS, Ids, Match, Occurrences, TailHashes
+
+_MIN_CAPACITY = 4096
+
+
+class GrowingText:
+    """A text whose prompt is read in slices, while tokens are appended already.
+
+    prompt: the first tokens; the work of `read` takes them in.
+    tokens: all tokens read so far; grows in place. index: of them; may be behind while the prompt is read.
+    tail: hashes of the text's end.
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        # Leaves room to grow by at least a quarter.
+        capacity = 1 << (len(prompt) + len(prompt) // 4).bit_length()
+        self.tokens: Ids = array("I")
+        self.index = Occurrences(self.tokens, max(_MIN_CAPACITY, capacity))
+        self.tail = TailHashes(prompt)
+        self._prompt: Sequence[int] = prompt
+        # The text's end, and the tokens after the prompt, until the prompt is read.
+        self._end: Ids = array("I", prompt[-MAX_MATCH_TOKENS:])
+        self._later: list[int] = []
+        self._is_read = False
+
+    @property
+    def end(self) -> Ids:
+        """At least the last MAX_MATCH_TOKENS tokens of the text, or all there are."""
+        return self.tokens if self._is_read else self._end
+
+    def read_tokens(self) -> Slices:
+        """Read the tokens that are not read yet, without adding them to the index."""
+        while not self._is_read:
+            part = self._prompt[len(self.tokens) : len(self.tokens) + SLICE_TOKENS]
+            self.tokens += array("I", part)
+            if len(self.tokens) == len(self._prompt):
+                self._is_read, self._prompt = True, ()
+                while len(self.tokens) + len(self._later) + 1 >= self.index.capacity:
+                    self.index.grow()
+                self.tokens.extend(self._later)
+                self._later = []
+            if part:
+                yield len(part)
+
+    def read(self) -> Slices:
+        """Read the tokens that are not read yet, and add them to the index."""
+        yield from self.read_tokens()
+        index, tokens = self.index, self.tokens
+        yield from index.touch()
+        while num_tokens := min(len(tokens) - index.end, SLICE_TOKENS):
+            start = index.end
+            index.extend(tokens[start : start + num_tokens], tokens[max(0, start - LONGEST) : start])
+            yield num_tokens
+
+    def append(self, token: int) -> None:
+        """Append a token."""
+        hashes = self.tail.append(token)
+        if not self._is_read:
+            self._later.append(token)
+            self._end.append(token)
+            del self._end[:-MAX_MATCH_TOKENS]
+            return
+        index, tokens = self.index, self.tokens
+        if len(tokens) + 1 >= index.capacity:
+            index.grow()
+        tokens.append(token)
+        # An index that is behind gets to this token in its turn.
+        if index.end == len(tokens) - 1:
+            index.append(hashes)
+
+    def find_earlier(self) -> Match | None:
+        """Return the longest earlier occurrence of the end of the text, in what is indexed of it."""
+        if self.index.end == len(self.tokens) and self._is_read:
+            return self.index.find_earlier(self.tokens)
+        return self.index.find(self.tail.hashes, self.end)

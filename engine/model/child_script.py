@@ -1,0 +1,177 @@
+"""Run foreign code that may loop or fill memory: the script of the processes of child_process.py.
+
+It imports nothing of Reprise. It reads calls from stdin and writes replies to stdout. Each is four bytes of
+length, then JSON. Arguments: the job (a key of JOBS), the folder of the library that does it, the maximum
+number of bytes of memory, and the maximum number of seconds of CPU time for each call.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import pkgutil
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO
+
+Render = Callable[..., tuple[list[str], list[Any]]]
+Parse = Callable[[str, list[dict[str, Any]]], Any]
+"""One of mlx-lm's parsers: takes the text between the markers and the tools; returns one call or a list.
+
+A call is a dict with name and arguments, sometimes with id. Unparsable text raises almost any exception.
+"""
+Reply = dict[str, Any]
+Handle = Callable[[dict[str, Any]], Reply]
+
+MAX_COMPLAINT_CHARACTERS = 2000
+PARSER_NICENESS = 10
+"""How far parsers give way to the engine's threads. A valid call takes milliseconds even so."""
+_LATER_IMPORTS = "{{ strftime_now('%d %B %Y') }}{{ messages | tojson(indent=2) }}{{ raise_exception('a') }}"
+
+
+def handle_templates(transformers: Path) -> Handle:
+    """Return a function that renders conversations with transformers' function; calls are its arguments."""
+    render = _load_render(transformers)
+
+    def handle(call: dict[str, Any]) -> Reply:
+        try:
+            rendered, indices = render(**call)
+        except MemoryError:
+            return {"complaint": "it took too much memory"}
+        # A template is a program that comes with the model: it may raise anything.
+        except Exception as fault:
+            return {"complaint": (str(fault) or type(fault).__name__)[:MAX_COMPLAINT_CHARACTERS]}
+        return {"rendered": rendered, "indices": indices}
+
+    # Import what transformers imports at first use: later no file can be opened.
+    handle({"conversations": [[{"role": "user"}]], "chat_template": _LATER_IMPORTS})
+    return handle
+
+
+def handle_tool_calls(mlx_lm: Path) -> Handle:
+    """Return a function that parses tool calls. A call has a parser's name as format, a text, and tools."""
+    os.nice(PARSER_NICENESS)
+    parsers = _load_parsers(mlx_lm)
+
+    def handle(call: dict[str, Any]) -> Reply:
+        return {"calls": read_calls(parsers[call["format"]], call["text"], call["tools"])}
+
+    return handle
+
+
+JOBS: dict[str, Callable[[Path], Handle]] = {"templates": handle_templates, "tool_calls": handle_tool_calls}
+
+
+def read_calls(parse: Parse, text: str, tools: list[dict[str, Any]]) -> list[dict[str, str | None]]:
+    """Parse all calls in a text, in order; empty if any of it cannot be parsed.
+
+    tools: the tools of the request in OpenAI's form; some parsers look up the types of parameters.
+    Returns the fields of a WrittenCall for each call.
+    """
+    try:
+        parsed = parse(text, tools)
+        return [_fields(call) for call in (parsed if isinstance(parsed, list) else [parsed])]
+    # Parsers evaluate what the model wrote, and fail in many ways.
+    except Exception:
+        return []
+
+
+def serve(handle: Handle, cpu_limit_s: float, calls: BinaryIO, replies: BinaryIO) -> None:
+    """Reply to calls until the input ends. A call that takes more CPU time ends the process."""
+    while length := calls.read(4):
+        body = calls.read(int.from_bytes(length, "little"))
+        # Without a handler the signal ends the process, even within a regular expression.
+        signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
+        write_reply(replies, handle(json.loads(body)))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def write_reply(replies: BinaryIO, reply: Reply) -> None:
+    """Write one reply."""
+    body = json.dumps(reply).encode()
+    replies.write(len(body).to_bytes(4, "little") + body)
+    replies.flush()
+
+
+def main(job: str, library: str, memory_bytes: str, cpu_limit_s: str) -> None:
+    """Report readiness by an empty reply, then serve."""
+    handle = JOBS[job](Path(library))
+    _limit_resources(int(memory_bytes))
+    write_reply(sys.stdout.buffer, {})
+    serve(handle, float(cpu_limit_s), sys.stdin.buffer, sys.stdout.buffer)
+
+
+def _load_render(transformers: Path) -> Render:
+    """Import transformers' render function, if possible without the rest, which takes seconds to import."""
+    name = "transformers.utils.chat_template_utils"
+    _pretend("transformers", transformers)
+    _pretend("transformers.utils", transformers / "utils")
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        for loaded in [key for key in sys.modules if key.partition(".")[0] == "transformers"]:
+            del sys.modules[loaded]
+        module = importlib.import_module(name)
+    render: Render = module.render_jinja_template
+    return render
+
+
+def _load_parsers(mlx_lm: Path) -> dict[str, Parse]:
+    """Import all of mlx-lm's parsers, without the rest of mlx-lm."""
+    _pretend("mlx_lm", mlx_lm)
+    names = [module.name for module in pkgutil.iter_modules([str(mlx_lm / "tool_parsers")])]
+    return {name: importlib.import_module(f"mlx_lm.tool_parsers.{name}").parse_tool_call for name in names}
+
+
+def _pretend(package: str, folder: Path) -> None:
+    """Let modules of a package be imported without running the package itself."""
+    sys.modules[package] = ModuleType(package)
+    sys.modules[package].__path__ = [str(folder)]
+
+
+def _limit_resources(memory_bytes: int) -> None:
+    """Limit memory, and forbid what no job needs: files, connections and other processes."""
+    for kind, maximum in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, 0),
+    ):
+        # Not every system supports every limit.
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (maximum, maximum))
+
+
+def _fields(call: dict[str, Any]) -> dict[str, str | None]:
+    """Convert a parser's call. Raises almost any exception if it is not a valid call."""
+    name = call["name"]
+    arguments = call.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        raise ValueError("not a tool call")
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    if _has_lone_surrogates(text):
+        text = json.dumps(arguments, allow_nan=False)
+    own_id = call.get("id")
+    own_id = own_id if isinstance(own_id, str) and own_id and not _has_lone_surrogates(own_id) else None
+    if _has_lone_surrogates(name):
+        raise ValueError("not a valid name")
+    return {"name": name, "arguments": text, "id": own_id}
+
+
+def _has_lone_surrogates(text: str) -> bool:
+    """Return whether text has half of a UTF-16 pair (from a JSON escape), which UTF-8 cannot encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,250 @@
+"""Let the draft model read the texts of rows that decode, slice by slice, at the expense of slowdown budgets.
+
+A row decodes from its first token on, whatever the draft model has read. It reads only while no prompt is
+prefilled and every row has its first token. Every slice delays all rows, so the budget of each must allow it.
+Once the draft model has read a row's text, it may draft for it.
+"""
+
+import logging
+from collections.abc import Sequence as SequenceOf
+from time import perf_counter
+
+from engine.scheduler.memory_budget import MemoryBudget
+from engine.scheduler.speculation import Planner
+from engine.sequence import Sequence
+from engine.speculative.draft_model.model import DraftModel
+from engine.speculative.draft_model.prefixes import DraftPrefixes
+from engine.speculative.draft_model.reader import DraftReader
+from engine.speculative.proposers import Proposers
+
+log = logging.getLogger("reprise.engine")
+
+MIN_SLICE_TOKENS = 16
+"""Minimum tokens in a slice, if as many are left, once that many were tried: fewer take as long."""
+
+PACE_RATE = 0.5
+"""How fast the time per token follows a measured slice, as a share of the difference."""
+
+GROWING_SLICES = 6
+"""The first slices are small and take longer per token: each replaces what was expected before."""
+
+RESERVED_STEPS = 1.0
+"""Plain steps of a slowdown budget that reading leaves for the first draft, besides the budget's reserve."""
+
+READ_IN_ANSWERS = 4
+"""A text is read if this many answers like this one could pay for it: the next turn continues from there."""
+
+ALL_TEXT = 2**20
+"""Maximum tokens of a text to look up in the prefix cache at once."""
+
+
+class Pace:
+    """How many tokens to read at once, so that it takes about a plain step, from what earlier slices took.
+
+    The first slice has one token, and each next one at most twice as many as the one before it.
+
+    max_tokens: of one slice. token_s: seconds per token; those of the first one are a guess.
+    """
+
+    def __init__(self, max_tokens: int, token_s: float = 0.0) -> None:
+        self._max_tokens = max_tokens
+        self.num_tokens = 1
+        self.token_s = token_s
+        self._num_observed = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough slices were measured to expect what a text takes."""
+        return self._num_observed >= GROWING_SLICES
+
+    def slice_s(self, num_left: int) -> float:
+        """Return the expected seconds of a slice of a text of which num_left tokens are left."""
+        return min(self.num_tokens, max(num_left, MIN_SLICE_TOKENS)) * self.token_s
+
+    def observe(self, num_tokens: int, taken_s: float, plain_s: float) -> None:
+        """Learn what a slice took. A short one, at the end of a text, would teach too much per token."""
+        if 2 * num_tokens < self.num_tokens:
+            return
+        rate = PACE_RATE if self.is_known else 1.0
+        self.token_s += rate * (taken_s / num_tokens - self.token_s)
+        self._num_observed += 1
+        fitting = int(plain_s / max(self.token_s, 1e-12))
+        self.num_tokens = min(max(fitting, MIN_SLICE_TOKENS), 2 * self.num_tokens, self._max_tokens)
+
+
+class DraftReading:
+    """Chooses which texts the draft model reads, and when. Used by the engine's thread only.
+
+    A fault ends only the draft model's part: the answer needs the target model alone.
+    prefixes: what the draft model has read before.
+    """
+
+    def __init__(
+        self,
+        draft_model: DraftModel,
+        proposers: Proposers,
+        planner: Planner,
+        memory_budget: MemoryBudget,
+        prefixes: DraftPrefixes,
+    ) -> None:
+        self.prefixes = prefixes
+        self._draft_model = draft_model
+        self._proposers = proposers
+        self._planner = planner
+        self._memory_budget = memory_budget
+        self._pace = Pace(memory_budget.chunk_tokens, planner.model_s(1, 1, 0))
+        self._lookup_pace = Pace(ALL_TEXT)
+
+    def begin(self, sequence: Sequence) -> DraftReader | None:
+        """Make a reader for a sequence that joins the rows; None if nothing is to be drafted for it."""
+        drafts, reader = sequence.drafts, None
+        if drafts is None:
+            return None
+        drafts.forecast.is_ready = False
+        try:
+            if drafts.uses_model and self._is_wanted():
+                reader = self._draft_model.make_reader(
+                    len(sequence.tokens), sequence.give_up_draft_model, self.prefixes.opening(sequence.tokens)
+                )
+        except Exception as fault:
+            sequence.give_up_draft_model(fault)
+        if reader:
+            drafts.counts.track_translation(reader.translator, self._draft_model.translation.strategy)
+        drafts.uses_model = reader is not None
+        return reader
+
+    def _is_wanted(self) -> bool:
+        proposers = self._proposers
+        pays = self._planner.model_pays(proposers.new_forecast(), proposers.limit)
+        return proposers.prompt_gate.should_read(pays)
+
+    def begun(self, members: SequenceOf[Sequence]) -> list[Sequence]:
+        """Return the rows whose text is being read, in caches that are not theirs yet."""
+        return [members[row] for row, reader in self._draft_model.unread() if reader.caches]
+
+    def stop(self, members: SequenceOf[Sequence]) -> bool:
+        """Stop reading these texts for good, to free memory; return whether there are any."""
+        rows = [row for row, reader in self._draft_model.unread() if reader.caches]
+        for row in rows:
+            self._drop(members[row], row)
+        return bool(rows)
+
+    def _drop(self, sequence: Sequence, row: int) -> None:
+        self._draft_model.drop_reader(row)
+        if sequence.drafts:
+            sequence.drafts.uses_model = False
+
+    def keep_row(self, sequence: Sequence, row: int) -> None:
+        """Keep what was read of a row that is about to be removed, if memory allows a copy."""
+        try:
+            if self._may_copy(sequence):
+                self._draft_model.keep_row(row, self.prefixes)
+        # No request depends on this copy.
+        except Exception:
+            log.warning("a prefix of the draft model could not be cached", exc_info=True)
+
+    def is_due(self, members: SequenceOf[Sequence]) -> bool:
+        """Whether a slice may be read now."""
+        return self._choose(members) is not None
+
+    def run(self, members: SequenceOf[Sequence]) -> None:
+        """Read at least one slice, if one is due, and more while all take no longer than a plain step."""
+        start, has_read = perf_counter(), False
+        while (chosen := self._choose(members)) is not None:
+            row, reader, plain_s = chosen
+            if has_read and perf_counter() - start + self._slice_s(members[row], reader) > plain_s:
+                return
+            self._read_slice(members, row, reader, plain_s)
+            has_read = True
+
+    def _choose(self, members: SequenceOf[Sequence]) -> tuple[int, DraftReader, float] | None:
+        """Return the row to read next, the one with the least left to read; None if none may be read.
+
+        Returns the row, its reader, and the seconds of a plain step. Texts that take too long are dropped.
+        """
+        unread = [
+            (row, reader)
+            for row, reader in self._draft_model.unread()
+            if (drafts := members[row].drafts) and drafts.uses_model
+        ]
+        # A slice must not delay a first token.
+        if not unread or not all(s.num_answered for s in members):
+            return None
+        plain_s = self._planner.costs.least_plain_s(len(members), self._planner.conditions(members))
+        if plain_s is None:
+            return None
+        budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
+        left_s = min(budget.left_s(plain_s) for budget in budgets) - (1 + RESERVED_STEPS) * plain_s
+        unread.sort(key=lambda one: one[1].count_left(len(members[one[0]].tokens)))
+        for row, reader in unread:
+            if reader.has_begun and not self._is_payable(members[row], reader, plain_s):
+                # Another turn may continue here.
+                self.keep_row(members[row], row)
+                self._drop(members[row], row)
+            elif self._slice_s(members[row], reader) <= left_s:
+                return row, reader, plain_s
+        return None
+
+    def _pace_of(self, reader: DraftReader) -> Pace:
+        return self._pace if reader.has_begun else self._lookup_pace
+
+    def _slice_s(self, sequence: Sequence, reader: DraftReader) -> float:
+        """Return the expected seconds of the next slice of a sequence's text."""
+        return self._pace_of(reader).slice_s(reader.count_left(len(sequence.tokens)))
+
+    def _is_payable(self, sequence: Sequence, reader: DraftReader, plain_s: float) -> bool:
+        """Whether the sequence's budget can pay its part of what is left to read until its answer is over."""
+        if not self._pace.is_known or sequence.drafts is None:
+            return True
+        budget = sequence.drafts.slowdown_budget
+        num_left = sequence.request.max_tokens - sequence.num_answered
+        read_s = reader.spent_s + reader.count_left(len(sequence.tokens)) * self._pace.token_s
+        if self.prefixes.cache:
+            read_s /= READ_IN_ANSWERS
+        # Each token of the answer earns a share of a step, and has to be read too.
+        earned_s = num_left * max(0.0, budget.overhead * plain_s - self._pace.token_s)
+        payable_s = budget.left_s(plain_s) - (1 + RESERVED_STEPS) * plain_s + earned_s
+        return num_left > 1 and read_s <= reader.spent_s + payable_s
+
+    def _read_slice(
+        self, members: SequenceOf[Sequence], row: int, reader: DraftReader, plain_s: float
+    ) -> None:
+        """Read a slice of a row's text, and charge its time to all rows."""
+        sequence, start = members[row], perf_counter()
+        try:
+            read = self._compute if reader.has_begun else self._look_up
+            read(sequence, row, reader, plain_s)
+        except Exception as fault:
+            self._draft_model.drop_reader(row)
+            sequence.give_up_draft_model(fault)
+        taken_s = perf_counter() - start
+        reader.spent_s += taken_s
+        for other in members:
+            if other.drafts:
+                other.drafts.slowdown_budget.charge(taken_s, plain_s, 0)
+        if sequence.drafts:
+            sequence.drafts.counts.drafter_s += taken_s
+
+    def _look_up(self, sequence: Sequence, row: int, reader: DraftReader, plain_s: float) -> None:
+        """Read a part of a text to find out how much of it the draft model has read before."""
+        start, tokens = perf_counter(), sequence.tokens
+        num_read = self.prefixes.look_up(reader, tokens, self._lookup_pace.num_tokens)
+        self._lookup_pace.observe(num_read, perf_counter() - start, plain_s)
+        if reader.caches and not self._memory_budget.reserve_reading(len(tokens)):
+            self._drop(sequence, row)
+
+    def _compute(self, sequence: Sequence, row: int, reader: DraftReader, plain_s: float) -> None:
+        """Feed the draft model a part of a text; after the last one it may draft."""
+        start, tokens = perf_counter(), sequence.tokens
+        num_computed = reader.compute(self._draft_model.model, tokens, self._pace.num_tokens)
+        self._pace.observe(num_computed, perf_counter() - start, plain_s)
+        is_complete = reader.count_left(len(tokens)) == 0
+        # A request that comes meanwhile may share this text.
+        if (is_complete or reader.num_computed in reader.keep_at) and self._may_copy(sequence):
+            self.prefixes.keep(reader)
+        if is_complete and sequence.drafts:
+            self._draft_model.start_drafting(row)
+            sequence.drafts.forecast.begin()
+
+    def _may_copy(self, sequence: Sequence) -> bool:
+        return self.prefixes.cache is not None and self._memory_budget.may_copy(len(sequence.tokens), -1)

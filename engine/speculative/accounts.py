@@ -1,0 +1,79 @@
+"""Account for the time that steps take: teach the costs, and charge the slowdown budgets of all rows."""
+
+from collections.abc import Sequence
+
+from engine.speculative.costs.conditions import MASKED, Conditions
+from engine.speculative.costs.slowdown_budget import SlowdownBudget
+from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
+
+
+class StepAccounts:
+    """Charges every step's real time, and as plain time what plain steps really took.
+
+    costs: of the target's steps. model_costs: of the draft model's part; None without one.
+    """
+
+    def __init__(self, costs: StepCosts, model_costs: DraftModelCosts | None = None) -> None:
+        self._costs = costs
+        self._model_costs = model_costs
+
+    def charge_plain(
+        self,
+        budgets: Sequence[SlowdownBudget | None],
+        under: Conditions,
+        taken_s: float | None,
+        is_steady: bool,
+        follows_drafts: bool,
+    ) -> None:
+        """Account for a plain step.
+
+        budgets: of its rows. taken_s: its seconds; None if they are not known and cannot be charged.
+        is_steady: whether it was dispatched while another plain step of the same rows was in flight, as all
+            steps of plain decoding are. Such a step shows what plain steps cost.
+        follows_drafts: whether it was not because drafts were verified before it.
+        """
+        costs, num_rows = self._costs, len(budgets)
+        if taken_s is None or not costs.is_learned:
+            taken_s = plain_s = costs.seconds(num_rows, 1, under)
+        else:
+            if is_steady:
+                costs.observe_plain(num_rows, taken_s, under)
+            known_s = costs.least_plain_s(num_rows, under) if follows_drafts else None
+            plain_s = known_s or taken_s
+        for budget in budgets:
+            if budget:
+                budget.charge(taken_s, plain_s, 1)
+
+    def charge_verification(
+        self,
+        budgets: Sequence[SlowdownBudget | None],
+        under: Conditions,
+        widths: Sequence[int],
+        num_committed: Sequence[int],
+        taken_s: float,
+        drafting_s: float = 0.0,
+        work: DraftWork | None = None,
+    ) -> None:
+        """Account for a verification step.
+
+        budgets, widths, num_committed: of its rows. taken_s: its seconds, with drafting_s of them for the
+        draft model's work, if it did any.
+        """
+        costs, num_rows = self._costs, len(widths)
+        plain_s = costs.least_plain_s(num_rows, under)
+        if not costs.is_learned:
+            taken_s = costs.step_s(widths, under)
+            if work and self._model_costs:
+                taken_s += self._model_costs.seconds(num_rows, work.num_fed, work.num_drafted)
+        elif max(widths) > 1:
+            costs.observe_wide(widths, taken_s - drafting_s, under)
+        elif work is None and under.sampling == MASKED:
+            # With a grammar every token is read before the next step, drafting or not.
+            costs.observe_plain(num_rows, taken_s, under)
+            plain_s = taken_s
+        if work and self._model_costs:
+            self._model_costs.observe(num_rows, work.num_fed, work.num_drafted, drafting_s)
+        for budget, num_tokens in zip(budgets, num_committed, strict=True):
+            if budget:
+                budget.charge(taken_s, plain_s or taken_s, num_tokens)

@@ -1,0 +1,1 @@
+"""What steps cost: measured at load and while serving, and how much drafting may cost a sequence."""

@@ -1,0 +1,82 @@
+"""The draft model's prefix cache: what it has read of earlier texts, by its own ids."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from engine.kv_cache.per_row import make_caches
+from engine.kv_cache.probes import prefix_fault
+from engine.kv_cache.rows import Rows
+from engine.kv_cache.slices import State, cut_slice, has_state, take_state
+from engine.prefix_cache.trie import CutSlice, PrefixCache
+from engine.speculative.draft_model.reader import DraftReader
+
+log = logging.getLogger("reprise.engine")
+
+MIN_SAVED_IDS = 32
+"""No state is kept for a prefix that saves fewer ids."""
+
+
+class DraftPrefixes:
+    """Keeps what the draft model has read, and finds it again. Only settled ids are kept.
+
+    budget_bytes: memory for it. find_opening: returns the length before the opening of the answer.
+    cache: None if budget_bytes is 0 or the draft model's caches cannot be sliced.
+    """
+
+    def __init__(self, model: Any, budget_bytes: int, find_opening: Callable[[list[int]], int]) -> None:
+        self._make = partial(make_caches, model)
+        self._find_opening = find_opening
+        self._needs_state = has_state(self._make())
+        self.cache: PrefixCache | None = None
+        if not budget_bytes:
+            return
+        if fault := prefix_fault(model):
+            log.warning("no prefix cache for the draft model, so it reads every text in full: %s", fault)
+        else:
+            self.cache = PrefixCache(budget_bytes, self._make, self._needs_state)
+
+    def opening(self, tokens: list[int]) -> int:
+        """Return the length of the target's tokens at which state is to be kept; 0 if none is."""
+        return self._find_opening(tokens) if self.cache and self._needs_state else 0
+
+    def look_up(self, reader: DraftReader, tokens: Sequence[int], max_tokens: int) -> int:
+        """Read up to max_tokens more tokens of a text, and begin to compute it once its prefix is found.
+
+        That is once the ids differ from those in the cache, or no text is left to read.
+        Returns the number of tokens read. Raises as DraftReader.read() does.
+        """
+        if self.cache is None:
+            reader.begin(self._make(), 0)
+            return 0
+        num_read = reader.read_more(tokens, max_tokens)
+        ids = reader.ids[: reader.num_usable + 1]
+        num_held = self.cache.match(ids)
+        if num_held == reader.num_usable and reader.count_left(len(tokens)) > num_held:
+            return num_read
+        caches, num_found = self.cache.find(ids) or (self._make(), 0)
+        reader.begin(caches, num_found)
+        # Where texts diverge, the next one may diverge too.
+        at_least = num_found + MIN_SAVED_IDS
+        wanted = {num_held, *reader.keep_at} if self._needs_state else set()
+        reader.keep_at = {at for at in wanted if at >= at_least}
+        return num_read
+
+    def keep(self, reader: DraftReader) -> None:
+        """Keep what a reader's caches hold."""
+        caches = reader.caches
+        self._put(reader.ids[: reader.num_computed], partial(cut_slice, caches), partial(take_state, caches))
+
+    def keep_row(self, ids: Sequence[int], row: int, rows: Rows) -> None:
+        """Keep what a row holds: these ids."""
+        self._put(ids, partial(rows.kv_slice, row), partial(rows.state, row))
+
+    def _put(self, ids: Sequence[int], cut: CutSlice, take: Callable[[], State]) -> None:
+        if self.cache is None:
+            return
+        try:
+            self.cache.put(ids, cut, take())
+        except Exception:
+            # No request depends on this copy.
+            log.warning("a prefix of the draft model could not be cached", exc_info=True)

@@ -1,0 +1,137 @@
+"""Measure where a thread's time goes: the seconds that it spends at each station.
+
+A station is a part of the thread's work, such as planning. It is marked by a decorator or a `with` statement:
+
+    @station("planning")
+    def _plan(self): ...
+
+A thread is at one station at a time: a station within another pauses it. Threads without a StationClock
+measure nothing.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import wraps
+from time import perf_counter
+from types import TracebackType
+from typing import Literal, ParamSpec, TypeVar
+
+EngineStation = Literal[
+    "idle",
+    "messages",
+    "retiring",
+    "admission",
+    "memory",
+    "planning",
+    "drafters",
+    "grammars",
+    "draft_model",
+    "dispatch",
+    "waiting",
+    "commit",
+    "prefill",
+]
+"""Parts of the work of the engine's thread, in the order of a step. docs/metrics.md says what each is."""
+
+LoopStation = Literal["bodies", "submission", "output", "format"]
+"""Parts of the work of the server's event loop, in the order of a request."""
+
+OTHER = "other"
+"""What a thread does outside of all stations."""
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+_thread = threading.local()
+
+
+class StationClock:
+    """Adds up a thread's seconds at each station. Any thread may read them.
+
+    seconds: by station, and OTHER. They lack the time since the thread came to its present station.
+    now: a clock in seconds.
+    """
+
+    def __init__(self, stations: Iterable[str], now: Callable[[], float] = perf_counter) -> None:
+        self.seconds = dict.fromkeys([*stations, OTHER], 0.0)
+        self._now = now
+        self._path = [OTHER]
+        self._since = now()
+
+    def start(self) -> None:
+        """Measure the thread that calls this, from now on."""
+        self._since = self._now()
+        _thread.clock = self
+
+    def stop(self) -> None:
+        """Measure no longer. Called on the same thread."""
+        _thread.clock = None
+
+    def enter(self, name: str) -> None:
+        """Come to a station."""
+        now = self._now()
+        self.seconds[self._path[-1]] += now - self._since
+        self._since = now
+        self._path.append(name)
+
+    def leave(self) -> None:
+        """Return to the station before."""
+        now = self._now()
+        self.seconds[self._path.pop()] += now - self._since
+        self._since = now
+
+    def spend(self, name: str, taken_s: float) -> None:
+        """Count the last seconds, which the caller has measured, at another station than the present one."""
+        self.seconds[name] += taken_s
+        self._since += taken_s
+
+
+def spend(name: EngineStation, taken_s: float) -> None:
+    """Count the thread's last seconds, which the caller has measured, at another station instead of its own.
+
+    For work in small parts that are timed anyway. The thread must not have changed its station meanwhile.
+    """
+    clock = getattr(_thread, "clock", None)
+    if clock is not None:
+        clock.spend(name, taken_s)
+
+
+class station:  # noqa: N801 - used like a function
+    """Marks a part of a thread's work as a station, as a decorator or in a `with` statement.
+
+    Only for code that does not await: another task would run at this station.
+    """
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: EngineStation | LoopStation) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        clock = getattr(_thread, "clock", None)
+        if clock is not None:
+            clock.enter(self._name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        clock = getattr(_thread, "clock", None)
+        if clock is not None:
+            clock.leave()
+
+    def __call__(self, function: Callable[Given, Result]) -> Callable[Given, Result]:
+        """Return the function as one that runs at this station."""
+
+        name = self._name
+
+        @wraps(function)
+        def run(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+            clock = getattr(_thread, "clock", None)
+            if clock is None:
+                return function(*args, **kwargs)
+            clock.enter(name)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                clock.leave()
+
+        return run

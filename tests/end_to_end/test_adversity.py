@@ -1,0 +1,158 @@
+"""Hostile requests of every kind at once beside four honest streams, which keep their text and their pace.
+
+.venv/bin/python -m pytest tests/end_to_end/test_adversity.py               seconds; the texts alone
+.venv/bin/python -m pytest tests/end_to_end/test_adversity.py -m slow -s    five minutes, and its figures
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import httpx
+import openai
+import pytest
+
+from bench.statistics import percentile
+from tests.end_to_end.conftest import serving
+
+NUM_HONEST = 4
+CALM_S = 40.0
+MAX_STALL_S = 0.05
+"""The most that others may add to a step, at the 99th percentile: the default of --max-stall-ms."""
+END_ID = 2
+ANSWER_TOKENS = 7500
+"""More than any of them gets in the time."""
+IDLE_WITHIN_S = 30.0
+
+
+@dataclass
+class Honest:
+    """A client with one stream. gaps_s: between consecutive chunks of its text."""
+
+    client: openai.AsyncOpenAI
+    number: int
+    text: str = ""
+    gaps_s: list[float] = field(default_factory=list)
+    is_answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def listen(self, is_over: asyncio.Event, num_characters: int | None = None) -> None:
+        """Read a sampled answer until it is over, or has as many characters."""
+        stream = await self.client.completions.create(
+            model="demo",
+            prompt=f"{self.number}. The lantern in the hall is",
+            max_tokens=ANSWER_TOKENS,
+            temperature=0.9,
+            seed=self.number,
+            logit_bias={str(END_ID): -100},
+            stream=True,
+        )
+        async with stream:
+            last_at = None
+            async for chunk in stream:
+                assert chunk.choices[0].finish_reason is None, "the answer ended early"
+                self.text += chunk.choices[0].text
+                now = perf_counter()
+                if last_at is not None:
+                    self.gaps_s.append(now - last_at)
+                last_at = now
+                self.is_answered.set()
+                if is_over.is_set() or (num_characters is not None and len(self.text) >= num_characters):
+                    return
+            raise AssertionError("the stream ended")
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "size"),
+    [
+        pytest.param(0, 0.05, id="each once"),
+        pytest.param(240, 1, id="five minutes", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.timeout(1800)
+async def test_hostile_requests_change_no_text_and_starve_no_stream(
+    duration_s: float, size: float, tmp_path: Path, server_folder: Path
+) -> None:
+    costs = ("--calibration-file", str(server_folder / "costs.json"))
+    with serving(tmp_path, *costs) as (url, printed):
+        async with openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600
+        ) as client:
+            if duration_s:
+                async with _listening(client, 2 * NUM_HONEST) as calm:
+                    await asyncio.sleep(CALM_S)
+            async with _listening(client, NUM_HONEST) as honest:
+                outcome = await _attack(url, duration_s, size)
+            await _wait_until_idle(url)
+            if duration_s:
+                async with _listening(client, 2 * NUM_HONEST) as calm_again:
+                    await asyncio.sleep(CALM_S)
+                # The machine may have got slower meanwhile, for whatever else it does.
+                step_s, gap_s = max(_p99(calm), _p99(calm_again)), _p99(honest)
+                _report(outcome, calm, honest, calm_again)
+            for one in honest:
+                alone = Honest(client, one.number)
+                await alone.listen(asyncio.Event(), len(one.text))
+                assert one.text
+                assert alone.text.startswith(one.text)
+    assert outcome["faults"] == []
+    assert not [line for line in printed if "Traceback" in line or " ERROR " in line]
+    if duration_s:
+        assert gap_s <= step_s + MAX_STALL_S
+
+
+def _report(outcome: dict[str, list[str]], *groups: Sequence[Honest]) -> None:
+    print(json.dumps(outcome, indent=1))
+    for name, group in zip(("before", "attacked", "after"), groups, strict=True):
+        gaps = [(gap_s, 1.0) for one in group for gap_s in one.gaps_s]
+        p50, p99, longest = (1000 * percentile(gaps, share) for share in (0.5, 0.99, 1.0))
+        print(f"{name}: {len(gaps)} gaps, p50 {p50:.0f} ms, p99 {p99:.0f} ms, longest {longest:.0f} ms")
+    print(f"load {os.getloadavg()[0]:.1f}")
+
+
+@asynccontextmanager
+async def _listening(client: openai.AsyncOpenAI, num: int) -> AsyncIterator[list[Honest]]:
+    """Start as many honest streams; they have their first text when this is entered, and end with it."""
+    is_over = asyncio.Event()
+    honest = [Honest(client, number) for number in range(num)]
+    async with asyncio.TaskGroup() as listening:
+        for one in honest:
+            listening.create_task(one.listen(is_over))
+        try:
+            for one in honest:
+                await one.is_answered.wait()
+            yield honest
+        finally:
+            is_over.set()
+
+
+async def _attack(url: str, duration_s: float, size: float) -> dict[str, list[str]]:
+    """Attack from another process, so that what the attackers compute does not hold up the honest clients."""
+    command = [sys.executable, "-m", "tests.end_to_end.attacks", url, str(duration_s), str(size)]
+    attackers = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        out, _ = await attackers.communicate()
+    finally:
+        if attackers.returncode is None:
+            attackers.kill()
+    assert attackers.returncode == 0
+    outcome: dict[str, list[str]] = json.loads(out)
+    return outcome
+
+
+async def _wait_until_idle(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url) as http, asyncio.timeout(IDLE_WITHIN_S):
+        while True:
+            health = (await http.get("/health")).json()
+            if health["running"] == health["waiting"] == 0:
+                return
+            await asyncio.sleep(0.1)
+
+
+def _p99(clients: Sequence[Honest]) -> float:
+    return percentile([(gap_s, 1.0) for one in clients for gap_s in one.gaps_s], 0.99)

@@ -1,0 +1,204 @@
+"""Rows that decode by the planner's decisions on a simulated device, whose steps take known times."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from config.settings import Settings
+from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
+from engine.request import GenerationRequest, Sampling
+from engine.scheduler.speculation import Planner
+from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.proposers import DraftSources, Proposers
+from tests.drafters.fakes import scored
+
+TrueCosts = Callable[[int, int, int], float]
+"""(rows, width, tokens of the longest row) -> seconds of a step."""
+
+UNSTEADY = 1.15
+"""A plain step after another kind of step, relative to one that was dispatched ahead."""
+
+WIDEST = 32
+
+
+class ChanceDrafter:
+    """Drafts a token of the answer correctly with the row's chance, and says that it is sure.
+
+    chances: (rows,) the chance by a row's number. limit: maximum tokens of a draft.
+    """
+
+    name = "suffix"
+
+    def __init__(self, chances: Sequence[float], seed: int, limit: int = WIDEST) -> None:
+        self.chances, self.limit, self.rng = list(chances), limit, random.Random(seed)
+        self.num_said: dict[int, int] = {}
+
+    def open(self, start: SequenceStart) -> None:
+        self.num_said[start.seq] = 0
+
+    def propose(self, query: DraftQuery) -> Draft:
+        if (chance := self.chances[query.seq % len(self.chances)]) < 0:
+            return NO_DRAFT
+        at, num = self.num_said[query.seq], min(query.limit, self.limit)
+        tokens = [token_at(i) if self.rng.random() < chance else 0 for i in range(at, at + num)]
+        return Draft(tokens, self.name, 0, 0.97)
+
+    def observe(self, seq: int, tokens: Sequence[int]) -> None:
+        self.num_said[seq] += len(tokens)
+
+    def record_verified(self, *_: Any) -> None:
+        pass
+
+    def close(self, seq: int) -> None:
+        pass
+
+
+def token_at(index: int) -> int:
+    """Return the token of every answer at an index."""
+    return 1 + index % 7
+
+
+@dataclass
+class Spent:
+    """What a row's decoding took so far, and what plain decoding would have taken.
+
+    worst_steps: the maximum, over all moments, beyond (1 + overhead) T_plain, in plain steps:
+        the dearest so far.
+
+    """
+
+    overhead: float
+    spent_s: float = 0.0
+    plain_s: float = 0.0
+    dearest_s: float = 0.0
+    worst_steps: float = 0.0
+    num_plain: int = 0
+    num_wide: int = 0
+
+    def add(self, step_s: float, plain_s: float, num_tokens: int) -> None:
+        self.spent_s += step_s
+        self.plain_s += plain_s * num_tokens
+        beyond = self.spent_s - (1 + self.overhead) * self.plain_s
+        self.dearest_s = max(self.dearest_s, plain_s)
+        self.worst_steps = max(self.worst_steps, beyond / self.dearest_s)
+
+
+@dataclass
+class Device:
+    """Rows on a device with true costs, decoded by a planner that believes others.
+
+    limit: tokens of each answer; a row leaves when it has them, and a new one joins.
+    """
+
+    true_s: TrueCosts
+    believed: StepCosts
+    chances: Sequence[float]
+    prompt_tokens: int = 64
+    limit: int = 400
+    seed: int = 0
+    overhead: float = 0.02
+    noise: float = 0.0
+    spent: list[Spent] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        settings = Settings(num_draft_tokens=WIDEST - 1, gate="off")
+        drafter = ChanceDrafter(self.chances, self.seed)
+        self.proposers = Proposers(DraftSources({"suffix": drafter}, scored(1.0)), settings)
+        self.planner = Planner(self.believed)
+        self.rng = random.Random(self.seed)
+        self.rows: list[Any] = []
+        self.in_flight: list[Any] = []
+        self.is_steady = self.was_plain = False
+
+    def join(self) -> None:
+        asked = GenerationRequest("r", (5,) * self.prompt_tokens, self.limit, Sampling(0, 0.0))
+        row = SimpleNamespace(
+            tokens=list(asked.prompt),
+            num_answered=0,
+            request=asked,
+            sampling=0,
+            drafts=self.proposers.begin(asked),
+            spent=Spent(self.overhead),
+        )
+        self.rows.append(row)
+        self.spent.append(row.spent)
+
+    def run(self, num_rows: int, num_answers: int) -> None:
+        """Decode answers, num_rows at once, until num_answers have begun and ended."""
+        while len(self.spent) < num_answers or self.rows:
+            while len(self.rows) < num_rows and len(self.spent) < num_answers:
+                self.join()
+            self.step()
+            if any(row.num_answered >= self.limit for row in self.rows):
+                self.rows = [row for row in self.rows if row.num_answered < self.limit]
+                self.is_steady = False
+
+    def step(self) -> None:
+        """Advance all rows, as Worker does."""
+        inputs = self.plan()
+        if inputs and self.in_flight:
+            self.read()
+            self.rows = [row for row in self.rows if row.num_answered < self.limit]
+            inputs = self.plan() if self.rows else []
+        if inputs:
+            self.verify(inputs)
+        elif self.rows:
+            ahead, is_steady = self.in_flight, self.in_flight == self.rows
+            if ahead:
+                self.read()
+            self.in_flight, self.is_steady = list(self.rows), is_steady
+
+    def plan(self) -> Any:
+        ahead = {id(row) for row in self.in_flight}
+        lengths = [len(row.tokens) - 1 + (id(row) in ahead) for row in self.rows]
+        return self.planner.plan(self.rows, lengths)
+
+    def read(self) -> None:
+        rows, self.in_flight = self.in_flight, []
+        plain_s = self.cost(rows, 1)
+        taken_s = plain_s * (1.0 if self.is_steady else UNSTEADY)
+        budgets = [row.drafts.slowdown_budget for row in rows]
+        under = self.planner.conditions(rows)
+        self.planner.accounts.charge_plain(budgets, under, taken_s, self.is_steady, not self.is_steady)
+        for row in rows:
+            row.spent.num_plain += 1
+            self.commit(row, [token_at(row.num_answered)], taken_s, plain_s)
+
+    def verify(self, inputs: Any) -> None:
+        rows, widths = self.rows, [one.width for one in inputs]
+        taken_s, plain_s = self.cost(rows, max(widths)), self.cost(rows, 1)
+        outcomes = []
+        for row, one in zip(rows, inputs, strict=True):
+            says = [token_at(row.num_answered + at) for at in range(len(one.draft) + 1)]
+            num = next((at for at, token in enumerate(one.draft) if token != says[at]), len(one.draft))
+            outcomes.append(says[: num + 1])
+        self.planner.accounts.charge_verification(
+            [row.drafts.slowdown_budget for row in rows],
+            self.planner.conditions(rows),
+            widths,
+            [len(outcome) for outcome in outcomes],
+            taken_s,
+        )
+        for row, one, outcome in zip(list(rows), inputs, outcomes, strict=True):
+            row.spent.num_wide += 1
+            self.commit(row, outcome, taken_s, plain_s, one.source, len(one.draft))
+
+    def commit(
+        self,
+        row: Any,
+        tokens: list[int],
+        taken_s: float,
+        plain_s: float,
+        draft: Draft = NO_DRAFT,
+        num: int = 0,
+    ) -> None:
+        row.spent.add(taken_s, plain_s, len(tokens))
+        row.tokens += tokens
+        row.num_answered += len(tokens)
+        row.drafts.observe(tokens, draft, num)
+
+    def cost(self, rows: Sequence[Any], width: int) -> float:
+        longest = max(len(row.tokens) for row in rows)
+        return self.true_s(len(rows), width, longest) * (1 + self.rng.uniform(-self.noise, self.noise))

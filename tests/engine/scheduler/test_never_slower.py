@@ -1,0 +1,57 @@
+"""No answer takes longer than plain decoding by more than the stated bound, whatever the planner believes."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
+from engine.speculative.costs.step_costs import StepCosts
+from tests.engine.scheduler.simulated_rows import Device, TrueCosts
+
+ROWS, WIDTHS = (1, 2, 4, 8), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+PROBING = 0.01
+"""The stated share of plain time that learning what plain steps cost may take."""
+
+BAD, POOR, FAIR, GOOD, NONE = 0.0, 0.4, 0.7, 0.95, -1.0
+
+
+def costs_of(per_token: float, per_context: float) -> TrueCosts:
+    """Costs of a device. per_token: of each further token fed. per_context: of each token in the caches."""
+
+    def true_s(num_rows: int, width: int, longest: int) -> float:
+        fed = 1 + per_token * (num_rows * width - 1)
+        return 0.01 * (fed + per_context * num_rows * longest * (1 + 0.1 * (width - 1)))
+
+    return true_s
+
+
+def believed(true_s: TrueCosts, wrong: float | str, seed: int) -> StepCosts:
+    """Costs measured with short rows, wrong by a factor: in all, of wide steps alone, or of each shape."""
+    rng, table = random.Random(seed), {}
+    for rows in ROWS:
+        for width in WIDTHS:
+            factor = wrong if isinstance(wrong, float) else 4.0 ** rng.uniform(-1, 1)
+            if wrong in ("wide x 4", "wide / 4"):
+                factor = 1.0 if width == 1 else 4.0 if wrong == "wide x 4" else 0.25
+            table[rows, width] = factor * true_s(rows, width, 48)
+    return StepCosts(table)
+
+
+def check(device: Device) -> None:
+    assert all(one.num_plain + one.num_wide > 0 for one in device.spent)
+    for one in device.spent:
+        assert one.worst_steps <= ALLOWANCE_STEPS
+
+
+@pytest.mark.parametrize("wrong", [1.0, 0.25, 4.0, "wide x 4", "wide / 4", "each shape"])
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("chances", [[BAD], [POOR], [FAIR], [GOOD], [BAD, GOOD], [NONE, GOOD, FAIR]], ids=str)
+def test_costs_that_are_wrong_by_any_factor(
+    chances: Sequence[float], num_rows: int, wrong: float | str
+) -> None:
+    for seed, per_token in enumerate((0.01, 0.04, 0.3)):
+        true_s = costs_of(per_token, 0.0002)
+        device = Device(true_s, believed(true_s, wrong, seed), chances, 48, 150, seed, 0.02 + PROBING)
+        device.run(num_rows, 2 * num_rows)
+        check(device)

@@ -1,0 +1,156 @@
+"""Chunks are sized by what chunks took before, on simulated devices whose speed nothing here knows."""
+
+import random
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+
+import pytest
+
+from engine.scheduler.prefill_budget import PrefillLimits, plan_prefill
+from engine.scheduler.prefill_costs import PrefillCosts
+
+MAX_STALL_MS = 50.0
+
+
+@dataclass
+class Device:
+    """A device on which a chunk takes forward_s + n * (token_s + pair_s * context), times noise."""
+
+    forward_s: float
+    token_s: float
+    pair_s: float
+    noise: float = 0.1
+    slowness: float = 1.0
+    rng: random.Random = field(default_factory=lambda: random.Random(5))
+
+    def feed(self, num_tokens: int, num_before: int) -> float:
+        context = num_before + num_tokens / 2
+        seconds = self.forward_s + num_tokens * (self.token_s + self.pair_s * context)
+        return seconds * self.slowness * self.rng.lognormvariate(0, self.noise)
+
+
+DEVICES = {
+    "processor": Device(0.002, 2e-4, 1e-7),
+    "noisy processor": Device(0.002, 2e-4, 1e-7, noise=0.3),
+    "laptop": Device(0.02, 1e-4, 1e-8),
+    "large GPU": Device(0.01, 2e-5, 1e-9),
+    "exact": Device(0.001, 2e-4, 5e-8, noise=0.0),
+}
+
+
+@dataclass
+class Prompt:
+    num_left: int
+    num_before: int
+    began: int
+
+
+class Simulation:
+    """Steps of an engine in which some row always decodes, and prompts arrive at random.
+
+    stalls_s: what the chunks of each step took. waited: steps that each prompt took, by its first num_left.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.costs, self.rng = device, PrefillCosts(), random.Random(11)
+        self.prompts: list[Prompt] = []
+        self.stalls_s: list[float] = []
+        self.fed: list[int] = []
+        self.num_done = 0
+
+    def run(self, num_steps: int, arrivals: float = 0.02) -> None:
+        for step in range(num_steps):
+            if self.rng.random() < arrivals or not self.prompts:
+                length = min(int(60 * self.rng.paretovariate(0.8)), 12_000)
+                # What is not computed may follow a cached prefix.
+                self.prompts.append(Prompt(length, self.rng.choice([0, 0, 0, 600, 5000]), step))
+            limits = PrefillLimits.of_step(3, MAX_STALL_MS, 2048)
+            costs = [partial(self._seconds, prompt) for prompt in self.prompts]
+            chunks = plan_prefill([prompt.num_left for prompt in self.prompts], costs, limits)
+            self.fed.append(sum(chunks))
+            self.stalls_s.append(sum(map(self._feed, self.prompts, chunks)))
+            self.num_done += sum(prompt.num_left == 0 for prompt in self.prompts)
+            self.prompts = [prompt for prompt in self.prompts if prompt.num_left]
+
+    def _seconds(self, prompt: Prompt, num_tokens: int) -> float:
+        return self.costs.seconds(num_tokens, prompt.num_before)
+
+    def _feed(self, prompt: Prompt, chunk: int) -> float:
+        if not chunk:
+            return 0.0
+        seconds = self.device.feed(chunk, prompt.num_before)
+        self.costs.observe(chunk, prompt.num_before, seconds)
+        prompt.num_left -= chunk
+        prompt.num_before += chunk
+        return seconds
+
+
+def p99_ms(stalls_s: list[float]) -> float:
+    return sorted(stalls_s)[int(0.99 * len(stalls_s))] * 1000
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_ninety_nine_of_a_hundred_steps_keep_to_max_stall(name: str) -> None:
+    simulation = Simulation(DEVICES[name])
+    simulation.run(3000)
+    assert p99_ms(simulation.stalls_s) <= MAX_STALL_MS
+    assert simulation.num_done > 20
+    # The time is used: where the chunks are not the last of their prompts, half of it and more.
+    assert p99_ms(simulation.stalls_s) > MAX_STALL_MS / 2
+
+
+def test_the_first_chunks_are_small_and_grow_quickly() -> None:
+    simulation = Simulation(Device(0.005, 1e-5, 0.0, noise=0.0))
+    simulation.prompts = [Prompt(100_000, 0, 0)]
+    simulation.run(12, arrivals=0.0)
+    assert simulation.fed[0] == 16
+    assert max(simulation.stalls_s) <= MAX_STALL_MS / 1000
+    assert all(after >= before for before, after in pairwise(simulation.fed[:7]))
+    assert min(simulation.fed[7:]) > 1000
+
+
+def test_a_machine_that_becomes_slower_gets_smaller_chunks_at_once() -> None:
+    simulation = Simulation(Device(0.002, 1e-4, 1e-8))
+    simulation.run(1000)
+    simulation.device.slowness = 3.0
+    num_before = len(simulation.stalls_s)
+    simulation.run(1000)
+    late = [s for s in simulation.stalls_s[num_before:] if s > MAX_STALL_MS / 1000]
+    assert len(late) <= 10
+
+
+def test_a_pause_of_the_machine_is_forgotten_soon() -> None:
+    simulation = Simulation(Device(0.002, 1e-4, 0.0, noise=0.0))
+    simulation.prompts = [Prompt(10**6, 0, 0)]
+    simulation.run(50, arrivals=0.0)
+    usual = simulation.fed[-1]
+    simulation.device.slowness = 40.0
+    simulation.run(1, arrivals=0.0)
+    simulation.device.slowness = 1.0
+    simulation.run(10, arrivals=0.0)
+    assert simulation.fed[51] < usual / 2
+    assert simulation.fed[-1] > 0.8 * usual
+
+
+def test_prompts_advance_even_if_nothing_keeps_to_max_stall() -> None:
+    simulation = Simulation(Device(1.0, 0.1, 0.0))
+    simulation.prompts = [Prompt(200, 0, 0), Prompt(160, 0, 0)]
+    simulation.run(30, arrivals=0.0)
+    assert simulation.fed[:20] == [16] * 20
+    assert simulation.num_done >= 2
+
+
+def test_a_context_longer_than_any_before_is_not_underestimated() -> None:
+    device, costs = Device(0.002, 1e-4, 4e-7, noise=0.0), PrefillCosts()
+    for _ in range(20):
+        costs.observe(64, 0, device.feed(64, 0))
+    assert costs.seconds(64, 8000) >= device.feed(64, 8000)
+    assert costs.seconds(2048, 0) >= device.feed(2048, 0) / 4
+    assert costs.seconds(0, 8000) == 0
+
+
+def test_unknown_seconds_teach_nothing() -> None:
+    costs = PrefillCosts()
+    costs.observe(64, 0, None)
+    assert costs.seconds(64, 0) == 64.0

@@ -1,0 +1,164 @@
+"""Waits come in the order of dispatch, so each measured time belongs to what was waited for."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from engine.scheduler.prefill_costs import PrefillCosts
+from engine.scheduler.step_clock import StepClock
+from engine.speculative.proposers import DraftSources
+from tests.drafters.fakes import Coin
+from tests.engine.driven import Driven, expected_tokens
+from tests.engine.support import make_loaded, prompt_of, request
+
+
+class Clock:
+    """Stands in for time.perf_counter. Only tests move it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock()
+    monkeypatch.setattr("engine.scheduler.step_clock.perf_counter", clock)
+    return clock
+
+
+def test_other_work_is_not_part_of_a_step(clock: Clock) -> None:
+    timed, taken = StepClock(), []
+    timed.lap()
+    clock.now += 3
+    assert timed.lap() == 3
+    timed.dispatch([mx.zeros(3)], taken.append, fail)
+    clock.now += 2
+    timed.settle()
+    clock.now += 1
+    assert timed.lap() == 1
+    assert taken == [2]
+
+
+def test_earlier_work_is_waited_for_before_other_work_is_dispatched(clock: Clock) -> None:
+    timed, taken = StepClock(), []
+    for seconds in (2, 5):
+        timed.dispatch([mx.zeros(3)], taken.append, fail)
+        clock.now += seconds
+    timed.settle()
+    assert taken == [2, 5]
+
+
+def test_time_in_which_the_device_was_idle_is_not_counted(clock: Clock) -> None:
+    timed, taken = StepClock(), []
+    timed.lap()
+    clock.now += 60
+    timed.dispatch([mx.zeros(3)], taken.append, fail)
+    clock.now += 2
+    timed.settle()
+    assert taken == [2]
+
+
+def test_after_a_reset_nothing_in_flight_is_measured(clock: Clock) -> None:
+    timed, taken = StepClock(), []
+    timed.dispatch([mx.zeros(3)], taken.append, fail)
+    timed.reset()
+    assert timed.lap() is None
+    timed.dispatch([mx.zeros(3)], taken.append, fail)
+    clock.now += 2
+    timed.settle()
+    assert taken == [None, 2]
+
+
+def test_steps_that_contain_something_else_are_not_measured_but_chunks_are(clock: Clock) -> None:
+    timed, taken = StepClock(), []
+    timed.lap()
+    timed.dispatch([mx.zeros(3)], taken.append, fail)
+    timed.skip_steps(1)
+    clock.now += 2
+    timed.settle()
+    assert timed.lap() is None
+    clock.now += 3
+    assert timed.lap() == 3
+    assert taken == [2]
+
+
+def test_a_fault_in_other_work_is_told_to_its_owner_once() -> None:
+    def fail_to_read(_: float | None) -> None:
+        raise ValueError("odd")
+
+    timed, faults = StepClock(), []
+    timed.dispatch([mx.zeros(3)], fail_to_read, faults.append)
+    timed.settle()
+    assert [str(fault) for fault in faults] == ["odd"]
+    timed.dispatch([], fail_to_read, fail)
+    with pytest.raises(ValueError, match="odd"):
+        timed.settle()
+    timed.settle()
+
+
+def fail(fault: Exception) -> None:
+    raise fault
+
+
+class Counting:
+    """A model that notes what is dispatched: chunks of prompts, and steps of rows."""
+
+    def __init__(self, model: Any, dispatched: list[str]) -> None:
+        self._model = model
+        self._dispatched = dispatched
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        is_chunk = tokens.shape[0] == 1 and tokens.shape[1] in (15, 16)
+        self._dispatched.append("chunk" if is_chunk else "step")
+        logits: mx.array = self._model(tokens, cache=cache)
+        return logits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+@pytest.mark.parametrize("drafts", ["no drafts", "drafts"])
+def test_chunks_and_steps_are_waited_for_in_the_order_of_dispatch(
+    drafts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatched: list[str] = []
+    waited: list[str] = []
+    asked = [request(prompt_of(12), 60, name="decodes"), request(prompt_of(161, 3), 4, name="joins")]
+    known = {one.prompt: expected_tokens("llama", one) for one in asked}
+    coin = Coin(known, 1.0 if drafts == "drafts" else 0.0, num_ids=4096, name="suffix")
+    driven = Driven(
+        make_loaded("llama", lambda model: Counting(model, dispatched)),
+        (lambda _: DraftSources({"suffix": coin}, lambda _: 1.0)) if drafts == "drafts" else None,
+        draft_type="suffix" if drafts == "drafts" else "none",
+        num_draft_tokens=4,
+        max_stall_ms=0,
+        prefix_cache_bytes=0,
+    )
+    driven.ask(asked[0])
+    driven.step_until(lambda: len(driven.worker.members) == 1 and len(driven.answers["decodes"].events) > 1)
+    driven.ask(asked[1])
+    dispatched.clear()
+    lap, observe = StepClock.lap, PrefillCosts.observe
+
+    def note_step(clock: StepClock) -> float | None:
+        waited.append("step")
+        return lap(clock)
+
+    def note_chunk(costs: PrefillCosts, num_tokens: int, num_before: int, seconds: float | None) -> None:
+        waited.append("chunk")
+        assert seconds is not None
+        observe(costs, num_tokens, num_before, seconds)
+
+    monkeypatch.setattr(StepClock, "lap", note_step)
+    monkeypatch.setattr(PrefillCosts, "observe", note_chunk)
+    in_flight = ["step"] if driven.worker.batch.in_flight else []
+    driven.step_until(lambda: len(driven.worker.members) == 2)
+    assert dispatched.count("chunk") == 10
+    # All but the last were waited for, each before anything else was dispatched.
+    assert waited == (in_flight + dispatched)[: len(waited)]
+    assert waited.count("chunk") == 9

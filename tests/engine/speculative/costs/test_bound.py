@@ -1,0 +1,121 @@
+"""The engine keeps the stated bound with costs that are wrong, on a device whose steps take known times."""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
+from engine.engine import Engine
+from engine.request import DraftChoice, GenerationRequest
+from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
+from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.proposers import DraftSources
+from tests.drafters.fakes import scored
+from tests.engine.conftest import StartEngine
+from tests.engine.support import Answer, ask, prompt_of, request
+
+OVERHEAD, PROBING = 0.02, 0.01
+NUM_TOKENS = 90
+
+
+class TimedDevice:
+    """A model on a device whose clock the test reads instead of the machine's."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.model: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def wrap(self, model: Any) -> "TimedDevice":
+        self.model = model
+        return self
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        self.now_s += step_s(*tokens.shape)
+        return self.model(tokens, cache=cache)
+
+
+def step_s(num_rows: int, width: int) -> float:
+    return 0.01 * (1 + 0.04 * (num_rows * width - 1))
+
+
+class Coin:
+    """Drafts the answer's tokens, each correctly with a chance, always eight, and says that it is sure."""
+
+    name = "suffix"
+
+    def __init__(self, chance: float) -> None:
+        self.chance, self.rng = chance, random.Random(1)
+        self.answers: dict[tuple[int, ...], Sequence[int]] = {}
+        self.open_now: dict[int, tuple[Sequence[int], int]] = {}
+
+    def open(self, start: SequenceStart) -> None:
+        self.open_now[start.seq] = self.answers[tuple(start.prompt)], 0
+
+    def propose(self, query: DraftQuery) -> Draft:
+        answer, at = self.open_now[query.seq]
+        tokens = [token if self.rng.random() < self.chance else 0 for token in answer[at : at + query.limit]]
+        return Draft(tokens, self.name, 0, 0.95) if tokens else NO_DRAFT
+
+    def observe(self, seq: int, tokens: Sequence[int]) -> None:
+        answer, at = self.open_now[seq]
+        self.open_now[seq] = answer, at + len(tokens)
+
+    def record_verified(self, *_: Any) -> None:
+        pass
+
+    def close(self, seq: int) -> None:
+        del self.open_now[seq]
+
+
+def decode_s(engine: Engine, asked: GenerationRequest) -> tuple[float, list[int]]:
+    answer: Answer = ask(engine, asked)
+    finished = answer.finished()
+    return finished.usage.total_s - finished.usage.first_token_s, list(finished.tokens)
+
+
+@pytest.mark.parametrize(
+    ("plain", "wide", "chance"),
+    [
+        (1, 0.25, 0.0),
+        (4, 1, 0.4),
+        (1, 0.25, 0.4),
+        (0.25, 0.25, 0.4),
+        (1, 4, 0.4),
+        (4, 1, 0.95),
+        (1, 0.25, 0.95),
+    ],
+)
+def test_no_answer_of_the_engine_is_slower_than_stated(
+    plain: float, wide: float, chance: float, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, drafter = TimedDevice(), Coin(chance)
+    monkeypatch.setattr(time, "perf_counter", lambda: device.now_s)
+    table = {
+        (rows, width): step_s(rows, width) * (plain if width == 1 else wide)
+        for rows in (1, 2)
+        for width in (1, 2, 4, 8, 16)
+    }
+    engine = start_engine(
+        wrap=device.wrap,
+        make_sources=lambda _: DraftSources({"suffix": drafter}, scored(1.0)),
+        costs=StepCosts(table),
+        draft_type="suffix",
+        num_draft_tokens=8,
+    )
+    for number in range(2):
+        asked = request(prompt_of(20, number), NUM_TOKENS)
+        plain_s, tokens = decode_s(engine, replace(asked, draft=DraftChoice("none")))
+        drafter.answers[asked.prompt] = tokens
+        drafted_s, drafted = decode_s(engine, asked)
+        assert drafted == tokens
+        assert drafted_s <= (1 + OVERHEAD + PROBING) * plain_s + ALLOWANCE_STEPS * step_s(1, 1)
+        if chance > 0.9 and number == 1:
+            assert drafted_s < plain_s / 2

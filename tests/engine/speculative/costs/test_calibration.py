@@ -1,0 +1,202 @@
+"""Costs are measured while nothing else is to be done, kept on disk, and checked at the next start."""
+
+import json
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.settings import Settings
+from drafters.base import NO_DRAFT
+from engine.engine import Engine
+from engine.speculative.costs import calibration
+from engine.speculative.costs.calibration import Calibration
+from engine.speculative.proposers import DraftSources
+from tests.drafters.fakes import scored
+from tests.engine.support import ask, make_loaded, oracle, prompt_of, request
+
+WIDEST = 9
+
+
+def step_s(num_rows: int, width: int) -> float:
+    return 0.01 * (1 + 0.02 * (num_rows * width - 1))
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return the shapes measured so far, on a machine whose steps take step_s()."""
+    shapes: list[tuple[int, int]] = []
+
+    def take(_rows: Any, num_rows: int, width: int) -> float:
+        shapes.append((num_rows, width))
+        return step_s(num_rows, width)
+
+    monkeypatch.setattr(calibration, "_step_s", take)
+    return shapes
+
+
+def make(folder: Path, **settings: Any) -> Calibration:
+    chosen = Settings(calibration_file=str(folder / "costs.json"), max_rows=4, **settings)
+    return Calibration(make_loaded("llama"), chosen, True, WIDEST)
+
+
+def test_costs_are_cautious_until_they_are_measured(tmp_path: Path, measured: list[tuple[int, int]]) -> None:
+    calibrated = make(tmp_path)
+    assert not calibrated.is_known
+    # Twice as long as a plain step at nine tokens, which is far too much for this machine.
+    assert calibrated.costs.seconds(1, 9) == pytest.approx(2 * calibrated.costs.seconds(1, 1))
+    while not calibrated.is_done:
+        before = len(measured)
+        calibrated.advance()
+        assert len(measured) <= before + 1
+    for num_rows in (1, 2, 4):
+        for width in (1, 2, 3, 5, 9):
+            assert calibrated.costs.seconds(num_rows, width) == pytest.approx(step_s(num_rows, width))
+
+
+def test_the_next_start_knows_them_and_looks_whether_they_still_hold(
+    tmp_path: Path, measured: list[tuple[int, int]]
+) -> None:
+    make(tmp_path).finish(lambda _: None)
+    measured.clear()
+    again = make(tmp_path)
+    assert again.is_known
+    assert again.costs.seconds(4, 9) == pytest.approx(step_s(4, 9))
+    again.finish(lambda _: None)
+    assert {num_rows for num_rows, _ in measured} == {1}
+    # They are measured anew if asked for.
+    assert not make(tmp_path, recalibrate=True).is_known
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(("factor", "holds"), [(3.0, False), (1.2, True)])
+def test_costs_on_disk_that_do_not_hold_are_measured_again(
+    factor: float, holds: bool, tmp_path: Path
+) -> None:
+    make(tmp_path).finish(lambda _: None)
+    file = tmp_path / "costs.json"
+    kept = json.loads(file.read_text())
+    key = next(iter(kept))
+    kept[key] = [[rows, width, seconds * (factor if width == 5 else 1)] for rows, width, seconds in kept[key]]
+    file.write_text(json.dumps(kept))
+    wrong = make(tmp_path)
+    wrong.finish(lambda _: None)
+    assert wrong.costs.seconds(1, 5) == pytest.approx(step_s(1, 5) * (factor if holds else 1))
+
+
+def test_what_takes_long_or_does_not_fit_is_extrapolated(
+    tmp_path: Path, measured: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "MAX_MEASURED_S", 0.06)
+    calibrated = make(tmp_path)
+    while not calibrated.is_done:
+        calibrated.advance(lambda rows, _tokens: rows < 4)
+    assert {num_rows for num_rows, _ in measured} == {1, 2}
+    # Plain steps are measured by four at a time.
+    assert (2, 1) not in measured
+    # In proportion to the tokens, which is more than it would be.
+    assert calibrated.costs.seconds(2, 1) == pytest.approx(2 * step_s(1, 1))
+    assert calibrated.costs.seconds(4, 9) == pytest.approx(2 * step_s(2, 9))
+
+
+def test_a_slow_first_measurement_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps of a shape may take long, as kernels are compiled."""
+    seen: set[tuple[int, int]] = set()
+
+    def take(_rows: Any, num_rows: int, width: int) -> float:
+        is_first = (num_rows, width) not in seen
+        seen.add((num_rows, width))
+        return step_s(num_rows, width) + is_first
+
+    monkeypatch.setattr(calibration, "_step_s", take)
+    calibrated = make(tmp_path)
+    calibrated.finish(lambda _: None)
+    assert calibrated.costs.seconds(1, 1) == pytest.approx(step_s(1, 1))
+    assert calibrated.costs.seconds(4, 9) == pytest.approx(step_s(4, 9))
+
+
+class Silent:
+    """A drafter with nothing to say."""
+
+    name = "suffix"
+
+    def open(self, *_: Any) -> None:
+        pass
+
+    def propose(self, *_: Any) -> Any:
+        return NO_DRAFT
+
+    def observe(self, *_: Any) -> None:
+        pass
+
+    def record_verified(self, *_: Any) -> None:
+        pass
+
+    def close(self, *_: Any) -> None:
+        pass
+
+
+def test_an_engine_listens_before_it_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="reprise.engine")
+    started, asked, answers = threading.Event(), request(prompt_of(20), 12), []
+    num_measured = 0
+
+    def take(_rows: Any, num_rows: int, width: int) -> float:
+        nonlocal num_measured
+        num_measured += 1
+        # Two are made before the engine has started. A request arrives during the fifth one.
+        if num_measured == 5:
+            started.wait()
+            answers.append(ask(engine, asked))
+        elif num_measured == 6:
+            # It was answered before the next one.
+            answers.append(answers[0].finished())
+        return step_s(num_rows, width)
+
+    monkeypatch.setattr(calibration, "_step_s", take)
+    file = tmp_path / "costs.json"
+    settings = Settings(calibration_file=str(file), max_rows=2, num_draft_tokens=8, draft_type="suffix")
+    engine = Engine(
+        settings, lambda _: make_loaded("llama"), lambda _: DraftSources({"suffix": Silent()}, scored(0.0))
+    )
+    engine.start()
+    try:
+        started.set()
+        while not file.exists():
+            time.sleep(0.01)
+        assert list(answers[1].tokens) == oracle(make_loaded("llama"), asked)
+    finally:
+        engine.stop(drain_s=0)
+    messages = [record.getMessage() for record in caplog.records]
+    assert any("what steps cost is not known yet" in message for message in messages)
+    assert any(message.startswith("measured what steps of ") for message in messages)
+
+
+def test_a_measurement_that_fails_costs_nothing_but_its_result(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+
+    def take(_rows: Any, num_rows: int, width: int) -> float:
+        calls.append(width)
+        if len(calls) > 4:
+            raise RuntimeError("no memory")
+        return step_s(num_rows, width)
+
+    monkeypatch.setattr(calibration, "_step_s", take)
+    settings = Settings(calibration_file=None, draft_type="suffix")
+    engine = Engine(
+        settings, lambda _: make_loaded("llama"), lambda _: DraftSources({"suffix": Silent()}, scored(0.0))
+    )
+    engine.start()
+    try:
+        asked = request(prompt_of(20), 12)
+        assert list(ask(engine, asked).finished().tokens) == oracle(make_loaded("llama"), asked)
+    finally:
+        engine.stop(drain_s=0)
+    assert any("cannot measure" in record.getMessage() for record in caplog.records)
