@@ -116,6 +116,12 @@ class Settings:
         at_least=1,
         unset="0.9 of what the GPU recommends, or without a GPU 0.75 of the machine's memory",
     )
+    wire_weights: bool = setting(
+        False,
+        "On a Mac with macOS 15 or later, keep the weights resident in memory. Off by default, as wired "
+        "memory has been reported to crash macOS (mlx-lm issues 883 and 1666, mlx issue 3186). Refused "
+        "without Metal, where it would do nothing.",
+    )
     prefix_cache_bytes: int | None = setting(
         None,
         "Maximum memory for cached prefixes, those of the draft model included; they are evicted if running "

@@ -191,8 +191,7 @@ class Worker:
         ended = [row for row, sequence in enumerate(self.members) if sequence.ended]
         for row in ended:
             sequence = self.members[row]
-            if self.queue.memory_budget.may_copy(len(sequence.tokens)):
-                self.queue.prefix_lookup.keep_row(sequence, row, self.rows)
+            if self.queue.prefix_lookup.keep_row(sequence, row, self.rows):
                 # It waited for its copy, and so for all that was dispatched before.
                 self._clock.reset()
             if self._draft_reading:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from engine.request import Sampling
 from engine.sampling.filters import is_filtered, keep_likely
+from engine.sampling.pieces import Needs, draws_per_piece, needs_penalties, pick_logits
 
 _MASK_64 = (1 << 64) - 1
 
@@ -108,11 +108,6 @@ class Penalties:
         return logits
 
 
-def needs_penalties(sampling: Sampling) -> bool:
-    """Return whether any penalty has an effect."""
-    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
-
-
 class RowSampling:
     """How one row's tokens are sampled, made once for each row and kept while others come and go.
 
@@ -150,43 +145,60 @@ class Sampler:
         self.noisy = mx.array([s.temperature > 0 for s in self.settings])[:, None]
 
     def sample(
-        self, logits: mx.array, positions: Sequence[int], draws: Sequence["Draw"] | None = None
+        self,
+        logits: mx.array,
+        positions: Sequence[int],
+        draws: Sequence["Draw"] | None = None,
+        places: Sequence[int] | None = None,
     ) -> mx.array:
         """Sample one token per draw; return (draws,) ids, not yet evaluated.
 
-        logits: (draws, vocabulary), of any float type.
+        logits: (n, vocabulary), of any float type.
         positions: (draws,) absolute index of each token to draw.
         draws: (draws,) the row, drafted tokens and mask of each; None for one draw per row, in order, with
             nothing drafted and no mask.
+        places: (draws,) index of each draw's logits; None for the order of the draws.
+
+        Large numbers of draws are sampled piece by piece, in the memory that pieces.py counts.
         """
         if draws is None:
             draws = [Draw(row) for row in range(len(self.seeds))]
-        logits = logits.astype(mx.float32)
+        if places is None:
+            places = range(len(draws))
         # The draws of a group need the same work, so none pays for what only others need.
-        groups: dict[_Needs, list[int]] = {}
+        groups: dict[Needs, list[int]] = {}
         for at, draw in enumerate(draws):
             groups.setdefault(self._needs(draw), []).append(at)
         tokens: list[mx.array] = []
         for needs, group in groups.items():
-            group_draws = [draws[at] for at in group]
-            group_logits = logits if len(groups) == 1 else logits[mx.array(group)]
-            group_logits = self._adjust(group_logits, group_draws, needs)
-            if needs.noise:
-                rows = [draw.row for draw in group_draws]
-                group_logits = group_logits / self.temperatures[mx.array(rows)]
-                if needs.filters:
-                    group_logits = keep_likely(group_logits, [self.settings[row] for row in rows])
-                noise = self._noise(rows, [positions[at] for at in group], logits.shape[-1])
-                group_logits = group_logits + noise
-            tokens.append(mx.argmax(group_logits, axis=-1))
+            size = draws_per_piece(needs.num_arrays, logits.shape[-1])
+            for start in range(0, len(group), size):
+                piece = group[start : start + size]
+                picked = pick_logits(logits, [places[at] for at in piece], tokens[-1:])
+                tokens.append(
+                    self._draw(picked, [draws[at] for at in piece], [positions[at] for at in piece], needs)
+                )
         if len(tokens) == 1:
             return tokens[0]
         order = np.argsort([at for group in groups.values() for at in group])
         return mx.concatenate(tokens)[mx.array(order)]
 
-    def _needs(self, draw: "Draw") -> "_Needs":
+    def _draw(
+        self, logits: mx.array, draws: Sequence["Draw"], positions: Sequence[int], needs: Needs
+    ) -> mx.array:
+        """Sample one piece of draws that all need the same work: (draws,) ids."""
+        logits = self._adjust(logits.astype(mx.float32), draws, needs)
+        if needs.noise:
+            rows = [draw.row for draw in draws]
+            logits = logits / self.temperatures[mx.array(rows)]
+            if needs.filters:
+                logits = keep_likely(logits, [self.settings[row] for row in rows])
+            logits = logits + self._noise(rows, positions, logits.shape[-1])
+        return mx.argmax(logits, axis=-1)
+
+    def _needs(self, draw: "Draw") -> Needs:
         row = draw.row
-        return _Needs(
+        return Needs(
             penalties=self.penalties[row] is not None,
             bias=self.bias[row] is not None,
             mask=draw.mask is not None,
@@ -194,7 +206,7 @@ class Sampler:
             filters=self.filtered[row],
         )
 
-    def _adjust(self, logits: mx.array, draws: Sequence["Draw"], needs: "_Needs") -> mx.array:
+    def _adjust(self, logits: mx.array, draws: Sequence["Draw"], needs: Needs) -> mx.array:
         """Apply penalties, bias and masks as needed. logits: (draws, vocabulary)."""
         if needs.penalties:
             pairs = zip((self.penalties[draw.row] for draw in draws), draws, strict=True)
@@ -218,16 +230,6 @@ class Sampler:
         pairs = zip(rows, positions, strict=True)
         keys = mx.array([noise_key(self.seeds[row], position) for row, position in pairs], mx.uint32)
         return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
-
-
-class _Needs(NamedTuple):
-    """The work that a draw needs."""
-
-    penalties: bool
-    bias: bool
-    mask: bool
-    noise: bool
-    filters: bool
 
 
 @dataclass(frozen=True, slots=True)

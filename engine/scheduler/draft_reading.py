@@ -96,7 +96,7 @@ class DraftReading:
         self._planner = planner
         self._memory_budget = memory_budget
         # No slice is larger than the chunks for which memory is reserved.
-        self._pace = Pace(memory_budget.max_chunk_tokens, planner.model_s(1, 1, 0))
+        self._pace = Pace(memory_budget.chunk_tokens, planner.model_s(1, 1, 0))
         self._lookup_pace = Pace(ALL_TEXT)
 
     def begin(self, sequence: Sequence) -> DraftReader | None:

@@ -12,19 +12,13 @@ from config.settings import Settings
 from engine.kv_cache.rows import cache_arrays
 from engine.sampling.logprobs import Likelihoods
 from engine.scheduler import prefill_budget
-from engine.scheduler.memory_budget import MemoryBudget
+from engine.scheduler.memory_budget import PROMPT_LOGPROBS_CHUNK, MemoryBudget
 from engine.scheduler.prefill_costs import PrefillCosts
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.step_clock import Dispatch, Done, Fail, StepClock
 from engine.sequence import Sequence
 from engine.stations import station
 from engine.step_error import StepError
-
-PROMPT_LOGPROBS_CHUNK = 128
-"""Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own.
-
-They are sent with their chunk, so this also limits the time that sending them takes in one step.
-"""
 
 
 class Prefiller:

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from engine.request import Sampling
+from engine.sampling import logprobs, pieces
+from engine.sampling import sampler as sampler_module
+from engine.sampling.logprobs import Likelihood, measure
 from engine.sampling.sampler import Draw, Penalties, RowSampling, Sampler, noise_key
 from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import prompt_of, request
@@ -73,6 +76,76 @@ def test_greedy_free_and_filtered_rows_share_a_batch() -> None:
         one = dataclasses.replace(draw, row=0)
         assert together[at] == alone.sample(logits[at : at + 1], positions[at : at + 1], [one]).item()
     assert len(set(together)) > 20
+
+
+@pytest.mark.parametrize("num_draws", [1, 2, 5, 39])
+def test_the_size_of_a_piece_changes_no_token(monkeypatch: pytest.MonkeyPatch, num_draws: int) -> None:
+    rng = np.random.default_rng(5)
+    kinds = [
+        Sampling(seed=1, temperature=0.0),
+        Sampling(seed=2, temperature=0.8),
+        Sampling(seed=3, top_p=0.7),
+        Sampling(seed=4, temperature=1.3, top_k=9, min_p=0.01, repetition_penalty=1.3),
+    ]
+    sampler = Sampler([RowSampling(s, 5000, [1, 2], [3, 3]) for s in kinds], 5000)
+    draws = [
+        Draw(row, (7,) * at, rng.integers(0, 2, 5000) > 0 if at == 4 else None)
+        for row in range(4)
+        for at in range(10)
+    ]
+    positions = [60 + len(draw.drafted) for draw in draws]
+    places = rng.permutation(50)[:40].tolist()
+    logits = mx.array(rng.normal(0, 3, (50, 5000)).astype(np.float32))
+    wanted = [3 if draw.row % 2 else None for draw in draws]
+
+    def run() -> tuple[list[int], list[Likelihood | None]]:
+        tokens = sampler.sample(logits, positions, draws, places)
+        measured = measure(logits, tokens, wanted, places)
+        assert measured is not None
+        return tokens.tolist(), measured.read()
+
+    whole = run()
+    for module in (sampler_module, logprobs):
+        monkeypatch.setattr(module, "draws_per_piece", lambda *_: num_draws)
+    assert run() == whole
+
+
+@pytest.mark.parametrize(
+    ("sampling", "is_masked", "top_logprobs"),
+    [
+        (Sampling(seed=1, temperature=0.0), False, None),
+        (Sampling(seed=1, temperature=0.0), True, 20),
+        (Sampling(seed=1), False, None),
+        (Sampling(seed=1, top_p=0.9), False, None),
+        (Sampling(seed=1, top_k=40, min_p=0.02), False, 0),
+        (Sampling(seed=1, top_k=30_000, top_p=0.9, frequency_penalty=0.5, logit_bias=((5, 1.0),)), True, 5),
+    ],
+)
+def test_sampling_takes_at_most_the_memory_that_is_counted(
+    monkeypatch: pytest.MonkeyPatch, sampling: Sampling, is_masked: bool, top_logprobs: int | None
+) -> None:
+    vocab_size, num_draws = 60_000, 24
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 8 * 2**20)
+    needs = pieces.find_needs(sampling, vocab_size, is_masked)
+    row = RowSampling(sampling, vocab_size, [1], [2])
+    sampler = Sampler([row], vocab_size)
+    logits = mx.random.normal((num_draws, vocab_size), key=mx.random.key(3)).astype(mx.bfloat16)
+    held = [row.bias, *([row.penalties.counts, row.penalties.divisors] if row.penalties else [])]
+    mx.eval(logits, *(array for array in held if array is not None))
+    mask = np.ones(vocab_size, np.bool_) if is_masked else None
+    before = mx.get_active_memory()
+    # How far MLX runs ahead is a matter of timing; this makes it wait.
+    usual = mx.set_memory_limit(0)
+    mx.reset_peak_memory()
+    tokens = sampler.sample(logits, list(range(num_draws)), [Draw(0, (), mask)] * num_draws)
+    measured = measure(logits, tokens, [top_logprobs] * num_draws)
+    mx.eval(tokens, *(measured.arrays if measured else ()))
+    mx.set_memory_limit(usual)
+    num_arrays = max(needs.num_arrays, pieces.LIKELIHOOD_ARRAYS if measured else 0.0)
+    counted = pieces.sampling_bytes(num_draws, num_arrays, vocab_size)
+    assert counted <= 8 * 2**20
+    # The next piece's first arrays may exist already; estimates have room for half a piece more.
+    assert mx.get_peak_memory() - before <= counted + counted // 2
 
 
 def test_samples_are_distributed_as_the_softmax() -> None:

@@ -356,7 +356,8 @@ def test_the_memory_of_a_text_that_is_read_is_counted() -> None:
     pair.count_to_first_token(request(text_of(500), 60))
     budget, sequences = pair.worker.queue.memory_budget, pair.worker.live
     rows = pair.worker.batch.rows_by_model
-    budget.room_bytes = budget.bytes_alone(len(sequences[0].tokens))
+    assert budget.make_room(sequences, [], rows)
+    budget.room_bytes = budget.used_bytes
     assert budget.make_room(sequences, [], rows)
     assert not budget.reserve_reading(500)
     assert not budget.make_room(sequences, [], rows, sequences)
