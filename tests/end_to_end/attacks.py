@@ -266,7 +266,7 @@ class Attacks:
         form = {"type": "json_schema", "json_schema": {"name": "large", "schema": schema}}
         body = FOREVER | {"messages": HELLO, "response_format": form, "temperature": 1.5}
         body["max_tokens"] = self._size(100, 10)
-        codes = "schema_too_deep", "grammar_too_complex"
+        codes = "schema_too_deep", "json_too_deep", "grammar_too_complex"
         await self._ask("large_schema", CHAT, body, *codes)
 
     async def _stops(self) -> None:
