@@ -106,7 +106,7 @@ class Planner:
         return [_row_input(s, estimate, width) for s, estimate in zip(members, estimates, strict=True)]
 
     def _is_out_of_budget(self, members: SequenceOf[Sequence]) -> bool:
-        """Whether not even a step as short as a plain one is allowed, so that no draft is worth asking for."""
+        """Whether not even a step as short as a plain one is allowed, so that no draft helps."""
         plain_s = self.costs.least_plain_s(len(members), self._under) or math.inf
         return any([s.drafts.slowdown_budget.left_s(plain_s) < plain_s for s in members if s.drafts])
 
