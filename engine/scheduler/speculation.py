@@ -108,7 +108,7 @@ class Planner:
     def _is_out_of_budget(self, members: SequenceOf[Sequence]) -> bool:
         """Whether not even a step as short as a plain one is allowed, so that no draft helps."""
         plain_s = self.costs.least_plain_s(len(members), self._under) or math.inf
-        return any([s.drafts.slowdown_budget.left_s(plain_s) < plain_s for s in members if s.drafts])
+        return any(s.drafts.slowdown_budget.left_s(plain_s) < plain_s for s in members if s.drafts)
 
     def model_pays(self, forecast: DraftForecast, limit: int) -> bool:
         """Whether drafts of up to limit tokens by the draft model would pay for a single row."""

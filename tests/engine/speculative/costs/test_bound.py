@@ -128,7 +128,7 @@ class Slow(Coin):
         super().__init__(0.0)
         self.device = device
 
-    def propose(self, query: DraftQuery) -> Draft:
+    def propose(self, query: DraftQuery) -> Draft:  # noqa: ARG002
         self.device.now_s += step_s(1, 1)
         return NO_DRAFT
 
