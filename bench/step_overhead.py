@@ -1,11 +1,14 @@
 """Measure what sampling adds to a step: microseconds per row, by settings, vocabulary and number of rows.
 
-    python -m bench.step_overhead [name ...]
+    python -m bench.step_overhead [--memory] [name ...]
 
 One step draws one token per row from random logits and waits for it, without the model's forward pass. All
 rows have the same settings, except in *top_p in one row*, where the others have a temperature only. Its
 figure less that of *temperature*, times the rows, is what that row's top_p costs. With MLX on the processor,
 times are processor time, which other processes disturb least; on a GPU they are elapsed time.
+
+With --memory it measures MiB per step instead, the logits not counted: where MLX may run ahead of the device,
+and where it may not (a memory limit of 0). The latter is what engine/sampling/pieces.py counts.
 """
 
 import argparse
@@ -22,7 +25,7 @@ from rich.table import Table
 from bench.machine import describe_machine
 from engine.request import Sampling
 from engine.sampling.logprobs import measure as measure_likelihoods
-from engine.sampling.sampler import Draw, Penalties, Sampler, needs_penalties
+from engine.sampling.sampler import Draw, RowSampling, Sampler
 
 VOCABULARIES = (4_096, 32_000, 151_936)
 ROWS = (1, 8, 32)
@@ -88,10 +91,8 @@ class Step:
         mx.eval(self.logits)
         rows = [self.settings.first] + [self.settings.others] * (self.num_rows - 1)
         prompt = rng.integers(0, self.vocab_size, 200).tolist()
-        penalties = [Penalties(s, prompt, prompt[:50], self.vocab_size) for s in rows]
         self._sampler = Sampler(
-            [(s, p if needs_penalties(s) else None) for s, p in zip(rows, penalties, strict=True)],
-            self.vocab_size,
+            [RowSampling(s, self.vocab_size, prompt, prompt[:50]) for s in rows], self.vocab_size
         )
         self._mask = rng.integers(0, 2, self.vocab_size).astype(np.bool_) if self.settings.is_masked else None
 
@@ -119,24 +120,43 @@ def time_step(run: Callable[[], None]) -> float:
     return statistics.median(times)
 
 
+def measure_memory(run: Callable[[], None]) -> str:
+    """Return the peak of MLX's memory in MiB, where it may run ahead of the device and where it may not."""
+    peaks = []
+    for limit in (None, 0):
+        before = mx.get_active_memory()
+        usual = mx.set_memory_limit(limit) if limit is not None else None
+        mx.reset_peak_memory()
+        run()
+        if usual is not None:
+            mx.set_memory_limit(usual)
+        peaks.append((mx.get_peak_memory() - before) / 2**20)
+    return " / ".join(f"{peak:.1f}" for peak in peaks)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the named settings, or all, and print a table."""
     parser = argparse.ArgumentParser(prog="python -m bench.step_overhead", description=__doc__)
     parser.add_argument("names", nargs="*", default=list(SETTINGS), help=f"of {', '.join(SETTINGS)}")
     parser.add_argument("--vocabularies", type=int, nargs="+", default=VOCABULARIES, help="numbers of tokens")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="numbers of rows")
+    parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     options = parser.parse_args(arguments)
     names: list[str] = options.names
     if unknown := [name for name in names if name not in SETTINGS]:
         parser.error(f"unknown settings: {', '.join(unknown)}; there are {', '.join(SETTINGS)}")
     machine = describe_machine()
-    table = Table("settings", "vocabulary", title="microseconds per row and step")
+    title = "MiB per step: running ahead / not" if options.memory else "microseconds per row and step"
+    table = Table("settings", "vocabulary", title=title)
     for num_rows in options.rows:
         table.add_column(f"{num_rows} row{'s' if num_rows > 1 else ''}", justify="right")
     for vocab_size in options.vocabularies:
         for name in names:
             steps = [Step(SETTINGS[name], num_rows, vocab_size) for num_rows in options.rows]
-            cells = [f"{time_step(step.run) / step.num_rows * 1e6:.0f}" for step in steps]
+            if options.memory:
+                cells = [measure_memory(step.run) for step in steps]
+            else:
+                cells = [f"{time_step(step.run) / step.num_rows * 1e6:.0f}" for step in steps]
             table.add_row(name, str(vocab_size), *cells)
     console = Console()
     console.print(table)

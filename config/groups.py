@@ -27,6 +27,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Request limits": ("default_max_tokens", "max_n", "max_body_bytes", "body_timeout_s"),
         "Memory and caches": (
             "memory_bytes",
+            "wire_weights",
             "prefix_cache_bytes",
             "prefix_cache_dir",
             "prefix_cache_dir_bytes",

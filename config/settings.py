@@ -78,7 +78,7 @@ class Settings:
     max_stall_ms: float = setting(
         50.0,
         "Milliseconds by which prefill may lengthen a step while rows decode, exceeded in at most one of a "
-        "hundred such steps. Each feeds at least 16 prompt tokens, even if they take longer.",
+        "hundred such steps. A prompt advances even if a single token takes longer.",
         at_least=0,
     )
     keep_alive_s: float = setting(
@@ -115,6 +115,12 @@ class Settings:
         "Memory budget for weights, keys and values, working memory and cached prefixes together.",
         at_least=1,
         unset="0.9 of what the GPU recommends, or without a GPU 0.75 of the machine's memory",
+    )
+    wire_weights: bool = setting(
+        False,
+        "On a Mac with macOS 15 or later, keep the weights resident in memory. Off by default, as wired "
+        "memory has been reported to crash macOS (mlx-lm issues 883 and 1666, mlx issue 3186). Refused "
+        "without Metal, where it would do nothing.",
     )
     prefix_cache_bytes: int | None = setting(
         None,

@@ -69,7 +69,7 @@ def make_worker(
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
     model = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
-    memory_budget = make_memory_budget(loaded, settings, batched, model)
+    memory_budget = make_memory_budget(loaded, settings, batched, model, make_sources is not None)
     batch = Batch(loaded.model, loaded.info.vocab_size, batched, model)
     if make_sources is None:
         planner, proposers = Planner(flat_costs()), Proposers(None, settings)
@@ -112,7 +112,8 @@ def _make_queue(loaded: LoadedModel, settings: Settings, memory_budget: MemoryBu
     """Set up the request queue, with the prefix cache and prefill behind it."""
     num_bytes = _prefix_bytes(settings, memory_budget)
     num_bytes -= memory_budget.draft_model_share(num_bytes)
-    prefix_lookup = PrefixLookup(loaded.model, settings, num_bytes, loaded.tokenizer.answer_opening)
+    opening = loaded.tokenizer.answer_opening
+    prefix_lookup = PrefixLookup(loaded.model, settings, num_bytes, opening, memory_budget)
     if prefix_lookup.cache:
         memory_budget.prefixes.append(prefix_lookup.cache)
     prefiller = Prefiller(loaded.model, settings, memory_budget, prefix_lookup)

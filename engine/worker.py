@@ -35,6 +35,9 @@ from engine.verification_step import VerificationStep
 
 log = logging.getLogger("reprise.engine")
 
+MIN_WAIT_S = 0.0001
+"""Seconds from which on the engine's thread counts as having waited for the device."""
+
 CLEAR_EVERY_STEPS = 256
 """Number of steps after which MLX's cache of free buffers is cleared."""
 
@@ -68,7 +71,8 @@ class Worker:
         self._calibrations = [one for one in calibrations if not one.is_done]
         self._recovery = Recovery(batch, queue, self.stats)
         self._num_steps = 0
-        self._has_verified = False
+        self._has_drafted = False
+        self._planning_s = 0.0
 
     @property
     def members(self) -> list[Sequence]:
@@ -167,9 +171,9 @@ class Worker:
         else:
             self._decode()
         self._prefill()
-        self._read_texts()
         # Now the device is busy with what was dispatched.
         self.proposers.work.advance()
+        self._read_texts()
         self._num_steps += 1
         if self._num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
@@ -191,8 +195,7 @@ class Worker:
         ended = [row for row, sequence in enumerate(self.members) if sequence.ended]
         for row in ended:
             sequence = self.members[row]
-            if self.queue.memory_budget.may_copy(len(sequence.tokens)):
-                self.queue.prefix_lookup.keep_row(sequence, row, self.rows)
+            if self.queue.prefix_lookup.keep_row(sequence, row, self.rows):
                 # It waited for its copy, and so for all that was dispatched before.
                 self._clock.reset()
             if self._draft_reading:
@@ -243,7 +246,7 @@ class Worker:
         """
         if not self.members:
             return []
-        lengths = self.rows.lengths
+        lengths, start = self.rows.lengths, time.perf_counter()
         try:
             inputs = self.planner.plan(self.members, lengths)
         # No answer depends on drafts.
@@ -251,6 +254,7 @@ class Worker:
             for sequence in self.members:
                 sequence.give_up_drafts(fault)
             return self.planner.without_drafts(self.members, lengths)
+        self._planning_s += time.perf_counter() - start
         self.stats.num_plain_probes = self.planner.num_plain_probes
         if not inputs and any(s.matcher for s in self.members):
             return self.planner.without_drafts(self.members, lengths)
@@ -258,7 +262,9 @@ class Worker:
 
     def _verify(self, inputs: list[RowInput]) -> None:
         """Run a verification step and commit its outcomes."""
-        outcomes, self._has_verified = self._verification.run(inputs), True
+        outcomes, self._has_drafted = self._verification.run(inputs), True
+        # It was charged with the step, which waited for it.
+        self._planning_s = 0.0
         with station("commit"):
             for sequence, outcome in outcomes:
                 row = outcome.verified
@@ -276,7 +282,7 @@ class Worker:
                 self._read(previous)
             raise StepError(self.members, fault) from fault
         if step := self.batch.in_flight:
-            step.follows_drafts, self._has_verified = self._has_verified, False
+            step.follows_drafts, self._has_drafted = self._has_drafted, False
         if previous:
             self._read(previous)
 
@@ -288,9 +294,14 @@ class Worker:
 
     def _read(self, step: Step) -> None:
         """Wait for a step's tokens, account for its time and commit them."""
+        planning_s, self._planning_s = self._planning_s, 0.0
         try:
+            start = time.perf_counter()
             with station("waiting"):
                 tokens: list[int] = step.tokens.tolist()  # type: ignore[assignment]
+            if step.is_computed or time.perf_counter() - start > MIN_WAIT_S:
+                # The device was busy longer than the engine's thread: planning took none of its time.
+                planning_s = 0.0
             likelihoods = step.measured.read() if step.measured else [None] * len(tokens)
         except Exception as fault:
             raise StepError(step.members, fault) from fault
@@ -300,6 +311,7 @@ class Worker:
             step.taken_s if step.is_computed else self._clock.lap(),
             step.is_steady,
             step.follows_drafts,
+            planning_s,
         )
         with station("commit"):
             for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
@@ -358,15 +370,16 @@ class Worker:
         if reading is None or self.prefilling or not reading.is_due(self.members):
             return
         # Its time is measured, so nothing else may be on the device.
+        self._clock.settle()
         self._read_in_flight()
         reading.run(self.members)
-        # It is charged already, unlike the time until the next step is dispatched.
-        self._clock.lap()
+        # The next step is not dispatched ahead, which is a cost of drafting too.
+        self._clock.restart()
+        self._has_drafted = True
 
     def _join(self, sequence: Sequence) -> None:
         """Make a prefilled sequence the last row; the next step feeds its last token."""
-        sequence.make_penalties(self.batch.vocab_size)
-        sequence.emit_prompt_logprobs()
+        sequence.make_row_sampling(self.batch.vocab_size)
         try:
             reader = self._draft_reading.begin(sequence) if self._draft_reading else None
             self.batch.join(sequence, reader)

@@ -104,8 +104,8 @@ class BatchedRows:
         self.shared.add()
         for columns in self._columns.values():
             columns.add()
+        self._settle()
         if self._history:
-            self._history.apply()
             self._history.add()
         for state in self._states:
             state.add(row)
@@ -113,8 +113,8 @@ class BatchedRows:
 
     def fill(self, row: int, caches: Caches, length: int) -> None:
         """Give an empty row its caches: the buffers are taken over if it is the only row, else copied."""
+        self._settle()
         if self._history:
-            self._history.apply()
             self._history.stay(row)
         self.shared.lengths[row] = length
         for columns in self._columns.values():
@@ -142,8 +142,8 @@ class BatchedRows:
         if last == 0:
             self._clear()
             return
+        self._settle()
         if self._history:
-            self._history.apply()
             self._history.remove(row)
         for cache in leaves(self.caches):
             cache.leave(row, last)
@@ -195,10 +195,7 @@ class BatchedRows:
 
     def forward(self, tokens: mx.array) -> mx.array:
         """Run one forward over all rows. If building it raises, every row keeps its length and its tokens."""
-        if self._history:
-            self._history.apply()
-            if self._history.is_over:
-                self._history = None
+        self._settle()
         return self._forward(tokens, [tokens.shape[1]] * tokens.shape[0], nullcontext())
 
     def forward_ragged(
@@ -210,9 +207,8 @@ class BatchedRows:
         width = max(map(len, fed))
         # Pad with the row's own last token, which is surely a valid id.
         padded = [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in fed]
-        if self._history:
-            self._history.apply()
-            self._history = None
+        self._settle()
+        self._history = None
         return self._forward(mx.array(padded), [len(tokens) for tokens in fed], self._record())
 
     def _forward(
@@ -266,6 +262,13 @@ class BatchedRows:
         self.shared.lengths[row] = length
         return length
 
+    def _settle(self) -> None:
+        """Compute the states of rows that were rolled back."""
+        if self._history:
+            self._history.apply()
+            if self._history.is_over:
+                self._history = None
+
     def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
         """Copy the keys and values of tokens [start, end); a view would keep the shared buffers alive."""
         return [
@@ -277,8 +280,7 @@ class BatchedRows:
 
     def state(self, row: int) -> State:
         """Copy the state of the row's other caches."""
-        if self._history:
-            self._history.apply()
+        self._settle()
         taken: State = []
         for cache in leaves(self.caches):
             if isinstance(cache, RaggedStateCache):

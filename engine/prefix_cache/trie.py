@@ -204,12 +204,22 @@ class PrefixCache:
         """Split a node's edge so that a new node ends at length tokens; return the new node."""
         assert node.parent
         at, count = length - node.parent.end, len(node.tokens)
-        kv_slices = sub_slice(node.kv_slice, 0, at), sub_slice(node.kv_slice, at, count)
-        mx.eval(kv_slices)
-        upper = _Node(node.parent, node.tokens[:at], kv_slices[0], length)
-        node.parent.children[int(node.tokens[0])] = upper
+        upper_slice: KVSlice = []
         self._count(node.kv_slice, -1)
-        node.parent, node.tokens, node.kv_slice = upper, node.tokens[at:], kv_slices[1]
+        try:
+            # One array after the other, as each is in memory twice while it is split.
+            for place, array in enumerate(node.kv_slice):
+                halves = sub_slice([array], 0, at) + sub_slice([array], at, count)
+                mx.eval(halves)
+                upper_slice.append(halves[0])
+                node.kv_slice[place] = halves[1]
+        except Exception:
+            self._count(node.kv_slice, 1)
+            self._drop_below(node)
+            raise
+        upper = _Node(node.parent, node.tokens[:at], upper_slice, length)
+        node.parent.children[int(node.tokens[0])] = upper
+        node.parent, node.tokens = upper, node.tokens[at:]
         upper.children[int(node.tokens[0])] = node
         self._count([*upper.kv_slice, *node.kv_slice], 1)
         return upper
@@ -224,6 +234,12 @@ class PrefixCache:
             self._num_tokens -= len(node.tokens)
             del node.parent.children[int(node.tokens[0])]
             node = node.parent
+
+    def _drop_below(self, node: _Node) -> None:
+        """Drop every entry at a node or below it, and so the node itself."""
+        for entry in [one for one in self._entries if node in _with_ancestors(one)]:
+            self.num_evictions += 1
+            self._drop(entry)
 
     def _count(self, arrays: State | KVSlice, sign: int) -> None:
         """Add the arrays to the counts, or subtract them. sign: 1 or -1."""

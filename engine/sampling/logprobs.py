@@ -6,6 +6,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from engine.sampling.largest import find_largest
+from engine.sampling.pieces import LIKELIHOOD_ARRAYS, draws_per_piece, pick_logits
 
 Likelihood = tuple[float, list[tuple[int, float]]]
 """A token's log probability, and (token id, log probability) of the likeliest tokens, the likeliest first."""
@@ -14,23 +15,32 @@ Likelihood = tuple[float, list[tuple[int, float]]]
 class Likelihoods:
     """The likelihoods of one step's draws, for requests that want them. On the device until they are read."""
 
-    def __init__(self, logits: mx.array, tokens: mx.array, wanted: Sequence[int | None]) -> None:
+    def __init__(
+        self,
+        logits: mx.array,
+        tokens: mx.array,
+        wanted: Sequence[int | None],
+        places: Sequence[int] | None = None,
+    ) -> None:
         """Build the graph; compute nothing yet.
 
-        logits: (draws, vocabulary). tokens: (draws,) the tokens drawn.
+        logits: (n, vocabulary). tokens: (draws,) the tokens drawn.
         wanted: (draws,) how many of the likeliest tokens to return for each draw; None for no likelihood.
+        places: (draws,) index of each draw's logits; None for the order of the draws.
         """
         self._wanted = wanted
         self._draws = [draw for draw, num in enumerate(wanted) if num is not None]
-        if len(self._draws) < len(wanted):
-            picked = mx.array(self._draws)
-            logits, tokens = logits[picked], tokens[picked]
-        logits = logits.astype(mx.float32)
-        log_total = mx.logsumexp(logits, axis=-1, keepdims=True)
-        self.arrays = [(mx.take_along_axis(logits, tokens[:, None], axis=-1) - log_total)[:, 0]]
-        if num_top := min(max(num or 0 for num in wanted), logits.shape[-1]):
-            ids = find_largest(logits, num_top)
-            self.arrays += [ids, mx.take_along_axis(logits, ids, axis=-1) - log_total]
+        vocab_size = logits.shape[-1]
+        num_top = min(max(num or 0 for num in wanted), vocab_size)
+        size = draws_per_piece(LIKELIHOOD_ARRAYS, vocab_size)
+        pieces: list[list[mx.array]] = []
+        for start in range(0, len(self._draws), size):
+            piece = self._draws[start : start + size]
+            at = [places[draw] for draw in piece] if places is not None else piece
+            picked = pick_logits(logits, at, pieces[-1] if pieces else [])
+            drawn = tokens if len(piece) == len(wanted) else tokens[mx.array(piece)]
+            pieces.append(_measure(picked.astype(mx.float32), drawn, num_top))
+        self.arrays = [mx.concatenate(list(parts)) for parts in zip(*pieces, strict=True)]
 
     def read(self) -> list[Likelihood | None]:
         """Wait for the device; return (draws,) likelihoods, None for draws that do not want one."""
@@ -45,6 +55,24 @@ class Likelihoods:
         return found
 
 
-def measure(logits: mx.array, tokens: mx.array, wanted: Sequence[int | None]) -> Likelihoods | None:
+def measure(
+    logits: mx.array,
+    tokens: mx.array,
+    wanted: Sequence[int | None],
+    places: Sequence[int] | None = None,
+) -> Likelihoods | None:
     """Return Likelihoods of these arguments, or None if no draw wants any."""
-    return Likelihoods(logits, tokens, wanted) if any(num is not None for num in wanted) else None
+    return Likelihoods(logits, tokens, wanted, places) if any(num is not None for num in wanted) else None
+
+
+def _measure(logits: mx.array, tokens: mx.array, num_top: int) -> list[mx.array]:
+    """Return the tokens' log probabilities and, if num_top, the ids and log probabilities of the likeliest.
+
+    logits: (n, vocabulary) float32. tokens: (n,).
+    """
+    log_total = mx.logsumexp(logits, axis=-1, keepdims=True)
+    measured = [(mx.take_along_axis(logits, tokens[:, None], axis=-1) - log_total)[:, 0]]
+    if num_top:
+        ids = find_largest(logits, num_top)
+        measured += [ids, mx.take_along_axis(logits, ids, axis=-1) - log_total]
+    return measured

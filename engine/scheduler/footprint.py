@@ -1,22 +1,33 @@
-"""Measure how much memory a model needs besides its weights, from what its caches really hold."""
+"""Measure how much memory a model needs besides its weights, from what its caches really hold.
 
+MLX dispatches operations ahead of the device, and keeps what they used until they have run. How far it gets
+is a matter of timing. So forward passes are measured under a memory limit of 0, where MLX waits after nearly
+every operation: that is what they need. memory_budget.py adds the room in which MLX may run ahead.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
 import mlx.core as mx
 
-from engine.kv_cache.per_row import Caches, arrays_of, leaves, make_caches
+from engine.kv_cache.per_row import Caches, arrays_of, is_recurrent, leaves, make_caches
 from engine.kv_cache.rows import evaluate
 from engine.kv_cache.sliding_window import max_columns
 
-PROBE_TOKENS = 32
-PROBES = 2
-"""Number of measurements. The smallest counts: memory that is freed late is not needed."""
+PROBE_TOKENS = 16
+"""More than 8: up to there Metal has an attention kernel of its own, which never writes scores to memory."""
 
-CONTEXT_TOKENS = 256
-MIN_GROWTH = 0.25
-"""Smaller growth of a forward pass's memory over CONTEXT_TOKENS, as a fraction, is treated as noise."""
+SEEN_TOKENS = 1024
+"""Tokens that the caches hold when the growth of a forward pass with them is measured. They are zeros."""
+
+RECURRENT_TOKENS = 256
+"""Recurrent layers compute several tokens at once in blocks of up to this many, whose memory is quadratic."""
+
+MASK_BYTES = 2
+"""Of a mask, per token fed and token in the caches. The probes need none, rows of different lengths do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +37,42 @@ class Footprint:
     fixed_bytes: per row, whatever its length: recurrent state, and a snapshot of it.
     token_bytes: per token in the caches that keep all tokens.
     windows: (bytes per token, tokens) of each kind of sliding window.
+    layer_bytes: per token, in the layer whose cache takes the most.
     fed_bytes: of a forward pass, per token fed.
-    seen_bytes: of a forward pass, per token fed and token in the caches; almost 0 where attention never
-        writes its scores to memory.
+    seen_bytes: of a forward pass, per token fed and token in the caches: masks, and the scores of attention
+        where they are written to memory.
+    logits_bytes: per position whose logits are computed.
     """
 
     fixed_bytes: int
     token_bytes: int
     windows: tuple[tuple[int, int], ...] = ()
+    layer_bytes: int = 0
     fed_bytes: int = 0
     seen_bytes: float = 0.0
+    logits_bytes: int = 0
 
     def row_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
         """Return the bytes of a row's caches for num_tokens, when fed up to chunk_tokens at a time."""
+        return self.token_bytes * num_tokens + self.bounded_bytes(num_tokens, chunk_tokens)
+
+    def bounded_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
+        """Return the part of row_bytes() for what does not grow with every token: windows and state."""
         windows = sum(
             each * min(num_tokens + chunk_tokens, max_columns(window, chunk_tokens))
             for each, window in self.windows
         )
-        return self.fixed_bytes + self.token_bytes * num_tokens + windows
+        return self.fixed_bytes + windows
+
+    def growth_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
+        """Return what growing a row's caches to num_tokens takes besides them.
+
+        Layers grow one after the other, and each has its old and its new buffer for a moment.
+        """
+        if not self.token_bytes:
+            longest = max((window for _, window in self.windows), default=0)
+            num_tokens = min(num_tokens + chunk_tokens, max_columns(longest, chunk_tokens))
+        return self.layer_bytes * num_tokens
 
     def forward_bytes(self, num_fed: int, num_seen: int) -> int:
         """Return the bytes that a forward pass over num_fed tokens needs; the longest row holds num_seen."""
@@ -53,45 +82,85 @@ class Footprint:
 def measure(model: Any, kv_bits: int | None = None) -> Footprint:
     """Measure a footprint: feed a few tokens, and look at the caches and at MLX's peak memory."""
     caches = make_caches(model, kv_bits)
-    first = min(_forward_bytes(model, caches, PROBE_TOKENS, False) for _ in range(PROBES))
-    _forward_bytes(model, caches, CONTEXT_TOKENS, False)
-    second = min(_forward_bytes(model, caches, PROBE_TOKENS, False) for _ in range(PROBES))
-    growth = second - first if second > first * (1 + MIN_GROWTH) else 0
-    whole = _forward_bytes(model, caches, PROBE_TOKENS, True) - growth
-    fixed_bytes, token_bytes = 0, 0
+    fixed_bytes, token_bytes, layer_bytes = 0, 0, 0
     windows: dict[int, int] = {}
-    for cache in leaves(caches):
-        num_bytes = sum(array.nbytes for array in arrays_of(cache))
-        keys = getattr(cache, "keys", None)
-        if keys is None:
-            fixed_bytes += 2 * num_bytes
-            continue
-        each = ceil(num_bytes / (keys[0] if isinstance(keys, tuple | list) else keys).shape[-2])
-        if window := getattr(cache, "window", None) or getattr(cache, "max_size", None):
-            windows[window] = windows.get(window, 0) + each
-        else:
-            token_bytes += each
+    with _tight_memory():
+        short, short_logits = _probe(model, caches)
+        for cache in leaves(caches):
+            num_bytes = sum(array.nbytes for array in arrays_of(cache))
+            keys = getattr(cache, "keys", None)
+            if keys is None:
+                fixed_bytes += 2 * num_bytes
+                continue
+            each = ceil(num_bytes / (keys[0] if isinstance(keys, tuple | list) else keys).shape[-2])
+            layer_bytes = max(layer_bytes, each)
+            if window := getattr(cache, "window", None) or getattr(cache, "max_size", None):
+                windows[window] = windows.get(window, 0) + each
+            else:
+                token_bytes += each
+        for cache in leaves(caches):
+            _lengthen(cache, SEEN_TOKENS)
+        long, long_logits = _probe(model, caches)
+        # The logits may hide the growth. Without them the last layer's attention is not computed.
+        growth = max(0, long - short, long_logits - short_logits)
+        fed = short / PROBE_TOKENS
+        if any(is_recurrent(cache) for cache in leaves(caches)):
+            whole = _forward_bytes(model, make_caches(model, kv_bits), RECURRENT_TOKENS)
+            fed = max(fed, whole / RECURRENT_TOKENS)
     return Footprint(
         fixed_bytes,
         token_bytes,
         tuple((each, window) for window, each in windows.items()),
-        fed_bytes=ceil(max(first, whole) / PROBE_TOKENS),
-        seen_bytes=growth / (PROBE_TOKENS * CONTEXT_TOKENS),
+        layer_bytes,
+        fed_bytes=ceil(fed),
+        seen_bytes=growth / (PROBE_TOKENS * SEEN_TOKENS) + MASK_BYTES,
+        logits_bytes=ceil(short_logits / PROBE_TOKENS),
     )
 
 
-def _forward_bytes(model: Any, caches: Caches, num_tokens: int, is_sampling: bool) -> int:
+@contextmanager
+def _tight_memory() -> Iterator[None]:
+    """Make MLX wait for what it has dispatched rather than run ahead."""
+    before = mx.set_memory_limit(0)
+    try:
+        yield
+    finally:
+        mx.set_memory_limit(before)
+
+
+def _probe(model: Any, caches: Caches) -> tuple[int, int]:
+    """Return the peak bytes of a forward pass over PROBE_TOKENS, without the logits and with them."""
+    for with_logits in (False, True):
+        # The first forward pass may have to grow the caches.
+        _forward_bytes(model, caches, 1, with_logits)
+    without, whole = (_forward_bytes(model, caches, PROBE_TOKENS, logits) for logits in (False, True))
+    return without, whole
+
+
+def _forward_bytes(model: Any, caches: Caches, num_tokens: int, with_logits: bool = False) -> int:
     """Return the peak bytes of a forward pass, besides what the caches keep.
 
-    is_sampling: whether every position is sampled, as in a verification step.
+    with_logits: whether the logits of every position are computed, as in a verification step.
     """
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     logits = model(mx.ones((1, num_tokens), mx.int32), cache=caches)
-    if is_sampling:
-        noisy = logits.astype(mx.float32) + mx.random.gumbel(logits.shape, key=mx.random.key(0))
-        mx.eval(mx.argmax(noisy, axis=-1))
-        del noisy
+    if with_logits:
+        mx.eval(logits)
     evaluate(caches)
     del logits
     return max(0, mx.get_peak_memory() - max(before, mx.get_active_memory()))
+
+
+def _lengthen(cache: Any, num_tokens: int) -> None:
+    """Add num_tokens zeros to a cache of keys and values, if it is one."""
+    if getattr(cache, "keys", None) is None or not hasattr(cache, "update_and_fetch"):
+        return
+    like = []
+    for held in (cache.keys, cache.values):
+        if isinstance(held, tuple | list):
+            packed, scales, _ = held
+            like.append(((*packed.shape[:2], num_tokens, packed.shape[-1] * 32 // cache.bits), scales.dtype))
+        else:
+            like.append(((*held.shape[:2], num_tokens, held.shape[-1]), held.dtype))
+    mx.eval(cache.update_and_fetch(*(mx.zeros(shape, dtype) for shape, dtype in like)))

@@ -1,9 +1,11 @@
-"""Find out how much memory models and caches may use by default."""
+"""Find out how much memory models and caches may use by default, and wire the weights if asked to."""
 
 import os
 from pathlib import Path
 
 import mlx.core as mx
+
+from engine.model.loading import ModelError
 
 DEVICE_SHARE = 0.9
 """Share of a GPU's recommended working set, or of its memory."""
@@ -22,6 +24,28 @@ def usable_bytes() -> int:
             if name in known:
                 return int(DEVICE_SHARE * int(known[name]))
     return int(HOST_SHARE * min(host_bytes(), _container_bytes()))
+
+
+def wire_weights() -> None:
+    """Make Metal keep all arrays that exist now, which are the weights, resident until the process ends.
+
+    Later arrays are not wired. mlx-lm wires everything, up to what the GPU recommends; with that much, caches
+    that grow have been reported to crash macOS (mlx-lm issues 883 and 1666, mlx issue 3186).
+    Raises ModelError if there is no Metal, or the system does not let that much be wired.
+    """
+    if not mx.metal.is_available():
+        raise ModelError("--wire-weights has an effect with Metal only, on a Mac: start without it")
+    # Buffers in MLX's cache would be wired too.
+    mx.clear_cache()
+    num_bytes = mx.get_active_memory()
+    limit = int(mx.device_info()["max_recommended_working_set_size"])
+    if num_bytes > limit:
+        raise ModelError(
+            f"--wire-weights: the weights take {num_bytes / 2**20:,.0f} MiB, and this Mac wires at most "
+            f"{limit / 2**20:,.0f} MiB: start without it, or raise the limit with "
+            f"sudo sysctl iogpu.wired_limit_mb={-(-num_bytes // 2**20)}"
+        )
+    mx.set_wired_limit(num_bytes)
 
 
 def host_bytes() -> int:

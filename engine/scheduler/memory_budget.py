@@ -3,6 +3,12 @@
 A request is admitted if its prompt and a part of its answer fit, so running requests may outgrow memory
 together. Then the prefix cache shrinks first, and after it the youngest request is preempted. The oldest
 never is, and any sequence fits alone: MemoryBudget.max_tokens() limits the context to that.
+
+    estimate = what is kept + the growth of one layer + working memory + room to run ahead
+
+MLX dispatches operations ahead of the device and keeps what they used until they have run; the last part of
+the estimate has room for that. Before each step MLX's own limit is lowered by as much: above it MLX waits for
+the device before it dispatches more, so running ahead never takes more than there is room for.
 """
 
 import logging
@@ -18,17 +24,26 @@ from engine.kv_cache.rows import BatchedRows, Rows
 from engine.model.loading import LoadedModel, ModelError
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import MemoryLimit
+from engine.sampling.pieces import ALL_NEEDS, LIKELIHOOD_ARRAYS, Needs, find_needs, sampling_bytes
 from engine.scheduler.footprint import Footprint, measure
-from engine.scheduler.machine_memory import usable_bytes
+from engine.scheduler.machine_memory import usable_bytes, wire_weights
 from engine.scheduler.speculation import MAX_PENDING
 from engine.sequence import Sequence
-from engine.speculative.draft_model.model import DraftModel
-from engine.speculative.draft_model.reader import MAX_IDS_PER_TOKEN, SPARE_IDS
+from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
+from engine.speculative.draft_model.reader import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
 
 log = logging.getLogger("reprise.engine")
 
 ANSWER_TOKENS = GROWTH_TOKENS
 """Answer tokens for which a sequence must have room to be admitted."""
+
+PROMPT_LOGPROBS_CHUNK = 128
+"""Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own."""
+
+PENALTY_BYTES = 16
+BIAS_BYTES = 4
+"""What a row's penalties and its logit bias take per token of the vocabulary. Penalties have two arrays, both
+twice while they change."""
 
 RESERVED_CHUNK_TOKENS = 256
 """Prompt tokens of a chunk for which memory is reserved. A step may feed more if there is memory left."""
@@ -45,12 +60,15 @@ class ModelMemory:
     """The memory that one model, the target or the draft model, needs for its rows.
 
     batched: whether its rows share buffers.
+    width: maximum tokens that a decoding row feeds in one step. num_draws: maximum that it draws.
     ids_per_token, spare_ids: n target tokens take at most n * ids_per_token + spare_ids ids of this model.
     max_ids: the longest text that it reads, in its own ids; None for no limit.
     """
 
     footprint: Footprint
     batched: bool
+    width: int
+    num_draws: int
     ids_per_token: int = 1
     spare_ids: int = 0
     max_ids: int | None = None
@@ -60,12 +78,63 @@ class ModelMemory:
         num_ids = num_tokens * self.ids_per_token + self.spare_ids
         return num_ids if self.max_ids is None else min(num_ids, self.max_ids)
 
+    def logits_bytes(self, num_rows: int, num_positions: int) -> int:
+        """Return the bytes of a step's logits, if each row computes those of num_positions tokens."""
+        # Rows that have a forward each have their logits padded, and then joined.
+        num_copies = 1 if self.batched or num_rows == 1 else 3
+        return num_copies * num_rows * num_positions * self.footprint.logits_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one sequence asks of memory.
+
+    num_tokens: its length. needs: the work of its draws.
+    logprobs, prompt_logprobs: whether those of its answer and of its prompt are wanted.
+    """
+
+    num_tokens: int
+    needs: Needs = ALL_NEEDS
+    logprobs: bool = True
+    prompt_logprobs: bool = True
+
+    @property
+    def num_arrays(self) -> float:
+        """Arrays of (vocabulary,) float32 that one of its draws takes."""
+        return max(self.needs.num_arrays, LIKELIHOOD_ARRAYS if self.logprobs else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes that a step needs.
+
+    kept: kept from step to step. growth: for the growth of one layer. working: while the step runs.
+    ahead: room in which MLX may run ahead.
+    """
+
+    kept: int = 0
+    growth: int = 0
+    working: int = 0
+    ahead: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.kept + self.growth + self.working + self.ahead
+
+    @property
+    def room_above(self) -> int:
+        """Bytes that one more operation may take when MLX already holds more than it should."""
+        # Half of a layer's growth is its keys.
+        return max(self.ahead, self.growth // 2)
+
 
 class MemoryBudget:
     """Estimates how much memory rows need, and compares it with the budget. Lengths are in tokens.
 
-    room_bytes: memory for everything but weights. models: the target model and, if any, the draft model.
-    max_fed: maximum tokens that one forward pass feeds to all rows.
+    weight_bytes: memory for weights. room_bytes: memory for everything else.
+    models: the target model and, if any, the draft model.
+    vocab_size: of the target model.
     chunk_tokens: prompt tokens fed at once for which memory is reserved. largest_chunk_tokens: maximum.
     ahead_tokens: maximum tokens by which a step lengthens a row before it is rolled back.
     max_chunk_tokens: prompt tokens that the next step may feed; make_room() sets it.
@@ -74,17 +143,19 @@ class MemoryBudget:
 
     def __init__(
         self,
+        weight_bytes: int,
         room_bytes: int,
         models: SequenceOf[ModelMemory],
-        max_fed: int,
+        vocab_size: int,
         chunk_tokens: int,
         largest_chunk_tokens: int,
         ahead_tokens: int,
     ) -> None:
         self.room_bytes = room_bytes
+        self._weight_bytes = weight_bytes
         self._models = models
-        self._max_fed = max_fed
-        self._chunk_tokens = chunk_tokens
+        self._vocab_size = vocab_size
+        self.chunk_tokens = chunk_tokens
         self._largest_chunk_tokens = largest_chunk_tokens
         self._ahead_tokens = ahead_tokens
         self.prefixes: list[PrefixCache] = []
@@ -93,6 +164,11 @@ class MemoryBudget:
         # The shortest length that may_begin() refused, and the running sequences that took the memory.
         self._refused_tokens = 0
         self._refused_beside: Running = ([], [])
+
+    @property
+    def used_bytes(self) -> int:
+        """The estimate for the step that make_room() was last called for, without weights and prefixes."""
+        return self._used_bytes
 
     def max_tokens(self, limit: int) -> int:
         """Return the longest sequence, up to limit, that fits alone; 0 if none fits."""
@@ -107,7 +183,8 @@ class MemoryBudget:
 
     def bytes_alone(self, num_tokens: int) -> int:
         """Return what a sequence of that length needs with no other sequence running."""
-        return max(self._bytes([num_tokens], []), self._bytes([], [num_tokens]))
+        alone = [Demand(num_tokens)]
+        return max(self._estimate(alone, []).total, self._estimate([], alone).total)
 
     def may_begin(
         self, sequence: Sequence, members: SequenceOf[Sequence], prefilling: SequenceOf[Sequence]
@@ -121,8 +198,9 @@ class MemoryBudget:
         running = [ref(s) for s in members], [ref(s) for s in prefilling]
         if running == self._refused_beside and length >= self._refused_tokens:
             return False
-        rows, prompts = [_length_to_admit(s) for s in members], [_length_to_admit(s) for s in prefilling]
-        if self._bytes(rows, [*prompts, length]) <= self.room_bytes:
+        rows = [self._demand(s, _length_to_admit(s)) for s in members]
+        prompts = [self._demand(s, _length_to_admit(s)) for s in (*prefilling, sequence)]
+        if self._estimate(rows, prompts).total <= self.room_bytes:
             return True
         self._refused_beside, self._refused_tokens = running, length
         return False
@@ -139,43 +217,56 @@ class MemoryBudget:
         rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
         reading: sequences whose text the draft model is reading, in caches that are not a row's yet.
         """
-        lengths, prompts = [len(s.tokens) for s in members], [len(s.tokens) for s in prefilling]
-        self.max_chunk_tokens = self._chunk_tokens
-        needed = self._bytes(lengths, prompts) + sum(self._reading_bytes(len(s.tokens)) for s in reading)
+        estimate = self._estimate(
+            [self._demand(s, len(s.tokens)) for s in members],
+            [self._demand(s, len(s.tokens)) for s in prefilling],
+        )
+        self.max_chunk_tokens = self.chunk_tokens
+        needed = estimate.total + sum(self._reading_bytes(len(s.tokens)) for s in reading)
+        self._limit_mlx(estimate.room_above)
         self._shrink_prefixes(self.room_bytes - needed)
         if needed > self.room_bytes:
             return False
         spare = self.room_bytes - needed - sum(cache.num_bytes for cache in self.prefixes)
         self._used_bytes = needed
-        if prompts:
+        if prefilling:
             # Of half at most: buffers may grow ahead of need into the rest.
-            token_bytes = self._fed_token_bytes(max([*lengths, *prompts]))
-            more = min(spare // 2 // token_bytes, self._largest_chunk_tokens - self._chunk_tokens)
+            token_bytes = self._fed_token_bytes(max(len(s.tokens) for s in (*members, *prefilling)))
+            more = min(spare // 2 // token_bytes, self._largest_chunk_tokens - self.chunk_tokens)
             self.max_chunk_tokens += more
             self._used_bytes += more * token_bytes
+            self._limit_mlx(estimate.room_above + more * token_bytes // 2)
             spare -= more * token_bytes
         for model, model_rows in zip(self._models, rows, strict=True):
-            if isinstance(model_rows, BatchedRows) and model.footprint.token_bytes:
-                token_bytes = model.footprint.token_bytes
-                num_cells = self._num_cells(model, lengths)
-                model_rows.limit_growth(num_cells + spare // len(self._models) // token_bytes)
+            footprint = model.footprint
+            if isinstance(model_rows, BatchedRows) and footprint.token_bytes:
+                # Prompts have buffers of their own until they join.
+                lengths = [self._row_columns(model, len(s.tokens)) for s in members]
+                num_cells = len(lengths) * max(lengths, default=0)
+                # Larger buffers also need more memory when they grow.
+                cell_bytes = footprint.token_bytes + footprint.layer_bytes
+                model_rows.limit_growth(num_cells + spare // len(self._models) // cell_bytes)
                 slots, columns = model_rows.extent
-                self._used_bytes += max(0, slots * columns - num_cells) * token_bytes
+                self._used_bytes += max(0, slots * columns - num_cells) * cell_bytes
         return True
+
+    def _limit_mlx(self, room_above: int) -> None:
+        """Make MLX wait for the device after each operation while it holds more than all but room_above."""
+        mx.set_memory_limit(max(0, self._weight_bytes + self.room_bytes - room_above))
 
     def may_measure(self, lengths: SequenceOf[int]) -> bool:
         """Whether rows of these lengths, and a step over them, fit beside the cached prefixes alone."""
         held = sum(cache.num_bytes for cache in self.prefixes)
-        return self._bytes(lengths, []) + held <= self.room_bytes
+        return self._estimate([Demand(length) for length in lengths], []).total + held <= self.room_bytes
 
-    def may_copy(self, num_tokens: int, model: int = 0) -> bool:
-        """Drop cached prefixes until a copy of a row's caches fits; return whether it does.
+    def may_copy(self, num_tokens: int, model: int = 0, num_copies: int = 1) -> bool:
+        """Drop cached prefixes until copies of a row's caches fit; return whether they do.
 
         model: 0 for the target model, -1 for the draft model.
         """
         memory = self._models[model]
-        copied = memory.footprint.row_bytes(memory.num_ids(num_tokens), self._chunk_tokens)
-        left = self.room_bytes - self._used_bytes - copied
+        copied = memory.footprint.row_bytes(memory.num_ids(num_tokens), self.chunk_tokens)
+        left = self.room_bytes - self._used_bytes - num_copies * copied
         if left >= 0:
             self._shrink_prefixes(left)
         return left >= 0
@@ -203,83 +294,134 @@ class MemoryBudget:
     def _reading_bytes(self, num_tokens: int) -> int:
         """Return the bytes of the caches with which the draft model reads a text, until they are a row's."""
         draft = self._models[-1]
-        # Rows that do not share buffers are counted as if they held the text already.
-        return self._row_bytes(draft.footprint, draft.num_ids(num_tokens)) if draft.batched else 0
+        if not draft.batched:
+            # Rows that do not share buffers are counted as if they held the text already.
+            return 0
+        return draft.footprint.row_bytes(self._prompt_columns(draft, num_tokens), self.chunk_tokens)
 
     def draft_model_share(self, num_bytes: int) -> int:
         """Return the part of num_bytes that holds as many of its tokens as the rest holds of the target's."""
-        target, *draft = [m.footprint.row_bytes(SHARED_TOKENS, self._chunk_tokens) for m in self._models]
+        target, *draft = [m.footprint.row_bytes(SHARED_TOKENS, self.chunk_tokens) for m in self._models]
         return num_bytes * sum(draft) // (target + sum(draft))
 
-    def _bytes(self, rows: SequenceOf[int], prompts: SequenceOf[int]) -> int:
-        """Return what rows and prompts of these lengths need while the next step runs."""
-        lengths = [*rows, *prompts]
-        if not lengths:
-            return 0
-        total = 0
+    def _demand(self, sequence: Sequence, num_tokens: int) -> Demand:
+        request = sequence.request
+        needs = find_needs(request.sampling, self._vocab_size, request.grammar is not None)
+        return Demand(num_tokens, needs, request.top_logprobs is not None, request.prompt_logprobs)
+
+    def _estimate(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> Estimate:
+        """Estimate what rows and prompts need while the next step runs, and while prompts join the rows."""
+        everyone = [*rows, *prompts]
+        if not everyone:
+            return Estimate()
+        longest = max(one.num_tokens for one in everyone)
+        longest_prompt = max((one.num_tokens for one in prompts), default=0)
+        kept = sum(self._vocab_size * _bytes_per_token(one.needs) for one in everyone)
+        growth = forward = logits = 0
+        sampling = self._sampling_bytes(rows, prompts)
         for model in self._models:
             footprint = model.footprint
-            if not model.batched:
-                total += sum(self._row_bytes(footprint, model.num_ids(length)) for length in lengths)
-                continue
-            # A sequence that is alone keeps the buffers of its prefill.
-            if rows or len(prompts) > 1:
-                total += footprint.token_bytes * self._num_cells(model, lengths)
-                # Windows and state. Buffers of windows may have spare slots.
-                longest = model.num_ids(max(lengths))
-                bounded = footprint.row_bytes(longest, self._chunk_tokens) - footprint.token_bytes * longest
-                total += (len(lengths) + len(lengths) // 4) * bounded
-            total += sum(self._row_bytes(footprint, model.num_ids(length)) for length in prompts)
-        return total + max(
-            model.footprint.forward_bytes(self._max_fed, model.num_ids(max(lengths)) + self._ahead_tokens)
-            for model in self._models
-        )
+            columns = [
+                *(self._row_columns(model, one.num_tokens) for one in rows),
+                *(self._prompt_columns(model, one.num_tokens) for one in prompts),
+            ]
+            if model.batched:
+                # A prompt joins the rows, where it takes as many columns as the longest.
+                num_rows, most = len(columns), max(columns)
+                kept += footprint.token_bytes * num_rows * most
+                # Windows have spare columns, and a spare slot for every four.
+                kept += (num_rows + num_rows // 4) * footprint.bounded_bytes(
+                    most + GROWTH_TOKENS, self.chunk_tokens
+                )
+                model_growth = num_rows * footprint.growth_bytes(most, self.chunk_tokens)
+            else:
+                kept += sum(footprint.row_bytes(each, self.chunk_tokens) for each in columns)
+                model_growth = sum(footprint.growth_bytes(each, self.chunk_tokens) for each in columns)
+            growth = max(growth, model_growth)
+            # The draft model reads the text of rows.
+            fed_at_once = longest_prompt if model is self._models[0] else model.num_ids(longest)
+            num_fed = max(len(rows) * model.width, min(self.chunk_tokens, fed_at_once))
+            num_seen = model.num_ids(longest) + self._ahead_tokens
+            forward = max(forward, footprint.forward_bytes(num_fed, num_seen))
+            logits = max(logits, model.logits_bytes(len(rows), model.width))
+            if any(one.prompt_logprobs for one in prompts):
+                logits = max(logits, model.logits_bytes(1, PROMPT_LOGPROBS_CHUNK))
+        # No operation of sampling takes more than half of what a piece does.
+        return Estimate(kept, growth, max(forward, logits + sampling), max(forward, sampling // 2))
+
+    def _sampling_bytes(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> int:
+        """Return what sampling takes at most, and prompts' log probabilities."""
+        num_draws, num_arrays = len(rows) * self._models[0].num_draws, 0.0
+        if any(one.prompt_logprobs for one in prompts):
+            num_draws, num_arrays = max(num_draws, PROMPT_LOGPROBS_CHUNK), LIKELIHOOD_ARRAYS
+        num_arrays = max([num_arrays, *(one.num_arrays for one in rows)])
+        return sampling_bytes(num_draws, num_arrays, self._vocab_size) if num_draws else 0
 
     def _fed_token_bytes(self, longest: int) -> int:
         """Return what each further token of a chunk needs; the longest row or prompt has longest tokens."""
         return 1 + max(
-            model.footprint.forward_bytes(1, model.num_ids(longest))
+            # Twice, as MLX runs ahead.
+            2 * model.footprint.forward_bytes(1, model.num_ids(longest))
             # The buffer of a sliding window has room for two chunks.
             + 2 * sum(each for each, _ in model.footprint.windows)
             for model in self._models
         )
 
-    def _row_bytes(self, footprint: Footprint, length: int) -> int:
-        # A buffer fed in odd chunks may end up to one growth step beyond what it has to hold.
-        return footprint.row_bytes(length + self._ahead_tokens + GROWTH_TOKENS, self._chunk_tokens)
+    def _row_columns(self, model: ModelMemory, length: int) -> int:
+        columns = model.num_ids(length) + self._ahead_tokens
+        return round_columns(columns) if model.batched else columns + GROWTH_TOKENS
 
-    def _num_cells(self, model: ModelMemory, lengths: SequenceOf[int]) -> int:
-        """Return the cells, slots times columns, of a buffer that rows of these lengths share."""
-        return len(lengths) * round_columns(model.num_ids(max(lengths, default=0)) + self._ahead_tokens)
+    def _prompt_columns(self, model: ModelMemory, length: int) -> int:
+        # A buffer fed in odd chunks may end up to one growth step beyond what it has to hold.
+        return model.num_ids(length) + self._ahead_tokens + GROWTH_TOKENS
+
+
+def _bytes_per_token(needs: Needs) -> int:
+    """Return the bytes that a row keeps for its sampling, per token of the vocabulary."""
+    return PENALTY_BYTES * needs.penalties + BIAS_BYTES * needs.bias
 
 
 def make_memory_budget(
-    loaded: LoadedModel, settings: Settings, batched: bool, draft_model: DraftModel | None
+    loaded: LoadedModel,
+    settings: Settings,
+    batched: bool,
+    draft_model: DraftModel | None,
+    may_draft: bool = True,
 ) -> MemoryBudget:
     """Measure what the models need, and lower the model's context to what fits into memory.
 
-    Raises ModelError if the weights and one row do not fit, or the context that settings ask for does not.
+    may_draft: whether there are verification steps with drafts.
+    Raises ModelError if the weights and one row do not fit, the context that settings ask for does not, or
+    weights cannot be wired as they ask.
     """
     given = settings.memory_bytes or usable_bytes()
-    if settings.memory_bytes:
-        # MLX's own buffer cache counts too, and is freed first.
-        mx.set_memory_limit(given)
+    # MLX's own buffer cache counts too, and is freed first.
+    mx.set_memory_limit(given)
+    if settings.wire_weights:
+        wire_weights()
     weight_bytes = loaded.info.weight_bytes
-    models = [ModelMemory(measure(loaded.model, settings.kv_bits), batched)]
+    footprint = measure(loaded.model, settings.kv_bits)
+    num_draws = 1 + settings.num_draft_tokens * may_draft
+    # Only rows with recurrent state and a forward pass of their own are fed accepted tokens again.
+    width = num_draws + MAX_PENDING * (may_draft and footprint.fixed_bytes > 0 and not batched)
+    models = [ModelMemory(footprint, batched, width, num_draws)]
     if draft_model:
         weight_bytes += draft_model.loaded.info.weight_bytes
-        id_limits = (MAX_IDS_PER_TOKEN, SPARE_IDS) if draft_model.translation.pair else (1, 0)
+        is_translated = draft_model.translation.pair is not None
+        draft_width = MAX_BACKLOG_TOKENS + (MAX_UNSETTLED if is_translated else 0)
+        id_limits = (MAX_IDS_PER_TOKEN, SPARE_IDS) if is_translated else (1, 0)
         max_ids = draft_model.loaded.info.context_tokens
-        models.append(ModelMemory(measure(draft_model.model), draft_model.batched, *id_limits, max_ids))
-    widest = settings.num_draft_tokens + 1 + MAX_PENDING
-    chunk_tokens = min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens)
+        models.append(
+            ModelMemory(measure(draft_model.model), draft_model.batched, draft_width, 1, *id_limits, max_ids)
+        )
     memory_budget = MemoryBudget(
+        weight_bytes,
         given - weight_bytes,
         models,
-        max_fed=max(chunk_tokens, settings.max_rows * widest),
-        chunk_tokens=chunk_tokens,
+        loaded.info.vocab_size,
+        chunk_tokens=min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens),
         largest_chunk_tokens=settings.prefill_chunk_tokens,
-        ahead_tokens=widest,
+        ahead_tokens=width,
     )
     _limit_context(loaded, settings, memory_budget, given, weight_bytes)
     return memory_budget

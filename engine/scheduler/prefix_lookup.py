@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from config.settings import Settings
@@ -25,6 +26,7 @@ from engine.prefix_cache.block_hashes import count_shared
 from engine.prefix_cache.disk import PrefixStore
 from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
 from engine.prefix_cache.weights_digest import weights_fingerprint
+from engine.scheduler.memory_budget import MemoryBudget
 from engine.sequence import Sequence
 
 log = logging.getLogger("reprise.engine")
@@ -42,7 +44,7 @@ OPENING_REACH = 256
 class PrefixLookup:
     """Keeps prefixes and finds them again. Used by the engine's thread only.
 
-    budget_bytes: memory for cached prefixes.
+    budget_bytes: memory for cached prefixes. memory_budget: says whether there is memory for a copy now.
     answer_opening: the tokens with which the chat template opens an answer.
     cache: None if budget_bytes is 0 or the model's caches cannot be sliced.
     store: the cache's second tier on disk, if the settings name a folder.
@@ -50,8 +52,14 @@ class PrefixLookup:
     """
 
     def __init__(
-        self, model: Any, settings: Settings, budget_bytes: int, answer_opening: SequenceOf[int]
+        self,
+        model: Any,
+        settings: Settings,
+        budget_bytes: int,
+        answer_opening: SequenceOf[int],
+        memory_budget: MemoryBudget,
     ) -> None:
+        self._memory_budget = memory_budget
         self._make = partial(make_caches, model, settings.kv_bits)
         self._needs_state = has_state(self._make())
         self._answer_opening = list(answer_opening)
@@ -94,6 +102,9 @@ class PrefixLookup:
         if not (loading.future.done() or may_wait):
             return True
         sequence.prefix.loading = None
+        # What was read, and the part of it that is not in memory yet.
+        if not self._memory_budget.may_copy(loading.ends[-1], num_copies=2):
+            return False
         if (taken := self.store.finish_load(loading)) is not None:
             self.cache.put(sequence.tokens[: loading.ends[-1]], *taken)
         return False
@@ -198,23 +209,27 @@ class PrefixLookup:
         if length:
             self._keep(sequence.tokens[:length], partial(cut_slice, caches), partial(take_state, caches))
 
-    def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> None:
-        """Keep what a row's caches hold."""
+    def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> bool:
+        """Keep what a row's caches hold, if memory allows a copy; return whether it waited for one."""
         held, num_tokens = rows.lengths[row], len(sequence.tokens)
         # A row may hold more than its answer, but its state cannot be rolled back to the answer's end.
-        if held <= num_tokens or not self._needs_state:
-            tokens = sequence.tokens[: min(held, num_tokens)]
-            self._keep(tokens, partial(rows.kv_slice, row), partial(rows.state, row))
+        if held > num_tokens and self._needs_state:
+            return False
+        tokens = sequence.tokens[: min(held, num_tokens)]
+        return self._keep(tokens, partial(rows.kv_slice, row), partial(rows.state, row))
 
-    def _keep(self, tokens: list[int], cut: CutSlice, take: Callable[[], State]) -> None:
+    def _keep(self, tokens: list[int], cut: CutSlice, take: Callable[[], State]) -> bool:
+        may_copy = partial(self._memory_budget.may_copy, len(tokens))
+        if self.cache is None or not may_copy():
+            return False
         try:
-            if self.cache is not None:
-                self.cache.put(tokens, cut, take())
-            if self.store is not None:
+            self.cache.put(tokens, cut, take())
+            if self.store is not None and may_copy():
                 self.store.save(tokens, cut, take)
         except Exception:
             # No request depends on this copy.
             log.warning("a prefix could not be cached", exc_info=True)
+        return True
 
     def _borrow(
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
@@ -229,7 +244,12 @@ class PrefixLookup:
             shared = min(_num_shared(sequence, holder), held)
             if shared > best:
                 best, cut_best = shared, cut
-        return best, cut_best(0, best) if cut_best else None
+        if cut_best is None:
+            return 0, None
+        kv_slice = cut_best(0, best)
+        # Copied now: until then the rows' next forward could not write to their buffers in place.
+        mx.async_eval(kv_slice)
+        return best, kv_slice
 
     def _choose_kept_lengths(self, sequence: Sequence, kept: int, length: int) -> None:
         """Choose the lengths at which to keep state: where prompts diverge, and where the answer opens.

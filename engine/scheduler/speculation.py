@@ -9,7 +9,7 @@ from functools import partial
 from engine.sequence import Sequence
 from engine.speculative.accounts import StepAccounts
 from engine.speculative.costs.conditions import USUAL, Conditions, context_class
-from engine.speculative.costs.step_costs import DOUBT, StepCosts
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width, is_any_width_worth
 from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.forecast import (
@@ -23,6 +23,9 @@ from engine.speculative.verify import RowInput
 
 MAX_PENDING = 16
 """A row with more pending tokens gets no draft until they are in its cache."""
+
+MODEL_DOUBT = 2.0
+"""By which factor the draft model's cost may be wrong while it was hardly observed."""
 
 STEADY_FED = 2
 """Maximum tokens fed before a draft while the draft model drafts at every step; more is catching up."""
@@ -81,6 +84,8 @@ class Planner:
         if may_be_plain and self.costs.is_plain_due(len(members), self._under):
             self.num_plain_probes += 1
             return []
+        if may_be_plain and self._is_out_of_budget(members):
+            return []
         estimates = []
         for s, pending in zip(members, num_pending, strict=True):
             try:
@@ -99,6 +104,11 @@ class Planner:
             if width == 1:
                 return []
         return [_row_input(s, estimate, width) for s, estimate in zip(members, estimates, strict=True)]
+
+    def _is_out_of_budget(self, members: SequenceOf[Sequence]) -> bool:
+        """Whether not even a step as short as a plain one is allowed, so that no draft helps."""
+        plain_s = self.costs.least_plain_s(len(members), self._under) or math.inf
+        return any(s.drafts.slowdown_budget.left_s(plain_s) < plain_s for s in members if s.drafts)
 
     def model_pays(self, forecast: DraftForecast, limit: int) -> bool:
         """Whether drafts of up to limit tokens by the draft model would pay for a single row."""
@@ -236,7 +246,7 @@ class Planner:
             taken_s = self.costs.most_s(fed_widths(width), self._under)
             if is_model_asked and self.model_costs:
                 work = _planned(members, estimates, width)
-                doubt = DOUBT if self.model_costs.is_new else 1.0
+                doubt = MODEL_DOUBT if self.model_costs.is_new else 1.0
                 taken_s += doubt * self.model_s(len(members), work.num_fed, work.num_drafted)
             if self.replays:
                 # Worst case: one token of each draft is accepted, and the next step feeds it again.

@@ -76,17 +76,18 @@ def verify_drafts(
     Raises whatever the forward pass raises; the rows cannot be used after that.
     """
     logits = rows.forward_ragged([[*row_input.pending, *row_input.draft] for row_input in inputs])
+    width = logits.shape[1]
     draws: list[Draw] = []
     positions: list[int] = []
-    sampled_logits = []
+    places: list[int] = []
     for row, row_input in enumerate(inputs):
-        sampled_logits.append(logits[row, len(row_input.pending) - 1 : row_input.width])
+        places += range(row * width + len(row_input.pending) - 1, row * width + row_input.width)
         masks: Sequence[Mask | None] = row_input.masks or [None] * (len(row_input.draft) + 1)
         draws += [Draw(row, row_input.draft[:at], mask) for at, mask in enumerate(masks)]
         positions += range(row_input.position, row_input.position + len(row_input.draft) + 1)
-    joined = sampled_logits[0] if len(sampled_logits) == 1 else mx.concatenate(sampled_logits)
-    tokens = sampler.sample(joined, positions, draws)
-    measured = measure(joined, tokens, [wanted[draw.row] for draw in draws])
+    logits = logits.reshape(-1, logits.shape[-1])
+    tokens = sampler.sample(logits, positions, draws, places)
+    measured = measure(logits, tokens, [wanted[draw.row] for draw in draws], places)
     with station("waiting"):
         before()
         mx.eval(tokens, *(measured.arrays if measured else ()))

@@ -10,8 +10,9 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 
 from engine.kv_cache.probes import prefix_fault
 from engine.kv_cache.rows import Caches
-from engine.kv_cache.slices import KVSlice, State
+from engine.kv_cache.slices import KVSlice, State, sub_slice
 from engine.model.loading import LoadedModel
+from engine.prefix_cache import trie
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import Usage
 from engine.speculative.proposers import DraftSources
@@ -330,3 +331,26 @@ def test_choices_of_one_prompt_share_its_prefill(
     loaded = make_loaded("llama")
     assert [list(answer.finished().tokens) for answer in answers] == [oracle(loaded, one) for one in asked]
     assert sum(fed) < 2 * len(prompt)
+
+
+def test_a_prefix_that_cannot_be_split_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PrefixCache(10**6, lambda: [KVCache()], False)
+    for tokens in ([9, 9, 9], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6]):
+        cache.put(tokens, lambda start, end, tokens=tokens: slice_of(tokens[start:end]), [])  # type: ignore[misc]
+    num_split = 0
+
+    def fail(kv_slice: KVSlice, start: int, end: int) -> KVSlice:
+        nonlocal num_split
+        num_split += 1
+        if num_split == 3:
+            raise MemoryError
+        return sub_slice(kv_slice, start, end)
+
+    monkeypatch.setattr(trie, "sub_slice", fail)
+    with pytest.raises(MemoryError):
+        cache.put([1, 2, 7], lambda start, end: slice_of([1, 2, 7][start:end]), [])
+    # The keys of the first four tokens were split already, and the values were not.
+    assert cache.match([1, 2, 3, 4, 5, 6, 7]) == 0
+    assert cache.match([9, 9, 9, 9]) == 3
+    assert cache.num_bytes == 3 * BYTES_PER_TOKEN
+    assert cache.status().num_entries == 1

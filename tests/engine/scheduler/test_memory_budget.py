@@ -34,11 +34,20 @@ def limit_of_mlx() -> Iterator[None]:
 
 
 @pytest.fixture
-def free_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def free_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampling takes no memory. Estimates for requests that are not known yet assume the most of it."""
+    monkeypatch.setattr(memory_budget, "sampling_bytes", lambda *_: 0)
+    for name in ("PENALTY_BYTES", "BIAS_BYTES", "PROMPT_LOGPROBS_CHUNK"):
+        monkeypatch.setattr(memory_budget, name, 0)
+
+
+@pytest.fixture
+def free_forwards(monkeypatch: pytest.MonkeyPatch, free_sampling: None) -> None:  # noqa: ARG001
     """Only caches count, so that tests know to the byte what fits; and answers need little room to begin."""
 
     def measure(model: Any, kv_bits: int | None = None) -> Footprint:
-        return replace(footprint.measure(model, kv_bits), fed_bytes=0, seen_bytes=0.0)
+        measured = footprint.measure(model, kv_bits)
+        return replace(measured, layer_bytes=0, fed_bytes=0, seen_bytes=0.0, logits_bytes=0)
 
     monkeypatch.setattr(memory_budget, "measure", measure)
     monkeypatch.setattr(memory_budget, "ANSWER_TOKENS", 16)
@@ -56,7 +65,8 @@ def loaded_wide() -> LoadedModel:
 def memory_for(loaded: LoadedModel, num_tokens: int) -> int:
     """Return just enough memory for one sequence of that length."""
     settings = Settings(memory_bytes=ROOMY)
-    budget = memory_budget.make_memory_budget(loaded, settings, can_batch(loaded.model), None)
+    batched = can_batch(loaded.model)
+    budget = memory_budget.make_memory_budget(loaded, settings, batched, None, may_draft=False)
     return loaded.info.weight_bytes + budget.bytes_alone(num_tokens)
 
 
@@ -243,6 +253,7 @@ def test_a_recurrent_model_that_names_no_context_takes_longer_texts_than_others(
     assert driven.loaded.info.context_tokens == 131_072
 
 
+@pytest.mark.usefixtures("free_sampling")
 def test_a_lone_prompt_is_fed_in_larger_chunks_if_memory_is_left_over() -> None:
     loaded = make_loaded("llama")
     first_chunks = []

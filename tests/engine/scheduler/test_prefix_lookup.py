@@ -1,7 +1,7 @@
 """The prefix that a prompt shares with another one is exactly the one that comparing all tokens finds."""
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.settings import Settings
+from engine.kv_cache.probes import can_batch
 from engine.kv_cache.rows import make_caches
 from engine.kv_cache.slices import KVSlice, State, rebuild
 from engine.prefix_cache import block_hashes
 from engine.prefix_cache.trie import PrefixCache
 from engine.sampling.grammar import Grammars
 from engine.scheduler import prefix_lookup
+from engine.scheduler.memory_budget import make_memory_budget
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.sequence import Sequence
 from tests.engine.driven import loaded_once
@@ -27,7 +29,9 @@ MIN_SHARED = 2
 
 @functools.cache
 def lookup_of(name: str) -> PrefixLookup:
-    return PrefixLookup(loaded_once(name).model, Settings(prefix_cache_bytes=2**20), 2**20, [])
+    loaded, settings = replace(loaded_once(name)), Settings(prefix_cache_bytes=2**20, memory_bytes=2**40)
+    budget = make_memory_budget(loaded, settings, can_batch(loaded.model), None)
+    return PrefixLookup(loaded.model, settings, 2**20, [], budget)
 
 
 @functools.cache

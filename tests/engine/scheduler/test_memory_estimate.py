@@ -1,0 +1,184 @@
+"""MLX never takes more memory than it is given, and estimates are not far above what it takes.
+
+Random configurations run in random amounts of memory, so that requests wait and are preempted. MLX runs ahead
+of the device as far as memory allows; its peak over all steps is what is compared.
+"""
+
+import gc
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from config.settings import Settings
+from drafters.base import Draft, DraftQuery, SequenceStart
+from engine.kv_cache.probes import can_batch
+from engine.model.loading import LoadedModel, describe
+from engine.request import GenerationRequest
+from engine.scheduler.memory_budget import make_memory_budget
+from engine.speculative.proposers import DraftSources
+from tests.drafters.fakes import scored
+from tests.engine.driven import Driven
+from tests.engine.support import CONFIGS, VOCAB_SIZE, make_model, make_tokenizer, prompt_of, request
+
+MAX_RATIO = 1.5
+ROOMY = 2**40
+NEVER_END = ((2, -100.0),)
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.9, "top_p": 0.9},
+    {"temperature": 0.9, "top_k": 40, "min_p": 0.02},
+    {"temperature": 0.9, "top_k": 3000, "top_p": 0.95, "presence_penalty": 0.3, "repetition_penalty": 1.1},
+]
+# At least two layers of each kind.
+LAYERS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"sliding_window": 64, "sliding_window_pattern": 2},
+    "lfm2": {"full_attn_idxs": [0, 2]},
+}
+
+
+@pytest.fixture(autouse=True)
+def limit_of_mlx() -> Iterator[None]:
+    """MLX's own limit is the process's, and other tests have none."""
+    before = mx.set_memory_limit(ROOMY)
+    yield
+    mx.set_memory_limit(before)
+
+
+class Guesser:
+    """A drafter that always drafts as much as it may, and is nearly always wrong."""
+
+    name = "suffix"
+
+    def open(self, start: SequenceStart) -> None:
+        """Need nothing."""
+
+    def propose(self, query: DraftQuery) -> Draft:
+        """Draft as many tokens as may be asked for."""
+        return Draft([7] * query.limit, self.name, 0, 0.9)
+
+    def observe(self, seq: int, tokens: Sequence[int]) -> None:
+        """Learn nothing."""
+
+    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+        """Learn nothing."""
+
+    def close(self, seq: int) -> None:
+        """Hold nothing."""
+
+
+def make_large(name: str, **changes: Any) -> LoadedModel:
+    """Make a random model whose caches take far more than its weights."""
+    changes = {"num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 64} | changes
+    changes |= LAYERS.get(name, {})
+    model = make_model(name, **changes)
+    info = describe(model, CONFIGS[name] | changes, name, VOCAB_SIZE, None, 0.0)
+    return LoadedModel(model, make_tokenizer(), replace(info, context_tokens=4096))
+
+
+def run(
+    loaded: LoadedModel, asked: Sequence[GenerationRequest], is_drafting: bool, **settings: Any
+) -> tuple[Driven, int, int]:
+    """Run requests; return the engine, the largest estimate, and the peak of MLX, weights not counted."""
+    gc.collect()
+    before = mx.get_active_memory()
+    sources = DraftSources({"suffix": Guesser()}, scored(1.0))
+    driven = Driven(replace(loaded), (lambda _: sources) if is_drafting else None, **settings)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    for one in asked:
+        driven.ask(one)
+    largest = 0
+    budget = driven.worker.queue.memory_budget
+    while driven.worker.has_work:
+        driven.worker.step()
+        largest = max(largest, budget.used_bytes + sum(cache.num_bytes for cache in budget.prefixes))
+    for one in asked:
+        assert len(driven.answers[one.id].finished().tokens) == one.max_tokens
+    return driven, largest, mx.get_peak_memory() - before
+
+
+def bytes_alone(loaded: LoadedModel, num_tokens: int, **settings: Any) -> int:
+    """Return the least memory, besides weights, in which a sequence of that length may run."""
+    batched = can_batch(loaded.model, settings.get("kv_bits"))
+    budget = make_memory_budget(replace(loaded), Settings(memory_bytes=ROOMY, **settings), batched, None)
+    return budget.bytes_alone(num_tokens)
+
+
+def check_random_case(seed: int) -> None:
+    """Run one random configuration in a random amount of memory."""
+    rng = random.Random(seed)
+    name = rng.choice(["llama", "qwen3", "llama", "gemma3_text", "lfm2", "qwen3_next"])
+    loaded = make_large(
+        name,
+        num_hidden_layers=rng.choice([4, 6]),
+        num_attention_heads=8,
+        num_key_value_heads=rng.choice([4, 8]),
+        head_dim=rng.choice([64, 128]),
+    )
+    settings = {
+        "max_rows": rng.choice([2, 4]),
+        "prefill_chunk_tokens": rng.choice([32, 128, 256]),
+        "num_draft_tokens": rng.choice([2, 7, 15]),
+        # A head of lfm2 has hidden_size / num_attention_heads numbers, too few to quantize.
+        "kv_bits": None if name == "lfm2" else rng.choice([None, None, 4, 8]),
+        "prefix_cache_bytes": rng.choice([0, 2**20, 2**30]),
+    }
+    asked = []
+    for i in range(rng.randint(3, 6)):
+        kind = rng.choice(KINDS) | {"logit_bias": NEVER_END}
+        # Some prompts are the beginnings of others.
+        prompt = prompt_of(rng.randint(150, 450), rng.randint(0, 3))
+        one = request(prompt, name=str(i), max_tokens=rng.randint(5, 30), **kind)
+        asked.append(replace(one, top_logprobs=rng.choice([None, None, 5])))
+    needed = bytes_alone(loaded, max(len(one.prompt) + one.max_tokens for one in asked), **settings)
+    room = int(needed * rng.uniform(1.0, 1.5))
+    is_drafting = rng.random() < 0.5
+    _, _, taken = run(loaded, asked, is_drafting, memory_bytes=loaded.info.weight_bytes + room, **settings)
+    assert taken <= room
+
+
+@pytest.mark.parametrize("seed", [4, 25, 39])
+def test_mlx_takes_at_most_the_memory_it_is_given(seed: int) -> None:
+    check_random_case(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 150))
+def test_mlx_takes_at_most_the_memory_it_is_given_in_many_configurations(seed: int) -> None:
+    check_random_case(seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tokens", "settings", "num_rows", "sampling"),
+    [
+        ("llama", 900, {}, 1, {}),
+        ("qwen3", 600, {"num_draft_tokens": 7}, 2, KINDS[2]),
+        pytest.param("qwen3", 900, {"num_draft_tokens": 7}, 3, KINDS[2], marks=pytest.mark.slow),
+        pytest.param("llama", 1800, {"kv_bits": 8}, 2, {}, marks=pytest.mark.slow),
+        pytest.param("gemma3_text", 900, {}, 1, KINDS[4], marks=pytest.mark.slow),
+        pytest.param("qwen3_next", 1800, {"num_draft_tokens": 3}, 2, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_estimate_is_not_far_above_what_mlx_takes(
+    name: str, num_tokens: int, settings: dict[str, Any], num_rows: int, sampling: dict[str, Any]
+) -> None:
+    """Compare them where texts are long, so that the rounding of buffers does not count."""
+    loaded = make_large(name, num_key_value_heads=4, num_hidden_layers=6 if num_tokens < 1000 else 8)
+    # The first rows wait for the last prompt, so that all are in memory together.
+    asked = [
+        replace(
+            request(prompt_of(num_tokens - i, i), name=str(i), logit_bias=NEVER_END, **sampling),
+            max_tokens=10 + num_tokens // 13 * (num_rows - 1 - i),
+        )
+        for i in range(num_rows)
+    ]
+    settings = {"prefill_chunk_tokens": 64, "prefix_cache_bytes": 0, "max_rows": 4} | settings
+    is_drafting = "num_draft_tokens" in settings
+    driven, estimate, taken = run(loaded, asked, is_drafting, memory_bytes=ROOMY, **settings)
+    assert driven.worker.stats.num_preemptions == 0
+    assert estimate <= MAX_RATIO * taken
