@@ -25,8 +25,7 @@ from rich.table import Table
 from bench.machine import describe_machine
 from engine.request import Sampling
 from engine.sampling.logprobs import measure as measure_likelihoods
-from engine.sampling.pieces import needs_penalties
-from engine.sampling.sampler import Draw, Penalties, Sampler
+from engine.sampling.sampler import Draw, RowSampling, Sampler
 
 VOCABULARIES = (4_096, 32_000, 151_936)
 ROWS = (1, 8, 32)
@@ -92,10 +91,8 @@ class Step:
         mx.eval(self.logits)
         rows = [self.settings.first] + [self.settings.others] * (self.num_rows - 1)
         prompt = rng.integers(0, self.vocab_size, 200).tolist()
-        penalties = [Penalties(s, prompt, prompt[:50], self.vocab_size) for s in rows]
         self._sampler = Sampler(
-            [(s, p if needs_penalties(s) else None) for s, p in zip(rows, penalties, strict=True)],
-            self.vocab_size,
+            [RowSampling(s, self.vocab_size, prompt, prompt[:50]) for s in rows], self.vocab_size
         )
         self._mask = rng.integers(0, 2, self.vocab_size).astype(np.bool_) if self.settings.is_masked else None
 

@@ -78,7 +78,7 @@ class Settings:
     max_stall_ms: float = setting(
         50.0,
         "Milliseconds by which prefill may lengthen a step while rows decode, exceeded in at most one of a "
-        "hundred such steps. Each feeds at least 16 prompt tokens, even if they take longer.",
+        "hundred such steps. A prompt advances even if a single token takes longer.",
         at_least=0,
     )
     keep_alive_s: float = setting(

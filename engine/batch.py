@@ -24,7 +24,7 @@ class Step:
     measured: log probabilities of the tokens, if any request wants them.
     is_steady: whether the device was busy when it was dispatched: with another step of the same sequences, or
         with something that is not part of its time.
-    follows_drafts: whether it was dispatched after drafts were verified.
+    follows_drafts: whether it was dispatched after drafts were verified, or a text read by the draft model.
     is_computed: whether it was waited for. taken_s: the seconds that it then had taken, None if not known.
     """
 
@@ -70,8 +70,8 @@ class Batch:
     def sampler(self) -> Sampler:
         """The sampler for the present rows; made again after a row joined or left."""
         if self._sampler is None:
-            settings = [(s.request.sampling, s.penalties) for s in self.members]
-            self._sampler = Sampler(settings, self.vocab_size)
+            rows = [s.make_row_sampling(self.vocab_size) for s in self.members]
+            self._sampler = Sampler(rows, self.vocab_size)
         return self._sampler
 
     def join(self, sequence: Sequence, reader: DraftReader | None = None) -> None:

@@ -126,14 +126,18 @@ class Engine:
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         """Queue a request. Its sink gets any number of deltas, then exactly one terminal event.
 
-        Raises EngineError if the queue is full or the engine is draining or dead; the sink then gets nothing.
+        Raises EngineError if the queue is full or the engine is draining or dead, and GrammarError if its
+        grammar, compiled here if it has not been, cannot be used; the sink then gets nothing.
         """
+        if request.grammar and request.grammar.compiled is None:
+            # The engine's thread must never wait for a compilation.
+            request = replace(request, grammar=self.compile_grammar(request.grammar))
         with self._lifecycle.accepting():
             self._inbox.put(Submit(request, self._counted(request.id, sink)))
 
-    def check_grammar(self, grammar: Grammar) -> None:
-        """Compile a grammar, so that a request with it starts at once. Raises GrammarError."""
-        self._grammars.check(grammar)
+    def compile_grammar(self, grammar: Grammar) -> Grammar:
+        """Return the grammar as compiled, for requests. May take long. Raises GrammarError."""
+        return self._grammars.compile(grammar)
 
     def cancel(self, request_id: str) -> None:
         """End a request early; its sink gets Failed("cancelled"), unless it has ended or is unknown."""

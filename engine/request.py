@@ -5,7 +5,7 @@ It crosses between threads, so it is plain and frozen. It imports no MLX, so tha
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 FinishReason = Literal["stop", "length"]
 
@@ -60,10 +60,12 @@ class Grammar:
 
     kind: what text is: a JSON schema, a regular expression, or a grammar in Lark's syntax, as llguidance
         reads them.
+    compiled: what Engine.compile_grammar() made of it; None before. Only the engine reads it.
     """
 
     kind: Literal["json_schema", "regex", "lark"]
     text: str
+    compiled: Any = field(default=None, compare=False, repr=False)
 
 
 class GrammarError(ValueError):
@@ -89,7 +91,7 @@ class GenerationRequest:
     grammar: what the answer must match; None for no constraint.
     top_logprobs: number of likeliest tokens to report at each position of the answer, besides the log
         probability of the token itself. 0 for that alone, None for no log probabilities.
-    prompt_logprobs: whether to report the same for the prompt's tokens, in a first Delta without text.
+    prompt_logprobs: whether to report the same for the prompt's tokens, in deltas before the answer's.
     """
 
     id: str
@@ -196,10 +198,12 @@ class Delta:
 
     text: empty only if there are logprobs.
     logprobs: of the tokens committed with this text; empty unless the request asks for them.
+    is_prompt: whether the logprobs are of the prompt's next tokens instead; the text is empty then.
     """
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    is_prompt: bool = False
     is_terminal: ClassVar[bool] = False
 
 

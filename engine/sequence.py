@@ -29,8 +29,7 @@ from engine.request import (
 )
 from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.logprobs import Likelihood
-from engine.sampling.pieces import needs_penalties
-from engine.sampling.sampler import Penalties
+from engine.sampling.sampler import Penalties, RowSampling
 from engine.speculative.costs.conditions import GREEDY, sampling_class
 from engine.speculative.draft_model.reader import UnreadableTextError
 from engine.speculative.proposers import SequenceDrafts
@@ -78,13 +77,11 @@ class Prefill:
 
     caches, num_computed: its own caches, and how many of its tokens they hold.
     keep_at: lengths at which the caches are to be kept in the prefix cache.
-    logprobs: log probabilities of its prompt's tokens from the second one on, if the request wants them.
     """
 
     caches: Caches = field(default_factory=list)
     num_computed: int = 0
     keep_at: set[int] = field(default_factory=set)
-    logprobs: list[Likelihood] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -95,10 +92,10 @@ class Sequence:
     tokens: prompt and answer so far; all of them are committed.
     hashes: of the tokens' blocks, extended when they are needed.
     prefix, prefill: where its prompt comes from while it waits, and what was computed of it until it joins.
-    penalties: token counts, while it decodes and if its request has penalties.
+    row_sampling: how its tokens are sampled, while it decodes.
     drafts: its drafters, once it was admitted. matcher: the state of the answer's grammar, if any.
     sampling: what sampling its tokens takes; see sampling_class().
-    has_sent_prompt: whether its prompt's log probabilities were sent.
+    num_prompt_sent: leading tokens of its prompt whose log probabilities were sent.
     num_bisections: how many bisections suspected it.
     num_overtaken: how many later sequences were admitted first because this one did not fit into memory.
     """
@@ -112,11 +109,11 @@ class Sequence:
     timing: Timing = field(default_factory=Timing)
     prefix: PrefixSearch = field(default_factory=PrefixSearch)
     prefill: Prefill = field(default_factory=Prefill)
-    penalties: Penalties | None = None
+    row_sampling: RowSampling | None = None
     drafts: SequenceDrafts | None = None
     matcher: Matcher | None = None
     sampling: int = GREEDY
-    has_sent_prompt: bool = False
+    num_prompt_sent: int = 0
     num_bisections: int = 0
     num_overtaken: int = 0
     ended: bool = False
@@ -163,8 +160,8 @@ class Sequence:
             self.prefix.num_cached = num_computed
 
     def restart(self) -> None:
-        """Drop its caches. Committed tokens stay, and the same tokens will follow them."""
-        self.prefill = Prefill()
+        """Drop its arrays. Committed tokens stay, and the same tokens will follow them."""
+        self.prefill, self.row_sampling = Prefill(), None
 
     def give_up_drafts(self, fault: Exception) -> None:
         """Stop drafting after a fault; the answer is decoded plainly from here on."""
@@ -179,11 +176,20 @@ class Sequence:
         if self.drafts:
             self.drafts.uses_model = False
 
-    def make_penalties(self, vocab_size: int) -> None:
-        """Count its tokens for the penalties, if it has any. Its last token is counted when it is fed."""
-        if needs_penalties(self.request.sampling):
+    @property
+    def penalties(self) -> Penalties | None:
+        """Its token counts, while it decodes and if its request has penalties."""
+        return self.row_sampling.penalties if self.row_sampling else None
+
+    def make_row_sampling(self, vocab_size: int) -> RowSampling:
+        """Return how its tokens are sampled, made at the first call, which must precede its first step.
+
+        Penalties count its last token when it is fed.
+        """
+        if self.row_sampling is None:
             answer = self.tokens[len(self.request.prompt) : -1]
-            self.penalties = Penalties(self.request.sampling, self.request.prompt, answer, vocab_size)
+            self.row_sampling = RowSampling(self.request.sampling, vocab_size, self.request.prompt, answer)
+        return self.row_sampling
 
     def count_for_penalties(self) -> None:
         """Bring the penalties' counts up to what has been committed."""
@@ -228,18 +234,26 @@ class Sequence:
         if reason:
             self._finish(reason)
 
-    def emit_prompt_logprobs(self) -> None:
-        """Send the log probabilities of the prompt's tokens once, if the request wants them."""
-        if not self.request.prompt_logprobs or self.has_sent_prompt:
-            return
-        self.has_sent_prompt = True
-        first, *others = self.request.prompt
-        entries = [TokenLogprob(first, self.tokenizer.piece(first), None)]
-        entries += [self._logprob(t, found) for t, found in zip(others, self.prefill.logprobs, strict=True)]
-        self.sink(Delta("", tuple(entries)))
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether the request wants log probabilities of the prompt's tokens that have not been sent."""
+        return self.request.prompt_logprobs and self.num_prompt_sent < len(self.request.prompt)
 
-    def _logprob(self, token: int, likelihood: Likelihood) -> TokenLogprob:
-        logprob, likeliest = likelihood
+    def emit_prompt_logprobs(self, start: int, likelihoods: SequenceOf[Likelihood | None]) -> None:
+        """Send the log probabilities of a run of the prompt's tokens, but for those sent before a restart.
+
+        start: index of the first of them; all tokens before it were sent.
+        likelihoods: of each; None for the prompt's first token, which has no log probability.
+        """
+        prompt, entries = self.request.prompt, []
+        for likelihood in likelihoods[self.num_prompt_sent - start :]:
+            entries.append(self._logprob(prompt[self.num_prompt_sent], likelihood))
+            self.num_prompt_sent += 1
+        if entries:
+            self.sink(Delta("", tuple(entries), is_prompt=True))
+
+    def _logprob(self, token: int, likelihood: Likelihood | None) -> TokenLogprob:
+        logprob, likeliest = likelihood or (None, [])
         piece = self.tokenizer.piece
         top = tuple((t, piece(t), value) for t, value in likeliest)
         return TokenLogprob(token, piece(token), logprob, top)

@@ -68,7 +68,7 @@ class Worker:
         self._calibrations = [one for one in calibrations if not one.is_done]
         self._recovery = Recovery(batch, queue, self.stats)
         self._num_steps = 0
-        self._has_verified = False
+        self._has_drafted = False
 
     @property
     def members(self) -> list[Sequence]:
@@ -167,9 +167,9 @@ class Worker:
         else:
             self._decode()
         self._prefill()
-        self._read_texts()
         # Now the device is busy with what was dispatched.
         self.proposers.work.advance()
+        self._read_texts()
         self._num_steps += 1
         if self._num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
@@ -257,7 +257,7 @@ class Worker:
 
     def _verify(self, inputs: list[RowInput]) -> None:
         """Run a verification step and commit its outcomes."""
-        outcomes, self._has_verified = self._verification.run(inputs), True
+        outcomes, self._has_drafted = self._verification.run(inputs), True
         with station("commit"):
             for sequence, outcome in outcomes:
                 row = outcome.verified
@@ -275,7 +275,7 @@ class Worker:
                 self._read(previous)
             raise StepError(self.members, fault) from fault
         if step := self.batch.in_flight:
-            step.follows_drafts, self._has_verified = self._has_verified, False
+            step.follows_drafts, self._has_drafted = self._has_drafted, False
         if previous:
             self._read(previous)
 
@@ -357,15 +357,16 @@ class Worker:
         if reading is None or self.prefilling or not reading.is_due(self.members):
             return
         # Its time is measured, so nothing else may be on the device.
+        self._clock.settle()
         self._read_in_flight()
         reading.run(self.members)
-        # It is charged already, unlike the time until the next step is dispatched.
-        self._clock.lap()
+        # The next step is not dispatched ahead, which is a cost of drafting too.
+        self._clock.restart()
+        self._has_drafted = True
 
     def _join(self, sequence: Sequence) -> None:
         """Make a prefilled sequence the last row; the next step feeds its last token."""
-        sequence.make_penalties(self.batch.vocab_size)
-        sequence.emit_prompt_logprobs()
+        sequence.make_row_sampling(self.batch.vocab_size)
         try:
             reader = self._draft_reading.begin(sequence) if self._draft_reading else None
             self.batch.join(sequence, reader)

@@ -85,8 +85,8 @@ class EngineProtocol(Protocol):
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         """Queue a sequence, whose events go to the sink. Raises EngineError if it is refused."""
 
-    def check_grammar(self, grammar: Grammar) -> None:
-        """Compile a grammar ahead of its first use. Raises GrammarError if it cannot be used."""
+    def compile_grammar(self, grammar: Grammar) -> Grammar:
+        """Return the grammar as compiled, for requests. Raises GrammarError if it cannot be used."""
 
     def cancel(self, request_id: str) -> None:
         """End a sequence. Unknown ids are ignored."""

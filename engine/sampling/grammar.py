@@ -8,6 +8,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import NoReturn
 
@@ -58,16 +59,20 @@ class Grammars:
         self._lock = threading.Lock()
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
-    def check(self, grammar: Grammar) -> None:
-        """Compile a grammar and keep it. Raises GrammarError if it cannot be used."""
-        self._get(grammar)
+    def compile(self, grammar: Grammar) -> Grammar:
+        """Return the grammar as compiled, which may take long. Raises GrammarError if it cannot be used."""
+        return grammar if grammar.compiled is not None else replace(grammar, compiled=self._find(grammar))
 
     def matcher(self, grammar: Grammar) -> "Matcher":
-        """Make a matcher for an empty answer. Raises GrammarError if the grammar cannot be used."""
-        tokenizer = self._tokenizer
-        return Matcher(self._get(grammar).deep_copy(), tokenizer.vocab_size, tokenizer.eos_ids, self._watch)
+        """Make a matcher for an empty answer. It takes microseconds if the grammar is compiled.
 
-    def _get(self, grammar: Grammar) -> LLMatcher:
+        Raises GrammarError if the grammar cannot be used.
+        """
+        tokenizer, compiled = self._tokenizer, self.compile(grammar).compiled
+        return Matcher(compiled.deep_copy(), tokenizer.vocab_size, tokenizer.eos_ids, self._watch)
+
+    def _find(self, grammar: Grammar) -> LLMatcher:
+        """Return the compiled form of a grammar from those that are kept, or compile it and keep it."""
         with self._lock:
             found = self._compiled.get(grammar)
         if found is None:

@@ -35,7 +35,7 @@ class Needs(NamedTuple):
     @property
     def num_arrays(self) -> float:
         """Arrays of (vocabulary,) float32 that one draw takes at most, the logits themselves not counted."""
-        adjusting = 3.6 * self.penalties + 1.0 * self.bias + 0.25 * self.mask
+        adjusting = 3.6 * self.penalties + 1.0 * self.bias + 2.0 * self.mask
         choosing = 5.75 if self.filters else 1.0 * self.noise
         # 1.5 for the draw's logits, gathered and in float32.
         return 1.5 + max(adjusting, choosing)

@@ -39,7 +39,7 @@ ALL_TEXT = 2**20
 
 
 class Pace:
-    """How many tokens to read at once, so that it takes about a plain step, from what earlier slices took.
+    """How many tokens to read at once, so that it takes about as long as it may, by what earlier slices took.
 
     The first slice has one token, and each next one at most twice as many as the one before it.
 
@@ -61,14 +61,17 @@ class Pace:
         """Return the expected seconds of a slice of a text of which num_left tokens are left."""
         return min(self.num_tokens, max(num_left, MIN_SLICE_TOKENS)) * self.token_s
 
-    def observe(self, num_tokens: int, taken_s: float, plain_s: float) -> None:
-        """Learn what a slice took. A short one, at the end of a text, would teach too much per token."""
+    def observe(self, num_tokens: int, taken_s: float, limit_s: float) -> None:
+        """Learn what a slice took. A short one, at the end of a text, would teach too much per token.
+
+        limit_s: how long one may take.
+        """
         if 2 * num_tokens < self.num_tokens:
             return
         rate = PACE_RATE if self.is_known else 1.0
         self.token_s += rate * (taken_s / num_tokens - self.token_s)
         self._num_observed += 1
-        fitting = int(plain_s / max(self.token_s, 1e-12))
+        fitting = int(limit_s / max(self.token_s, 1e-12))
         self.num_tokens = min(max(fitting, MIN_SLICE_TOKENS), 2 * self.num_tokens, self._max_tokens)
 
 
@@ -92,6 +95,7 @@ class DraftReading:
         self._proposers = proposers
         self._planner = planner
         self._memory_budget = memory_budget
+        # No slice is larger than the chunks for which memory is reserved.
         self._pace = Pace(memory_budget.chunk_tokens, planner.model_s(1, 1, 0))
         self._lookup_pace = Pace(ALL_TEXT)
 
@@ -148,13 +152,18 @@ class DraftReading:
         return self._choose(members) is not None
 
     def run(self, members: SequenceOf[Sequence]) -> None:
-        """Read at least one slice, if one is due, and more while all take no longer than a plain step."""
+        """Read at least one slice, if one is due, and more while all take no longer than they may.
+
+        They may take a plain step or, within the shares of prefill time, as long as a prompt's chunk.
+        """
         start, has_read = perf_counter(), False
         while (chosen := self._choose(members)) is not None:
             row, reader, plain_s = chosen
-            if has_read and perf_counter() - start + self._slice_s(members[row], reader) > plain_s:
+            share_s = min(s.drafts.slowdown_budget.share_to_read_s for s in members if s.drafts)
+            limit_s = max(plain_s, min(self._proposers.settings.max_stall_ms / 1000, share_s))
+            if has_read and perf_counter() - start + self._slice_s(members[row], reader) > limit_s:
                 return
-            self._read_slice(members, row, reader, plain_s)
+            self._read_slice(members, row, reader, limit_s)
             has_read = True
 
     def _choose(self, members: SequenceOf[Sequence]) -> tuple[int, DraftReader, float] | None:
@@ -174,7 +183,7 @@ class DraftReading:
         if plain_s is None:
             return None
         budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
-        left_s = min(budget.left_s(plain_s) for budget in budgets) - (1 + RESERVED_STEPS) * plain_s
+        left_s = min(budget.left_to_read_s(plain_s) for budget in budgets) - (1 + RESERVED_STEPS) * plain_s
         unread.sort(key=lambda one: one[1].count_left(len(members[one[0]].tokens)))
         for row, reader in unread:
             if reader.has_begun and not self._is_payable(members[row], reader, plain_s):
@@ -203,17 +212,17 @@ class DraftReading:
             read_s /= READ_IN_ANSWERS
         # Each token of the answer earns a share of a step, and has to be read too.
         earned_s = num_left * max(0.0, budget.overhead * plain_s - self._pace.token_s)
-        payable_s = budget.left_s(plain_s) - (1 + RESERVED_STEPS) * plain_s + earned_s
+        payable_s = budget.left_to_read_s(plain_s) - (1 + RESERVED_STEPS) * plain_s + earned_s
         return num_left > 1 and read_s <= reader.spent_s + payable_s
 
     def _read_slice(
-        self, members: SequenceOf[Sequence], row: int, reader: DraftReader, plain_s: float
+        self, members: SequenceOf[Sequence], row: int, reader: DraftReader, limit_s: float
     ) -> None:
         """Read a slice of a row's text, and charge its time to all rows."""
         sequence, start = members[row], perf_counter()
         try:
             read = self._compute if reader.has_begun else self._look_up
-            read(sequence, row, reader, plain_s)
+            read(sequence, row, reader, limit_s)
         except Exception as fault:
             self._draft_model.drop_reader(row)
             sequence.give_up_draft_model(fault)
@@ -221,23 +230,23 @@ class DraftReading:
         reader.spent_s += taken_s
         for other in members:
             if other.drafts:
-                other.drafts.slowdown_budget.charge(taken_s, plain_s, 0)
+                other.drafts.slowdown_budget.charge_reading(taken_s)
         if sequence.drafts:
             sequence.drafts.counts.drafter_s += taken_s
 
-    def _look_up(self, sequence: Sequence, row: int, reader: DraftReader, plain_s: float) -> None:
+    def _look_up(self, sequence: Sequence, row: int, reader: DraftReader, limit_s: float) -> None:
         """Read a part of a text to find out how much of it the draft model has read before."""
         start, tokens = perf_counter(), sequence.tokens
         num_read = self.prefixes.look_up(reader, tokens, self._lookup_pace.num_tokens)
-        self._lookup_pace.observe(num_read, perf_counter() - start, plain_s)
+        self._lookup_pace.observe(num_read, perf_counter() - start, limit_s)
         if reader.caches and not self._memory_budget.reserve_reading(len(tokens)):
             self._drop(sequence, row)
 
-    def _compute(self, sequence: Sequence, row: int, reader: DraftReader, plain_s: float) -> None:
+    def _compute(self, sequence: Sequence, row: int, reader: DraftReader, limit_s: float) -> None:
         """Feed the draft model a part of a text; after the last one it may draft."""
         start, tokens = perf_counter(), sequence.tokens
         num_computed = reader.compute(self._draft_model.model, tokens, self._pace.num_tokens)
-        self._pace.observe(num_computed, perf_counter() - start, plain_s)
+        self._pace.observe(num_computed, perf_counter() - start, limit_s)
         is_complete = reader.count_left(len(tokens)) == 0
         # A request that comes meanwhile may share this text.
         if (is_complete or reader.num_computed in reader.keep_at) and self._may_copy(sequence):

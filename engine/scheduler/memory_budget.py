@@ -40,10 +40,10 @@ ANSWER_TOKENS = GROWTH_TOKENS
 PROMPT_LOGPROBS_CHUNK = 128
 """Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own."""
 
-PENALTY_BYTES = 9
+PENALTY_BYTES = 16
 BIAS_BYTES = 4
-"""What a row's penalties and its logit bias take per token of the vocabulary. Penalties have two arrays, and
-one of them twice while it changes."""
+"""What a row's penalties and its logit bias take per token of the vocabulary. Penalties have two arrays, both
+twice while they change."""
 
 RESERVED_CHUNK_TOKENS = 256
 """Prompt tokens of a chunk for which memory is reserved. A step may feed more if there is memory left."""

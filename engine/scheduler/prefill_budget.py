@@ -3,11 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-MIN_CHUNK_TOKENS = 16
-"""Prompt tokens that every step feeds, however long they take, so that prompts always advance."""
-
-MIN_OLDEST_TOKENS = 4
-"""How many of them the oldest prompt gets at least."""
+MIN_CHUNK_TOKENS = 4
+"""Prompt tokens that a step feeds if even one takes longer than rows may wait: prompts must advance."""
 
 ALONE_S = 1.0
 """Maximum seconds of a step's chunks while no row decodes: how long a cancellation or a new request waits."""
@@ -21,11 +18,15 @@ Seconds = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    """What one step may spend on prompts: seconds, but min_tokens in any case, and never above max_tokens."""
+    """What one step may spend on prompts: seconds, but never more than max_tokens.
+
+    min_tokens: fed even if they take longer; if rows wait, only if not even one token fits into the seconds.
+    """
 
     seconds: float
     min_tokens: int
     max_tokens: int
+    do_rows_wait: bool
 
     @classmethod
     def of_step(cls, num_decoding: int, max_stall_ms: float, max_tokens: int) -> "PrefillLimits":
@@ -34,8 +35,8 @@ class PrefillLimits:
         max_tokens: that memory and settings allow.
         """
         if num_decoding:
-            return cls(max_stall_ms / 1000, min(MIN_CHUNK_TOKENS, max_tokens), max_tokens)
-        return cls(ALONE_S, min(MIN_ALONE_TOKENS, max_tokens), max_tokens)
+            return cls(max_stall_ms / 1000, min(MIN_CHUNK_TOKENS, max_tokens), max_tokens, True)
+        return cls(ALONE_S, min(MIN_ALONE_TOKENS, max_tokens), max_tokens, False)
 
 
 def plan_prefill(remaining: Sequence[int], costs: Sequence[Seconds], limits: PrefillLimits) -> list[int]:
@@ -45,6 +46,8 @@ def plan_prefill(remaining: Sequence[int], costs: Sequence[Seconds], limits: Pre
     one. The oldest prompt always gets a quarter of the seconds, so that a long one always advances.
     """
     chunks, spent_s = [0] * len(remaining), [0.0] * len(remaining)
+    is_kept = limits.do_rows_wait and remaining and costs[0](1) <= limits.seconds
+    min_tokens = 1 if is_kept else limits.min_tokens
 
     def extend(i: int, max_tokens: int, max_s: float) -> None:
         """Give a prompt as many tokens as fit into max_s seconds, those that it has included."""
@@ -55,7 +58,7 @@ def plan_prefill(remaining: Sequence[int], costs: Sequence[Seconds], limits: Pre
     if remaining:
         extend(0, -(-limits.max_tokens // 4), limits.seconds / 4)
         if not chunks[0] and remaining[0]:
-            chunks[0] = min(remaining[0], MIN_OLDEST_TOKENS, limits.max_tokens)
+            chunks[0] = min(remaining[0], -(-min_tokens // 4), limits.max_tokens)
             spent_s[0] = costs[0](chunks[0])
 
     def room(i: int) -> tuple[int, float]:
@@ -71,7 +74,7 @@ def plan_prefill(remaining: Sequence[int], costs: Sequence[Seconds], limits: Pre
     for i in order:
         extend(i, *room(i))
     for i in order:
-        chunks[i] += max(0, min(remaining[i] - chunks[i], limits.min_tokens - sum(chunks)))
+        chunks[i] += max(0, min(remaining[i] - chunks[i], min_tokens - sum(chunks)))
     return chunks
 
 

@@ -17,6 +17,7 @@ from engine.scheduler.prefill_costs import PrefillCosts
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.step_clock import Dispatch, Done, Fail, StepClock
 from engine.sequence import Sequence
+from engine.stations import station
 from engine.step_error import StepError
 
 
@@ -48,6 +49,9 @@ class Prefiller:
     def begin(self, sequence: Sequence) -> None:
         """Prefill a sequence that was just admitted."""
         self.prefilling.append(sequence)
+        if sequence.needs_prompt_logprobs:
+            # The first token follows none, so no chunk measures it.
+            sequence.emit_prompt_logprobs(0, [None])
 
     def run(self, num_rows: int, wait_for_step: Callable[[], None], join: Callable[[Sequence], None]) -> bool:
         """Wait for the chunks in flight, then feed the next ones; returns whether any was fed.
@@ -73,7 +77,7 @@ class Prefiller:
             try:
                 if chunk:
                     self._feed(sequence, chunk, self._costs_of(sequence, num_rows), dispatch)
-                if sequence.num_to_prefill == 0 and not _lacks_logprobs(sequence):
+                if sequence.num_to_prefill == 0 and not sequence.needs_prompt_logprobs:
                     join(sequence)
                     # Only now: if the engine dies meanwhile, the sequence must still be found.
                     self.prefilling.remove(sequence)
@@ -93,7 +97,7 @@ class Prefiller:
 
     def _costs_of(self, sequence: Sequence, num_rows: int) -> PrefillCosts:
         """Return the costs of a sequence's chunks. Log probabilities need logits, which others do not."""
-        return self._costs[num_rows > 0, sequence.request.prompt_logprobs]
+        return self._costs[num_rows > 0, sequence.needs_prompt_logprobs]
 
     def _seconds(self, sequence: Sequence, costs: PrefillCosts, num_tokens: int) -> float:
         """Return an upper estimate of the seconds that the next num_tokens of a prompt take."""
@@ -104,21 +108,24 @@ class Prefiller:
         prefill = sequence.prefill
         num_before = prefill.num_computed
         end = len(sequence.tokens) - 1
-        if sequence.request.prompt_logprobs:
+        if sequence.needs_prompt_logprobs:
             chunk = min(chunk, PROMPT_LOGPROBS_CHUNK)
         if ahead := [length for length in prefill.keep_at if length > num_before]:
             chunk = min(chunk, min(ahead) - num_before)
         if part := sequence.tokens[num_before : min(num_before + chunk, end)]:
             logits = self._model(mx.array(part)[None], cache=prefill.caches)
-            measured = _likelihoods(sequence, logits[0]) if sequence.request.prompt_logprobs else None
+            measured = _likelihoods(sequence, logits[0]) if sequence.needs_prompt_logprobs else None
             arrays = [*cache_arrays(prefill.caches), *(measured.arrays if measured else ())]
             # Not `prefill`: it would keep the caches from the rows that take them over.
-            num_fed, logprobs = len(part), prefill.logprobs
+            num_fed, drafts = len(part), sequence.drafts
 
             def done(seconds: float | None) -> None:
                 costs.observe(num_fed, num_before, seconds)
-                if measured:
-                    logprobs.extend(one for one in measured.read() if one is not None)
+                if drafts and seconds:
+                    drafts.slowdown_budget.prefill_s += seconds
+                if measured and not sequence.ended:
+                    with station("prefill"):
+                        sequence.emit_prompt_logprobs(num_before + 1, measured.read())
 
             dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
             prefill.num_computed += len(part)
@@ -141,9 +148,3 @@ def _likelihoods(sequence: Sequence, logits: mx.array) -> Likelihoods:
     following = sequence.tokens[start : start + logits.shape[0]]
     wanted = [sequence.request.top_logprobs or 0] * len(following)
     return Likelihoods(logits, mx.array(following), wanted)
-
-
-def _lacks_logprobs(sequence: Sequence) -> bool:
-    """Whether the prompt is computed, but its log probabilities have not been read yet."""
-    prefill = sequence.prefill
-    return sequence.request.prompt_logprobs and len(prefill.logprobs) < prefill.num_computed

@@ -9,7 +9,7 @@ from functools import partial
 from engine.sequence import Sequence
 from engine.speculative.accounts import StepAccounts
 from engine.speculative.costs.conditions import USUAL, Conditions, context_class
-from engine.speculative.costs.step_costs import DOUBT, StepCosts
+from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width, is_any_width_worth
 from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.forecast import (
@@ -23,6 +23,9 @@ from engine.speculative.verify import RowInput
 
 MAX_PENDING = 16
 """A row with more pending tokens gets no draft until they are in its cache."""
+
+MODEL_DOUBT = 2.0
+"""By which factor the draft model's cost may be wrong while it was hardly observed."""
 
 STEADY_FED = 2
 """Maximum tokens fed before a draft while the draft model drafts at every step; more is catching up."""
@@ -236,7 +239,7 @@ class Planner:
             taken_s = self.costs.most_s(fed_widths(width), self._under)
             if is_model_asked and self.model_costs:
                 work = _planned(members, estimates, width)
-                doubt = DOUBT if self.model_costs.is_new else 1.0
+                doubt = MODEL_DOUBT if self.model_costs.is_new else 1.0
                 taken_s += doubt * self.model_s(len(members), work.num_fed, work.num_drafted)
             if self.replays:
                 # Worst case: one token of each draft is accepted, and the next step feeds it again.

@@ -86,6 +86,10 @@ class StepClock:
         self._read_at = None
         self._works = [replace(work, is_measured=False) for work in self._works]
 
+    def restart(self) -> None:
+        """Measure the next step from now on. Nothing may be in flight."""
+        self._read_at = perf_counter()
+
     def clear(self) -> None:
         """Forget the last completion and the work in flight, as nobody waits for it any more."""
         self._read_at = None

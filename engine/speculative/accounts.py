@@ -31,7 +31,7 @@ class StepAccounts:
         budgets: of its rows. taken_s: its seconds; None if they are not known and cannot be charged.
         is_steady: whether it was dispatched while another plain step of the same rows was in flight, as all
             steps of plain decoding are. Such a step shows what plain steps cost.
-        follows_drafts: whether it was not because drafts were verified before it.
+        follows_drafts: whether it was not because drafts were verified, or a text read, before it.
         """
         costs, num_rows = self._costs, len(budgets)
         if taken_s is None or not costs.is_learned:

@@ -25,7 +25,7 @@ async def answer_chat(
     content = await service.prompts.compile_requested_grammar(request, body)
     grammar = chat_grammar(body, service.engine.tokenizer.markers, prompt.is_thinking, content)
     if grammar is not None and grammar is not content:
-        await service.prompts.check_grammar(request, grammar, "tools")
+        grammar = await service.prompts.compile_grammar(request, grammar, "tools")
     make_parser = _make_parser_factory(request, service, body, prompt)
     return await respond(
         request, service, body, presenter, [prompt.tokens], make_parser, prompt.prediction, grammar

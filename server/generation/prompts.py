@@ -87,25 +87,24 @@ class PromptEncoder:
             request, lambda: [prompt if isinstance(prompt, str) else decode(prompt) for prompt in body.prompt]
         )
 
-    async def check_grammar(self, request: Request, grammar: Grammar, param: str) -> None:
-        """Compile a grammar, so that a request with it starts without delay.
+    async def compile_grammar(self, request: Request, grammar: Grammar, param: str) -> Grammar:
+        """Return the grammar as compiled, for the engine's requests.
 
         param: the field that the grammar comes from.
         Raises BadRequestError if the grammar cannot be used, and what _run() raises.
         """
         try:
-            await self._run(request, self._engine.check_grammar, grammar)
+            return await self._run(request, self._engine.compile_grammar, grammar)
         except GrammarError as fault:
             message = f"'{param}' {explain_grammar_error(str(fault))}."
             raise BadRequestError(message, param=param, code="unsupported_grammar") from fault
 
     async def compile_requested_grammar(self, request: Request, body: StructuredFields) -> Grammar | None:
-        """Compile and return the grammar that the request demands, if any. Raises as check_grammar()."""
+        """Compile and return the grammar that the request demands, if any. Raises as compile_grammar()."""
         if body.requested_grammar is None:
             return None
         grammar, param = body.requested_grammar
-        await self.check_grammar(request, grammar, param)
-        return grammar
+        return await self.compile_grammar(request, grammar, param)
 
     async def encode_text(self, request: Request, text: str, param: str, is_prompt: bool) -> TokenIds:
         """Return the token ids of a text. Raises BadRequestError, and what _run() raises.

@@ -17,7 +17,8 @@ from server.output.parts import ChoiceOutput, MakeParser, Part
 from server.output.usage import count_usage, fill_record, measure_timings
 
 MAX_DELTAS_AT_ONCE = 256
-"""Maximum deltas of a whole response that are parsed before the event loop serves other requests."""
+"""Maximum deltas, and about as many log probabilities, that are parsed and formatted before the event loop
+serves other requests."""
 
 
 class RequestOutput:
@@ -49,6 +50,9 @@ class RequestOutput:
         ClientGoneError if the client has disconnected.
         """
         parts: list[tuple[int, Part]] = []
+        if self._events:
+            # More had arrived than are read at once. Let other requests have their turn.
+            await asyncio.sleep(0)
         deadline = time.monotonic() + self._service.settings.keep_alive_s
         while not parts and time.monotonic() <= deadline:
             if not self._is_everything_read:
@@ -71,8 +75,8 @@ class RequestOutput:
                     self._events.append((index, self.submission.finished[index]))
                 while not self._is_everything_read:
                     parts += [part for _, part in await self._read_events()]
-                # Let other requests have their turn.
-                await asyncio.sleep(0)
+                    # Let other requests have their turn.
+                    await asyncio.sleep(0)
             outputs.append(ChoiceOutput.of(parts))
         return outputs
 
@@ -81,9 +85,10 @@ class RequestOutput:
         return not self._events and self._parsing is None
 
     async def _read_events(self, deadline: float | None = None) -> list[tuple[int, Part]]:
-        """Return the parts of all events up to the first tool call that must be parsed; if it is first, wait.
+        """Return the parts of the next events, up to the first tool call that must be parsed.
 
-        deadline: time.monotonic() at which to stop waiting. Raises ClientGoneError if the client has left.
+        If that tool call is first, wait for it until the deadline, a time.monotonic(). Raises ClientGoneError
+        if the client has left.
         """
         parts: list[tuple[int, Part]] = []
         if self._parsing is not None:
@@ -92,9 +97,11 @@ class RequestOutput:
                 return []
             self._parsing = None
             parts += self._note_parts(index, self._parsers[index].resume(task.result()))
+        num_read = 0
         with station("output"):
-            while self._events and self._parsing is None:
+            while num_read < MAX_DELTAS_AT_ONCE and self._events and self._parsing is None:
                 index, event = self._events.popleft()
+                num_read += max(1, len(event.logprobs)) if isinstance(event, Delta) else 1
                 parser = self._parsers[index]
                 new_parts = parser.read(event) if isinstance(event, Delta) else parser.end(event)
                 parts += self._note_parts(index, new_parts)
@@ -108,7 +115,7 @@ class RequestOutput:
         return [(index, part) for part in parts]
 
     async def format(self, write: Callable[[], bytes]) -> bytes:
-        """Return what a presenter writes of the whole output.
+        """Return what a presenter writes of a whole text or of the whole output.
 
         On a thread if there are log probabilities: for a long answer they take seconds.
         """

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from engine.stations import station
 from server.errors import ApiError
 from server.generation.request_output import RequestOutput
+from server.output.parts import TextPart
 from server.output.presenter import KEEP_ALIVE, Events, Presenter
 
 
@@ -39,10 +40,9 @@ async def write_frames(output: RequestOutput, presenter: Presenter, first: Event
     """
     events = first
     try:
-        format_parts = station("format")(presenter.format_parts)
         frame = presenter.format_opening(output.usage())
         while not output.is_complete:
-            yield frame + (format_parts(events) if events else KEEP_ALIVE)
+            yield frame + (await _format_parts(output, presenter, events) if events else KEEP_ALIVE)
             frame = b""
             events = await output.receive()
         frame += await output.format(partial(presenter.format_end, events, output.usage(), output.timings()))
@@ -53,3 +53,11 @@ async def write_frames(output: RequestOutput, presenter: Presenter, first: Event
     except Exception:  # noqa: BLE001 - logged by record_internal_error
         frame = presenter.format_error(output.record_internal_error())
     yield frame
+
+
+async def _format_parts(output: RequestOutput, presenter: Presenter, events: Events) -> bytes:
+    write = partial(presenter.format_parts, events)
+    if all(isinstance(part, TextPart) for _, part in events):
+        return station("format")(write)()
+    # Where a text ends, some APIs repeat all of it with its log probabilities.
+    return await output.format(write)

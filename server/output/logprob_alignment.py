@@ -27,6 +27,30 @@ class TokenPositions:
         return position
 
 
+class PromptPositions:
+    """Finds the tokens of a prompt in its text. Some, such as special ones, may not appear in it."""
+
+    def __init__(self, text: str) -> None:
+        self._encoded = text.encode()
+        self._at = 0
+        self._num_characters = 0
+
+    def add(self, token_bytes: bytes) -> int:
+        """Move past the next token. Returns the index of the character in which it begins."""
+        is_within = self._at < len(self._encoded) and _is_continuation(self._encoded[self._at])
+        position = max(0, self._num_characters - is_within)
+        for found in (token_bytes, token_bytes.removeprefix(b" ")):
+            if self._encoded.startswith(found, self._at):
+                self._num_characters += sum(not _is_continuation(byte) for byte in found)
+                self._at += len(found)
+                break
+        return position
+
+
+def _is_continuation(byte: int) -> bool:
+    return byte & 0xC0 == 0x80
+
+
 class LogprobAlignment:
     """Assigns log probabilities to consecutive stretches of text by counting characters.
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from engine.request import TokenLogprob
-from server.output.logprob_alignment import TokenPositions
+from server.output.logprob_alignment import PromptPositions, TokenPositions
 from server.output.openai_objects import ChatLogprobs, CompletionLogprobs, LikelyToken, TokenEntry
 
 FLOOR = -9999.0
@@ -39,6 +39,7 @@ class CompletionLogprobsBuilder:
 
     def __init__(self) -> None:
         self._positions = TokenPositions()
+        self._prompt = PromptPositions("")
         self._has_started = False
 
     def add(self, entries: Sequence[TokenLogprob], text: str) -> CompletionLogprobs:
@@ -46,31 +47,17 @@ class CompletionLogprobsBuilder:
 
         text: the part of their text that can be sent already.
         """
-        offsets = [self._advance(entry, text) for entry in entries]
-        return CompletionLogprobs(
-            tokens=[_token_string(entry.token_bytes) for entry in entries],
-            token_logprobs=[None if entry.logprob is None else _finite(entry.logprob) for entry in entries],
-            top_logprobs=[None if entry.logprob is None else _top_logprobs(entry) for entry in entries],
-            text_offset=offsets,
-        )
+        return _format(entries, [self._advance(entry, text) for entry in entries])
 
     def add_prompt(self, entries: Sequence[TokenLogprob], text: str) -> CompletionLogprobs:
-        """Format the tokens of an echoed prompt.
+        """Format the next tokens of an echoed prompt.
 
-        text: the whole prompt. Some tokens, such as special ones, may not appear in it.
+        text: the whole prompt with its first tokens, "" with the others.
         """
-        logprobs = self.add(entries, "")
-        encoded, at, num_before, offsets = text.encode(), 0, 0, []
-        for entry in entries:
-            is_within = at < len(encoded) and _is_continuation(encoded[at])
-            offsets.append(max(0, num_before - is_within))
-            for token_bytes in (entry.token_bytes, entry.token_bytes.removeprefix(b" ")):
-                if encoded.startswith(token_bytes, at):
-                    num_before += _count_characters(token_bytes)
-                    at += len(token_bytes)
-                    break
-        self._positions, self._has_started = TokenPositions(len(text)), True
-        return logprobs.model_copy(update={"text_offset": offsets})
+        if not self._has_started:
+            self._prompt, self._positions = PromptPositions(text), TokenPositions(len(text))
+            self._has_started = True
+        return _format(entries, [self._prompt.add(entry.token_bytes) for entry in entries])
 
     def _advance(self, entry: TokenLogprob, text: str) -> int:
         """Return the next token's offset and move past the token."""
@@ -80,6 +67,15 @@ class CompletionLogprobsBuilder:
             token_bytes = token_bytes.removeprefix(b" ")
         self._has_started = True
         return self._positions.add(token_bytes)
+
+
+def _format(entries: Sequence[TokenLogprob], offsets: list[int]) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        tokens=[_token_string(entry.token_bytes) for entry in entries],
+        token_logprobs=[None if entry.logprob is None else _finite(entry.logprob) for entry in entries],
+        top_logprobs=[None if entry.logprob is None else _top_logprobs(entry) for entry in entries],
+        text_offset=offsets,
+    )
 
 
 def _top_logprobs(entry: TokenLogprob) -> dict[str, float]:
@@ -105,11 +101,3 @@ def _token_string(token_bytes: bytes) -> str:
 
 def _finite(logprob: float | None) -> float:
     return logprob if logprob is not None and math.isfinite(logprob) and logprob > FLOOR else FLOOR
-
-
-def _is_continuation(byte: int) -> bool:
-    return byte & 0xC0 == 0x80
-
-
-def _count_characters(token_bytes: bytes) -> int:
-    return sum(not _is_continuation(byte) for byte in token_bytes)

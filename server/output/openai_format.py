@@ -109,9 +109,10 @@ class CompletionFormat:
 
     def choice(self, index: int, output: ChoiceOutput) -> Choice:
         """See ResponseFormat."""
-        prompt = output.prompt or PromptPart("")
-        text = prompt.text + output.text
-        logprobs = self._logprobs(index, prompt, TextPart(output.text, tuple(output.logprobs)))
+        parts = [TextPart(output.text, tuple(output.logprobs))]
+        if output.prompt is not None:
+            parts.insert(0, output.prompt)
+        text, logprobs = "".join(part.text for part in parts), self._logprobs(index, *parts)
         return CompletionChoice(text=text, index=index, logprobs=logprobs, finish_reason=output.finish_reason)
 
     def opening_choice(self, _index: int) -> None:

@@ -5,8 +5,8 @@ API. This way the output is split into reasoning, tool calls and content by the 
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, TypeVar
 
 from engine.model.tool_calls import WrittenCall
 from engine.request import Delta, Finished, TokenLogprob
@@ -27,7 +27,10 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart(TextPart):
-    """The prompt, if it is echoed at the start of the choice."""
+    """The prompt, if it is echoed at the start of the choice.
+
+    The first such part has all of its text; others have log probabilities of its further tokens.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class EndPart:
 
 
 StreamedText = TextPart | ReasoningPart
+StreamedTextT = TypeVar("StreamedTextT", bound=StreamedText)
 Part = StreamedText | ToolCallPart | EndPart
 
 
@@ -131,12 +135,13 @@ class ChoiceOutput:
     def of(cls, parts: Iterable[Part]) -> "ChoiceOutput":
         """Collect the parts of a choice."""
         output = cls()
+        prompt: list[PromptPart] = []
         texts: list[str] = []
         reasoning: list[str] = []
         for part in parts:
             match part:
                 case PromptPart():
-                    output.prompt = part
+                    prompt.append(part)
                 case TextPart():
                     texts.append(part.text)
                     output.logprobs += part.logprobs
@@ -146,6 +151,7 @@ class ChoiceOutput:
                     output.tool_calls.append(part)
                 case EndPart():
                     output.finish_reason, output.stop = part.finish_reason, part.stop
+        output.prompt = merge(prompt) if prompt else None
         output.text, output.reasoning = "".join(texts), "".join(reasoning)
         return output
 
@@ -165,11 +171,13 @@ def merge_adjacent(parts: Iterable[Part]) -> Iterator[Part]:
         yield merge(run)
 
 
-def merge(parts: Sequence[StreamedText]) -> StreamedText:
+def merge(parts: Sequence[StreamedTextT]) -> StreamedTextT:
     """Return one part in place of several of the same kind, at least one."""
+    first = parts[0]
     if len(parts) == 1:
-        return parts[0]
+        return first
     text = "".join(part.text for part in parts)
-    if isinstance(parts[0], ReasoningPart):
-        return ReasoningPart(text)
-    return TextPart(text, tuple(e for part in parts if isinstance(part, TextPart) for e in part.logprobs))
+    if isinstance(first, TextPart):
+        logprobs = tuple(e for part in parts if isinstance(part, TextPart) for e in part.logprobs)
+        return replace(first, text=text, logprobs=logprobs)
+    return replace(first, text=text)

@@ -1,9 +1,8 @@
 """Send hostile requests of every kind at once, from a process of their own, and report how they ended.
 
-    python -m tests.end_to_end.attacks URL SECONDS SIZE
+    python -m tests.end_to_end.attacks URL SECONDS
 
-SECONDS: how long to send requests. With 0, each kind is sent once, and has to end.
-SIZE: the share of the full lengths and numbers, 1 for all of it.
+SECONDS: how long to send requests. With 0, each kind is sent once, in a small size, and has to end.
 Prints an Outcome as JSON.
 """
 
@@ -27,7 +26,8 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PATIENCE_S, GRACE_S = 600, 20
 END_ID = 2
 CONTEXT_TOKENS = 8192
-NUM_WAITING = 64
+NUM_WAITING, WAITING_TOKENS = 64, 1500
+"""Longer ones would leave no time for anything else: 64 prompts of 8,000 tokens take hours on two cores."""
 AMBIGUOUS = 'start: s\ns: s s | "a"\n'
 FOREVER = MODEL | {"logit_bias": {str(END_ID): -100}}
 """The end token is forbidden."""
@@ -66,15 +66,14 @@ class Outcome:
 
 
 class Attacks:
-    """Clients that each repeat one hostile request. size: share of the full lengths and numbers."""
+    """Clients that each repeat one hostile request. is_small: whether numbers and lengths are the least."""
 
-    def __init__(self, url: str, size: float) -> None:
+    def __init__(self, url: str, is_small: bool) -> None:
         self.outcome = Outcome()
         limits = httpx.Limits(max_connections=None)
         self._http = httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits)
         self._random = random.Random(1)
-        self._size = size
-        self._num_prompt_tokens = self._share(CONTEXT_TOKENS - 64, 400)
+        self._is_small = is_small
 
         self._kinds: tuple[Callable[[], Awaitable[None]], ...] = (
             self._ambiguous_grammar, self._ambiguous_tool, self._broken_characters, self._long_tool_call,
@@ -83,8 +82,8 @@ class Attacks:
             self._malformed,
         )  # fmt: skip
 
-    def _share(self, num: int, at_least: int) -> int:
-        return max(at_least, round(self._size * num))
+    def _size(self, full: int, small: int) -> int:
+        return small if self._is_small else full
 
     async def run(self, duration_s: float) -> None:
         """Run a client of each kind, which sends at least one request, and none after the time is over.
@@ -153,53 +152,55 @@ class Attacks:
         assert error["code"] in codes, error
 
     async def _ambiguous_grammar(self) -> None:
-        body = FOREVER | {"messages": HELLO, "guided_grammar": AMBIGUOUS, "max_tokens": self._share(1000, 40)}
+        body = FOREVER | {"messages": HELLO, "guided_grammar": AMBIGUOUS, "max_tokens": self._size(1000, 40)}
         body["stream"] = self._random.random() < 0.5
         await self._ask("ambiguous_grammar", CHAT, body, "grammar_too_complex")
 
     async def _ambiguous_tool(self) -> None:
         tool = {"name": "nest", "parameters": NESTED_ARRAYS, "strict": True}
         body = FOREVER | {"messages": HELLO, "tools": [{"type": "function", "function": tool}]}
-        body |= {"tool_choice": "required", "max_tokens": self._share(400, 40), "temperature": 1.5}
+        body |= {"tool_choice": "required", "max_tokens": self._size(400, 40), "temperature": 1.5}
         await self._ask("ambiguous_tool", CHAT, body, "grammar_too_complex")
 
     async def _broken_characters(self) -> None:
         found = await self._http.post("/tokenize", json={"content": "\N{SNOWMAN}"})
         first = found.json()["tokens"][0]
         body = MODEL | {"prompt": "a", "logit_bias": {str(first): 100}, "stream": True}
-        body["max_tokens"] = self._share(2000, 100)
+        body["max_tokens"] = self._size(2000, 100)
         await self._ask("broken_characters", COMPLETIONS, body)
 
     async def _long_tool_call(self) -> None:
         text = {"type": "string", "pattern": r'^[{}\[\]\\"< ]{200}$'}
-        names = [f"p{number}" for number in range(self._share(40, 1))]
+        names = [f"p{number}" for number in range(self._size(40, 1))]
         schema = {"type": "object", "properties": dict.fromkeys(names, text), "required": names}
         tool = {"name": "find", "parameters": schema | {"additionalProperties": False}, "strict": True}
         body = FOREVER | {"messages": HELLO, "tools": [{"type": "function", "function": tool}]}
-        body |= {"tool_choice": "required", "max_tokens": self._share(7000, 300), "temperature": 1.0}
+        body |= {"tool_choice": "required", "max_tokens": self._size(7000, 300), "temperature": 1.0}
         await self._ask("long_tool_call", CHAT, body | {"stream": self._random.random() < 0.5})
 
     async def _waiting_prompts(self) -> None:
-        shared = [self._random.randrange(300, 4000) for _ in range(self._num_prompt_tokens * 3 // 4)]
+        num_tokens = self._size(WAITING_TOKENS, 400)
+        shared = [self._random.randrange(300, 4000) for _ in range(num_tokens * 3 // 4)]
 
         async def wait(number: int) -> None:
             own = random.Random(number)
-            rest = [own.randrange(300, 4000) for _ in range(self._num_prompt_tokens // 4)]
+            rest = [own.randrange(300, 4000) for _ in range(num_tokens // 4)]
             body = FOREVER | {"prompt": shared + rest, "max_tokens": 8}
             await self._ask("waiting_prompts", COMPLETIONS, body)
 
         async with asyncio.TaskGroup() as waiting:
-            for number in range(self._share(NUM_WAITING, 4)):
+            for number in range(self._size(NUM_WAITING, 4)):
                 waiting.create_task(wait(number))
 
     def _repetitive(self) -> list[int]:
         block = [self._random.randrange(300, 4000) for _ in range(self._random.randint(3, 200))]
-        return (block * self._num_prompt_tokens)[: self._num_prompt_tokens]
+        num_tokens = self._size(CONTEXT_TOKENS - 64, 400)
+        return (block * num_tokens)[:num_tokens]
 
     async def _long_prompt(self) -> None:
         draft = {"type": self._random.choice(["auto", "suffix", "ngram-simple", "ngram-mod"])}
         body = FOREVER | {"prompt": self._repetitive(), "draft": draft, "stream": True}
-        body["max_tokens"] = self._share(40, 10)
+        body["max_tokens"] = self._size(40, 10)
         await self._ask("long_prompt", COMPLETIONS, body)
 
     async def _long_prompt_left(self) -> None:
@@ -219,7 +220,7 @@ class Attacks:
             "repetition_penalty": 1.1,
             "logprobs": True,
             "top_logprobs": 20,
-            "max_tokens": self._share(100, 10),
+            "max_tokens": self._size(100, 10),
         }
         await self._ask("heavy_sampling", CHAT, body)
 
@@ -264,19 +265,19 @@ class Attacks:
         schema = self._random.choice([deep, wide])
         form = {"type": "json_schema", "json_schema": {"name": "large", "schema": schema}}
         body = FOREVER | {"messages": HELLO, "response_format": form, "temperature": 1.5}
-        body["max_tokens"] = self._share(100, 10)
-        codes = "schema_too_deep", "grammar_too_complex"
+        body["max_tokens"] = self._size(100, 10)
+        codes = "schema_too_deep", "json_too_deep", "grammar_too_complex"
         await self._ask("large_schema", CHAT, body, *codes)
 
     async def _stops(self) -> None:
         stops = ["a" * 999 + str(n) for n in range(self._random.choice([4, 5000]))]
-        body = FOREVER | {"prompt": "a" * 400, "stop": stops, "max_tokens": self._share(100, 10)}
+        body = FOREVER | {"prompt": "a" * 400, "stop": stops, "max_tokens": self._size(100, 10)}
         await self._ask("stops", COMPLETIONS, body, "invalid_value")
 
     async def _choices(self) -> None:
         n = self._random.choice([8, 8, 1000])
         body = FOREVER | {"prompt": ["a", "b"], "n": n, "logprobs": 5, "echo": True}
-        body["max_tokens"] = self._share(40, 5)
+        body["max_tokens"] = self._size(40, 5)
         await self._ask("choices", COMPLETIONS, body, "invalid_value")
 
     async def _malformed(self) -> None:
@@ -292,9 +293,9 @@ class Attacks:
 
 async def main() -> None:
     """Attack as the command line says, and print the outcome."""
-    url, duration_s, size = sys.argv[1:]
-    attacks = Attacks(url, float(size))
-    await attacks.run(float(duration_s))
+    url, duration_s = sys.argv[1], float(sys.argv[2])
+    attacks = Attacks(url, is_small=duration_s == 0)
+    await attacks.run(duration_s)
     print(json.dumps(vars(attacks.outcome)))
 
 

@@ -141,9 +141,12 @@ def logprobs_of(job: Job, text: bytes) -> tuple[TokenLogprob, ...]:
 
 
 def _send_prompt_logprobs(job: Job) -> None:
+    """Send the log probabilities of the prompt's tokens, the first alone and then three at a time."""
     if job.request.prompt_logprobs:
         first, *others = logprobs_of(job, bytes(job.request.prompt))
-        job.sink(Delta("", (replace(first, logprob=None, top=()), *others)))
+        job.sink(Delta("", (replace(first, logprob=None, top=()),), is_prompt=True))
+        for start in range(0, len(others), 3):
+            job.sink(Delta("", tuple(others[start : start + 3]), is_prompt=True))
 
 
 def echo(_: "FakeEngine", job: Job) -> Event:
@@ -250,7 +253,7 @@ class FakeEngine:
             loaded_s=0.1,
         )
         self.tokenizer = FakeTokenizer()
-        self.checked_grammars: list[Grammar] = []
+        self.compiled_grammars: list[Grammar] = []
         self.grammar_fault: str | None = None
         self.requests: list[GenerationRequest] = []
         self.cancelled_ids: list[str] = []
@@ -272,10 +275,11 @@ class FakeEngine:
             self._changed.notify_all()
         threading.Thread(target=self._work, args=(job, self.script), daemon=True).start()
 
-    def check_grammar(self, grammar: Grammar) -> None:
-        self.checked_grammars.append(grammar)
+    def compile_grammar(self, grammar: Grammar) -> Grammar:
+        self.compiled_grammars.append(grammar)
         if self.grammar_fault is not None:
             raise GrammarError(self.grammar_fault)
+        return replace(grammar, compiled=len(self.compiled_grammars))
 
     def cancel(self, request_id: str) -> None:
         with self._changed:

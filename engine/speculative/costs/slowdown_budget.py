@@ -4,6 +4,9 @@
 
 T is the decoding time of the sequence so far, T_plain what its tokens would have taken in plain steps. Every
 step commits at least one token, so a step is allowed if the bound would hold even if it brought only one.
+
+With a draft model T may be longer by a share of the time that the target took to prefill the sequence: for so
+long the draft model may read texts.
 """
 
 ALLOWANCE_STEPS = 6.0
@@ -11,6 +14,9 @@ ALLOWANCE_STEPS = 6.0
 
 RESERVE_STEPS = 1.0
 """Those of them that no draft may use: a step may take longer than any before."""
+
+READING_SHARE = 0.25
+"""Share of a sequence's prefill time that the draft model may read, its text or those of other rows."""
 
 PROBING_SHARE = 0.01
 """Share of the plain time that probes may take beyond the bound: plain steps between drafted ones."""
@@ -21,12 +27,15 @@ class SlowdownBudget:
 
     overhead: maximum slowdown in the long run, as a fraction of the plain time, such as 0.02.
     spent_s: decoding time so far. plain_s: what the same tokens would have taken in plain steps.
+    prefill_s: the time that the target took to prefill the sequence.
     """
 
     def __init__(self, overhead: float) -> None:
         self.overhead = overhead
         self.spent_s = 0.0
         self.plain_s = 0.0
+        self.prefill_s = 0.0
+        self._read_s = 0.0
 
     def left_s(self, plain_step_s: float) -> float:
         """Return the maximum seconds of a next step after which the bound still holds, with the reserve.
@@ -35,6 +44,20 @@ class SlowdownBudget:
         """
         allowance_s = (ALLOWANCE_STEPS - RESERVE_STEPS) * plain_step_s
         return (1 + self.overhead) * (self.plain_s + plain_step_s) + allowance_s - self.spent_s
+
+    @property
+    def share_to_read_s(self) -> float:
+        """The seconds left of the share of prefill time that the draft model may read."""
+        return max(0.0, READING_SHARE * self.prefill_s - self._read_s)
+
+    def left_to_read_s(self, plain_step_s: float) -> float:
+        """Return the maximum seconds that the draft model may read next. See left_s()."""
+        return self.left_s(plain_step_s) + self.share_to_read_s
+
+    def charge_reading(self, taken_s: float) -> None:
+        """Add seconds that the draft model read; beyond their share of prefill they are decoding time."""
+        self.spent_s += max(0.0, taken_s - self.share_to_read_s)
+        self._read_s += taken_s
 
     def charge(self, step_s: float, plain_step_s: float, num_tokens: int) -> None:
         """Add a step of step_s seconds that committed num_tokens, each of them worth one plain step."""

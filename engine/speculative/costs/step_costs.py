@@ -91,16 +91,18 @@ class StepCosts:
         return share * self.seconds(len(widths), widest, under)
 
     def most_s(self, widths: Sequence[int], under: Conditions = USUAL) -> float:
-        """Return the maximum seconds that a verification step may take: DOUBT times what is expected.
+        """Return the maximum seconds that a verification step may take.
 
-        Less if such steps were observed: as much as the dearest of the latest, except for a single outlier.
+        If such steps were observed, the dearest of the latest counts, except for a single outlier. If not,
+        DOUBT times what is expected, but no more than a plain step for each token and one besides.
         """
         expected_s = self.step_s(widths, under)
         if not self.is_learned:
             return expected_s
         seen = self._wide_of.get(self._wide_key(widths, under))
         if seen is None or not seen.recent:
-            return DOUBT * expected_s
+            plain_s = self.seconds(len(widths), 1, under)
+            return min(DOUBT * expected_s, max(expected_s, (max(widths) + 1) * plain_s))
         dearest = sorted(seen.recent)[-2] if len(seen.recent) > 1 else seen.recent[0]
         return min(DOUBT * expected_s, max(expected_s, self._sum_s(widths) * math.exp(dearest)))
 

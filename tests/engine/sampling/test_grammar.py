@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import re
 from collections.abc import Sequence
 
 import jsonschema
@@ -10,13 +11,15 @@ import pytest
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery
 from engine.request import DraftChoice, GenerationRequest, Grammar, GrammarError
-from engine.sampling.grammar import Grammars
+from engine.sampling import grammar as grammar_module
+from engine.sampling.grammar import MAX_COMPILED, Grammars
 from engine.speculative.proposers import DraftSources
 from tests.combinations import spread
 from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
+from tests.engine.driven import Driven, loaded_once
 from tests.engine.speculative.test_drafting import Scripted, run, sources
-from tests.engine.support import ask, make_loaded, make_tokenizer, oracle, prompt_of, request
+from tests.engine.support import Answer, ask, make_loaded, make_tokenizer, oracle, prompt_of, request
 
 SCHEMA = {
     "type": "object",
@@ -123,7 +126,33 @@ def test_an_unusable_grammar_is_refused_with_the_part_at_fault(
     grammar: Grammar, words: str, grammars: Grammars
 ) -> None:
     with pytest.raises(GrammarError, match=words):
-        grammars.check(grammar)
+        grammars.compile(grammar)
+
+
+def test_a_sequence_takes_its_compiled_grammar_however_many_came_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driven = Driven(loaded_once("llama"))
+    compiled = driven.grammars.compile(WORDS)
+    for number in range(MAX_COMPILED):
+        driven.grammars.compile(Grammar("regex", f"{number}"))
+
+    def compile_again(*_: object, **_named: object) -> None:
+        raise AssertionError("a grammar is compiled again")
+
+    monkeypatch.setattr(grammar_module, "LLMatcher", compile_again)
+    answer = driven.ask(dataclasses.replace(request(prompt_of(9), 60), grammar=compiled))
+    driven.finish()
+    answer.finished()
+    assert re.fullmatch(WORDS.text, answer.text)
+
+
+def test_an_unusable_grammar_is_refused_before_the_engine_s_thread_has_it(start_engine: StartEngine) -> None:
+    answer = Answer()
+    asked = dataclasses.replace(request(prompt_of(9)), grammar=Grammar("lark", "start: nope"))
+    with pytest.raises(GrammarError, match="nope"):
+        start_engine("llama").submit(asked, answer)
+    assert answer.events == []
 
 
 @pytest.mark.parametrize("grammar", [PERSON, WORDS, PAIR], ids=lambda grammar: grammar.kind)

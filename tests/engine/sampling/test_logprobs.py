@@ -1,6 +1,7 @@
 """Log probabilities equal the plain loop's, with and without drafts, alone and in a batch."""
 
 import dataclasses
+import itertools
 import math
 
 import mlx.core as mx
@@ -8,6 +9,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from engine.request import Delta, GenerationRequest, TokenLogprob
+from engine.scheduler.prefiller import PROMPT_LOGPROBS_CHUNK
 from tests.combinations import spread
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import Driven, expected_tokens, loaded_once
@@ -25,6 +27,15 @@ def entries(answer: Answer) -> list[TokenLogprob]:
 
 def sent_entries(answer: Answer) -> list[TokenLogprob]:
     return [entry for event in answer.events if isinstance(event, Delta) for entry in event.logprobs]
+
+
+def prompt_entries(answer: Answer) -> list[TokenLogprob]:
+    """Return the entries of the prompt's deltas, which must be the first and have no text."""
+    deltas = [event for event in answer.events if isinstance(event, Delta)]
+    of_prompt = list(itertools.takewhile(lambda delta: delta.is_prompt, deltas))
+    assert not any(delta.is_prompt for delta in deltas[len(of_prompt) :])
+    assert "".join(delta.text for delta in of_prompt) == ""
+    return [entry for delta in of_prompt for entry in delta.logprobs]
 
 
 def asked(temperature: float) -> list[GenerationRequest]:
@@ -87,12 +98,10 @@ def test_prompt_logprobs_come_first_whatever_is_cached(chunk: int, start_engine:
     for _ in range(2):
         answer = ask(engine, one)
         finished = answer.finished()
-        first = answer.events[0]
-        assert isinstance(first, Delta)
-        assert first.text == ""
-        assert [entry.token for entry in first.logprobs] == list(prompt)
-        assert first.logprobs[0].logprob is None
-        for entry, line in zip(first.logprobs[1:], truth, strict=True):
+        first, *others = prompt_entries(answer)
+        assert [entry.token for entry in (first, *others)] == list(prompt)
+        assert first.logprob is None
+        for entry, line in zip(others, truth, strict=True):
             assert entry.logprob is not None
             assert math.isclose(entry.logprob, line[entry.token].item(), abs_tol=1e-5)
             assert len(entry.top) == 2
@@ -119,6 +128,47 @@ def test_prompt_logprobs_are_sent_once_even_if_the_first_step_fails(monkeypatch:
     driven.step_until(lambda: not driven.worker.has_work)
     assert [entry.token for entry in entries(answer)] == [*one.prompt, *expected_tokens("llama", one)]
     other.finished()
+
+
+def test_prompt_logprobs_are_sent_with_each_chunk() -> None:
+    driven = Driven(loaded_once("llama"), prefill_chunk_tokens=512)
+    one = dataclasses.replace(request(prompt_of(300), 2), top_logprobs=1, prompt_logprobs=True)
+    answer, num_sent = driven.ask(one), [0]
+    while driven.worker.has_work:
+        driven.worker.step()
+        num_sent.append(len(prompt_entries(answer)))
+    in_one_step = max(later - sooner for sooner, later in itertools.pairwise(num_sent))
+    assert in_one_step <= PROMPT_LOGPROBS_CHUNK + 1
+    assert [entry.token for entry in prompt_entries(answer)] == list(one.prompt)
+    answer.finished()
+
+
+@pytest.mark.parametrize("length", [1, 2, 40])
+def test_prompt_logprobs_are_sent_once_if_the_prompt_starts_over(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = Driven(loaded_once("llama"), prefix_cache_bytes=0, prefill_chunk_tokens=7)
+    one = dataclasses.replace(request(prompt_of(length), 3), top_logprobs=2, prompt_logprobs=True)
+    undisturbed = Driven(loaded_once("llama"), prefix_cache_bytes=0, prefill_chunk_tokens=7)
+    expected = undisturbed.ask(one)
+    undisturbed.finish()
+    other = driven.ask(request(prompt_of(9, 1), 12, name="other"))
+    driven.step_until(lambda: len(driven.worker.members) == 1)
+    answer = driven.ask(one)
+    driven.step_until(lambda: len(prompt_entries(answer)) >= min(length, 10))
+
+    def fail(*_: object) -> mx.array:
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(driven.worker.rows), "forward", fail)
+        patch.setattr(type(driven.worker.rows), "forward_ragged", fail)
+        driven.worker.step()
+    assert driven.worker.members == []
+    driven.finish()
+    assert entries(answer) == entries(expected)
+    assert [entry.token for entry in prompt_entries(answer)] == list(one.prompt)
+    other.end()
 
 
 def test_token_bytes_join_to_the_text() -> None:

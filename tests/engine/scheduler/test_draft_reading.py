@@ -387,7 +387,7 @@ def test_slices_grow_until_they_take_a_step_and_shrink_again() -> None:
     pace, taken, token_s = Pace(512), [], 0.001
     for _ in range(20):
         taken.append(pace.num_tokens)
-        pace.observe(pace.num_tokens, 0.01 + token_s * pace.num_tokens, plain_s=0.2)
+        pace.observe(pace.num_tokens, 0.01 + token_s * pace.num_tokens, limit_s=0.2)
         token_s = 0.001 if len(taken) < 12 else 0.004
     assert taken[:8] == [1, 2, 4, 8, 16, 32, 64, 128]
     assert all(b <= 2 * a for a, b in pairwise(taken))
@@ -395,8 +395,8 @@ def test_slices_grow_until_they_take_a_step_and_shrink_again() -> None:
     assert 40 <= taken[-1] <= 52
     # The end of a text teaches nothing, and a slow model gets slices that are not too small.
     before = pace.token_s
-    pace.observe(2, 5.0, plain_s=0.2)
+    pace.observe(2, 5.0, limit_s=0.2)
     assert pace.token_s == before
     for _ in range(9):
-        pace.observe(pace.num_tokens, 50.0, plain_s=0.2)
+        pace.observe(pace.num_tokens, 50.0, limit_s=0.2)
     assert pace.num_tokens == draft_reading.MIN_SLICE_TOKENS

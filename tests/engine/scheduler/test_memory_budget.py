@@ -36,19 +36,14 @@ def limit_of_mlx() -> Iterator[None]:
 @pytest.fixture
 def free_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampling takes no memory. Estimates for requests that are not known yet assume the most of it."""
-    make_sampling_free(monkeypatch)
-
-
-def make_sampling_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_budget, "sampling_bytes", lambda *_: 0)
     for name in ("PENALTY_BYTES", "BIAS_BYTES", "PROMPT_LOGPROBS_CHUNK"):
         monkeypatch.setattr(memory_budget, name, 0)
 
 
 @pytest.fixture
-def free_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def free_forwards(monkeypatch: pytest.MonkeyPatch, free_sampling: None) -> None:  # noqa: ARG001
     """Only caches count, so that tests know to the byte what fits; and answers need little room to begin."""
-    make_sampling_free(monkeypatch)
 
     def measure(model: Any, kv_bits: int | None = None) -> Footprint:
         measured = footprint.measure(model, kv_bits)

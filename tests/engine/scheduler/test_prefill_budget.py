@@ -20,7 +20,7 @@ MANY = 10**9
 
 def plan(remaining: Sequence[int], num_tokens: int, forward_s: float = 0.0) -> list[int]:
     """Plan with the seconds of num_tokens. Each token takes TOKEN_S, and each prompt forward_s besides."""
-    limits = PrefillLimits(num_tokens * TOKEN_S * 1.0001, min_tokens=0, max_tokens=MANY)
+    limits = PrefillLimits(num_tokens * TOKEN_S * 1.0001, 0, MANY, do_rows_wait=False)
     return plan_prefill(remaining, [cost(forward_s)] * len(remaining), limits)
 
 
@@ -40,7 +40,7 @@ def test_at_least_the_minimum_is_fed_and_at_most_the_maximum(
     remaining: list[int], min_tokens: int, more: int
 ) -> None:
     for seconds in (0.0, 1e-5, 1e9):
-        limits = PrefillLimits(seconds, min_tokens, min_tokens + more)
+        limits = PrefillLimits(seconds, min_tokens, min_tokens + more, do_rows_wait=False)
         chunks = plan_prefill(remaining, [cost(0.01)] * len(remaining), limits)
         assert min(min_tokens, sum(remaining)) <= sum(chunks) <= min_tokens + more
         assert all(0 <= chunk <= lack for chunk, lack in zip(chunks, remaining, strict=True))
@@ -66,11 +66,11 @@ def test_the_first_of_several_long_prompts_goes_first() -> None:
 
 
 def test_rows_that_decode_wait_for_max_stall_only() -> None:
-    assert PrefillLimits.of_step(0, 50.0, 2048) == PrefillLimits(ALONE_S, MIN_ALONE_TOKENS, 2048)
-    assert PrefillLimits.of_step(1, 50.0, 2048) == PrefillLimits(0.05, MIN_CHUNK_TOKENS, 2048)
-    assert PrefillLimits.of_step(1, 50.0, 8) == PrefillLimits(0.05, 8, 8)
+    assert PrefillLimits.of_step(0, 50.0, 2048) == PrefillLimits(ALONE_S, MIN_ALONE_TOKENS, 2048, False)
+    assert PrefillLimits.of_step(1, 50.0, 2048) == PrefillLimits(0.05, MIN_CHUNK_TOKENS, 2048, True)
+    assert PrefillLimits.of_step(1, 50.0, 8) == PrefillLimits(0.05, MIN_CHUNK_TOKENS, 8, True)
 
 
 def test_a_prompt_that_memory_does_not_let_complete_is_a_long_one() -> None:
-    limits = PrefillLimits(seconds=1e9, min_tokens=0, max_tokens=100)
+    limits = PrefillLimits(1e9, 0, 100, do_rows_wait=False)
     assert plan_prefill([200, 60], [cost(0.0)] * 2, limits) == [40, 60]

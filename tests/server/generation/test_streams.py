@@ -11,6 +11,7 @@ import pytest
 from config.settings import Settings
 from server.app import create_app
 from server.output.openai_presenter import OpenAIPresenter
+from server.responses_api.presenter import ResponsePresenter
 from tests.server import fake_engine
 from tests.server.openai_shapes import (
     assert_error,
@@ -150,6 +151,31 @@ async def test_the_event_loop_does_not_write_all_log_probabilities_at_once(clien
         body = {"messages": [{"role": "user", "content": "hello"}], "logprobs": logprobs, "stream": stream}
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
     assert [thread is threading.current_thread() for thread in threads] == [False, True]
+
+
+async def test_the_event_loop_does_not_repeat_a_text_s_log_probabilities_where_the_text_ends(
+    client, engine, monkeypatch
+):
+    original, threads = ResponsePresenter.format_parts, []
+
+    def noting(presenter, events):
+        written = original(presenter, events)
+        if b"output_text.done" in written:
+            threads.append(threading.current_thread())
+            engine.release()
+        return written
+
+    def call_then_wait(fake, job):
+        end = fake_engine.says("well ", '<tool_call>{"name": "f", "arguments": {}}</tool_call>')(fake, job)
+        fake.wait_for_release(job)
+        return end
+
+    monkeypatch.setattr(ResponsePresenter, "format_parts", noting)
+    engine.script = call_then_wait
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    asked = {"input": "hello", "top_logprobs": 1, "tools": [tool], "stream": True}
+    assert (await client.post("/v1/responses", json=asked)).status_code == 200
+    assert [thread is threading.current_thread() for thread in threads] == [False]
 
 
 async def test_a_response_with_log_probabilities_is_stored(client):

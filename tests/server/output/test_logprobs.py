@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from engine.request import Delta, Finished, TokenLogprob, Usage
 from server.output.logprob_alignment import LogprobAlignment
 from server.output.logprobs import CompletionLogprobsBuilder, chat_logprobs
+from server.output.openai_format import CompletionFormat
+from server.output.parts import ChoiceOutput, TextPart
 from tests.server.fake_engine import says
 from tests.server.openai_shapes import (
     assert_error,
@@ -138,6 +140,34 @@ async def test_a_completion_stream_has_the_same_logprobs_as_a_whole_response(cli
         assert [text[at] for at in logprobs["text_offset"]] == [
             character for character in text for _ in character.encode()
         ]
+
+
+async def test_a_long_prompt_whose_deltas_arrive_together_is_formatted_in_pieces(client, engine):
+    def send_together(fake, job):
+        deltas, sink = [], job.sink
+        job.sink = deltas.append
+        end = says("!")(fake, job)
+        job.sink = sink
+        for delta in deltas:
+            sink(delta)
+        return end
+
+    engine.script = send_together
+    fields = {"prompt": "ab" * 450, "echo": True, "logprobs": 1}
+    whole = (await complete(client, **fields)).json()["choices"][0]
+    body = (await complete(client, **fields, stream=True)).text
+    assert streamed(body) == (whole["text"], whole["logprobs"])
+    choices = [choice for chunk in stream_data(body)[:-1] for choice in json.loads(chunk)["choices"]]
+    sizes = [len(choice["logprobs"]["tokens"]) for choice in choices if choice["logprobs"]]
+    assert sum(sizes) == 901
+    assert max(sizes) < 300
+
+
+def test_a_whole_response_counts_its_offsets_as_a_stream_does():
+    entries = (entry_of(b" Hi"), entry_of(b" you"))
+    whole = CompletionFormat(True).choice(0, ChoiceOutput(text="Hi you", logprobs=list(entries)))
+    chunk = CompletionFormat(True).chunk_choice(0, TextPart("Hi you", entries))
+    assert whole.logprobs.text_offset == chunk.logprobs.text_offset == [0, 2]
 
 
 async def test_echo_puts_the_prompt_first(client, engine):

@@ -56,14 +56,15 @@ async def test_a_constraint_becomes_a_grammar_that_is_compiled_before_the_answer
 ):
     response = await client.post(path, json={**BODIES[path], **fields})
     assert response.status_code == 200, response.text
-    assert engine.checked_grammars == [grammar]
+    assert engine.compiled_grammars == [grammar]
     assert engine.requests[-1].grammar == grammar
+    assert engine.requests[-1].grammar.compiled == 1
 
 
 @pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"response_format": None}])
 async def test_any_text_needs_no_grammar(client, engine, fields):
     assert (await client.post(CHAT, json={**BODIES[CHAT], **fields})).status_code == 200
-    assert engine.checked_grammars == []
+    assert engine.compiled_grammars == []
     assert engine.requests[-1].grammar is None
 
 
@@ -393,7 +394,7 @@ async def test_wrong_fields_are_400s_that_name_them(client, engine, path, fields
     response = await client.post(path, json={**BODIES[path], **fields})
     assert response.status_code == 400
     assert told in assert_error(response.json(), param, code)
-    assert engine.checked_grammars == []
+    assert engine.compiled_grammars == []
 
 
 @pytest.mark.parametrize("text", ["a.b", "(1/2)", "x|y", "[z]^$", "\\n", "{3}", "a-b&c~d#e", "✓\n\t"])

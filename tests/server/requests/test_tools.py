@@ -328,7 +328,8 @@ async def test_a_required_call_is_enforced_by_a_grammar(client, engine, fields, 
     grammar = engine.requests[0].grammar
     assert grammar.kind == "lark"
     assert [name for name in ("weather", "get-time_2") if name in grammar.text] == names
-    assert engine.checked_grammars == [grammar]
+    assert engine.compiled_grammars == [grammar]
+    assert grammar.compiled == 1
 
 
 @pytest.mark.parametrize(

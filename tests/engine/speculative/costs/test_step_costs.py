@@ -85,12 +85,14 @@ def test_what_was_never_observed_is_doubted() -> None:
     costs = StepCosts(TABLE)
     assert costs.least_plain_s(1) is None
     assert costs.most_s([8]) == DOUBT * 2.0
+    # Each token takes a plain step at most.
+    assert costs.most_s([2]) == 3.0
     costs.observe_wide([8], 2.0)
     assert costs.most_s([8]) == pytest.approx(2.0)
     # Widths up to 8 are observed together; more rows and other conditions are not.
     assert costs.most_s([3]) < DOUBT
-    assert costs.most_s([8, 8, 8, 8]) > 4 * 5.0
-    assert costs.most_s([8], LONG) > 4 * 1.9
+    assert costs.most_s([8, 8, 8, 8]) == pytest.approx(9 * 2.0)
+    assert costs.most_s([8], LONG) > DOUBT * 1.9
 
 
 def test_the_dearest_of_the_latest_steps_is_expected_at_worst() -> None:

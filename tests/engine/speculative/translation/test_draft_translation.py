@@ -13,7 +13,7 @@ import pytest
 from engine.engine import Engine
 from engine.model.loading import LoadedModel, ModelError, describe
 from engine.request import DraftChoice, GenerationRequest, Grammar, Sampling
-from engine.sampling.sampler import Penalties, Sampler
+from engine.sampling.sampler import RowSampling, Sampler
 from engine.scheduler.memory_budget import MemoryBudget
 from engine.scheduler.step_clock import StepClock
 from engine.speculative.draft_model.forecast import DraftForecast
@@ -261,7 +261,7 @@ def test_shared_tokens_are_drawn_with_the_target_s_noise() -> None:
         theirs = np.full((3, target.vocab_size), -np.inf, np.float32)
         ours[:, shared] = rng.normal(size=(3, len(shared)))
         theirs[:, to_target[shared]] = ours[:, shared]
-        sampler = Sampler([(row, None) for row in rows], target.vocab_size)
+        sampler = Sampler([RowSampling(row, target.vocab_size) for row in rows], target.vocab_size)
         draw = make_draft_sampling(translation).make_draw(sampler, positions, 4)
         for at in range(4):
             drawn = np.array(draw(mx.array(ours)))
@@ -278,8 +278,8 @@ def test_penalties_and_bias_apply_to_shared_tokens() -> None:
     sampling = Sampling(
         0, 0.0, frequency_penalty=4.0, repetition_penalty=2.0, logit_bias=((int(to_target[second]), -3.0),)
     )
-    penalties = Penalties(sampling, [], [int(to_target[first])], target.vocab_size)
-    sampler = Sampler([(sampling, penalties)], target.vocab_size)
+    row = RowSampling(sampling, target.vocab_size, [], [int(to_target[first])])
+    sampler = Sampler([row], target.vocab_size)
     logits = np.full((1, len(to_target)), -9.0, np.float32)
     logits[0, [first, second, third]] = 3.0, 2.5, 1.0
     draw = make_draft_sampling(translation).make_draw(sampler, [1], 1)

@@ -1,0 +1,35 @@
+"""A budget bounds what drafting may cost, and what the draft model may read."""
+
+import pytest
+
+from engine.speculative.costs.slowdown_budget import (
+    ALLOWANCE_STEPS,
+    READING_SHARE,
+    RESERVE_STEPS,
+    SlowdownBudget,
+)
+
+
+def test_every_token_earns_the_overhead_and_one_step_is_kept_in_reserve() -> None:
+    budget = SlowdownBudget(0.02)
+    assert budget.left_s(1.0) == pytest.approx(1.02 + ALLOWANCE_STEPS - RESERVE_STEPS)
+    budget.charge(100.0, 1.0, 100)
+    assert budget.left_s(1.0) == pytest.approx(1.02 + 2.0 + ALLOWANCE_STEPS - RESERVE_STEPS)
+    budget.charge(7.0, 1.0, 1)
+    assert budget.left_s(1.0) == pytest.approx(2.04)
+
+
+def test_the_draft_model_reads_a_share_of_prefill_time_for_nothing() -> None:
+    budget = SlowdownBudget(0.02)
+    before = budget.left_s(1.0)
+    budget.prefill_s = 40.0
+    assert budget.share_to_read_s == READING_SHARE * 40.0 == 10.0
+    assert budget.left_to_read_s(1.0) == before + 10.0
+    budget.charge_reading(8.0)
+    # Drafts may use none of the share.
+    assert budget.left_s(1.0) == before
+    budget.charge_reading(3.0)
+    assert budget.share_to_read_s == 0.0
+    assert budget.left_s(1.0) == budget.left_to_read_s(1.0) == pytest.approx(before - 1.0)
+    budget.charge_reading(1.0)
+    assert budget.left_s(1.0) == pytest.approx(before - 2.0)
