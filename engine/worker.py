@@ -35,6 +35,9 @@ from engine.verification_step import VerificationStep
 
 log = logging.getLogger("reprise.engine")
 
+MIN_WAIT_S = 0.0001
+"""Seconds from which on the engine's thread counts as having waited for the device."""
+
 CLEAR_EVERY_STEPS = 256
 """Number of steps after which MLX's cache of free buffers is cleared."""
 
@@ -69,6 +72,7 @@ class Worker:
         self._recovery = Recovery(batch, queue, self.stats)
         self._num_steps = 0
         self._has_drafted = False
+        self._planning_s = 0.0
 
     @property
     def members(self) -> list[Sequence]:
@@ -242,7 +246,7 @@ class Worker:
         """
         if not self.members:
             return []
-        lengths = self.rows.lengths
+        lengths, start = self.rows.lengths, time.perf_counter()
         try:
             inputs = self.planner.plan(self.members, lengths)
         # No answer depends on drafts.
@@ -250,6 +254,7 @@ class Worker:
             for sequence in self.members:
                 sequence.give_up_drafts(fault)
             return self.planner.without_drafts(self.members, lengths)
+        self._planning_s += time.perf_counter() - start
         self.stats.num_plain_probes = self.planner.num_plain_probes
         if not inputs and any(s.matcher for s in self.members):
             return self.planner.without_drafts(self.members, lengths)
@@ -258,6 +263,8 @@ class Worker:
     def _verify(self, inputs: list[RowInput]) -> None:
         """Run a verification step and commit its outcomes."""
         outcomes, self._has_drafted = self._verification.run(inputs), True
+        # It was charged with the step, which waited for it.
+        self._planning_s = 0.0
         with station("commit"):
             for sequence, outcome in outcomes:
                 row = outcome.verified
@@ -287,9 +294,14 @@ class Worker:
 
     def _read(self, step: Step) -> None:
         """Wait for a step's tokens, account for its time and commit them."""
+        planning_s, self._planning_s = self._planning_s, 0.0
         try:
+            start = time.perf_counter()
             with station("waiting"):
                 tokens: list[int] = step.tokens.tolist()  # type: ignore[assignment]
+            if step.is_computed or time.perf_counter() - start > MIN_WAIT_S:
+                # The device was busy longer than the engine's thread: planning took none of its time.
+                planning_s = 0.0
             likelihoods = step.measured.read() if step.measured else [None] * len(tokens)
         except Exception as fault:
             raise StepError(step.members, fault) from fault
@@ -299,6 +311,7 @@ class Worker:
             step.taken_s if step.is_computed else self._clock.lap(),
             step.is_steady,
             step.follows_drafts,
+            planning_s,
         )
         with station("commit"):
             for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):

@@ -84,6 +84,8 @@ class Planner:
         if may_be_plain and self.costs.is_plain_due(len(members), self._under):
             self.num_plain_probes += 1
             return []
+        if may_be_plain and self._is_out_of_budget(members):
+            return []
         estimates = []
         for s, pending in zip(members, num_pending, strict=True):
             try:
@@ -102,6 +104,11 @@ class Planner:
             if width == 1:
                 return []
         return [_row_input(s, estimate, width) for s, estimate in zip(members, estimates, strict=True)]
+
+    def _is_out_of_budget(self, members: SequenceOf[Sequence]) -> bool:
+        """Whether not even a step as short as a plain one is allowed, so that no draft helps."""
+        plain_s = self.costs.least_plain_s(len(members), self._under) or math.inf
+        return any(s.drafts.slowdown_budget.left_s(plain_s) < plain_s for s in members if s.drafts)
 
     def model_pays(self, forecast: DraftForecast, limit: int) -> bool:
         """Whether drafts of up to limit tokens by the draft model would pay for a single row."""

@@ -25,6 +25,7 @@ class StepAccounts:
         taken_s: float | None,
         is_steady: bool,
         follows_drafts: bool,
+        planning_s: float = 0.0,
     ) -> None:
         """Account for a plain step.
 
@@ -32,15 +33,17 @@ class StepAccounts:
         is_steady: whether it was dispatched while another plain step of the same rows was in flight, as all
             steps of plain decoding are. Such a step shows what plain steps cost.
         follows_drafts: whether it was not because drafts were verified, or a text read, before it.
+        planning_s: how much of its seconds went into planning drafts.
         """
         costs, num_rows = self._costs, len(budgets)
         if taken_s is None or not costs.is_learned:
             taken_s = plain_s = costs.seconds(num_rows, 1, under)
         else:
+            plain_s = max(taken_s - planning_s, 1e-9)
             if is_steady:
-                costs.observe_plain(num_rows, taken_s, under)
-            known_s = costs.least_plain_s(num_rows, under) if follows_drafts else None
-            plain_s = known_s or taken_s
+                costs.observe_plain(num_rows, plain_s, under)
+            elif follows_drafts:
+                plain_s = costs.least_plain_s(num_rows, under) or plain_s
         for budget in budgets:
             if budget:
                 budget.charge(taken_s, plain_s, 1)

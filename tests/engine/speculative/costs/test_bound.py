@@ -119,3 +119,36 @@ def test_no_answer_of_the_engine_is_slower_than_stated(
         assert drafted_s <= (1 + OVERHEAD + PROBING) * plain_s + ALLOWANCE_STEPS * step_s(1, 1)
         if chance > 0.9 and number == 1:
             assert drafted_s < plain_s / 2
+
+
+class Slow(Coin):
+    """Takes as long as a step to say that it has nothing."""
+
+    def __init__(self, device: TimedDevice) -> None:
+        super().__init__(0.0)
+        self.device = device
+
+    def propose(self, query: DraftQuery) -> Draft:  # noqa: ARG002
+        self.device.now_s += step_s(1, 1)
+        return NO_DRAFT
+
+
+def test_a_drafter_that_takes_long_is_asked_seldom(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = TimedDevice()
+    drafter = Slow(device)
+    monkeypatch.setattr(time, "perf_counter", lambda: device.now_s)
+    engine = start_engine(
+        wrap=device.wrap,
+        make_sources=lambda _: DraftSources({"suffix": drafter}, scored(1.0)),
+        costs=StepCosts({(1, 1): step_s(1, 1), (1, 8): step_s(1, 8)}),
+        draft_type="suffix",
+        num_draft_tokens=8,
+    )
+    asked = request(prompt_of(20), 300)
+    plain_s, tokens = decode_s(engine, replace(asked, draft=DraftChoice("none")))
+    drafter.answers[asked.prompt] = tokens
+    drafted_s, drafted = decode_s(engine, asked)
+    assert drafted == tokens
+    assert drafted_s <= (1 + OVERHEAD + PROBING) * plain_s + ALLOWANCE_STEPS * step_s(1, 1)
