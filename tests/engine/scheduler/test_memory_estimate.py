@@ -163,7 +163,7 @@ def test_a_draft_model_is_within_the_memory_too(monkeypatch: pytest.MonkeyPatch)
     settings = {"draft_type": "draft-model", "draft_model": "the one that is given", "num_draft_tokens": 7}
     settings |= {"max_rows": 2, "prefix_cache_bytes": 2**22, "prefill_chunk_tokens": 128}
     asked = [
-        request(prompt_of(length, i % 2), name=str(i), max_tokens=24, logit_bias=NEVER_END)
+        request(prompt_of(length, i % 2), name=str(i), max_tokens=40, logit_bias=NEVER_END)
         for i, length in enumerate((420, 300, 350, 250))
     ]
     weight_bytes = loaded.info.weight_bytes + draft.info.weight_bytes
