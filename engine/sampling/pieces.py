@@ -79,4 +79,8 @@ def pick_logits(logits: mx.array, places: Sequence[int], after: Sequence[mx.arra
     """
     if after:
         logits = mx.depends([logits], list(after))[0]
-    return logits if list(places) == list(range(logits.shape[0])) else logits[mx.array(list(places))]
+    first = places[0]
+    # A view, where possible.
+    if list(places) == list(range(first, first + len(places))):
+        return logits[first : first + len(places)]
+    return logits[mx.array(list(places))]

@@ -14,7 +14,7 @@ the device before it dispatches more, so running ahead never takes more than the
 import logging
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import mlx.core as mx
 
@@ -86,22 +86,29 @@ class ModelMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """What one sequence asks of memory.
+class SamplingMemory:
+    """What the sampling of one sequence takes of memory.
 
-    num_tokens: its length. needs: the work of its draws.
-    logprobs, prompt_logprobs: whether those of its answer and of its prompt are wanted.
+    row_bytes: kept for its row. num_arrays: arrays of (vocabulary,) float32 that one of its draws takes.
+    prompt_logprobs: whether its prompt's log probabilities are wanted.
     """
 
-    num_tokens: int
-    needs: Needs = ALL_NEEDS
-    logprobs: bool = True
-    prompt_logprobs: bool = True
+    row_bytes: int
+    num_arrays: float
+    prompt_logprobs: bool
 
-    @property
-    def num_arrays(self) -> float:
-        """Arrays of (vocabulary,) float32 that one of its draws takes."""
-        return max(self.needs.num_arrays, LIKELIHOOD_ARRAYS if self.logprobs else 0.0)
+    @classmethod
+    def of(
+        cls, needs: Needs, vocab_size: int, logprobs: bool = True, prompt_logprobs: bool = True
+    ) -> "SamplingMemory":
+        """Count what these needs take, and log probabilities of the answer and of the prompt."""
+        row_bytes = vocab_size * (PENALTY_BYTES * needs.penalties + BIAS_BYTES * needs.bias)
+        num_arrays = max(needs.num_arrays, LIKELIHOOD_ARRAYS if logprobs else 0.0)
+        return cls(row_bytes, num_arrays, prompt_logprobs)
+
+
+Demand = tuple[int, SamplingMemory]
+"""What one sequence asks of memory: its length, and its sampling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +167,9 @@ class MemoryBudget:
         self._ahead_tokens = ahead_tokens
         self.prefixes: list[PrefixCache] = []
         self._used_bytes = 0
+        # Of a request that is not known yet, and of sequences, none of which is kept after its end.
+        self._most_sampling = SamplingMemory.of(ALL_NEEDS, vocab_size)
+        self._sampling: WeakKeyDictionary[Sequence, SamplingMemory] = WeakKeyDictionary()
         self.max_chunk_tokens = chunk_tokens
         # The shortest length that may_begin() refused, and the running sequences that took the memory.
         self._refused_tokens = 0
@@ -183,7 +193,7 @@ class MemoryBudget:
 
     def bytes_alone(self, num_tokens: int) -> int:
         """Return what a sequence of that length needs with no other sequence running."""
-        alone = [Demand(num_tokens)]
+        alone = [(num_tokens, self._most_sampling)]
         return max(self._estimate(alone, []).total, self._estimate([], alone).total)
 
     def may_begin(
@@ -257,7 +267,8 @@ class MemoryBudget:
     def may_measure(self, lengths: SequenceOf[int]) -> bool:
         """Whether rows of these lengths, and a step over them, fit beside the cached prefixes alone."""
         held = sum(cache.num_bytes for cache in self.prefixes)
-        return self._estimate([Demand(length) for length in lengths], []).total + held <= self.room_bytes
+        rows = [(length, self._most_sampling) for length in lengths]
+        return self._estimate(rows, []).total + held <= self.room_bytes
 
     def may_copy(self, num_tokens: int, model: int = 0, num_copies: int = 1) -> bool:
         """Drop cached prefixes until copies of a row's caches fit; return whether they do.
@@ -305,25 +316,29 @@ class MemoryBudget:
         return num_bytes * sum(draft) // (target + sum(draft))
 
     def _demand(self, sequence: Sequence, num_tokens: int) -> Demand:
-        request = sequence.request
-        needs = find_needs(request.sampling, self._vocab_size, request.grammar is not None)
-        return Demand(num_tokens, needs, request.top_logprobs is not None, request.prompt_logprobs)
+        if (sampling := self._sampling.get(sequence)) is None:
+            request = sequence.request
+            needs = find_needs(request.sampling, self._vocab_size, request.grammar is not None)
+            sampling = self._sampling[sequence] = SamplingMemory.of(
+                needs, self._vocab_size, request.top_logprobs is not None, request.prompt_logprobs
+            )
+        return num_tokens, sampling
 
     def _estimate(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> Estimate:
         """Estimate what rows and prompts need while the next step runs, and while prompts join the rows."""
         everyone = [*rows, *prompts]
         if not everyone:
             return Estimate()
-        longest = max(one.num_tokens for one in everyone)
-        longest_prompt = max((one.num_tokens for one in prompts), default=0)
-        kept = sum(self._vocab_size * _bytes_per_token(one.needs) for one in everyone)
+        longest = max(length for length, _ in everyone)
+        longest_prompt = max((length for length, _ in prompts), default=0)
+        kept = sum(sampling.row_bytes for _, sampling in everyone)
         growth = forward = logits = 0
-        sampling = self._sampling_bytes(rows, prompts)
+        for_sampling = self._sampling_bytes(rows, prompts)
         for model in self._models:
             footprint = model.footprint
             columns = [
-                *(self._row_columns(model, one.num_tokens) for one in rows),
-                *(self._prompt_columns(model, one.num_tokens) for one in prompts),
+                *(self._row_columns(model, length) for length, _ in rows),
+                *(self._prompt_columns(model, length) for length, _ in prompts),
             ]
             if model.batched:
                 # A prompt joins the rows, where it takes as many columns as the longest.
@@ -344,17 +359,18 @@ class MemoryBudget:
             num_seen = model.num_ids(longest) + self._ahead_tokens
             forward = max(forward, footprint.forward_bytes(num_fed, num_seen))
             logits = max(logits, model.logits_bytes(len(rows), model.width))
-            if any(one.prompt_logprobs for one in prompts):
+            if any(sampling.prompt_logprobs for _, sampling in prompts):
                 logits = max(logits, model.logits_bytes(1, PROMPT_LOGPROBS_CHUNK))
         # No operation of sampling takes more than half of what a piece does.
-        return Estimate(kept, growth, max(forward, logits + sampling), max(forward, sampling // 2))
+        working = max(forward, logits + for_sampling)
+        return Estimate(kept, growth, working, max(forward, for_sampling // 2))
 
     def _sampling_bytes(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> int:
         """Return what sampling takes at most, and prompts' log probabilities."""
         num_draws, num_arrays = len(rows) * self._models[0].num_draws, 0.0
-        if any(one.prompt_logprobs for one in prompts):
+        if any(sampling.prompt_logprobs for _, sampling in prompts):
             num_draws, num_arrays = max(num_draws, PROMPT_LOGPROBS_CHUNK), LIKELIHOOD_ARRAYS
-        num_arrays = max([num_arrays, *(one.num_arrays for one in rows)])
+        num_arrays = max([num_arrays, *(sampling.num_arrays for _, sampling in rows)])
         return sampling_bytes(num_draws, num_arrays, self._vocab_size) if num_draws else 0
 
     def _fed_token_bytes(self, longest: int) -> int:
@@ -374,11 +390,6 @@ class MemoryBudget:
     def _prompt_columns(self, model: ModelMemory, length: int) -> int:
         # A buffer fed in odd chunks may end up to one growth step beyond what it has to hold.
         return model.num_ids(length) + self._ahead_tokens + GROWTH_TOKENS
-
-
-def _bytes_per_token(needs: Needs) -> int:
-    """Return the bytes that a row keeps for its sampling, per token of the vocabulary."""
-    return PENALTY_BYTES * needs.penalties + BIAS_BYTES * needs.bias
 
 
 def make_memory_budget(

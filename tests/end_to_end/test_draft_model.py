@@ -1,13 +1,22 @@
 """A draft model of another vocabulary, with the real server and the official SDK."""
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import httpx
 import openai
 import pytest
 
-from config.settings import BUNDLED_MODEL
+from bench.local_engine import LocalEngine
+from config.settings import BUNDLED_MODEL, Settings
+from engine.setup import flat_costs
+from server.app import create_app
 from tests.end_to_end.conftest import serving
 from tests.server.openai_shapes import valid_chat, valid_timings
+from tests.server.served import served
 
+DRAFT_MODEL = str(BUNDLED_MODEL / "draft_polish")
 ASKED = [
     "Hello! Who are you?",
     "Give it back as it is: Za\u017c\u00f3\u0142\u0107 g\u0119\u015bl\u0105 \U0001f600, na\u00efve?",
@@ -15,46 +24,58 @@ ASKED = [
 ]
 
 
-# A server for each test: once it has learned that its draft model does not pay, it stops using it.
 @pytest.fixture
-def started(server_folder):
-    flags = ["--draft-model", str(BUNDLED_MODEL / "draft_polish"), "--draft-type", "draft-model"]
-    with serving(server_folder, *flags, "--translation-prefix-tokens", "3") as (address, printed):
-        yield address, printed
+def drafting() -> Iterator[str]:
+    """The address of a server whose draft model pays on every machine: all steps cost the same."""
+    settings = Settings(
+        served_model_name=("demo",), draft_model=DRAFT_MODEL, draft_type="draft-model",
+        translation_prefix_tokens=3,
+    )  # fmt: skip
+    with LocalEngine(settings, flat_costs()) as local, served(create_app(local.engine, settings)) as address:
+        yield address
 
 
-@pytest.fixture
-def client(started):
-    with openai.OpenAI(base_url=f"{started[0]}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
-def _ask(client, content, draft, **fields):
-    messages = [{"role": "user", "content": content}]
-    body = {"draft": draft} if draft else {}
-    return client.chat.completions.create(
-        model="demo", messages=messages, max_tokens=50, extra_body=body, **fields
-    )
+def _ask(address: str, content: str, draft: dict[str, str] | None, **fields: Any) -> Any:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        answer = client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": content}],
+            max_tokens=50,
+            extra_body={"draft": draft} if draft else {},
+            **fields,
+        )
+    valid_chat(answer.model_dump(exclude_unset=True))
+    return answer
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 7}], ids=["greedy", "seeded"])
-def test_it_changes_no_answer_and_its_drafts_are_counted(started, client, sampling):
+def test_it_changes_no_answer_and_its_drafts_are_counted(drafting: str, sampling: dict[str, Any]) -> None:
     translated = 0
     for content in ASKED:
-        plain = _ask(client, content, {"type": "none"}, **sampling)
+        plain = _ask(drafting, content, {"type": "none"}, **sampling)
         assert "translation" not in plain.timings
-        drafted = _ask(client, content, None, n=2, **sampling)
-        valid_chat(drafted.model_dump(exclude_unset=True))
+        drafted = _ask(drafting, content, None, n=2, **sampling)
         assert drafted.choices[0].message.content == plain.choices[0].message.content
-        if told := valid_timings(drafted.timings).translation:
-            assert told["strategy"] == "context"
-            assert told["drafted"] == drafted.timings["draft_n"]
-            translated += told["translated"]
+        told = valid_timings(drafted.timings).translation
+        assert told
+        assert told["strategy"] == "context"
+        assert told["drafted"] == drafted.timings["draft_n"]
+        translated += told["translated"]
     assert translated
-    assert 'reprise_draft_translations_total{outcome="translated",strategy="context"}' in (
-        httpx.get(f"{started[0]}/metrics").text
+    assert (
+        f'reprise_draft_translations_total{{outcome="translated",strategy="context"}} {translated}'
+        in httpx.get(f"{drafting}/metrics").text
     )
+
+
+def test_with_measured_costs_it_changes_no_answer(server_folder: Path) -> None:
+    flags = ["--draft-model", DRAFT_MODEL, "--draft-type", "draft-model", "--translation-prefix-tokens", "3"]
+    with serving(server_folder, *flags) as (address, printed):
+        for content in ASKED:
+            plain = _ask(address, content, {"type": "none"}, temperature=0)
+            drafted = _ask(address, content, None, temperature=0)
+            assert drafted.choices[0].message.content == plain.choices[0].message.content
     # And the terminal says how drafts are translated.
-    told = "".join(started[1])
+    told = "".join(printed)
     assert "drafts are translated (context): " in told
     assert "draft_polish (translated: context), step costs from" in told

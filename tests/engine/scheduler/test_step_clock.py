@@ -6,10 +6,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from engine.scheduler.prefill_budget import MIN_CHUNK_TOKENS
 from engine.scheduler.prefill_costs import PrefillCosts
 from engine.scheduler.step_clock import StepClock
 from engine.speculative.proposers import DraftSources
-from tests.drafters.fakes import Coin
+from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens
 from tests.engine.support import make_loaded, prompt_of, request
 
@@ -113,7 +114,7 @@ class Counting:
         self._dispatched = dispatched
 
     def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
-        is_chunk = tokens.shape[0] == 1 and tokens.shape[1] in (15, 16)
+        is_chunk = tokens.shape == (1, MIN_CHUNK_TOKENS)
         self._dispatched.append("chunk" if is_chunk else "step")
         logits: mx.array = self._model(tokens, cache=cache)
         return logits
@@ -128,14 +129,14 @@ def test_chunks_and_steps_are_waited_for_in_the_order_of_dispatch(
 ) -> None:
     dispatched: list[str] = []
     waited: list[str] = []
-    asked = [request(prompt_of(12), 60, name="decodes"), request(prompt_of(161, 3), 4, name="joins")]
+    asked = [request(prompt_of(12), 60, name="decodes"), request(prompt_of(41, 3), 4, name="joins")]
     known = {one.prompt: expected_tokens("llama", one) for one in asked}
     coin = Coin(known, 1.0 if drafts == "drafts" else 0.0, num_ids=4096, name="suffix")
     driven = Driven(
         make_loaded("llama", lambda model: Counting(model, dispatched)),
-        (lambda _: DraftSources({"suffix": coin}, lambda _: 1.0)) if drafts == "drafts" else None,
+        (lambda _: DraftSources({"suffix": coin}, scored(1.0))) if drafts == "drafts" else None,
         draft_type="suffix" if drafts == "drafts" else "none",
-        num_draft_tokens=4,
+        num_draft_tokens=2,
         max_stall_ms=0,
         prefix_cache_bytes=0,
     )
