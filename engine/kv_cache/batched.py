@@ -219,8 +219,13 @@ def grow_extent(extent: Extent, needed: Extent, max_cells: int | None) -> Extent
 
 
 def grow_slots(slots: int, num_slots: int) -> int:
-    """Return the slots to grow a window's buffers to. They are large and short, so that few are spare."""
-    return slots if num_slots <= slots else max(num_slots, slots + slots // 4)
+    """Return the slots to grow a window's buffers to; at most max_slots(num_slots) unless there are more."""
+    return slots if num_slots <= slots else max(num_slots, max_slots(slots))
+
+
+def max_slots(num_rows: int) -> int:
+    """Return the maximum slots of a window's buffers. Slots of windows are large, so that few are spare."""
+    return num_rows + num_rows // 4
 
 
 def shrink_extent(extent: Extent, needed: Extent) -> Extent:

@@ -148,9 +148,10 @@ class Columns:
         if self.window is not None:
             others = (other for other in range(len(self.bases)) if other != row)
             end = max((self.end_of(other) for other in others), default=0)
-            # End with the other rows, if the live tokens fit there.
-            base = oldest if length - oldest >= end else _block_start(length - end)
-            self.num_reserved = max(self.num_reserved, round_block(length - base + SLACK_TOKENS))
+            # End with the other rows, or less than a block before them, if the live tokens fit there.
+            base = min(oldest, round_block(length - end))
+            if length - base > end:
+                self.num_reserved = max(self.num_reserved, round_block(length - base + SLACK_TOKENS))
         self.bases[row], self._oldest[row], self.dirty_ends[row] = base, oldest, length - base
 
     def remove(self, row: int) -> None:
@@ -206,7 +207,7 @@ class Columns:
         end = max(length - oldest for length, oldest in zip(lengths, self._oldest, strict=True))
         held_from = [oldest - base for oldest, base in zip(self._oldest, self.bases, strict=True)]
         assert all(start >= before for start, before in zip(held_from, starts, strict=True))
-        self.bases = [_block_start(length - end) for length in lengths]
+        self.bases = [round_block(length - end) for length in lengths]
         self.dirty_ends = [self.end_of(row) for row in range(len(lengths))]
         return [
             Move(start, stop, self.start_of(row))
@@ -257,13 +258,8 @@ class Columns:
 
 
 def round_block(num_columns: int) -> int:
-    """Round a number of columns up to a multiple of BLOCK_TOKENS."""
+    """Round a number of columns, or a position, up to a multiple of BLOCK_TOKENS."""
     return -(-num_columns // BLOCK_TOKENS) * BLOCK_TOKENS
-
-
-def _block_start(position: int) -> int:
-    """Round a position down to the start of its block."""
-    return position // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 def _shortest(oldest: int, window: int) -> int:

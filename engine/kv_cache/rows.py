@@ -16,6 +16,7 @@ from engine.kv_cache.batched import (
     Extent,
     RaggedKVCache,
     RaggedQuantizedKVCache,
+    max_slots,
     round_columns,
     shrink_extent,
 )
@@ -151,8 +152,7 @@ class BatchedRows:
             columns.remove(row)
         self.shared.remove(row)
         for columns in self._columns.values():
-            extent = self._extent_of(columns)
-            self._resize(columns, shrink_extent(extent, self._needed_by(columns)))
+            self._resize(columns, self._shrunk(columns))
 
     @property
     def extent(self) -> Extent:
@@ -182,7 +182,14 @@ class BatchedRows:
     def _needed_by(self, columns: Columns) -> Extent:
         rows = range(len(self.shared.lengths))
         ends = max((max(columns.dirty_ends[row], columns.end_of(row)) for row in rows), default=0)
-        return len(rows), ends if columns.window is None else max(ends, columns.num_reserved)
+        return len(rows), ends
+
+    def _shrunk(self, columns: Columns) -> Extent:
+        """Return the extent that buffers are to have after a row left."""
+        extent, needed = self._extent_of(columns), self._needed_by(columns)
+        if columns.window is None:
+            return shrink_extent(extent, needed)
+        return min(extent[0], max_slots(needed[0])), extent[1]
 
     def _resize(self, columns: Columns, extent: Extent) -> None:
         if extent != self._extent_of(columns):

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary, ref
 import mlx.core as mx
 
 from config.settings import Settings
-from engine.kv_cache.batched import GROWTH_TOKENS, round_columns
+from engine.kv_cache.batched import GROWTH_TOKENS, max_slots, round_columns
 from engine.kv_cache.rows import BatchedRows, Rows
 from engine.model.loading import LoadedModel, ModelError
 from engine.prefix_cache.trie import PrefixCache
@@ -344,11 +344,12 @@ class MemoryBudget:
                 # A prompt joins the rows, where it takes as many columns as the longest.
                 num_rows, most = len(columns), max(columns)
                 kept += footprint.token_bytes * num_rows * most
-                # Windows have spare columns, and a spare slot for every four.
-                kept += (num_rows + num_rows // 4) * footprint.bounded_bytes(
-                    most + GROWTH_TOKENS, self.chunk_tokens
-                )
-                model_growth = num_rows * footprint.growth_bytes(most, self.chunk_tokens)
+                kept += num_rows * footprint.fixed_bytes
+                kept += len(rows) * (footprint.record_bytes + model.width * footprint.record_token_bytes)
+                # Windows have spare columns, and spare slots.
+                widest = max(self.chunk_tokens, model.width)
+                kept += max_slots(num_rows) * footprint.window_bytes(most + GROWTH_TOKENS, widest)
+                model_growth = num_rows * footprint.growth_bytes(most, widest)
             else:
                 kept += sum(footprint.row_bytes(each, self.chunk_tokens) for each in columns)
                 model_growth = sum(footprint.growth_bytes(each, self.chunk_tokens) for each in columns)
@@ -411,7 +412,7 @@ def make_memory_budget(
     if settings.wire_weights:
         wire_weights()
     weight_bytes = loaded.info.weight_bytes
-    footprint = measure(loaded.model, settings.kv_bits)
+    footprint = measure(loaded.model, settings.kv_bits, batched)
     num_draws = 1 + settings.num_draft_tokens * may_draft
     # Only rows with recurrent state and a forward pass of their own are fed accepted tokens again.
     width = num_draws + MAX_PENDING * (may_draft and footprint.fixed_bytes > 0 and not batched)
@@ -423,7 +424,14 @@ def make_memory_budget(
         id_limits = (MAX_IDS_PER_TOKEN, SPARE_IDS) if is_translated else (1, 0)
         max_ids = draft_model.loaded.info.context_tokens
         models.append(
-            ModelMemory(measure(draft_model.model), draft_model.batched, draft_width, 1, *id_limits, max_ids)
+            ModelMemory(
+                measure(draft_model.model, batched=draft_model.batched),
+                draft_model.batched,
+                draft_width,
+                1,
+                *id_limits,
+                max_ids,
+            )
         )
     memory_budget = MemoryBudget(
         weight_bytes,

@@ -8,9 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.kv_cache.batched import Extent, RaggedKVCache, grow_extent, round_columns, shrink_extent
+from engine.kv_cache.batched import (
+    Extent,
+    RaggedKVCache,
+    grow_extent,
+    max_slots,
+    round_columns,
+    shrink_extent,
+)
 from engine.kv_cache.columns import Columns, RowLengths
 from engine.kv_cache.rows import BatchedRows, make_caches
+from engine.kv_cache.sliding_window import max_columns
 from tests.engine.support import VOCAB_SIZE, make_model
 
 
@@ -189,3 +197,26 @@ def assert_equal_to_single_rows(rows: BatchedRows, kept: list[list[int]]) -> Non
         single = make_prompt_cache(rows.model)
         alone = rows.model(mx.array([[*tokens, 9]]), cache=single)[0, -1]
         assert mx.allclose(logits[row, 0], alone, rtol=1e-4, atol=1e-4).item()
+
+
+@pytest.mark.parametrize("window", [16, 200])
+def test_a_windows_buffers_are_bounded_however_rows_come_and_go(window: int) -> None:
+    rng = random.Random(window)
+    model = make_model("gemma3_text", sliding_window=window)
+    rows = BatchedRows(model)
+    widest = 4
+    for _ in range(60):
+        if len(rows.lengths) < 6 and rng.random() < 0.5:
+            length = rng.choice((1, 90, 400))
+            caches = make_caches(model)
+            model(mx.ones((1, length), mx.int32), cache=caches)
+            rows.add(caches, length)
+        elif len(rows.lengths) > 1 and rng.random() < 0.4:
+            rows.remove(rng.randrange(len(rows.lengths)))
+        for _ in range(rng.choice((0, 1, 40))):
+            if rows.lengths:
+                rows.forward_ragged([[1] * rng.randint(1, widest) for _ in rows.lengths])
+        for cache in rows.caches:
+            if cache.columns.window is not None and cache.arrays:
+                assert cache.extent[0] <= max_slots(len(rows.lengths))
+                assert cache.extent[1] <= max_columns(window, widest)
