@@ -88,7 +88,7 @@ def make_worker(
     trying = partial(progress, "Trying which widths are exact")
     exact = _exact_shapes(loaded, settings, batched, costs, trying) if settings.exact else None
     drafting_costs = DraftModelCosts(model_costs, costs, model.batched, is_measured) if model else None
-    planner = Planner(costs, exact, drafting_costs, _is_recurrent(loaded) and not batched)
+    planner = Planner(costs, exact, drafting_costs)
     proposers = Proposers(sources, settings, bool(model), loaded.tokenizer.line_ends)
     queue = _make_queue(loaded, settings, memory_budget)
     reading = _make_draft_reading(model, proposers, planner, queue, settings) if model else None
@@ -171,15 +171,11 @@ def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Setting
     return DraftModel(draft, translation)
 
 
-def _is_recurrent(loaded: LoadedModel) -> bool:
-    return any(is_recurrent(cache) for cache in leaves(make_caches(loaded.model)))
-
-
 def _exact_shapes(
     loaded: LoadedModel, settings: Settings, batched: bool, costs: StepCosts, progress: Progress
 ) -> frozenset[tuple[int, int]]:
-    if _is_recurrent(loaded) and not batched:
-        # Accepted tokens are fed again at widths that depend on what was rejected.
+    if not batched and any(is_recurrent(cache) for cache in leaves(make_caches(loaded.model))):
+        # A rollback feeds the accepted tokens again, at a width that depends on what was rejected.
         log.info("exact: the model keeps recurrent state, so nothing is drafted")
         return frozenset()
     max_rows = settings.max_rows if batched else 1

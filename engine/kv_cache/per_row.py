@@ -119,7 +119,7 @@ class Snapshot:
 
         held: tokens that the caches hold now. length: self.length <= length < held.
         Without recurrent state, all caches are trimmed to length. With it, all go back to self.length,
-        because they must agree; the caller must feed the tokens between self.length and length again.
+        because they must agree.
         Raises RuntimeError if a cache cannot be trimmed that far.
         """
         if any(state is not None for state in self._states):

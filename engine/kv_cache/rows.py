@@ -7,6 +7,7 @@ and serves the models that cannot share a forward (probes.py).
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -51,11 +52,9 @@ class Rows(Protocol):
     def forward(self, tokens: mx.array) -> mx.array:
         """Feed (rows, width) tokens; return logits (rows, width, vocabulary), not yet evaluated."""
 
-    def forward_ragged(self, fed: Sequence[Sequence[int]], floors: Sequence[int] | None = None) -> mx.array:
+    def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
         """Feed row r the tokens fed[r], at least one; the widths may differ.
 
-        floors: (rows,) the shortest length that the next roll_back of each row may ask for. None: its length
-            before this forward. A row with recurrent state cannot have a floor below that length.
         Returns logits (rows, largest width, vocabulary), not yet evaluated. Row r's are valid at
             [0, len(fed[r])). The row then holds len(fed[r]) more tokens.
         """
@@ -63,9 +62,11 @@ class Rows(Protocol):
     def roll_back(self, row: int, length: int) -> int:
         """Forget a row's tokens past the first length tokens; return how many its caches still hold.
 
-        length: at least the row's floor in the last forward_ragged. Rolling back to the present length is
-            free. Recurrent state cannot be trimmed: a row that has it goes back to the floor, and the caller
-            must feed the tokens between the floor and length again, in the next forward.
+        length: at least the row's length before the last forward_ragged. Rolling back to the present length
+            is free.
+        Returns length itself, unless the row has recurrent state and length is past the end of the last
+            forward_ragged: then it is the end of that forward. State goes back only into that forward, and
+            only once.
         Raises ValueError if the row holds fewer than length tokens or cannot be rolled back that far.
         """
 
@@ -205,11 +206,7 @@ class BatchedRows:
         self._settle()
         return self._forward(tokens, [tokens.shape[1]] * tokens.shape[0], nullcontext())
 
-    def forward_ragged(
-        self,
-        fed: Sequence[Sequence[int]],
-        floors: Sequence[int] | None = None,  # noqa: ARG002 - these rows can roll back into the forward
-    ) -> mx.array:
+    def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
         """Run one forward over right-padded rows. Padding lands past a row's end, where it is masked."""
         width = max(map(len, fed))
         # Pad with the row's own last token, which is surely a valid id.
@@ -251,11 +248,7 @@ class BatchedRows:
         self._history = history
 
     def roll_back(self, row: int, length: int) -> int:
-        """Forget the row's tokens past the first length tokens; return the length that it then has.
-
-        That is length itself, unless the row has recurrent state and length is past the last forward_ragged:
-        then it is the end of that forward. State goes back only into that forward, and only once.
-        """
+        """Lower the row's length; its state is computed again with the next forward."""
         held = self.shared.lengths[row]
         shortest = max((columns.min_length(row) for columns in self._columns.values()), default=0)
         if any(isinstance(cache, RaggedStateCache) for cache in leaves(self.caches)):
@@ -297,6 +290,15 @@ class BatchedRows:
         return taken
 
 
+@dataclass
+class _Verified:
+    """The last forward_ragged of one row: its tokens, and what the caches held before and after it."""
+
+    tokens: Sequence[int]
+    before: Snapshot
+    after: Snapshot
+
+
 class SeparateRows:
     """Rows that each have their own caches and their own forward."""
 
@@ -304,7 +306,7 @@ class SeparateRows:
         self.model = model
         self.caches: list[Caches] = []
         self._lengths: list[int] = []
-        self._snapshots: list[Snapshot | None] = []
+        self._verified: list[_Verified | None] = []
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -315,19 +317,19 @@ class SeparateRows:
         """Append a prefilled row."""
         self.caches.append(caches)
         self._lengths.append(length)
-        self._snapshots.append(None)
+        self._verified.append(None)
 
     def fill(self, row: int, caches: Caches, length: int) -> None:
         """Give an empty row its caches."""
-        self.caches[row], self._lengths[row], self._snapshots[row] = caches, length, None
+        self.caches[row], self._lengths[row], self._verified[row] = caches, length, None
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""
         self.caches[row], self._lengths[row] = self.caches[-1], self._lengths[-1]
-        self._snapshots[row] = self._snapshots[-1]
+        self._verified[row] = self._verified[-1]
         self.caches.pop()
         self._lengths.pop()
-        self._snapshots.pop()
+        self._verified.pop()
 
     def forward(self, tokens: mx.array) -> mx.array:
         """Run one forward per row, in order."""
@@ -335,40 +337,34 @@ class SeparateRows:
         self._lengths = [length + tokens.shape[1] for length in self._lengths]
         return mx.concatenate(logits, axis=0)
 
-    def forward_ragged(self, fed: Sequence[Sequence[int]], floors: Sequence[int] | None = None) -> mx.array:
-        """Run one forward per row, each of its own width, and take a snapshot at the row's floor.
-
-        A row with recurrent state takes two forwards if its floor lies between two of the tokens fed, because
-        the snapshot has to be taken there.
-        """
+    def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
+        """Run one forward per row, each of its own width."""
         width = max(map(len, fed))
         padded = []
         for row, tokens in enumerate(fed):
-            logits = self._forward_row(row, tokens, floors[row] if floors else self._lengths[row])
+            before = Snapshot(self.caches[row], self._lengths[row])
+            logits = self.model(mx.array([tokens]), cache=self.caches[row])
+            self._lengths[row] += len(tokens)
+            after = Snapshot(self.caches[row], self._lengths[row])
+            self._verified[row] = _Verified(tokens, before, after)
             padded.append(mx.pad(logits, [(0, 0), (0, width - len(tokens)), (0, 0)]))
         return mx.concatenate(padded, axis=0)
 
-    def _forward_row(self, row: int, tokens: Sequence[int], floor: int) -> mx.array:
-        """Feed one row; return logits (1, tokens, vocabulary)."""
-        caches, num_kept = self.caches[row], floor - self._lengths[row]
-        self._lengths[row] += len(tokens)
-        if any(is_recurrent(cache) for cache in leaves(caches)) and 0 < num_kept < len(tokens):
-            first = self.model(mx.array([tokens[:num_kept]]), cache=caches)
-            self._snapshots[row] = Snapshot(caches, floor)
-            return mx.concatenate([first, self.model(mx.array([tokens[num_kept:]]), cache=caches)], axis=1)
-        # Caches that can be trimmed need no copy of what they hold; the snapshot only records the length.
-        snapshot = Snapshot(caches, floor)
-        logits: mx.array = self.model(mx.array([tokens]), cache=caches)
-        self._snapshots[row] = snapshot if num_kept < len(tokens) else Snapshot(caches, floor)
-        return logits
-
     def roll_back(self, row: int, length: int) -> int:
-        """Trim the row's caches to length, or restore the snapshot if they hold recurrent state."""
-        held, snapshot = self._lengths[row], self._snapshots[row]
-        _check_length(row, length, snapshot.length if snapshot else held, held)
-        if snapshot and length < held:
-            self._lengths[row] = snapshot.restore(held, length)
-        self._snapshots[row] = None
+        """Trim the row's caches to length; restore recurrent state, and feed what is kept again."""
+        held, verified, caches = self._lengths[row], self._verified[row], self.caches[row]
+        _check_length(row, length, verified.before.length if verified else held, held)
+        self._verified[row] = None
+        if verified is None or length == held:
+            return held
+        is_past = length >= verified.after.length
+        snapshot = verified.after if is_past else verified.before
+        self._lengths[row] = snapshot.restore(held, length)
+        if again := [] if is_past else verified.tokens[: length - self._lengths[row]]:
+            self.model(mx.array([again]), cache=caches)
+            # Waited for now, so that the time counts as this step's.
+            evaluate(caches)
+            self._lengths[row] = length
         return self._lengths[row]
 
     def kv_slice(self, row: int, start: int, end: int) -> KVSlice:

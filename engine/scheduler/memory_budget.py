@@ -27,7 +27,6 @@ from engine.request import MemoryLimit
 from engine.sampling.pieces import ALL_NEEDS, LIKELIHOOD_ARRAYS, Needs, find_needs, sampling_bytes
 from engine.scheduler.footprint import Footprint, measure
 from engine.scheduler.machine_memory import usable_bytes, wire_weights
-from engine.scheduler.speculation import MAX_PENDING
 from engine.sequence import Sequence
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
 from engine.speculative.draft_model.reader import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
@@ -60,7 +59,7 @@ class ModelMemory:
     """The memory that one model, the target or the draft model, needs for its rows.
 
     batched: whether its rows share buffers.
-    width: maximum tokens that a decoding row feeds in one step. num_draws: maximum that it draws.
+    width: maximum tokens that a decoding row feeds in one step.
     ids_per_token, spare_ids: n target tokens take at most n * ids_per_token + spare_ids ids of this model.
     max_ids: the longest text that it reads, in its own ids; None for no limit.
     """
@@ -68,7 +67,6 @@ class ModelMemory:
     footprint: Footprint
     batched: bool
     width: int
-    num_draws: int
     ids_per_token: int = 1
     spare_ids: int = 0
     max_ids: int | None = None
@@ -368,7 +366,7 @@ class MemoryBudget:
 
     def _sampling_bytes(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> int:
         """Return what sampling takes at most, and prompts' log probabilities."""
-        num_draws, num_arrays = len(rows) * self._models[0].num_draws, 0.0
+        num_draws, num_arrays = len(rows) * self._models[0].width, 0.0
         if any(sampling.prompt_logprobs for _, sampling in prompts):
             num_draws, num_arrays = max(num_draws, PROMPT_LOGPROBS_CHUNK), LIKELIHOOD_ARRAYS
         num_arrays = max([num_arrays, *(sampling.num_arrays for _, sampling in rows)])
@@ -413,10 +411,8 @@ def make_memory_budget(
         wire_weights()
     weight_bytes = loaded.info.weight_bytes
     footprint = measure(loaded.model, settings.kv_bits, batched)
-    num_draws = 1 + settings.num_draft_tokens * may_draft
-    # Only rows with recurrent state and a forward pass of their own are fed accepted tokens again.
-    width = num_draws + MAX_PENDING * (may_draft and footprint.fixed_bytes > 0 and not batched)
-    models = [ModelMemory(footprint, batched, width, num_draws)]
+    width = 1 + settings.num_draft_tokens * may_draft
+    models = [ModelMemory(footprint, batched, width)]
     if draft_model:
         weight_bytes += draft_model.loaded.info.weight_bytes
         is_translated = draft_model.translation.pair is not None
@@ -428,7 +424,6 @@ def make_memory_budget(
                 measure(draft_model.model, batched=draft_model.batched),
                 draft_model.batched,
                 draft_width,
-                1,
                 *id_limits,
                 max_ids,
             )

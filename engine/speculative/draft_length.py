@@ -24,14 +24,12 @@ class DraftEstimate:
 
     expected: (num_tokens + 1,) tokens that a step commits on average with the first 0, 1, 2, ... tokens.
     stops: lengths at which the draft becomes much less certain.
-    num_pending: tokens that must be fed before the draft: 1, or more if accepted tokens are fed again.
     draft: the drafted tokens and their source; the draft model makes its tokens once the width is known.
     is_worth: whether the draft pays in a step where all rows are like this one.
     """
 
     expected: Sequence[float] = (1.0,)
     stops: tuple[int, ...] = ()
-    num_pending: int = 1
     draft: Draft = NO_DRAFT
     is_worth: bool = False
 
@@ -51,7 +49,7 @@ def is_any_width_worth(
 ) -> bool:
     """Return whether choose_width() would choose any width above 1 if all rows were like this one.
 
-    The row has one pending token. widths, step_s: as for choose_width(), of all rows.
+    widths, step_s: as for choose_width(), of all rows.
     """
     best_speed, expected = MIN_GAIN / step_s(1), estimate.expected
     return any(expected[min(width - 1, estimate.num_tokens)] / step_s(width) > best_speed for width in widths)
@@ -69,16 +67,11 @@ def choose_width(
     widths: the candidates. step_s: expected seconds of a step of that width.
     is_allowed: whether every row's slowdown budget allows that width.
     """
-    rows = [(e.num_pending, e.num_tokens, e.expected) for e in estimates]
+    rows = [(e.num_tokens, e.expected) for e in estimates]
     best, best_speed = 1, MIN_GAIN * len(rows) / step_s(1)
     for width in widths:
         # Conditions instead of min() and max(): this runs for every row and width of every plan.
-        num_tokens = sum(
-            [
-                expected[0 if width <= pending else width - pending if width < pending + last else last]
-                for pending, last, expected in rows
-            ]
-        )
+        num_tokens = sum([expected[width - 1 if width <= last else last] for last, expected in rows])
         speed = num_tokens / step_s(width)
         if speed > best_speed and is_allowed(width):
             best, best_speed = width, speed

@@ -242,7 +242,7 @@ class DraftModel:
     ) -> list[list[int]]:
         """Feed the rows, then draft num_tokens (perhaps 0) for each row and return them. Waits once."""
         fed = [catch_up.ids or [PADDING_ID] for catch_up in catch_ups]
-        logits = self.rows.forward_ragged(fed, [catch_up.floor for catch_up in catch_ups])
+        logits = self.rows.forward_ragged(fed)
         ends = mx.array([len(ids) - 1 for ids in fed])
         last = mx.take_along_axis(logits, ends[:, None, None], axis=1)[:, 0]
         drawn: list[mx.array] = []

@@ -101,21 +101,19 @@ class Life:
         self.tokens = [rng.randrange(NUM_TOKENS) for _ in range(num_tokens)]
         self.caches = make_caches(model, kv_bits)
         self.logits = np.array(model(mx.array([self.tokens]), cache=self.caches)[0])
-        self.num_computed = self.num_committed = 0
+        self.num_computed = 0
 
     def row_input(self) -> tuple[list[int], int]:
-        """Return pending and drafted tokens to feed, and how many to keep beyond num_committed."""
-        pending = self.tokens[self.num_computed : self.num_committed + 1]
-        # As in the engine: with too many pending tokens, those are computed first.
-        width = self.rng.randint(1, WIDEST) if len(pending) <= WIDEST else 1
-        kept = self.rng.randint(1, width)
-        true = self.tokens[self.num_committed + 1 : self.num_committed + kept]
-        return [*pending, *true, *(self.rng.randrange(NUM_TOKENS) for _ in range(width - kept))], kept
+        """Return tokens to feed, and how many of them to keep."""
+        width = self.rng.randint(1, WIDEST)
+        kept = self.rng.randint(0, width)
+        true = self.tokens[self.num_computed : self.num_computed + kept]
+        return [*true, *(self.rng.randrange(NUM_TOKENS) for _ in range(width - kept))], kept
 
     @property
     def is_over(self) -> bool:
         """Whether another schedule might need more tokens than there are."""
-        return self.num_committed + MAX_ROUNDS * WIDEST >= len(self.tokens)
+        return self.num_computed + MAX_ROUNDS * WIDEST >= len(self.tokens)
 
 
 def run_schedule(rows: Rows, lives: list[Life], num_rounds: int) -> None:
@@ -123,19 +121,12 @@ def run_schedule(rows: Rows, lives: list[Life], num_rounds: int) -> None:
     checks = []
     for _ in range(num_rounds):
         fed = [life.row_input() for life in lives]
-        # A floor above the row's length: some of the tokens are known to be kept when they are fed.
-        floors = [
-            life.num_computed + life.rng.randint(0, kept) for life, (_, kept) in zip(lives, fed, strict=True)
-        ]
-        logits = rows.forward_ragged([tokens for tokens, _ in fed], floors)
+        logits = rows.forward_ragged([tokens for tokens, _ in fed])
         for row, (life, (tokens, kept)) in enumerate(zip(lives, fed, strict=True)):
             assert rows.lengths[row] == life.num_computed + len(tokens)
-            start, life.num_committed = life.num_computed, life.num_committed + kept
-            plain = life.logits[start : life.num_committed]
-            checks.append((logits[row, : len(plain)], plain))
-            life.num_computed = rows.roll_back(row, life.num_committed)
-            assert rows.lengths[row] == life.num_computed
-            assert floors[row] <= life.num_computed <= life.num_committed
+            start, life.num_computed = life.num_computed, life.num_computed + kept
+            checks.append((logits[row, :kept], life.logits[start : life.num_computed]))
+            assert rows.roll_back(row, life.num_computed) == rows.lengths[row] == life.num_computed
     mx.eval([ours for ours, _ in checks])
     for ours, plain in checks:
         assert np.array(ours).tobytes() == plain.tobytes()
@@ -169,7 +160,7 @@ def run_lives(kind: str, kv_bits: int | None, batched: bool, num_schedules: int)
         rows: Rows = BatchedRows(model) if batched else SeparateRows(model)
         lives = [Life(model, kv_bits, rng, rng.randint(200, MAX_TOKENS)) for _ in range(num_rows)]
         for life in lives:
-            life.num_computed = life.num_committed = rng.randint(0, 90) * rng.randint(0, 1)
+            life.num_computed = rng.randint(0, 90) * rng.randint(0, 1)
             caches = make_caches(model, kv_bits)
             if life.num_computed:
                 model(mx.array([life.tokens[: life.num_computed]]), cache=caches)

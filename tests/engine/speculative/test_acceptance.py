@@ -56,22 +56,6 @@ def test_a_width_beyond_the_slowdown_budget_is_not_chosen() -> None:
     assert choose_width([DraftEstimate(steady(0.99, 31))], range(2, 33), stairs, lambda w: w <= 4) <= 4
 
 
-def test_pending_tokens_are_fed_but_not_counted_as_gain() -> None:
-    widths = [8]
-    assert (
-        choose_width(
-            [DraftEstimate(steady(0.9, 7), num_pending=1)], widths, lambda w: 1 + 0.3 * (w - 1), always
-        )
-        == 8
-    )
-    assert (
-        choose_width(
-            [DraftEstimate(steady(0.9, 7), num_pending=8)], widths, lambda w: 1 + 0.3 * (w - 1), always
-        )
-        == 1
-    )
-
-
 def test_the_rate_follows_what_is_accepted() -> None:
     acceptance = Acceptance(AcceptanceCounts(GLOBAL_DECAY))
     assert acceptance.rate(DRAFT) == pytest.approx(0.7)
