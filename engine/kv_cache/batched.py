@@ -7,6 +7,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from engine.kv_cache.columns import Columns, Move
+from engine.kv_cache.groups import Group, Groups, PerGroup
 from engine.kv_cache.per_row import fitting_group_size
 from engine.kv_cache.sliding_window import WindowKVCache
 
@@ -130,7 +131,7 @@ class RaggedKVCache:
         elif len(self.columns.bases) == 1:
             self.arrays = arrays
             return
-        self._put_row(row, [array[:, :, : length - first] for array in arrays])
+        self.put(row, [array[:, :, : length - first] for array in arrays])
 
     def leave(self, row: int, last: int) -> None:
         """Copy the last row into the slot of one that leaves. Call it before the Columns forget the row."""
@@ -151,7 +152,8 @@ class RaggedKVCache:
         """Copy what later forwards can read of a row, as WindowKVCache.live_columns has it."""
         return self.row_slice(row, self.columns.first_live(row), self.columns.shared.lengths[row])
 
-    def _put_row(self, row: int, arrays: Sequence[mx.array]) -> None:
+    def put(self, row: int, arrays: Sequence[mx.array]) -> None:
+        """Write a row's keys and values, those of the tokens that it holds, from copies."""
         start = self.columns.start_of(row)
         self._reserve(row + 1, start + arrays[0].shape[2], arrays)
         self._put_at(row, start, arrays)
@@ -193,6 +195,93 @@ class RaggedQuantizedKVCache(RaggedKVCache):
 
     def _decode(self, arrays: list[mx.array]) -> tuple[Any, Any]:
         return tuple(arrays[:3]), tuple(arrays[3:])
+
+
+class GroupedKVCache:
+    """One layer's keys and values of full attention, with buffers for each group of rows. See groups.py.
+
+    parts: the buffers of each group that has any.
+    """
+
+    def __init__(self, groups: Groups, bits: int | None) -> None:
+        self.groups = groups
+        self.parts: dict[Group, RaggedKVCache] = {}
+        # Without quantization there must be no such attribute: mlx-lm looks for it.
+        if bits is not None:
+            self.bits = bits
+
+    @property
+    def offset(self) -> int | mx.array:
+        """The number of tokens before this forward: an int if all rows agree, else (rows,)."""
+        return self.groups.shared.offset
+
+    @property
+    def group_size(self) -> int:
+        """The numbers that share a scale, if quantized."""
+        part = next(iter(self.parts.values()))
+        assert isinstance(part, RaggedQuantizedKVCache)
+        return part.group_size
+
+    def part(self, group: Group) -> RaggedKVCache:
+        """Return the buffers of one group."""
+        if group not in self.parts:
+            bits = getattr(self, "bits", None)
+            columns = group.columns
+            self.parts[group] = (
+                RaggedKVCache(columns) if bits is None else RaggedQuantizedKVCache(columns, bits)
+            )
+        return self.parts[group]
+
+    def drop(self, group: Group) -> None:
+        """Free the buffers of a group."""
+        self.parts.pop(group, None)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Write the new keys and values and return all that this forward reads: arrays, or PerGroup of them.
+
+        keys, values: (rows, heads, width, head_dim).
+        """
+        if self.groups.is_single:
+            return self._only.update_and_fetch(keys, values)
+        split = zip(self.groups, self.groups.split(keys), self.groups.split(values), strict=True)
+        return _per_group([self.part(group).update_and_fetch(k, v) for group, k, v in split])
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return what the last update returned, for layers that share this cache."""
+        if self.groups.is_single:
+            return self._only.keys_and_values()
+        return _per_group([self.part(group).keys_and_values() for group in self.groups])
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """Return the mask for mlx-lm's attention; see Columns.make_mask."""
+        if self.groups.is_single:
+            return self._only.make_mask(N, return_array, window_size)
+        return PerGroup([group.columns.make_mask(N, return_array, window_size) for group in self.groups])
+
+    def fill(self, row: int, given: Any) -> None:
+        """Write a row's keys and values from its own cache, or take its buffers over if it is alone."""
+        group, slot = self.groups.place_of(row)
+        self.part(group).fill(slot, given)
+
+    def put(self, row: int, arrays: Sequence[mx.array]) -> None:
+        """Write a row's keys and values, those of the tokens that it holds, from copies."""
+        group, slot = self.groups.place_of(row)
+        self.part(group).put(slot, arrays)
+
+    def row_slice(self, row: int, start: int, end: int) -> list[mx.array]:
+        """Copy positions [start, end) of a row: arrays of (1, heads, end - start, any), keys first."""
+        group, slot = self.groups.place_of(row)
+        return self.part(group).row_slice(slot, start, end)
+
+    @property
+    def _only(self) -> RaggedKVCache:
+        return self.part(next(iter(self.groups)))
+
+
+def _per_group(keys_and_values: Sequence[tuple[Any, Any]]) -> tuple[PerGroup, PerGroup]:
+    return PerGroup([keys for keys, _ in keys_and_values]), PerGroup(
+        [values for _, values in keys_and_values]
+    )
 
 
 def row_arrays(cache: Any) -> list[mx.array]:

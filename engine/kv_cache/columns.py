@@ -65,9 +65,12 @@ class RowLengths:
         self.lengths[row] = self.lengths[-1]
         self.lengths.pop()
 
-    def begin_forward(self, widths: Sequence[int]) -> None:
-        """Compute what every layer of the next forward uses. widths: (rows,) tokens to add, each >= 1."""
-        self.widths, self.width = widths, max(widths)
+    def begin_forward(self, widths: Sequence[int], width: int = 0) -> None:
+        """Compute what every layer of the next forward uses.
+
+        widths: (rows,) tokens to add, each >= 1. width: of the forward, if it has other rows too.
+        """
+        self.widths, self.width = widths, max(width, *widths)
         self.fed = self.padding = None
         if min(widths) < self.width:
             self.fed = mx.array(list(widths))

@@ -17,7 +17,7 @@ from engine.kv_cache.per_row import (
     leaves,
     make_caches,
 )
-from engine.kv_cache.rows import BatchedRows, make_rows
+from engine.kv_cache.rows import BatchedRows, Sharing, make_rows
 from engine.kv_cache.slices import can_slice, cut_slice, rebuild, take_state
 from engine.kv_cache.sliding_window import WindowKVCache
 
@@ -26,17 +26,25 @@ log = logging.getLogger("reprise.engine")
 SHORT_WINDOW = 8
 """Tokens of a sliding window while batching is tried."""
 
+SHORT_LIMIT = 8
+"""Tokens of the first group of rows while groups are tried."""
 
-def can_batch(model: Any, kv_bits: int | None = None) -> bool:
-    """Return whether rows of different lengths can share a forward of this model; if not, log why."""
+
+def find_sharing(model: Any, kv_bits: int | None = None) -> Sharing:
+    """Return what rows of different lengths can share in a forward of this model; log why not more."""
     if fault := batch_fault(model, kv_bits):
         log.info("each row has a forward pass of its own: %s", fault)
-    return fault is None
+        return Sharing.NOTHING
+    if fault := batch_fault(model, kv_bits, SHORT_LIMIT):
+        log.info("short rows take as much memory as the longest: %s", fault)
+        return Sharing.BUFFERS
+    return Sharing.GROUPS
 
 
-def batch_fault(model: Any, kv_bits: int | None = None) -> str | None:
+def batch_fault(model: Any, kv_bits: int | None = None, first_limit: int | None = None) -> str | None:
     """Explain why rows of different lengths cannot share a forward; return None if they can.
 
+    first_limit: tokens of the rows of the first group; None if all rows share one.
     It tries two rows that are fed different numbers of tokens, both roll back, and go on.
     """
     kept = [[5, 3, 8, 1, 4, 9, 2, 7, 6, 3, 5, 8, 2, 4], [6, 2, 9, 4, 7]]
@@ -45,7 +53,7 @@ def batch_fault(model: Any, kv_bits: int | None = None) -> str | None:
         return f"the model keeps a {unknown[0]}, which rows cannot share"
     names = " and ".join(sorted(kinds))
     try:
-        rows = BatchedRows(model)
+        rows = BatchedRows(model, first_limit)
         for tokens in kept:
             caches = _make_short_caches(model, kv_bits)
             model(mx.array([tokens[:-3]]), cache=caches)
@@ -76,10 +84,10 @@ def _make_short_caches(model: Any, kv_bits: int | None) -> Caches:
     return caches
 
 
-def rollback_fault(model: Any, kv_bits: int | None = None, batched: bool = False) -> str | None:
+def rollback_fault(model: Any, kv_bits: int | None = None, sharing: Sharing = Sharing.NOTHING) -> str | None:
     """Explain why this model's caches cannot be rolled back exactly; return None if they can.
 
-    batched: whether rows share a forward.
+    sharing: what the rows of a batch share.
     """
     kinds = {type(cache).__name__: cache for cache in leaves(make_caches(model, kv_bits))}
     unknown = [name for name, cache in kinds.items() if not can_trim(cache) and not is_recurrent(cache)]
@@ -87,8 +95,8 @@ def rollback_fault(model: Any, kv_bits: int | None = None, batched: bool = False
         return f"the model keeps a {unknown[0]}, which cannot be rolled back"
     names = " and ".join(sorted(kinds))
     try:
-        plain = _last_logits(model, kv_bits, batched, None)
-        one, other = (_last_logits(model, kv_bits, batched, rejected) for rejected in ([1, 1, 1], [4, 3, 2]))
+        plain = _last_logits(model, kv_bits, sharing, None)
+        one, other = (_last_logits(model, kv_bits, sharing, rejected) for rejected in ([1, 1, 1], [4, 3, 2]))
         if not mx.array_equal(one, other, equal_nan=True).item():
             return f"rejected tokens leave a trace in the model's {names}"
         if not _agree(one, plain):
@@ -131,12 +139,14 @@ def prefix_fault(model: Any, kv_bits: int | None = None) -> str | None:
     return None
 
 
-def _last_logits(model: Any, kv_bits: int | None, batched: bool, rejected: Sequence[int] | None) -> mx.array:
+def _last_logits(
+    model: Any, kv_bits: int | None, sharing: Sharing, rejected: Sequence[int] | None
+) -> mx.array:
     """Return the logits after 5 + 1 + 1 tokens: (vocabulary,).
 
     rejected: tokens to feed with the sixth and roll back before the seventh; None for no rollback.
     """
-    rows = make_rows(model, batched)
+    rows = make_rows(model, sharing)
     caches = make_caches(model, kv_bits)
     model(mx.array([[1, 2, 3, 4, 5]]), cache=caches)
     rows.add(caches, 5)

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -15,14 +16,15 @@ from mlx_lm.models.cache import CacheList, KVCache
 
 from engine.kv_cache.batched import (
     Extent,
+    GroupedKVCache,
     RaggedKVCache,
-    RaggedQuantizedKVCache,
     max_slots,
     round_columns,
     shrink_extent,
 )
 from engine.kv_cache.batched import cache_arrays as cache_arrays
 from engine.kv_cache.columns import Columns, RowLengths
+from engine.kv_cache.groups import FIRST_LIMIT, Group, Groups, attention_by_group
 from engine.kv_cache.per_row import Caches as Caches
 from engine.kv_cache.per_row import FittedQuantizedKVCache, Snapshot, is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_caches
@@ -31,6 +33,24 @@ from engine.kv_cache.slices import KVSlice, State, cut_slice, take_state
 from engine.kv_cache.sliding_window import WindowKVCache
 
 log = logging.getLogger("reprise.engine")
+
+
+class Sharing(IntEnum):
+    """What the rows of a batch can share."""
+
+    NOTHING = 0
+    """Each row has a forward pass of its own, and buffers of its own."""
+
+    BUFFERS = 1
+    """All rows share a forward pass and each layer's buffers."""
+
+    GROUPS = 2
+    """All rows share a forward pass, and those of similar length each layer's buffers."""
+
+    @property
+    def first_limit(self) -> int | None:
+        """The tokens that rows of the first group may have; None if there are no groups."""
+        return FIRST_LIMIT if self is Sharing.GROUPS else None
 
 
 class Rows(Protocol):
@@ -80,18 +100,23 @@ class Rows(Protocol):
 class BatchedRows:
     """Rows that share one forward, and one cache per layer that holds all of them.
 
-    columns.py describes how keys and values are laid out, recurrent.py how state goes back.
+    columns.py describes how keys and values are laid out, groups.py which rows share buffers, recurrent.py
+    how state goes back.
     caches: one per layer, made for the first row like its own.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, first_limit: int | None = None) -> None:
+        """first_limit: tokens of rows in the first group of full attention; None if all rows share one."""
         self.model = model
+        self._first_limit = first_limit
         self._clear()
 
     def _clear(self) -> None:
         self.shared = RowLengths()
         self.caches: Caches = []
-        self._columns: dict[int | None, Columns] = {}
+        self._groups = Groups(self.shared, self._first_limit)
+        # By window, and none for full attention.
+        self._windows: dict[int, Columns] = {}
         self._history: StateHistory | None = None
 
     @property
@@ -100,11 +125,12 @@ class BatchedRows:
         return self.shared.lengths
 
     def add(self, caches: Caches, length: int) -> None:
-        """Append a prefilled row. Its buffers are taken over if it is the only row, else copied."""
+        """Append a prefilled row. Its buffers are taken over if it is alone in its group, else copied."""
         row = len(self.shared.lengths)
         self.caches = self.caches or [self._make_cache(cache) for cache in caches]
         self.shared.add()
-        for columns in self._columns.values():
+        self._groups.add()
+        for columns in self._windows.values():
             columns.add()
         self._settle()
         if self._history:
@@ -114,12 +140,15 @@ class BatchedRows:
         self.fill(row, caches, length)
 
     def fill(self, row: int, caches: Caches, length: int) -> None:
-        """Give an empty row its caches: the buffers are taken over if it is the only row, else copied."""
+        """Give an empty row its caches: buffers are taken over if it is alone in its group, else copied."""
         self._settle()
         if self._history:
             self._history.stay(row)
+        if self._groups.has(row):
+            self._take_out(row)
         self.shared.lengths[row] = length
-        for columns in self._columns.values():
+        self._groups.put_in(row)
+        for columns in self._windows.values():
             columns.place(row)
         for cache, given in zip(leaves(self.caches), leaves(caches), strict=True):
             cache.fill(row, given)
@@ -130,13 +159,14 @@ class BatchedRows:
             return CacheList(*(self._make_cache(child) for child in given.caches))
         if is_recurrent(given):
             return RaggedStateCache(self.shared, len(given.cache))
-        window = given.window if isinstance(given, WindowKVCache) else None
-        columns = self._columns.setdefault(window, Columns(self.shared, window))
+        if isinstance(given, WindowKVCache):
+            window = given.window
+            return RaggedKVCache(self._windows.setdefault(window, Columns(self.shared, window)))
         if isinstance(given, FittedQuantizedKVCache):
-            return RaggedQuantizedKVCache(columns, given.bits)
-        if type(given) not in (KVCache, WindowKVCache):
+            return GroupedKVCache(self._groups, given.bits)
+        if type(given) is not KVCache:
             raise TypeError(f"rows cannot share a {type(given).__name__}")
-        return RaggedKVCache(columns)
+        return GroupedKVCache(self._groups, None)
 
     def remove(self, row: int) -> None:
         """Remove a row and copy the last row into its slot. Removing the only row frees the buffers."""
@@ -147,55 +177,73 @@ class BatchedRows:
         self._settle()
         if self._history:
             self._history.remove(row)
+        self._take_out(row)
+        self._groups.remove(row)
         for cache in leaves(self.caches):
-            cache.leave(row, last)
-        for columns in self._columns.values():
+            if not isinstance(cache, GroupedKVCache):
+                cache.leave(row, last)
+        for columns in self._windows.values():
             columns.remove(row)
         self.shared.remove(row)
-        for columns in self._columns.values():
-            self._resize(columns, self._shrunk(columns))
+        for columns in self._windows.values():
+            caches = self._in_window(columns)
+            if caches and (slots := max_slots(last)) < caches[0].extent[0]:
+                for cache in caches:
+                    cache.resize(slots, cache.extent[1])
+
+    def _take_out(self, row: int) -> None:
+        """Remove a row from its group, whose last slot is copied into its own."""
+        group, slot = self._groups.place_of(row)
+        last = len(group.rows) - 1
+        for cache in self._full:
+            if last:
+                cache.part(group).leave(slot, last)
+            else:
+                cache.drop(group)
+        self._groups.take_out(row)
+        if last:
+            self._resize(group, shrink_extent(self._extent(group), _needed(group)))
+
+    def _outgrow(self, width: int) -> None:
+        """Move each row that would outgrow its group in a forward of this width to the next group."""
+        for row in self._groups.outgrown(width):
+            length = self.shared.lengths[row]
+            held = [cache.row_slice(row, 0, length) for cache in self._full]
+            self._take_out(row)
+            self._groups.put_in(row, width)
+            for cache, arrays in zip(self._full, held, strict=True):
+                cache.put(row, arrays)
 
     @property
-    def extent(self) -> Extent:
-        """The slots and columns of the buffers of full attention; (0, 0) while there are none."""
-        full = self._columns.get(None)
-        return self._extent_of(full) if full else (0, 0)
+    def extents(self) -> list[Extent]:
+        """The slots and columns of the buffers of full attention, of each group."""
+        return [self._extent(group) for group in self._groups]
 
     def limit_growth(self, max_cells: int) -> None:
         """Keep the buffers of full attention within max_cells slots times columns, unless rows need more."""
-        full = self._columns.get(None)
-        if full is None:
-            return
-        full.max_cells = max_cells
-        slots, columns = self.extent
-        if slots * columns > max_cells:
-            num_slots, num_columns = self._needed_by(full)
-            self._resize(full, (num_slots, min(columns, round_columns(num_columns))))
+        self._groups.limit_growth(max_cells, _needed_cells)
+        for group in self._groups:
+            slots, columns = self._extent(group)
+            assert group.columns.max_cells is not None
+            if slots * columns > group.columns.max_cells:
+                num_slots, num_columns = _needed(group)
+                self._resize(group, (num_slots, min(columns, round_columns(num_columns))))
 
-    def _of(self, columns: Columns) -> Iterator[RaggedKVCache]:
-        for cache in leaves(self.caches):
-            if isinstance(cache, RaggedKVCache) and cache.columns is columns:
-                yield cache
+    @property
+    def _full(self) -> list[GroupedKVCache]:
+        return [cache for cache in leaves(self.caches) if isinstance(cache, GroupedKVCache)]
 
-    def _extent_of(self, columns: Columns) -> Extent:
-        return next((cache.extent for cache in self._of(columns) if cache.arrays), (0, 0))
+    def _in_window(self, columns: Columns) -> list[RaggedKVCache]:
+        all_caches = (cache for cache in leaves(self.caches) if isinstance(cache, RaggedKVCache))
+        return [cache for cache in all_caches if cache.columns is columns and cache.arrays]
 
-    def _needed_by(self, columns: Columns) -> Extent:
-        rows = range(len(self.shared.lengths))
-        ends = max((max(columns.dirty_ends[row], columns.end_of(row)) for row in rows), default=0)
-        return len(rows), ends
+    def _extent(self, group: Group) -> Extent:
+        return next((cache.parts[group].extent for cache in self._full if group in cache.parts), (0, 0))
 
-    def _shrunk(self, columns: Columns) -> Extent:
-        """Return the extent that buffers are to have after a row left."""
-        extent, needed = self._extent_of(columns), self._needed_by(columns)
-        if columns.window is None:
-            return shrink_extent(extent, needed)
-        return min(extent[0], max_slots(needed[0])), extent[1]
-
-    def _resize(self, columns: Columns, extent: Extent) -> None:
-        if extent != self._extent_of(columns):
-            for cache in self._of(columns):
-                cache.resize(*extent)
+    def _resize(self, group: Group, extent: Extent) -> None:
+        if extent != self._extent(group):
+            for cache in self._full:
+                cache.part(group).resize(*extent)
 
     @property
     def _states(self) -> list[RaggedStateCache]:
@@ -218,21 +266,24 @@ class BatchedRows:
     def _forward(
         self, tokens: mx.array, widths: Sequence[int], recording: AbstractContextManager[None]
     ) -> mx.array:
+        self._outgrow(max(widths))
         self.shared.begin_forward(widths)
-        for columns in self._columns.values():
+        self._groups.begin_forward()
+        for columns in self._windows.values():
             if moves := columns.begin_forward():
-                for cache in self._of(columns):
+                for cache in self._in_window(columns):
                     cache.move(moves)
         before = [(state, list(state.cache)) for state in self._states]
         try:
-            with recording:
+            with recording, attention_by_group(self._groups):
                 logits: mx.array = self.model(tokens, cache=self.caches)
         except BaseException:
             for state, arrays in before:
                 state.cache = arrays
             raise
         self.shared.end_forward()
-        for columns in self._columns.values():
+        self._groups.end_forward()
+        for columns in self._windows.values():
             columns.end_forward()
         return logits
 
@@ -250,7 +301,7 @@ class BatchedRows:
     def roll_back(self, row: int, length: int) -> int:
         """Lower the row's length; its state is computed again with the next forward."""
         held = self.shared.lengths[row]
-        shortest = max((columns.min_length(row) for columns in self._columns.values()), default=0)
+        shortest = max((columns.min_length(row) for columns in self._windows.values()), default=0)
         if any(isinstance(cache, RaggedStateCache) for cache in leaves(self.caches)):
             first = self._history.min_length(row) if self._history else None
             shortest = max(shortest, held if first is None else first)
@@ -260,6 +311,7 @@ class BatchedRows:
         elif self._history:
             length = self._history.go_back(row, length)
         self.shared.lengths[row] = length
+        self._groups.set_length(row, length)
         return length
 
     def _settle(self) -> None:
@@ -274,7 +326,7 @@ class BatchedRows:
         return [
             array
             for cache in leaves(self.caches)
-            if isinstance(cache, RaggedKVCache) and cache.columns.window is None
+            if isinstance(cache, GroupedKVCache)
             for array in cache.row_slice(row, start, end)
         ]
 
@@ -285,9 +337,22 @@ class BatchedRows:
         for cache in leaves(self.caches):
             if isinstance(cache, RaggedStateCache):
                 taken += cache.row_state(row)
-            elif cache.columns.window is not None:
+            elif isinstance(cache, RaggedKVCache):
                 taken += cache.live_columns(row)
         return taken
+
+
+def _needed(group: Group) -> Extent:
+    """Return the slots and columns that a group's buffers need."""
+    ends = (
+        max(group.columns.dirty_ends[slot], group.columns.end_of(slot)) for slot in range(len(group.rows))
+    )
+    return len(group.rows), max(ends)
+
+
+def _needed_cells(group: Group) -> int:
+    num_slots, num_columns = _needed(group)
+    return num_slots * round_columns(num_columns)
 
 
 @dataclass
@@ -384,9 +449,9 @@ def _check_length(row: int, length: int, min_length: int, held: int) -> None:
         )
 
 
-def make_rows(model: Any, batched: bool) -> Rows:
-    """Make an empty batch. batched: whether its rows share one forward."""
-    return BatchedRows(model) if batched else SeparateRows(model)
+def make_rows(model: Any, sharing: Sharing) -> Rows:
+    """Make an empty batch."""
+    return BatchedRows(model, sharing.first_limit) if sharing else SeparateRows(model)
 
 
 def evaluate(caches: Caches) -> None:

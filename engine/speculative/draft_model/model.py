@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from engine.kv_cache.per_row import is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_row_caches
-from engine.kv_cache.probes import can_batch, rollback_fault
+from engine.kv_cache.probes import find_sharing, rollback_fault
 from engine.kv_cache.rows import make_rows
 from engine.kv_cache.sliding_window import ROLLBACK_TOKENS
 from engine.model.loading import LoadedModel, ModelError
@@ -77,8 +77,8 @@ class DraftModel:
     """
 
     def __init__(self, loaded: LoadedModel, translation: Translation) -> None:
-        self.batched = can_batch(loaded.model)
-        if fault := rollback_fault(loaded.model, batched=self.batched):
+        self.sharing = find_sharing(loaded.model)
+        if fault := rollback_fault(loaded.model, sharing=self.sharing):
             raise ModelError(f"the model {loaded.info.name} cannot draft: {fault}")
         self.loaded = loaded
         self.model = loaded.model
@@ -89,7 +89,7 @@ class DraftModel:
 
     def clear(self) -> None:
         """Remove all rows."""
-        self.rows = make_rows(self.model, self.batched)
+        self.rows = make_rows(self.model, self.sharing)
         self._rows: list[DraftRow] = []
 
     def make_reader(self, num_tokens: int, give_up: GiveUp, opening: int = 0) -> DraftReader | None:

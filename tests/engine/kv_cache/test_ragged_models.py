@@ -27,11 +27,11 @@ MAX_ROWS = 6
 class RandomBatch:
     """A batch that rows join and leave at random, and the tokens that each of its rows holds."""
 
-    def __init__(self, model: Any, kv_bits: int | None, seed: int) -> None:
+    def __init__(self, model: Any, kv_bits: int | None, seed: int, first_limit: int | None = None) -> None:
         self.rng = random.Random(seed)
         self.model = model
         self.kv_bits = kv_bits
-        self.rows = BatchedRows(model)
+        self.rows = BatchedRows(model, first_limit)
         self.kept: list[list[int]] = []
         for length in (7, 300, 1, 42):
             self.join(length)
@@ -81,9 +81,11 @@ class RandomBatch:
             assert self.rows.roll_back(row, len(self.kept[row])) == len(self.kept[row])
 
 
-def check_random_rounds(model: Any, kv_bits: int | None = None, seed: int = 1) -> None:
+def check_random_rounds(
+    model: Any, kv_bits: int | None = None, seed: int = 1, first_limit: int | None = None
+) -> None:
     """Check that the logits of every round, and what is cut out at the end, are those of rows alone."""
-    batch = RandomBatch(model, kv_bits, seed)
+    batch = RandomBatch(model, kv_bits, seed, first_limit)
     for _ in range(NUM_ROUNDS):
         fed, logits = batch.verify()
         for row, tokens in enumerate(fed):
@@ -111,6 +113,12 @@ def test_rows_of_a_batch_equal_rows_alone(name: str) -> None:
     check_random_rounds(make_model(name))
 
 
+@pytest.mark.parametrize("name", ["llama", *IN_32_BITS])
+def test_rows_in_groups_equal_rows_alone(name: str) -> None:
+    # Rows outgrow such short groups all the time.
+    check_random_rounds(make_model(name), seed=2, first_limit=4)
+
+
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("name", IN_16_BITS)
 def test_rows_of_a_batch_equal_rows_alone_in_16_bits(name: str, dtype: mx.Dtype) -> None:
@@ -120,6 +128,7 @@ def test_rows_of_a_batch_equal_rows_alone_in_16_bits(name: str, dtype: mx.Dtype)
 @pytest.mark.parametrize(("name", "kv_bits"), [(name, 4 + 4 * (at % 2)) for at, name in enumerate(QUANTIZED)])
 def test_rows_of_a_batch_equal_rows_alone_over_quantized_keys(name: str, kv_bits: int) -> None:
     check_random_rounds(make_model(name, head_dim=32), kv_bits)
+    check_random_rounds(make_model(name, head_dim=32), kv_bits, first_limit=4)
 
 
 @pytest.mark.parametrize("window", [1, 64, 100])

@@ -6,6 +6,7 @@ of its caches must equal those of one plain prefill, byte for byte, on any machi
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +17,8 @@ from mlx_lm.models import gated_delta
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from engine.kv_cache import columns
-from engine.kv_cache.batched import RaggedKVCache
+from engine.kv_cache.batched import GroupedKVCache, RaggedKVCache
+from engine.kv_cache.groups import PerGroup
 from engine.kv_cache.per_row import Caches, leaves, make_caches
 from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows
 from engine.kv_cache.slices import rebuild
@@ -70,6 +72,13 @@ class IntegerModel:
         mask = cache.make_mask(width, return_array=True, window_size=None)
         numbers = self.embedding[at % PERIOD, tokens][:, None]
         _, values = cache.update_and_fetch(numbers, numbers)
+        if isinstance(values, PerGroup):
+            return cache.groups.join(
+                [self._sum(cache, m, v) for m, v in zip(mask.parts, values.parts, strict=True)]
+            )
+        return self._sum(cache, mask, values)
+
+    def _sum(self, cache: Any, mask: mx.array | None, values: Any) -> mx.array:
         if hasattr(cache, "bits"):
             values = mx.dequantize(*values, group_size=cache.group_size, bits=cache.bits)
         summed: mx.array = values.sum(axis=2, keepdims=True) if mask is None else mask @ values
@@ -150,14 +159,14 @@ def contents(caches: list[Any], length: int) -> list[bytes]:
     return held
 
 
-def run_lives(kind: str, kv_bits: int | None, batched: bool, num_schedules: int) -> None:
+def run_lives(kind: str, kv_bits: int | None, make: Callable[[Any], Rows], num_schedules: int) -> None:
     """Run schedules; check at the end that the caches equal those of a plain prefill of the same tokens."""
     rng = random.Random(f"{kind} {kv_bits}")
     model = IntegerModel(kind)
     num_done = 0
     while num_done < num_schedules:
         num_rows = rng.randint(1, MAX_ROWS)
-        rows: Rows = BatchedRows(model) if batched else SeparateRows(model)
+        rows = make(model)
         lives = [Life(model, kv_bits, rng, rng.randint(200, MAX_TOKENS)) for _ in range(num_rows)]
         for life in lives:
             life.num_computed = rng.randint(0, 90) * rng.randint(0, 1)
@@ -188,13 +197,14 @@ def caches_of(rows: Rows, row: int, empty: Caches) -> Caches:
 def poison_leftovers(rows: BatchedRows) -> None:
     """Overwrite the leftovers of rejected drafts with NaN, the worst that they could be."""
     for cache in leaves(rows.caches):
-        if not isinstance(cache, RaggedKVCache):
-            continue
-        for row in range(len(rows.lengths)):
-            leftovers = slice(cache.columns.end_of(row), cache.columns.dirty_ends[row])
-            for array in cache.arrays:
-                if array.dtype != mx.uint32:
-                    array[row, :, leftovers] = mx.nan
+        parts = cache.parts.values() if isinstance(cache, GroupedKVCache) else [cache]
+        for part in parts:
+            if not isinstance(part, RaggedKVCache):
+                continue
+            for slot, dirty_end in enumerate(part.columns.dirty_ends):
+                for array in part.arrays:
+                    if array.dtype != mx.uint32:
+                        array[slot, :, part.columns.end_of(slot) : dirty_end] = mx.nan
 
 
 @pytest.fixture(params=["some", pytest.param("many", marks=pytest.mark.slow)])
@@ -202,16 +212,24 @@ def num_schedules(request: pytest.FixtureRequest) -> int:
     return NUM_SCHEDULES[request.param]
 
 
-@pytest.mark.parametrize("batched", [False, True], ids=["separate", "batched"])
+@pytest.mark.parametrize(
+    "make",
+    [SeparateRows, BatchedRows, partial(BatchedRows, first_limit=16)],
+    ids=["separate", "batched", "groups"],
+)
 @pytest.mark.parametrize(
     ("kind", "kv_bits"),
     [("full", None), ("full", 8), ("window", None), ("recurrent", None), ("hybrid", None), ("list", None)],
     ids=["full", "quantized", "window", "recurrent", "hybrid", "list"],
 )
 def test_rejected_tokens_leave_no_trace(
-    kind: str, kv_bits: int | None, batched: bool, num_schedules: int, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    kv_bits: int | None,
+    make: Callable[[Any], Rows],
+    num_schedules: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The rows of a window are often moved to the front.
     monkeypatch.setattr(columns, "SLACK_TOKENS", 8)
     monkeypatch.setattr(columns, "ROLLBACK_TOKENS", 8)
-    run_lives(kind, kv_bits, batched, num_schedules)
+    run_lives(kind, kv_bits, make, num_schedules)

@@ -13,8 +13,8 @@ import pytest
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from engine.kv_cache.per_row import make_caches
-from engine.kv_cache.probes import batch_fault, can_batch, kv_bits_fault, rollback_fault
-from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows, make_rows
+from engine.kv_cache.probes import batch_fault, find_sharing, kv_bits_fault, rollback_fault
+from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows, Sharing, make_rows
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_model, prompt_of
 
 MAMBA_2 = ("mamba2", "falcon_h1")
@@ -44,7 +44,7 @@ def check_partly_kept_drafts(model: Any, kv_bits: int | None = None) -> None:
         np.array(model(mx.array([tokens]), cache=own)[0].astype(mx.float32))
         for tokens, own in zip(true, caches, strict=True)
     ]
-    rows = make_rows(model, can_batch(model, kv_bits))
+    rows = make_rows(model, find_sharing(model, kv_bits))
     held = [5, 30, 17]
     add_prefilled(rows, model, [tokens[:n] for tokens, n in zip(true, held, strict=True)], kv_bits)
     for _ in range(NUM_ROUNDS):
@@ -172,14 +172,14 @@ def test_removing_a_row_removes_its_snapshot() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_kind_of_cache_shares_a_forward_but_a_state_of_unknown_origin(name: str) -> None:
     model = make_model(name)
-    is_batched = name != "baichuan_m1"
-    assert can_batch(model) == is_batched
-    assert isinstance(make_rows(model, is_batched), BatchedRows if is_batched else SeparateRows)
+    sharing = Sharing.NOTHING if name == "baichuan_m1" else Sharing.GROUPS
+    assert find_sharing(model) is sharing
+    assert isinstance(make_rows(model, sharing), BatchedRows if sharing else SeparateRows)
 
 
 @pytest.mark.parametrize("kv_bits", [4, 8])
 def test_quantized_keys_and_values_share_a_forward(kv_bits: int) -> None:
-    assert can_batch(make_model("qwen3_next", head_dim=32), kv_bits)
+    assert find_sharing(make_model("qwen3_next", head_dim=32), kv_bits)
 
 
 def test_the_reason_why_rows_have_a_forward_each_is_given() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from config.settings import Settings
 from drafters.base import Draft, DraftQuery, SequenceStart
-from engine.kv_cache.probes import can_batch
+from engine.kv_cache.probes import find_sharing
 from engine.model.loading import LoadedModel, describe
 from engine.request import Finished, GenerationRequest
 from engine.scheduler.footprint import measure
@@ -122,7 +122,7 @@ def run(
 
 def bytes_alone(loaded: LoadedModel, num_tokens: int, **settings: Any) -> int:
     """Return the least memory, besides weights, in which a sequence of that length may run."""
-    batched = can_batch(loaded.model, settings.get("kv_bits"))
+    batched = find_sharing(loaded.model, settings.get("kv_bits"))
     budget = make_memory_budget(replace(loaded), Settings(memory_bytes=ROOMY, **settings), batched, None)
     return budget.bytes_alone(num_tokens)
 
