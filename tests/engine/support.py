@@ -73,8 +73,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     # Latent attention (MLA), whose keys are values too, and a mixture of experts.
     "deepseek_v3": SMALL | {
         "model_type": "deepseek_v3", "moe_intermediate_size": 32, "n_shared_experts": 1,
-        "n_routed_experts": 4, "num_experts_per_tok": 2, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
-        "v_head_dim": 8, "qk_nope_head_dim": 8, "first_k_dense_replace": 1,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "kv_lora_rank": 16, "q_lora_rank": 16,
+        "qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8, "first_k_dense_replace": 1,
     },
     # Chunked attention, and full attention in every fourth layer.
     "llama4": {
