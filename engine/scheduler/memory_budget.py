@@ -343,7 +343,6 @@ class MemoryBudget:
                 num_rows, most = len(columns), max(columns)
                 kept += footprint.token_bytes * num_rows * most
                 kept += num_rows * footprint.fixed_bytes
-                kept += len(rows) * (footprint.record_bytes + model.width * footprint.record_token_bytes)
                 # Windows have spare columns, and spare slots.
                 widest = max(self.chunk_tokens, model.width)
                 kept += max_slots(num_rows) * footprint.window_bytes(most + GROWTH_TOKENS, widest)
@@ -351,6 +350,7 @@ class MemoryBudget:
             else:
                 kept += sum(footprint.row_bytes(each, self.chunk_tokens) for each in columns)
                 model_growth = sum(footprint.growth_bytes(each, self.chunk_tokens) for each in columns)
+            kept += len(rows) * (footprint.record_bytes + model.width * footprint.record_token_bytes)
             growth = max(growth, model_growth)
             # The draft model reads the text of rows.
             fed_at_once = longest_prompt if model is self._models[0] else model.num_ids(longest)

@@ -4,6 +4,7 @@ Mamba 2 and latent attention are the exceptions: they compute several tokens by 
 they are not exact across widths on any build. Mamba 2 is compared with forward passes over what was kept.
 """
 
+import logging
 import random
 from typing import Any
 
@@ -15,7 +16,8 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from engine.kv_cache.per_row import make_caches
 from engine.kv_cache.probes import batch_fault, can_batch, kv_bits_fault, rollback_fault
 from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows, make_rows
-from tests.engine.support import CONFIGS, VOCAB_SIZE, make_model, prompt_of
+from tests.engine.conftest import StartEngine
+from tests.engine.support import CONFIGS, VOCAB_SIZE, ask, make_model, prompt_of, request
 
 BY_OTHER_FORMULAS = ("mamba2", "falcon_h1", "deepseek_v3")
 EXACT = [name for name in CONFIGS if name not in BY_OTHER_FORMULAS]
@@ -187,6 +189,17 @@ def test_the_reason_why_rows_have_a_forward_each_is_given() -> None:
     model.make_cache = lambda: [KVCache(), RotatingKVCache(16, keep=4)]
     assert batch_fault(model) == "the model keeps a RotatingKVCache, which rows cannot share"
     assert "rows cannot share a ChunkedWindowKVCache" in str(batch_fault(make_model("llama4")))
+
+
+def test_the_log_says_once_why_rows_have_a_forward_each(
+    start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "reprise.engine")
+    for name, num_lines in (("gemma3_text", 0), ("baichuan_m1", 1)):
+        caplog.clear()
+        ask(start_engine(name), request(prompt_of(9))).finished()
+        said = [record.getMessage() for record in caplog.records]
+        assert sum("a forward pass of its own" in line for line in said) == num_lines
 
 
 def test_the_reason_why_a_cache_cannot_be_quantized_is_given() -> None:
