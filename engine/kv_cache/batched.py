@@ -41,25 +41,24 @@ class RaggedKVCache:
         The caller must mask the columns that a row must not see.
         """
         padding = self.columns.shared.padding
-        # A masked value is still multiplied by a weight of zero, and zero times NaN is NaN.
+        # A masked value is still multiplied by a weight of zero, and zero times NaN is NaN. Keys may be
+        # values too: with latent attention they are.
         if padding is not None:
-            values = mx.where(padding, mx.zeros((), values.dtype), values)
+            keys, values = (mx.where(padding, mx.zeros((), one.dtype), one) for one in (keys, values))
         encoded = self._encode(keys, values)
         self._reserve(keys.shape[0], self.columns.num_used, encoded)
-        for at, (buffer, new) in enumerate(zip(self.arrays, encoded, strict=True)):
-            self._write(buffer, new, clears=self._is_value(at))
+        for buffer, new in zip(self.arrays, encoded, strict=True):
+            self._write(buffer, new)
         return self.keys_and_values()
 
-    def _write(self, buffer: mx.array, new: mx.array, clears: bool) -> None:
-        """Write new columns. clears: whether to erase leftovers too."""
-        columns, (num_rows, _, width, _) = self.columns, new.shape
+    def _write(self, buffer: mx.array, new: mx.array) -> None:
+        """Write new columns, and erase leftovers after them."""
+        columns, num_rows = self.columns, new.shape[0]
         if columns.uniform:
             buffer[:num_rows, :, columns.write_slice] = new
             return
         slots, at = columns.write_indices
-        if not clears:
-            at = at[:, :width]
-        elif columns.num_cleared:
+        if columns.num_cleared:
             new = mx.pad(new, [(0, 0), (0, 0), (0, columns.num_cleared), (0, 0)])
         # Indexing with two arrays moves the indexed axes to the front: (rows, width, heads, head_dim).
         buffer[slots, :, at] = new.transpose(0, 2, 1, 3)
@@ -81,9 +80,6 @@ class RaggedKVCache:
 
     def _decode(self, arrays: list[mx.array]) -> tuple[Any, Any]:
         return arrays[0], arrays[1]
-
-    def _is_value(self, at: int) -> bool:
-        return at >= len(self.arrays) // 2
 
     def _reserve(self, num_slots: int, num_columns: int, examples: Sequence[mx.array]) -> None:
         """Ensure that the buffers have at least that many slots and columns.
@@ -159,18 +155,17 @@ class RaggedKVCache:
         self._put_at(row, start, arrays)
 
     def _put_at(self, row: int, start: int, arrays: Sequence[mx.array]) -> None:
-        """Write a whole row from a column on, and zero its values around it."""
+        """Write a whole row from a column on, and zeros around it."""
         end = start + arrays[0].shape[2]
-        for at, (buffer, new) in enumerate(zip(self.arrays, arrays, strict=True)):
-            if self._is_value(at):
-                buffer[row : row + 1, :, :start] = 0
-                buffer[row : row + 1, :, end:] = 0
+        for buffer, new in zip(self.arrays, arrays, strict=True):
+            buffer[row : row + 1, :, :start] = 0
+            buffer[row : row + 1, :, end:] = 0
             buffer[row : row + 1, :, start:end] = new
 
     def _clear_row(self, row: int) -> None:
-        """Zero the values that an earlier row left in this slot."""
-        for at, buffer in enumerate(self.arrays):
-            if self._is_value(at) and row < buffer.shape[0]:
+        """Zero what an earlier row left in this slot."""
+        for buffer in self.arrays:
+            if row < buffer.shape[0]:
                 buffer[row : row + 1] = 0
 
 

@@ -7,23 +7,23 @@ p - bases[r] of slot r:
     columns before the row's first token    zero, or tokens that no window reaches any more
     columns up to lengths[r] - bases[r]     the row's tokens; of a window at least those that it can still see
     columns up to dirty_ends[r]             leftovers of rejected drafts or failed forwards: perhaps NaN
-    all columns after that                  values are zero; keys may be anything
+    all columns after that                  zero
 
 With full attention every base is 0. With a window, a base is a multiple of BLOCK_TOKENS, perhaps negative.
 So a key falls into the same lane of a vectorized sum as in a buffer that holds the whole sequence, and sums
 do not depend on the row's neighbors. When the columns are full, every row is moved toward the front, without
 the tokens that no window reaches any more, so that all rows end within a block of each other.
 
-Attention masks every column that a token must not see. A masked key has no effect, but a masked value is
-still multiplied by a weight of zero, and zero times NaN is NaN. So no forward reads leftovers before it has
-overwritten them.
+Attention masks every column that a token must not see. But a masked value is still multiplied by a weight of
+zero, and zero times NaN is NaN; with latent attention (MLA) keys are values too. So no forward reads
+leftovers before it has overwritten them.
 
 A forward of width w writes row r's new tokens to the w columns after its last token. A row with fewer than w
-new tokens is padded on the right, with values of zero.
+new tokens is padded on the right, with zeros.
 
 - Rows that end in the same column (*uniform*): one slice is written in all rows.
 - Rows that do not (*ragged*): each row is written at its own columns. The write is num_cleared columns
-  longer, with values of zero, to erase all leftovers.
+  longer, with zeros, to erase all leftovers.
 
 So rolling back a row only lowers its length, and adding or removing a row copies at most one row.
 """
@@ -98,12 +98,12 @@ class Columns:
     window: tokens that a token sees, itself included; None for full attention.
     max_cells: slots times columns up to which buffers may grow ahead of need; None means no limit.
     num_reserved: columns that a window's buffers have, or get when they are made.
-    dirty_ends: (rows,) first column from which on all of a row's values are zero; at least its end.
+    dirty_ends: (rows,) first column from which on all of a row's columns are zero; at least its end.
 
     For the current forward:
     uniform: whether all rows end in the same column.
     read_start, read_end: the columns that it reads.
-    num_cleared: columns of zero values that it writes after its width.
+    num_cleared: columns of zeros that it writes after its width.
     """
 
     def __init__(self, shared: RowLengths, window: int | None = None) -> None:
@@ -144,7 +144,7 @@ class Columns:
     def place(self, row: int) -> None:
         """Decide where the tokens of a row lie that is about to be written, from its length.
 
-        The caller writes its live tokens there, with zero values around them.
+        The caller writes its live tokens there, with zeros around them.
         """
         length, base = self.shared.lengths[row], 0
         oldest = self.first_live(row)
@@ -160,7 +160,7 @@ class Columns:
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index. Call it before the row is removed from the lengths.
 
-        The caller copies the last row to its slot, with zero values around it.
+        The caller copies the last row to its slot, with zeros around it.
         """
         last = len(self.bases) - 1
         self.dirty_ends[row], self.bases[row] = self.end_of(last), self.bases[last]

@@ -12,13 +12,14 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
+    ChunkedKVCache,
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
     make_prompt_cache,
 )
 
-from engine.kv_cache.sliding_window import WindowKVCache
+from engine.kv_cache.sliding_window import ChunkedWindowKVCache, WindowKVCache
 
 GROUP_SIZES = (64, 128, 32)
 """Group sizes that MLX can quantize with, in order of preference."""
@@ -67,6 +68,8 @@ def _substitute(cache: Any, kv_bits: int | None) -> Any:
     """Return our own cache in place of mlx-lm's where there is one, else mlx-lm's."""
     if type(cache) is RotatingKVCache and not cache.keep:
         return WindowKVCache(cache.max_size)
+    if type(cache) is ChunkedKVCache:
+        return ChunkedWindowKVCache(cache.chunk_size)
     if type(cache) is CacheList:
         # A layer with several caches may store anything as keys and values, so they are not quantized.
         return CacheList(*(_substitute(child, None) for child in cache.caches))
@@ -97,12 +100,12 @@ def is_recurrent(cache: Any) -> bool:
 
 def keeps_all_tokens(cache: Any) -> bool:
     """Return whether a cache grows with every token: it has neither recurrent state nor a window."""
-    return not is_recurrent(cache) and type(cache) not in (WindowKVCache, RotatingKVCache)
+    return not is_recurrent(cache) and not isinstance(cache, WindowKVCache | RotatingKVCache)
 
 
 def can_trim(cache: Any) -> bool:
     """Return whether the tokens of a cache's last update can be trimmed off exactly."""
-    return type(cache) in (KVCache, FittedQuantizedKVCache, WindowKVCache)
+    return type(cache) in (KVCache, FittedQuantizedKVCache) or isinstance(cache, WindowKVCache)
 
 
 class Snapshot:

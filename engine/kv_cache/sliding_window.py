@@ -145,6 +145,21 @@ class WindowKVCache:
         self.values = _copy_with_room(self.values, dropped, held, width, values)
 
 
+class ChunkedWindowKVCache(WindowKVCache):
+    """One row's keys and values in a layer where a token sees its own chunk of `window` tokens up to itself.
+
+    It replaces mlx-lm's ChunkedKVCache. The model makes the mask itself, from start_position and offset.
+    """
+
+    @property
+    def start_position(self) -> int:
+        """The position of the first key that the next forward reads."""
+        return self._first_needed(self.offset)
+
+    def maybe_trim_front(self) -> None:
+        """Do nothing: update_and_fetch() drops what no window can reach."""
+
+
 def _copy_with_room(buffer: mx.array | None, start: int, end: int, width: int, like: mx.array) -> mx.array:
     """Copy columns [start, end) of a buffer to the front of a new one with room for width and slack.
 

@@ -42,7 +42,7 @@ class Footprint:
     seen_bytes: of a forward pass, per token fed and token in the caches: masks, and the scores of attention
         where they are written to memory.
     logits_bytes: per position whose logits are computed.
-    record_bytes: per row of a batch, of what is kept after a verification step to roll recurrent state back.
+    record_bytes: per row, of what is kept after a verification step to roll recurrent state back.
     record_token_bytes: of the same, per token that such a step feeds.
     """
 
@@ -115,6 +115,8 @@ def measure(model: Any, kv_bits: int | None = None, batched: bool = False) -> Fo
         if any(is_recurrent(cache) for cache in leaves(caches)):
             whole = _forward_bytes(model, make_caches(model, kv_bits), RECURRENT_TOKENS)
             fed = max(fed, whole / RECURRENT_TOKENS)
+            # Rows apart keep a snapshot.
+            record_bytes = fixed_bytes // 2
             if batched:
                 record_bytes, record_token_bytes = _record_bytes(model, kv_bits)
     return Footprint(

@@ -344,7 +344,6 @@ class MemoryBudget:
                 num_rows, most, num_cells = len(columns), max(columns), self._num_cells(model, columns)
                 kept += footprint.token_bytes * num_cells
                 kept += num_rows * footprint.fixed_bytes
-                kept += len(rows) * (footprint.record_bytes + model.width * footprint.record_token_bytes)
                 # Windows have spare columns, and spare slots.
                 widest = max(self.chunk_tokens, model.width)
                 kept += max_slots(num_rows) * footprint.window_bytes(most + GROWTH_TOKENS, widest)
@@ -356,6 +355,7 @@ class MemoryBudget:
             else:
                 kept += sum(footprint.row_bytes(each, self.chunk_tokens) for each in columns)
                 model_growth = sum(footprint.growth_bytes(each, self.chunk_tokens) for each in columns)
+            kept += len(rows) * (footprint.record_bytes + model.width * footprint.record_token_bytes)
             growth = max(growth, model_growth)
             # The draft model reads the text of rows.
             fed_at_once = longest_prompt if model is self._models[0] else model.num_ids(longest)

@@ -29,15 +29,18 @@ MAX_STALL_MS = SETTINGS["max_stall_ms"].default
 END_ID = 2
 ANSWER_TOKENS = 7500
 """More than any of them gets in the time."""
+LONG_TOKENS = 6500
+"""Of the prompts of those who keep the honest streams company while nobody attacks: as long as attackers' ones."""
 IDLE_WITHIN_S = 30.0
 
 
 @dataclass
 class Honest:
-    """A client with one stream. gaps_s: between consecutive chunks of its text."""
+    """A client with one stream, a token at a time. gaps_s: between consecutive chunks of its text."""
 
     client: openai.AsyncOpenAI
     number: int
+    prompt: str | list[int] = ""
     text: str = ""
     gaps_s: list[float] = field(default_factory=list)
     is_answered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -46,12 +49,14 @@ class Honest:
         """Read a sampled answer until it is over, or has as many characters."""
         stream = await self.client.completions.create(
             model="demo",
-            prompt=f"{self.number}. The lantern in the hall is",
+            prompt=self.prompt or f"{self.number}. The lantern in the hall is",
             max_tokens=ANSWER_TOKENS,
             temperature=0.9,
             seed=self.number,
             logit_bias={str(END_ID): -100},
             stream=True,
+            # With drafts a step brings many tokens, and may take as long as they would have taken.
+            extra_body={"draft": {"type": "none"}},
         )
         async with stream:
             last_at = None
@@ -86,15 +91,12 @@ async def test_hostile_requests_change_no_text_and_starve_no_stream(
             base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600
         ) as client:
             if duration_s:
-                # A step is one with as many rows, all of them honest.
-                async with _listening(client, MAX_ROWS) as calm:
-                    await asyncio.sleep(CALM_S)
-            async with _listening(client, NUM_HONEST) as honest:
+                calm = await _stay_calm(client)
+            async with _listening([Honest(client, number) for number in range(NUM_HONEST)]) as honest:
                 outcome = await _attack(url, duration_s)
             await _wait_until_idle(url)
             if duration_s:
-                async with _listening(client, MAX_ROWS) as calm_again:
-                    await asyncio.sleep(CALM_S)
+                calm_again = await _stay_calm(client)
                 # The machine may have got slower meanwhile, for whatever else it does.
                 step_s, gap_s = max(_p99(calm), _p99(calm_again)), _p99(honest)
                 _report(outcome, calm, honest, calm_again)
@@ -118,11 +120,24 @@ def _report(outcome: dict[str, list[str]], *groups: Sequence[Honest]) -> None:
     print(f"load {os.getloadavg()[0]:.1f}")
 
 
+async def _stay_calm(client: openai.AsyncOpenAI) -> list[Honest]:
+    """Return honest clients after a time in which other honest ones had the other rows, with long texts."""
+    text = [300 + number % 3700 for number in range(LONG_TOKENS)]
+    # The first one computes the prefix that all of them share.
+    await Honest(client, NUM_HONEST, text).listen(asyncio.Event(), num_characters=1)
+    neighbors = [Honest(client, number, text) for number in range(NUM_HONEST, MAX_ROWS)]
+    async with (
+        _listening(neighbors),
+        _listening([Honest(client, number) for number in range(NUM_HONEST)]) as honest,
+    ):
+        await asyncio.sleep(CALM_S)
+    return honest
+
+
 @asynccontextmanager
-async def _listening(client: openai.AsyncOpenAI, num: int) -> AsyncIterator[list[Honest]]:
-    """Start as many honest streams; they have their first text when this is entered, and end with it."""
+async def _listening(honest: list[Honest]) -> AsyncIterator[list[Honest]]:
+    """Start honest streams; they have their first text when this is entered, and end with it."""
     is_over = asyncio.Event()
-    honest = [Honest(client, number) for number in range(num)]
     async with asyncio.TaskGroup() as listening:
         for one in honest:
             listening.create_task(one.listen(is_over))

@@ -1,26 +1,28 @@
 """Drafting and rollback with mlx-lm's own models give the logits of one plain prefill, byte for byte.
 
-Mamba 2 is the exception: it computes a chunk by other formulas than a single token, so it is not exact across
-widths on any build. It is compared with forward passes over the tokens that were kept each time.
+Mamba 2 and latent attention are the exceptions: they compute several tokens by other formulas than one, so
+they are not exact across widths on any build. Mamba 2 is compared with forward passes over what was kept.
 """
 
+import logging
 import random
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from engine.kv_cache.per_row import make_caches
 from engine.kv_cache.probes import batch_fault, find_sharing, kv_bits_fault, rollback_fault
 from engine.kv_cache.rows import BatchedRows, Rows, SeparateRows, Sharing, make_rows
-from tests.engine.support import CONFIGS, VOCAB_SIZE, make_model, prompt_of
+from tests.engine.conftest import StartEngine
+from tests.engine.support import CONFIGS, VOCAB_SIZE, ask, make_model, prompt_of, request
 
-MAMBA_2 = ("mamba2", "falcon_h1")
-EXACT = [name for name in CONFIGS if name not in MAMBA_2]
+BY_OTHER_FORMULAS = ("mamba2", "falcon_h1", "deepseek_v3")
+EXACT = [name for name in CONFIGS if name not in BY_OTHER_FORMULAS]
 # On the CPU, MLX computes mixtures of experts in float32 only.
-HALF = [name for name in EXACT if name not in ("gpt_oss", "qwen3_next")]
+HALF = [name for name in EXACT if name not in ("gpt_oss", "qwen3_next", "llama4")]
 NUM_ROUNDS = 30
 NUM_ROWS = 3
 # The sliding windows have 16 tokens, so each row passes them many times.
@@ -117,11 +119,10 @@ def test_every_architecture_here_can_be_rolled_back(name: str) -> None:
     assert rollback_fault(make_model(name)) is None
 
 
-@pytest.mark.parametrize("cache", [RotatingKVCache(16, keep=4), ChunkedKVCache(16)])
-def test_a_cache_of_an_unknown_kind_is_named(cache: Any) -> None:
+def test_a_cache_of_an_unknown_kind_is_named() -> None:
     model = make_model("llama")
-    model.make_cache = lambda: [KVCache(), cache]
-    assert rollback_fault(model) == f"the model keeps a {type(cache).__name__}, which cannot be rolled back"
+    model.make_cache = lambda: [KVCache(), RotatingKVCache(16, keep=4)]
+    assert rollback_fault(model) == "the model keeps a RotatingKVCache, which cannot be rolled back"
 
 
 def test_a_rollback_that_leaves_a_trace_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,9 +171,10 @@ def test_removing_a_row_removes_its_snapshot() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_kind_of_cache_shares_a_forward_but_a_state_of_unknown_origin(name: str) -> None:
+def test_all_share_a_forward_but_a_state_of_unknown_origin_and_chunked_attention(name: str) -> None:
     model = make_model(name)
-    sharing = Sharing.NOTHING if name == "baichuan_m1" else Sharing.GROUPS
+    less = {"baichuan_m1": Sharing.NOTHING, "llama4": Sharing.NOTHING, "deepseek_v3": Sharing.BUFFERS}
+    sharing = less.get(name, Sharing.GROUPS)
     assert find_sharing(model) is sharing
     assert isinstance(make_rows(model, sharing), BatchedRows if sharing else SeparateRows)
 
@@ -185,8 +187,20 @@ def test_quantized_keys_and_values_share_a_forward(kv_bits: int) -> None:
 def test_the_reason_why_rows_have_a_forward_each_is_given() -> None:
     model = make_model("llama")
     assert "not known how a layer computes its state" in str(batch_fault(make_model("baichuan_m1")))
-    model.make_cache = lambda: [KVCache(), ChunkedKVCache(16)]
-    assert batch_fault(model) == "the model keeps a ChunkedKVCache, which rows cannot share"
+    model.make_cache = lambda: [KVCache(), RotatingKVCache(16, keep=4)]
+    assert batch_fault(model) == "the model keeps a RotatingKVCache, which rows cannot share"
+    assert "rows cannot share a ChunkedWindowKVCache" in str(batch_fault(make_model("llama4")))
+
+
+def test_the_log_says_once_why_rows_have_a_forward_each(
+    start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "reprise.engine")
+    for name, num_lines in (("gemma3_text", 0), ("baichuan_m1", 1)):
+        caplog.clear()
+        ask(start_engine(name), request(prompt_of(9))).finished()
+        said = [record.getMessage() for record in caplog.records]
+        assert sum("a forward pass of its own" in line for line in said) == num_lines
 
 
 def test_the_reason_why_a_cache_cannot_be_quantized_is_given() -> None:
