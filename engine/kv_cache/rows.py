@@ -159,7 +159,8 @@ class BatchedRows:
             return CacheList(*(self._make_cache(child) for child in given.caches))
         if is_recurrent(given):
             return RaggedStateCache(self.shared, len(given.cache))
-        if isinstance(given, WindowKVCache):
+        # Those derived from it have methods of their own.
+        if type(given) is WindowKVCache:
             window = given.window
             return RaggedKVCache(self._windows.setdefault(window, Columns(self.shared, window)))
         if isinstance(given, FittedQuantizedKVCache):
