@@ -104,6 +104,7 @@ class Worker:
         """Whether a step would do anything."""
         return bool(self.members or self.prefilling or self.queue.waiting) or self.proposers.work.is_left
 
+    @station("calibration")
     def measure_costs(self) -> bool:
         """Measure what one more step costs, while there is no work; returns whether anything was left."""
         if not self._calibrations:

@@ -242,7 +242,8 @@ TIME = MetricGroup(
             ("station",),
         ),
     ),
-    "Stations of the engine's thread: `idle` (no work), `messages` (requests and cancellations arrive), "
+    "Stations of the engine's thread: `idle` (no work), `calibration` (no work: the costs of steps are "
+    "measured), `messages` (requests and cancellations arrive), "
     "`retiring` (rows are freed and their prefixes kept), `admission` (requests are admitted and cached "
     "prefixes looked up), `memory` (room is made for the next step), `planning` (draft lengths are chosen), "
     "`drafters`, `grammars` (CPU time), `draft_model`, `dispatch` (steps are prepared for the device), "
