@@ -1,7 +1,7 @@
 """Learn acceptance rates: how likely a drafted token is accepted, by kind of draft."""
 
 from collections.abc import Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate
 from operator import mul
 
 from drafters.base import Draft
@@ -83,22 +83,17 @@ class Acceptance:
 
     def estimate(self, draft: Draft, rate: float) -> "DraftEstimate":
         """Estimate a draft whose tokens are accepted at this rate, except for its line ends."""
-        line_ends = self._line_ends_in(draft)
-        if line_ends.isdisjoint(draft.tokens):
-            survivals = accumulate(repeat(rate, len(draft.tokens)), mul)
-            return DraftEstimate(list(accumulate(survivals, initial=1.0)), draft=draft)
-        survival, lines, total = 1.0, self._num_lines, 1.0
-        expected, stops = [total], []
-        for at, token in enumerate(draft.tokens):
-            if token in line_ends:
-                survival *= min(rate, self._line_end_rate(lines))
-                lines += 1
-                stops.append(at)
-            else:
-                survival *= rate
-            total += survival
-            expected.append(total)
-        return DraftEstimate(expected, tuple(stops), draft=draft)
+        line_ends, tokens = self._line_ends_in(draft), draft.tokens
+        rates = [rate] * len(tokens)
+        stops: tuple[int, ...] = ()
+        if not line_ends.isdisjoint(tokens):
+            stops = tuple([at for at, token in enumerate(tokens) if token in line_ends])
+            for lines, at in enumerate(stops, self._num_lines):
+                if lines <= 3 or at == stops[0]:
+                    line_end_rate = min(rate, self._line_end_rate(lines))
+                rates[at] = line_end_rate
+        # The sums of the chances that a draft survives up to each token.
+        return DraftEstimate(list(accumulate(accumulate(rates, mul), initial=1.0)), stops, draft=draft)
 
     def learn(self, draft: Draft, num_verified: int, num_accepted: int) -> None:
         """Learn from num_verified tokens of a draft, of which the first num_accepted were accepted."""
