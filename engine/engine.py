@@ -155,11 +155,10 @@ class Engine:
         """Return the engine's counts, and the memory that MLX holds now."""
         return self._stats.counts()
 
-    def prefix_status(self) -> dict[str, int]:
-        """Return the prefix cache's counts, by the names of PrefixStatus; empty without one."""
+    def prefix_status(self) -> dict[str, dict[str, int]]:
+        """Return the prefix caches' counts, by "target" and "draft" and the names of PrefixStatus."""
         worker = self._worker
-        status = worker.queue.prefix_lookup.status() if worker else None
-        return asdict(status) if status else {}
+        return {model: asdict(status) for model, status in worker.prefix_status().items()} if worker else {}
 
     def table_status(self) -> dict[str, Any]:
         """Return the counts of the shared n-gram table. Raises SharedTableError."""

@@ -18,6 +18,7 @@ from typing import Literal, ParamSpec, TypeVar
 
 EngineStation = Literal[
     "idle",
+    "calibration",
     "messages",
     "retiring",
     "admission",

@@ -19,6 +19,7 @@ from drafters.base import NO_DRAFT, Draft
 from engine.batch import Batch, Step
 from engine.faults.recovery import Recovery
 from engine.kv_cache.rows import Rows
+from engine.prefix_cache.trie import PrefixStatus
 from engine.request import Failed
 from engine.sampling.logprobs import Likelihood
 from engine.scheduler.draft_reading import DraftReading
@@ -104,6 +105,16 @@ class Worker:
         """Whether a step would do anything."""
         return bool(self.members or self.prefilling or self.queue.waiting) or self.proposers.work.is_left
 
+    def prefix_status(self) -> dict[str, PrefixStatus]:
+        """Return the counts of the prefix caches of "target" and "draft". May be called on any thread."""
+        reading = self._draft_reading
+        found = {
+            "target": self.queue.prefix_lookup.status(),
+            "draft": reading.prefixes.status() if reading else None,
+        }
+        return {model: status for model, status in found.items() if status}
+
+    @station("calibration")
     def measure_costs(self) -> bool:
         """Measure what one more step costs, while there is no work; returns whether anything was left."""
         if not self._calibrations:

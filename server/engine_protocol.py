@@ -97,10 +97,10 @@ class EngineProtocol(Protocol):
     def counts(self) -> EngineCounts:
         """Return the engine's counters and the memory that MLX holds. Never blocks."""
 
-    def prefix_status(self) -> dict[str, int]:
-        """Return the counts of the prefix cache, empty if it is off. Never blocks.
+    def prefix_status(self) -> dict[str, dict[str, int]]:
+        """Return the counts of each model's prefix cache, empty if they are off. Never blocks.
 
-        The keys are the fields of PrefixStatus in engine/prefix_cache/trie.py.
+        By "target" and "draft", then by the fields of PrefixStatus in engine/prefix_cache/trie.py.
         """
 
     def table_status(self) -> dict[str, Any]:

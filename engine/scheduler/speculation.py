@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
-from functools import partial
 
 from engine.sequence import Sequence
 from engine.speculative.accounts import StepAccounts
@@ -34,6 +33,7 @@ class Planner:
     costs: of the target's steps.
     exact_shapes: if not None, the only (rows, width) besides width 1 that a forward pass may have.
     model_costs: costs of the draft model's part of a step; None without a draft model.
+    replays: whether accepted tokens are fed again after a rejection, because of recurrent state.
 
     accounts: learns what steps took, and charges them to the rows' slowdown budgets.
     num_plain_probes: plain steps taken only to learn what they cost.
@@ -50,8 +50,8 @@ class Planner:
         self.model_costs = model_costs
         self.accounts = StepAccounts(costs, model_costs)
         self.num_plain_probes = 0
-        # The candidate widths by rows and widest draft, where no draft becomes less certain halfway.
-        self._measured_widths: dict[tuple[int, int], list[int]] = {}
+        # See _measured_widths().
+        self._measured: dict[tuple[int, int], list[int]] = {}
         # The conditions of the step that is being planned.
         self._under = USUAL
 
@@ -77,10 +77,11 @@ class Planner:
             return []
         if self._is_out_of_budget(members):
             return []
-        estimates = []
+        estimates, min_tokens = [], MIN_GAIN * self._min_ratio(len(members))
+        is_worth = self._make_is_worth(len(members))
         for s in members:
             try:
-                estimates.append(self._best_draft(s, len(members)))
+                estimates.append(self._best_draft(s, len(members), min_tokens, is_worth))
             # An answer needs no drafts.
             except Exception as fault:
                 s.give_up_drafts(fault)
@@ -105,17 +106,36 @@ class Planner:
         """Whether drafts of up to limit tokens by the draft model would pay for a single row."""
         return self._estimate_model_draft(forecast, 1, limit, forecast.rate).num_tokens > 0
 
-    def _best_draft(self, s: Sequence, num_rows: int) -> DraftEstimate:
-        """Return a row's best draft: a drafter's if one pays, else the draft model's if that pays."""
+    def _make_is_worth(self, num_rows: int) -> Callable[[DraftEstimate], bool]:
+        """Return a function: whether a draft pays in a step of rows that are all like its own."""
+        step_s = self.costs.even_steps(num_rows, self._under)
+
+        def is_worth(estimate: DraftEstimate) -> bool:
+            # Most drafts pay, or do not, whatever is done where they become less certain.
+            measured = self._measured_widths(num_rows, len(estimate.expected))
+            if is_any_width_worth(estimate, measured, step_s):
+                return True
+            return bool(estimate.stops) and is_any_width_worth(
+                estimate, self._widths([estimate], num_rows), step_s
+            )
+
+        return is_worth
+
+    def _best_draft(
+        self,
+        s: Sequence,
+        num_rows: int,
+        min_tokens: float,
+        is_worth: Callable[[DraftEstimate], bool],
+    ) -> DraftEstimate:
+        """Return a row's best draft: a drafter's if one pays, else the draft model's if that pays.
+
+        min_tokens, is_worth: see SequenceDrafts.propose(); the same for all rows.
+        """
         max_tokens = _max_draft_tokens(s)
         if s.drafts is None or max_tokens < 1:
             return DraftEstimate()
-
-        def is_worth(estimate: DraftEstimate) -> bool:
-            widths = self._widths([estimate], num_rows)
-            return is_any_width_worth(estimate, widths, partial(self._even_s, num_rows))
-
-        estimate = s.drafts.propose(max_tokens, MIN_GAIN * self._min_ratio(num_rows), is_worth)
+        estimate = s.drafts.propose(max_tokens, min_tokens, is_worth)
         if not estimate.is_worth and s.drafts.can_ask_model and self.model_costs is not None:
             forecast = s.drafts.forecast
             by_model = self._estimate_model_draft(
@@ -148,9 +168,11 @@ class Planner:
         if estimate.expected[-1] < MIN_GAIN * self._min_ratio(num_rows):
             return DraftEstimate()
 
+        even_s = self.costs.even_steps(num_rows, self._under)
+
         def step_s(width: int) -> float:
             work = PlannedDraft.of_row(forecast, estimate, width - 1)
-            return self._spread_s(num_rows, work) + self._even_s(num_rows, width)
+            return self._spread_s(num_rows, work) + even_s(width)
 
         width = choose_width([estimate], self._widths([estimate], num_rows), step_s, lambda _: True)
         return replace(estimate, expected=estimate.expected[:width])
@@ -186,16 +208,13 @@ class Planner:
             forecast.postpone_probe()
         return estimates, 1
 
-    def _even_s(self, num_rows: int, width: int) -> float:
-        return self.costs.seconds(num_rows, width, self._under)
-
     def _min_ratio(self, num_rows: int) -> float:
         """Return the cost of the cheapest verification step, relative to a plain step."""
         return self.costs.min_ratio(num_rows, self._under)
 
     def _choose(self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]) -> int:
         num_rows, fed_widths = len(members), self._make_fed_widths(estimates)
-        is_model_asked = any(estimate.draft.source == MODEL for estimate in estimates)
+        is_model_asked = self._is_model_asked(estimates)
 
         def step_s(width: int) -> float:
             step_s = self.costs.step_s(fed_widths(width), self._under)
@@ -207,15 +226,17 @@ class Planner:
             estimates, self._widths(estimates, num_rows), step_s, self._make_check(members, estimates)
         )
 
+    def _is_model_asked(self, estimates: SequenceOf[DraftEstimate]) -> bool:
+        return self.model_costs is not None and any(e.draft.source == MODEL for e in estimates)
+
     def _make_fed_widths(self, estimates: SequenceOf[DraftEstimate]) -> Callable[[int], SequenceOf[int]]:
-        """Return a function: how many tokens the rows feed in a step of a width.
+        """Return a function: how many tokens the rows feed in a step of a width of _widths(), or 1.
 
         Of rows that share a forward pass only the widest counts, so all get its width.
         """
         if not self.costs.batched:
             return lambda width: [_fed_width(estimate, width) for estimate in estimates]
-        widest = 1 + max([estimate.num_tokens for estimate in estimates])
-        return lambda width: [min(width, widest)] * len(estimates)
+        return lambda width: [width] * len(estimates)
 
     def _make_check(
         self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]
@@ -227,7 +248,7 @@ class Planner:
         budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
         left_s = min([budget.left_s(plain_s) for budget in budgets], default=math.inf)
         fed_widths = self._make_fed_widths(estimates)
-        is_model_asked = any(estimate.draft.source == MODEL for estimate in estimates)
+        is_model_asked = self._is_model_asked(estimates)
 
         def is_allowed(width: int) -> bool:
             taken_s = self.costs.most_s(fed_widths(width), self._under)
@@ -270,18 +291,27 @@ class Planner:
 
     def _widths(self, estimates: SequenceOf[DraftEstimate], num_rows: int) -> list[int]:
         """Return the candidate widths: those measured, and those where a draft becomes less certain."""
-        widest = 1 + max([estimate.num_tokens for estimate in estimates])
+        widest = max([len(estimate.expected) for estimate in estimates])
         stops = {1 + stop for estimate in estimates for stop in estimate.stops}
-        if not stops and (found := self._measured_widths.get((num_rows, widest))) is not None:
-            return found
-        widths = sorted({w for w in (*self.costs.widths, *stops) if 1 < w < widest} | {widest} - {1})
-        if self.exact_shapes is not None:
-            # Rows with a forward pass each are as exact as a single row.
-            together = num_rows if self.costs.batched else 1
-            widths = [width for width in widths if (together, width) in self.exact_shapes]
+        measured = self._measured_widths(num_rows, widest)
         if not stops:
-            self._measured_widths[num_rows, widest] = widths
-        return widths
+            return measured
+        return sorted({*measured, *self._exact([w for w in stops if 1 < w < widest], num_rows)})
+
+    def _measured_widths(self, num_rows: int, widest: int) -> list[int]:
+        """Return the candidate widths where no draft becomes less certain halfway."""
+        if (found := self._measured.get((num_rows, widest))) is None:
+            widths = [*(w for w in self.costs.widths if 1 < w < widest), *{widest} - {1}]
+            found = self._measured[num_rows, widest] = self._exact(widths, num_rows)
+        return found
+
+    def _exact(self, widths: list[int], num_rows: int) -> list[int]:
+        """Return those of the widths that are allowed in exact mode."""
+        if self.exact_shapes is None:
+            return widths
+        # Rows with a forward pass each are as exact as a single row.
+        together = num_rows if self.costs.batched else 1
+        return [width for width in widths if (together, width) in self.exact_shapes]
 
 
 def _max_draft_tokens(s: Sequence) -> int:

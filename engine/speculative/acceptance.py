@@ -1,7 +1,8 @@
 """Learn acceptance rates: how likely a drafted token is accepted, by kind of draft."""
 
 from collections.abc import Sequence
-from itertools import accumulate, repeat
+from functools import lru_cache
+from itertools import accumulate
 from operator import mul
 
 from drafters.base import Draft
@@ -83,22 +84,16 @@ class Acceptance:
 
     def estimate(self, draft: Draft, rate: float) -> "DraftEstimate":
         """Estimate a draft whose tokens are accepted at this rate, except for its line ends."""
-        line_ends = self._line_ends_in(draft)
-        if line_ends.isdisjoint(draft.tokens):
-            survivals = accumulate(repeat(rate, len(draft.tokens)), mul)
-            return DraftEstimate(list(accumulate(survivals, initial=1.0)), draft=draft)
-        survival, lines, total = 1.0, self._num_lines, 1.0
-        expected, stops = [total], []
-        for at, token in enumerate(draft.tokens):
-            if token in line_ends:
-                survival *= min(rate, self._line_end_rate(lines))
-                lines += 1
-                stops.append(at)
-            else:
-                survival *= rate
-            total += survival
-            expected.append(total)
-        return DraftEstimate(expected, tuple(stops), draft=draft)
+        line_ends, tokens = self._line_ends_in(draft), draft.tokens
+        if line_ends.isdisjoint(tokens):
+            return DraftEstimate(_sum_steady(rate, len(tokens)), draft=draft)
+        stops = tuple([at for at, token in enumerate(tokens) if token in line_ends])
+        rates = [rate] * len(tokens)
+        for lines, at in enumerate(stops, self._num_lines):
+            if lines <= 3 or at == stops[0]:
+                line_end_rate = min(rate, self._line_end_rate(lines))
+            rates[at] = line_end_rate
+        return DraftEstimate(_sum_up(rates), stops, draft=draft)
 
     def learn(self, draft: Draft, num_verified: int, num_accepted: int) -> None:
         """Learn from num_verified tokens of a draft, of which the first num_accepted were accepted."""
@@ -129,6 +124,17 @@ class Acceptance:
     def _add(self, key: BucketKey, num_accepted: int, num_rejected: int) -> None:
         self.own.add(key, num_accepted, num_rejected)
         self.global_counts.add(key, num_accepted, num_rejected)
+
+
+def _sum_up(rates: Sequence[float]) -> tuple[float, ...]:
+    """Return DraftEstimate.expected for tokens that are accepted at these rates."""
+    return tuple(accumulate(accumulate(rates, mul), initial=1.0))
+
+
+@lru_cache(maxsize=64)
+def _sum_steady(rate: float, num_tokens: int) -> tuple[float, ...]:
+    """Return the same for tokens of one rate. Rows that copy well share the highest rate."""
+    return _sum_up([rate] * num_tokens)
 
 
 def count_accepted(draft: Sequence[int], sampled: Sequence[int]) -> int:

@@ -11,9 +11,9 @@ from engine.stations import station
 from server.errors import ApiError, RequestFailedError
 from server.generation.service import Service
 from server.generation.submission import Submission
-from server.logs import LOGGER, RequestRecord, log_prompt
+from server.logs import LOGGER, RequestRecord, is_logging_prompts, log_prompt
 from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import ChoiceOutput, MakeParser, Part
+from server.output.parts import ChoiceOutput, MakeParser, Part, merge_adjacent
 from server.output.usage import count_usage, fill_record, measure_timings
 
 MAX_DELTAS_AT_ONCE = 256
@@ -74,7 +74,8 @@ class RequestOutput:
                 if start + MAX_DELTAS_AT_ONCE > len(deltas):
                     self._events.append((index, self.submission.finished[index]))
                 while not self._is_everything_read:
-                    parts += [part for _, part in await self._read_events()]
+                    # Merged here and not only at the end: that would be one long piece of work.
+                    parts += merge_adjacent(part for _, part in await self._read_events())
                     # Let other requests have their turn.
                     await asyncio.sleep(0)
             outputs.append(ChoiceOutput.of(parts))
@@ -153,7 +154,7 @@ class RequestOutput:
         submission, record = self.submission, self._record
         if self._parsing is not None:
             self._parsing[1].cancel()
-        for index, deltas in enumerate(submission.deltas):
+        for index, deltas in enumerate(submission.deltas if is_logging_prompts() else ()):
             log_prompt(f"answered [{index}]", "".join(delta.text for delta in deltas))
         has_failed = submission.has_failed
         await submission.close()

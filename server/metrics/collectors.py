@@ -35,13 +35,13 @@ class ScrapeCollector(Collector):
         counts = self._engine.counts()
         values = {
             **self._engine_values(counts),
-            **_named(PREFIXES, "reprise_prefix_cache_", self._engine.prefix_status()),
             **_named(NGRAMS, "reprise_ngram_table_", self._ngram_status()),
             **_named(RESPONSES, "reprise_response_store_", self._store_status()),
             **self._process_values(),
         }
         loop_s = self.loop_stations.seconds if self.loop_stations else {}
-        stations = {
+        by_label = {
+            **self._prefix_values(),
             "reprise_engine_seconds_total": counts.station_s,
             # Outside of its stations the event loop mostly waits.
             "reprise_event_loop_seconds_total": {k: s for k, s in loop_s.items() if k != OTHER},
@@ -50,11 +50,10 @@ class ScrapeCollector(Collector):
             for metric in group.metrics if group.is_scraped else ():
                 if metric.name == _GAPS:
                     yield _gaps(metric.help, counts)
-                elif metric.name in stations:
-                    yield _by_station(metric, stations[metric.name])
+                elif metric.name in by_label:
+                    yield _family(metric, by_label[metric.name])
                 elif metric.name in values:
-                    make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                    yield make(metric.name, metric.help, values[metric.name])
+                    yield _family(metric, {"": values[metric.name]})
 
     def _engine_values(self, counts: EngineCounts) -> _Values:
         status = self._engine.status()
@@ -70,6 +69,14 @@ class ScrapeCollector(Collector):
             "reprise_mlx_peak_bytes": counts.peak_bytes,
             "reprise_mlx_cache_bytes": counts.cache_bytes,
         }
+
+    def _prefix_values(self) -> Mapping[str, _Values]:
+        """Return the values of the prefix caches by metric and model."""
+        found: dict[str, dict[str, float]] = {}
+        for model, status in self._engine.prefix_status().items():
+            for name, value in _named(PREFIXES, "reprise_prefix_cache_", status).items():
+                found.setdefault(name, {})[model] = value
+        return found
 
     def _ngram_status(self) -> _Values:
         try:
@@ -106,10 +113,12 @@ def _named(group: MetricGroup, prefix: str, values: Mapping[str, float]) -> _Val
     return {short[key]: value for key, value in named.items() if key in short}
 
 
-def _by_station(metric: MetricEntry, seconds: _Values) -> CounterMetricFamily:
-    family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
-    for station, spent_s in seconds.items():
-        family.add_metric([station], spent_s)
+def _family(metric: MetricEntry, values: _Values) -> Metric:
+    """Return a counter or gauge. values: by its label; one value by any key if it has none."""
+    make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = make(metric.name, metric.help, labels=metric.labels)
+    for label, value in values.items():
+        family.add_metric([label] if metric.labels else [], value)
     return family
 
 

@@ -242,7 +242,8 @@ TIME = MetricGroup(
             ("station",),
         ),
     ),
-    "Stations of the engine's thread: `idle` (no work), `messages` (requests and cancellations arrive), "
+    "Stations of the engine's thread: `idle` (no work), `calibration` (no work: the costs of steps are "
+    "measured), `messages` (requests and cancellations arrive), "
     "`retiring` (rows are freed and their prefixes kept), `admission` (requests are admitted and cached "
     "prefixes looked up), `memory` (room is made for the next step), `planning` (draft lengths are chosen), "
     "`drafters`, `grammars` (CPU time), `draft_model`, `dispatch` (steps are prepared for the device), "
@@ -274,35 +275,53 @@ LOOP = MetricGroup(
     "`tool_calls` (tool calls are parsed).",
 )
 
+_BY_MODEL = ("model",)
+
 PREFIXES = MetricGroup(
     "The prefix cache",
     True,
     (
-        MetricEntry("reprise_prefix_cache_bytes", "gauge", "Memory used by cached prefixes."),
-        MetricEntry("reprise_prefix_cache_budget_bytes", "gauge", "Maximum memory for cached prefixes."),
-        MetricEntry("reprise_prefix_cache_entries", "gauge", "Number of cached prefixes."),
+        MetricEntry("reprise_prefix_cache_bytes", "gauge", "Memory used by cached prefixes.", _BY_MODEL),
+        MetricEntry(
+            "reprise_prefix_cache_budget_bytes", "gauge", "Maximum memory for cached prefixes.", _BY_MODEL
+        ),
+        MetricEntry("reprise_prefix_cache_entries", "gauge", "Number of cached prefixes.", _BY_MODEL),
         MetricEntry(
             "reprise_prefix_cache_tokens",
             "gauge",
             "Number of cached tokens; a prefix shared by several entries counts once.",
+            _BY_MODEL,
         ),
         MetricEntry(
-            "reprise_prefix_cache_hits_total", "counter", "Total number of prompts with a cached prefix."
+            "reprise_prefix_cache_hits_total",
+            "counter",
+            "Total number of texts with a cached prefix.",
+            _BY_MODEL,
         ),
         MetricEntry(
-            "reprise_prefix_cache_misses_total", "counter", "Total number of prompts without a cached prefix."
+            "reprise_prefix_cache_misses_total",
+            "counter",
+            "Total number of texts without a cached prefix.",
+            _BY_MODEL,
         ),
         MetricEntry(
             "reprise_prefix_cache_evictions_total",
             "counter",
             "Total number of prefixes evicted to free memory.",
+            _BY_MODEL,
         ),
-        MetricEntry("reprise_prefix_cache_files", "gauge", "Number of files in --prefix-cache-dir."),
         MetricEntry(
-            "reprise_prefix_cache_file_bytes", "gauge", "Disk space used by the files in --prefix-cache-dir."
+            "reprise_prefix_cache_files", "gauge", "Number of files in --prefix-cache-dir.", _BY_MODEL
+        ),
+        MetricEntry(
+            "reprise_prefix_cache_file_bytes",
+            "gauge",
+            "Disk space used by the files in --prefix-cache-dir.",
+            _BY_MODEL,
         ),
     ),
-    "Absent if the prefix cache is off (`--prefix-cache-bytes 0`).",
+    "`model` is `target`, whose texts are prompts, or `draft`: the draft model has a prefix cache of its "
+    "own, in its own tokens, and no files. Absent if the prefix cache is off (`--prefix-cache-bytes 0`).",
 )
 
 NGRAMS = MetricGroup(

@@ -30,7 +30,7 @@ END_ID = 2
 ANSWER_TOKENS = 7500
 """More than any of them gets in the time."""
 LONG_TOKENS = 6500
-"""Of the prompts of those who keep the honest streams company while nobody attacks: as long as attackers' ones."""
+"""Of the prompts of those beside them while nobody attacks: about as long as the attackers'."""
 IDLE_WITHIN_S = 30.0
 
 

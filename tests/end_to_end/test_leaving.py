@@ -276,7 +276,7 @@ def _holdings(engine: Engine, app: Counted) -> dict[str, Any]:
             "files": psutil.Process().num_fds(),
             "processes": len(psutil.Process().children(recursive=True)),
             "arrays": engine.counts().active_bytes,
-            "kept": engine.prefix_status().get("num_bytes", 0),
+            "kept": sum(one["num_bytes"] for one in engine.prefix_status().values()),
         }
         if found == seen and not found["objects"]:
             break

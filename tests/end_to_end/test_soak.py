@@ -64,10 +64,10 @@ async def test_a_server_under_mixed_traffic_stays_as_it_was(duration_s, tmp_path
     assert after["reprise_requests_in_progress"] == 1
     assert after["process_threads"] <= max(sample["process_threads"] for sample in samples)
     assert after["process_open_fds"] <= before["process_open_fds"] + 2
-    kept_bytes = after["reprise_prefix_cache_bytes"]
+    kept_bytes = after["reprise_prefix_cache_bytes{target}"]
     left_bytes = after["reprise_mlx_active_bytes"] - before["reprise_mlx_active_bytes"]
     assert left_bytes <= HELD_OVER_COUNTED * kept_bytes + MEBIBYTE
-    assert kept_bytes <= after["reprise_prefix_cache_budget_bytes"]
+    assert kept_bytes <= after["reprise_prefix_cache_budget_bytes{target}"]
     assert after["reprise_response_store_bytes"] <= after["reprise_response_store_budget_bytes"]
 
     # Nothing grows: the last third of the time takes no more than the second.
@@ -134,7 +134,7 @@ def _report(outcome, samples, before, after, duration_s):
     for name in (
         "reprise_completion_tokens_total",
         "reprise_preemptions_total",
-        "reprise_prefix_cache_hits_total",
+        "reprise_prefix_cache_hits_total{target}",
     ):
         print(f"{name} {after[name]:.0f}")
     thirds = [samples[len(samples) * k // 3 : len(samples) * (k + 1) // 3] for k in range(3)]

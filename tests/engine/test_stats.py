@@ -3,9 +3,11 @@
 import time
 
 from engine.request import GAP_BOUNDS_S
+from engine.speculative.proposers import DraftSources
 from server.metrics.definitions import PREFIXES
+from tests.drafters.fakes import scored
 from tests.engine.faults.test_faults import POISON, Poisoned
-from tests.engine.support import Answer, ask, prompt_of, request
+from tests.engine.support import Answer, ask, make_loaded, prompt_of, request
 
 NUM_TOKENS, PAUSE_S = 12, 2.6
 
@@ -54,15 +56,30 @@ def test_hits_and_misses_of_the_prefix_cache_are_counted(start_engine):
     engine = start_engine()
     for _ in range(2):
         ask(engine, request(prompt_of(64), NUM_TOKENS)).finished()
-    status = engine.prefix_status()
+    status = engine.prefix_status()["target"]
     assert status["hits"] == status["misses"] == 1
     assert 0 < status["num_bytes"] <= status["budget_bytes"]
     assert start_engine(prefix_cache_bytes=0).prefix_status() == {}
 
 
+def test_the_draft_model_s_prefix_cache_is_counted_apart(start_engine):
+    engine = start_engine(
+        make_sources=lambda _: DraftSources({}, scored(1.0)),
+        load_draft=lambda _: make_loaded("llama"),
+        draft_model="the one that load_draft makes",
+    )
+    for _ in range(2):
+        ask(engine, request(prompt_of(64), NUM_TOKENS)).finished()
+    engine.margin((1, 2, 3))
+    target, draft = (engine.prefix_status()[model] for model in ("target", "draft"))
+    assert set(draft) == set(target)
+    assert draft["hits"] == draft["misses"] == 1
+    assert 0 < draft["num_bytes"] <= draft["budget_bytes"]
+
+
 def test_every_count_of_the_prefix_cache_has_its_metric(start_engine):
     known = {metric.name.removesuffix("_total") for metric in PREFIXES.metrics}
-    status = start_engine().prefix_status()
+    status = start_engine().prefix_status()["target"]
     assert {f"reprise_prefix_cache_{name.removeprefix('num_')}" for name in status} == known
 
 

@@ -220,7 +220,7 @@ SCRIPTS: dict[str, Script] = {
 class FakeEngine:
     """An implementation of EngineProtocol. Public attributes may be changed between requests.
 
-    drafting: the report of every sequence. counted, prefixes: the engine's and the prefix cache's counts.
+    drafting: the report of every sequence. counted, prefixes: the engine's and the prefix caches' counts.
     memory: the shared table's counts; None for no table.
     memory_fault: why the table's file cannot be written or read; None if it can.
     """
@@ -236,7 +236,7 @@ class FakeEngine:
         self.drafting = DraftingReport()
         self.memory: dict[str, Any] | None = {"entries": 1024, "occupied": 256, "occupancy": 0.25, "hits": 7}
         self.counted = EngineCounts(station_s={"idle": 0.0})
-        self.prefixes: dict[str, int] = {}
+        self.prefixes: dict[str, dict[str, int]] = {}
         self.memory_fault: str | None = None
         self.memory_calls: list[str] = []
         self.info = ModelInfo(
@@ -296,7 +296,7 @@ class FakeEngine:
     def counts(self) -> EngineCounts:
         return self.counted
 
-    def prefix_status(self) -> dict[str, int]:
+    def prefix_status(self) -> dict[str, dict[str, int]]:
         return self.prefixes
 
     def table_status(self) -> dict[str, Any]:

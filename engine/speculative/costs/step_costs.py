@@ -7,7 +7,8 @@ plain steps are taken now and then even while drafts pay: is_plain_due() says wh
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from engine.speculative.costs.conditions import USUAL, Conditions
 
@@ -76,10 +77,23 @@ class StepCosts:
 
     def seconds(self, num_rows: int, width: int, under: Conditions = USUAL) -> float:
         """Return the expected seconds of a step whose rows all have the same width."""
-        key = num_rows, width, under
-        if (found := self._seconds.get(key)) is None:
-            factor = self._factor(num_rows, width, under)
-            found = self._seconds[key] = self._even_s(num_rows, width) * math.exp(factor)
+        return self.even_steps(num_rows, under)(width)
+
+    def even_steps(self, num_rows: int, under: Conditions = USUAL) -> Callable[[int], float]:
+        """Return a function: the expected seconds of a step whose rows all have this width.
+
+        It holds until the next step is observed.
+        """
+        if (found := self._even_steps.get((num_rows, under))) is None:
+            plain, prior = self._plain_factor(num_rows, under), self._wide_prior(num_rows, under)
+
+            @cache
+            def step_s(width: int) -> float:
+                key = self._wide_key(num_rows, width, under)
+                factor = plain if width == 1 else self._wide_factor(key, prior)
+                return self._even_s(num_rows, width) * math.exp(factor)
+
+            found = self._even_steps[num_rows, under] = step_s
         return found
 
     def step_s(self, widths: Sequence[int], under: Conditions = USUAL) -> float:
@@ -99,7 +113,7 @@ class StepCosts:
         expected_s = self.step_s(widths, under)
         if not self.is_learned:
             return expected_s
-        seen = self._wide_of.get(self._wide_key(widths, under))
+        seen = self._wide_of.get(self._wide_key(len(widths), max(widths), under))
         if seen is None or not seen.recent:
             plain_s = self.seconds(len(widths), 1, under)
             return min(DOUBT * expected_s, max(expected_s, (max(widths) + 1) * plain_s))
@@ -128,8 +142,9 @@ class StepCosts:
         """Return the expected cost of the cheapest verification step, relative to a plain step."""
         key = num_rows, under
         if (found := self._min_ratios.get(key)) is None:
-            cheapest_s = min([self.seconds(num_rows, w, under) for w in self.widths if w > 1], default=0.0)
-            found = self._min_ratios[key] = cheapest_s / self.seconds(num_rows, 1, under)
+            step_s = self.even_steps(num_rows, under)
+            cheapest_s = min([step_s(width) for width in self.widths if width > 1], default=0.0)
+            found = self._min_ratios[key] = cheapest_s / step_s(1)
         return found
 
     def is_plain_due(self, num_rows: int, under: Conditions) -> bool:
@@ -160,8 +175,9 @@ class StepCosts:
         """Learn from a verification step."""
         if not self.is_learned:
             return
-        num_rows, base_s, key = len(widths), self._sum_s(widths), self._wide_key(widths, under)
-        known = self._wide_factor(key)
+        num_rows, base_s = len(widths), self._sum_s(widths)
+        key = self._wide_key(num_rows, max(widths), under)
+        known = self._wide_factor(key, self._wide_prior(num_rows, under))
         seen = self._surprising(taken_s, base_s, known)
         factor = self._wide_of.setdefault(key, _Factor(SHAPE_DECAY))
         factor.learn(seen)
@@ -184,19 +200,14 @@ class StepCosts:
         return known + max(-MAX_SURPRISE, min(MAX_SURPRISE, surprise))
 
     def _forget_estimates(self) -> None:
-        self._seconds: dict[tuple[int, int, Conditions], float] = {}
+        self._even_steps: dict[tuple[int, Conditions], Callable[[int], float]] = {}
         self._min_ratios: dict[tuple[int, Conditions], float] = {}
         self._least: dict[tuple[int, Conditions], float | None] = {}
 
-    def _wide_key(self, widths: Sequence[int], under: Conditions) -> tuple[int, int, Conditions]:
+    def _wide_key(self, num_rows: int, widest: int, under: Conditions) -> tuple[int, int, Conditions]:
         """Return what a verification step is learned under: its widest row counts, rounded up to the grid."""
-        at = bisect_left(self.widths, max(widths))
-        return len(widths), self.widths[at] if at < len(self.widths) else max(widths), under
-
-    def _factor(self, num_rows: int, width: int, under: Conditions) -> float:
-        if width == 1:
-            return self._plain_factor(num_rows, under)
-        return self._wide_factor(self._wide_key([width] * num_rows, under))
+        at = bisect_left(self.widths, widest)
+        return num_rows, self.widths[at] if at < len(self.widths) else widest, under
 
     def _plain_factor(self, num_rows: int, under: Conditions) -> float:
         general = self._plain.value(0.0)
@@ -205,12 +216,14 @@ class StepCosts:
         steps = self._plain_of.get((num_rows, under))
         return steps.factor.value(general) if steps else general
 
-    def _wide_factor(self, key: tuple[int, int, Conditions]) -> float:
-        num_rows, _, under = key
+    def _wide_prior(self, num_rows: int, under: Conditions) -> float:
+        """Return the factor of verification steps of these rows, by the plain ones and all other steps."""
         general = self._wide.value(0.0)
         if there := self._wide_under.get(under):
             general = there.value(general)
-        prior = self._plain_factor(num_rows, under) + general
+        return self._plain_factor(num_rows, under) + general
+
+    def _wide_factor(self, key: tuple[int, int, Conditions], prior: float) -> float:
         seen = self._wide_of.get(key)
         return seen.value(prior) if seen else prior
 

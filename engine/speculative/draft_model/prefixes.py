@@ -9,7 +9,7 @@ from engine.kv_cache.per_row import make_caches
 from engine.kv_cache.probes import prefix_fault
 from engine.kv_cache.rows import Rows
 from engine.kv_cache.slices import State, cut_slice, has_state, take_state
-from engine.prefix_cache.trie import CutSlice, PrefixCache
+from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
 from engine.speculative.draft_model.reader import DraftReader
 
 log = logging.getLogger("reprise.engine")
@@ -36,6 +36,10 @@ class DraftPrefixes:
             log.warning("no prefix cache for the draft model, so it reads every text in full: %s", fault)
         else:
             self.cache = PrefixCache(budget_bytes, self._make, self._needs_state)
+
+    def status(self) -> PrefixStatus | None:
+        """Return the prefix cache's counts, None without one. May be called on any thread."""
+        return self.cache.status() if self.cache else None
 
     def opening(self, tokens: list[int]) -> int:
         """Return the length of the target's tokens at which state is to be kept; 0 if none is."""

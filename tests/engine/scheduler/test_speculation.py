@@ -58,9 +58,12 @@ class RandomDrafts:
 class PlainCosts(StepCosts):
     """Costs that are computed at every call."""
 
-    def seconds(self, num_rows: int, width: int, under: Conditions = USUAL) -> float:
-        self._forget_estimates()
-        return super().seconds(num_rows, width, under)
+    def even_steps(self, num_rows: int, under: Conditions = USUAL) -> Callable[[int], float]:
+        def step_s(width: int) -> float:
+            self._forget_estimates()
+            return StepCosts.even_steps(self, num_rows, under)(width)
+
+        return step_s
 
     def least_plain_s(self, num_rows: int, under: Conditions = USUAL) -> float | None:
         self._forget_estimates()

@@ -56,6 +56,17 @@ def test_a_width_beyond_the_slowdown_budget_is_not_chosen() -> None:
     assert choose_width([DraftEstimate(steady(0.99, 31))], range(2, 33), stairs, lambda w: w <= 4) <= 4
 
 
+def test_budgets_are_asked_from_the_best_width_on() -> None:
+    asked: list[int] = []
+
+    def is_allowed(width: int) -> bool:
+        asked.append(width)
+        return width <= 30
+
+    assert choose_width([DraftEstimate(steady(0.99, 31))], range(2, 33), lambda _: 1.0, is_allowed) == 30
+    assert asked == [32, 31, 30]
+
+
 def test_the_rate_follows_what_is_accepted() -> None:
     acceptance = Acceptance(AcceptanceCounts(GLOBAL_DECAY))
     assert acceptance.rate(DRAFT) == pytest.approx(0.7)

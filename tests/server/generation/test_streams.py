@@ -11,6 +11,7 @@ import pytest
 from config.settings import Settings
 from server.app import create_app
 from server.output.openai_presenter import OpenAIPresenter
+from server.output.parts import ChoiceOutput
 from server.responses_api.presenter import ResponsePresenter
 from tests.server import fake_engine
 from tests.server.openai_shapes import (
@@ -176,6 +177,26 @@ async def test_the_event_loop_does_not_repeat_a_text_s_log_probabilities_where_t
     asked = {"input": "hello", "top_logprobs": 1, "tools": [tool], "stream": True}
     assert (await client.post("/v1/responses", json=asked)).status_code == 200
     assert [thread is threading.current_thread() for thread in threads] == [False]
+
+
+@pytest.mark.parametrize("logprobs", [True, False])
+async def test_the_event_loop_does_not_join_a_whole_long_answer_at_once(
+    client, engine, monkeypatch, logprobs
+):
+    original, num_parts = ChoiceOutput.of, []
+
+    def noting(parts):
+        parts = list(parts)
+        num_parts.append(len(parts))
+        return original(parts)
+
+    monkeypatch.setattr(ChoiceOutput, "of", noting)
+    engine.script = fake_engine.says(*"abcdefghij" * 100)
+    body = {"messages": HELLO, "logprobs": logprobs}
+    choice = (await client.post(CHAT, json=body)).json()["choices"][0]
+    assert choice["message"]["content"] == "abcdefghij" * 100
+    assert not logprobs or len(choice["logprobs"]["content"]) == 1000
+    assert num_parts[0] < 10
 
 
 async def test_a_response_with_log_probabilities_is_stored(client):

@@ -148,7 +148,7 @@ async def test_apps_have_separate_counters(client, settings):
 
 async def test_the_page_and_a_scrape_have_every_metric(client, engine):
     engine.drafting = TRANSLATED
-    engine.prefixes = dict.fromkeys(PREFIX_COUNTS, 1)
+    engine.prefixes = {"target": dict.fromkeys(PREFIX_COUNTS, 1)}
     engine.memory = dict.fromkeys(
         ["entries", "occupied", "occupancy", "bytes", "inserts", "overwrites", "hits", "misses"], 1
     )
@@ -261,7 +261,10 @@ async def test_requests_in_progress_are_counted(client, engine):
 async def test_the_engine_s_counts_and_the_memory_are_reported(client, engine):
     gaps = (0, 1, 2, *[3] * (len(GAP_BOUNDS_S) - 2))
     engine.counted = EngineCounts(1, 2, 7, 3, gaps, 0.5, 4, 5, 6, {"idle": 1.5, "planning": 0.5})
-    engine.prefixes = {"num_bytes": 7, "budget_bytes": 8, "num_entries": 9, "hits": 10}
+    engine.prefixes = {
+        "target": {"num_bytes": 7, "budget_bytes": 8, "num_entries": 9, "hits": 10},
+        "draft": {"num_bytes": 11, "hits": 12},
+    }
     samples = await _scrape(client)
     for name, value in {
         "reprise_failed_steps_total": 1,
@@ -276,10 +279,12 @@ async def test_the_engine_s_counts_and_the_memory_are_reported(client, engine):
         "reprise_mlx_active_bytes": 4,
         "reprise_mlx_peak_bytes": 5,
         "reprise_mlx_cache_bytes": 6,
-        "reprise_prefix_cache_bytes": 7,
-        "reprise_prefix_cache_budget_bytes": 8,
-        "reprise_prefix_cache_entries": 9,
-        "reprise_prefix_cache_hits_total": 10,
+        "reprise_prefix_cache_bytes{model=target}": 7,
+        "reprise_prefix_cache_budget_bytes{model=target}": 8,
+        "reprise_prefix_cache_entries{model=target}": 9,
+        "reprise_prefix_cache_hits_total{model=target}": 10,
+        "reprise_prefix_cache_bytes{model=draft}": 11,
+        "reprise_prefix_cache_hits_total{model=draft}": 12,
         "reprise_ready": 1,
     }.items():
         assert samples[name] == value, name

@@ -12,6 +12,7 @@ import pytest
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from engine.engine import Engine
 from engine.request import DraftChoice, GenerationRequest
+from engine.scheduler import step_clock
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
@@ -98,6 +99,7 @@ def test_no_answer_of_the_engine_is_slower_than_stated(
 ) -> None:
     device, drafter = TimedDevice(), Coin(chance)
     monkeypatch.setattr(time, "perf_counter", lambda: device.now_s)
+    monkeypatch.setattr(step_clock, "perf_counter", lambda: device.now_s)
     table = {
         (rows, width): step_s(rows, width) * (plain if width == 1 else wide)
         for rows in (1, 2)
@@ -139,6 +141,7 @@ def test_a_drafter_that_takes_long_is_asked_seldom(
     device = TimedDevice()
     drafter = Slow(device)
     monkeypatch.setattr(time, "perf_counter", lambda: device.now_s)
+    monkeypatch.setattr(step_clock, "perf_counter", lambda: device.now_s)
     engine = start_engine(
         wrap=device.wrap,
         make_sources=lambda _: DraftSources({"suffix": drafter}, scored(1.0)),
