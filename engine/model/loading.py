@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 import mlx_lm
@@ -19,6 +20,7 @@ from mlx.utils import tree_flatten
 from mlx_lm import tokenizer_utils
 from mlx_lm.utils import load_config
 from mlx_lm.utils import load_tokenizer as load_wrapped
+from transformers import PreTrainedTokenizerFast
 
 from config.settings import Settings
 from engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
@@ -167,19 +169,28 @@ def load_model(
 
 @contextmanager
 def _no_token_maps() -> Iterator[None]:
-    """Have mlx-lm choose its detokenizer that needs no map of all tokens.
+    """Have mlx-lm read the vocabulary once, and choose its detokenizer that needs no map of all tokens.
 
-    The engine has a detokenizer of its own, and mlx-lm's maps take as long as reading the tokenizer.
+    It looks for markers in three copies of the vocabulary. The engine has a detokenizer of its own, and
+    mlx-lm's maps take as long as reading the tokenizer.
     """
-    names = ("BPEStreamingDetokenizer", "SPMStreamingDetokenizer")
-    originals = {name: getattr(tokenizer_utils, name) for name in names}
-    try:
-        for name in names:
-            setattr(tokenizer_utils, name, _PlainDetokenizer)
+    kind = PreTrainedTokenizerFast
+    read = kind.get_vocab
+    vocabularies: dict[tuple[int, int], dict[str, int]] = {}
+
+    def read_once(tokenizer: Any) -> dict[str, int]:
+        # Tokens are only ever added.
+        key = id(tokenizer), len(tokenizer)
+        if key not in vocabularies:
+            vocabularies[key] = read(tokenizer)
+        return vocabularies[key]
+
+    with (
+        patch.object(tokenizer_utils, "BPEStreamingDetokenizer", _PlainDetokenizer),
+        patch.object(tokenizer_utils, "SPMStreamingDetokenizer", _PlainDetokenizer),
+        patch.object(kind, "get_vocab", read_once),
+    ):
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(tokenizer_utils, name, original)
 
 
 class _PlainDetokenizer(tokenizer_utils.NaiveStreamingDetokenizer):

@@ -12,6 +12,7 @@ from typing import Any
 import llguidance.hf
 import pytest
 from llguidance import LLMatcher
+from mlx_lm import tokenizer_utils
 
 from drafters.ngram_simple import NgramSimpleDrafter
 from engine.model import token_table
@@ -180,3 +181,17 @@ def test_no_step_walks_through_the_vocabulary(loaded: LoadedModel, monkeypatch: 
         most = max(most, lines[0])
     assert all(answer.finished().tokens for answer in driven.answers.values())
     assert 100 < most < MAX_LINES
+
+
+def test_mlx_lm_reads_the_vocabulary_once_and_makes_no_map_of_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = tokenizer_utils.PreTrainedTokenizerFast
+    read, calls = kind.get_vocab, []
+    monkeypatch.setattr(kind, "get_vocab", lambda tokenizer: calls.append(1) or read(tokenizer))
+    again = load_model(str(folder), "real", None, cache_folder=folder / "cache").tokenizer
+    assert len(calls) == 1
+    assert not hasattr(again.wrapped.detokenizer, "tokenmap")
+    assert kind.get_vocab is not read
+    assert again.wrapped.get_vocab() == read(again.wrapped._tokenizer)
+    assert len(calls) == 2
