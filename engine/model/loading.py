@@ -5,18 +5,22 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 import mlx_lm
 import numpy as np
 from mlx.utils import tree_flatten
+from mlx_lm import tokenizer_utils
 from mlx_lm.utils import load_config
 from mlx_lm.utils import load_tokenizer as load_wrapped
+from transformers import PreTrainedTokenizerFast
 
 from config.settings import Settings
 from engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
@@ -80,9 +84,7 @@ def make_loader(settings: Settings) -> Load:
     """Return a function that loads the model named by the settings, for the engine's thread to call."""
     source = settings.model_source
     name = BUNDLED_NAME if settings.model is None else display_name(source)
-    return partial(
-        load_model, source, name, settings.max_context_tokens, trusts_code=settings.trust_remote_code
-    )
+    return partial(load_model, source, name, settings.max_context_tokens, **_load_options(settings))
 
 
 def make_draft_loader(settings: Settings) -> Load | None:
@@ -90,7 +92,14 @@ def make_draft_loader(settings: Settings) -> Load | None:
     if settings.draft_model is None:
         return None
     name = settings.draft_model
-    return partial(load_model, name, name, None, trusts_code=settings.trust_remote_code)
+    return partial(load_model, name, name, None, **_load_options(settings))
+
+
+def _load_options(settings: Settings) -> dict[str, Any]:
+    # Where costs are kept, tables of tokens are too.
+    file = settings.calibration_file
+    cache_folder = Path(file).expanduser().parent if file else None
+    return {"trusts_code": settings.trust_remote_code, "cache_folder": cache_folder}
 
 
 def display_name(source: str) -> str:
@@ -105,10 +114,12 @@ def load_model(
     progress: Progress | None = None,
     *,
     trusts_code: bool = False,
+    cache_folder: Path | None = None,
 ) -> LoadedModel:
     """Load a model folder (config.json, model*.safetensors, tokenizer), or a name on the model hub.
 
     trusts_code: run Python code that comes with the model, if the model requires it.
+    cache_folder: keeps tables of the tokens between starts, if there is one.
     Raises ModelError if mlx-lm cannot load it.
     """
     start = time.perf_counter()
@@ -118,14 +129,15 @@ def load_model(
     if not folder.exists() and (folder.is_absolute() or source.startswith(".")):
         raise ModelError(f"there is no model folder {source}")
     try:
-        loaded: Any = mlx_lm.load(
-            source,
-            lazy=True,
-            return_config=True,
-            # Without this setting, transformers asks at the terminal.
-            tokenizer_config={"trust_remote_code": trusts_code},
-            trust_remote_code=trusts_code,
-        )
+        with _no_token_maps():
+            loaded: Any = mlx_lm.load(
+                source,
+                lazy=True,
+                return_config=True,
+                # Without this setting, transformers asks at the terminal.
+                tokenizer_config={"trust_remote_code": trusts_code},
+                trust_remote_code=trusts_code,
+            )
         model, wrapped, config = loaded
     # Model code and weights may raise anything.
     except Exception as fault:
@@ -147,12 +159,43 @@ def load_model(
     try:
         # From the logits, since the configuration may differ; reading their shape computes nothing.
         vocab_size = int(model(mx.array([[0]])).shape[-1])
-        tokenizer = Tokenizer(wrapped, vocab_size)
+        tokenizer = Tokenizer(wrapped, vocab_size, cache_folder)
         Detokenizer(tokenizer, []).add(0)
     except Exception as fault:
         raise ModelError(f"the model {source} is loaded but cannot be used: {fault}") from fault
     info = describe(model, config, name, vocab_size, max_context_tokens, time.perf_counter() - start)
     return LoadedModel(model, tokenizer, info)
+
+
+@contextmanager
+def _no_token_maps() -> Iterator[None]:
+    """Have mlx-lm read the vocabulary once, and choose its detokenizer that needs no map of all tokens.
+
+    It looks for markers in three copies of the vocabulary. The engine has a detokenizer of its own, and
+    mlx-lm's maps take as long as reading the tokenizer.
+    """
+    kind = PreTrainedTokenizerFast
+    read = kind.get_vocab
+    vocabularies: dict[tuple[int, int], dict[str, int]] = {}
+
+    def read_once(tokenizer: Any) -> dict[str, int]:
+        # Tokens are only ever added.
+        key = id(tokenizer), len(tokenizer)
+        if key not in vocabularies:
+            vocabularies[key] = read(tokenizer)
+        return vocabularies[key]
+
+    with (
+        patch.object(tokenizer_utils, "BPEStreamingDetokenizer", _PlainDetokenizer),
+        patch.object(tokenizer_utils, "SPMStreamingDetokenizer", _PlainDetokenizer),
+        patch.object(kind, "get_vocab", read_once),
+    ):
+        yield
+
+
+class _PlainDetokenizer(tokenizer_utils.NaiveStreamingDetokenizer):
+    def __init__(self, tokenizer: Any, **_: Any) -> None:
+        super().__init__(tokenizer)
 
 
 def describe(

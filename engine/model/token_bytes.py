@@ -82,8 +82,10 @@ def decode_partial(token_string: str) -> bytes:
 
 def decode_byte_level(token_string: str) -> bytes:
     """Return the bytes of a byte-level token; none if a character of it stands for no byte."""
-    known = [BYTE_LEVEL.get(character) for character in token_string]
-    return bytes(byte for byte in known if byte is not None) if None not in known else b""
+    try:
+        return token_string.translate(_TO_LATIN_1).encode("latin-1")
+    except UnicodeEncodeError:
+        return b""
 
 
 def read_model_ids(model: dict[str, Any]) -> dict[Any, int]:
@@ -113,3 +115,6 @@ def make_byte_level() -> dict[str, int]:
 
 
 BYTE_LEVEL = make_byte_level()
+
+# Latin-1 has one character for each byte. Characters that stand for no byte become one that it lacks.
+_TO_LATIN_1 = dict.fromkeys(range(256), 0xFFFD) | {ord(key): byte for key, byte in BYTE_LEVEL.items()}

@@ -4,18 +4,16 @@ Wraps mlx-lm's tokenizer. Two calls must not run at once: the server makes all o
 own. The engine's thread detokenizes with objects that share no mutable state with it.
 """
 
-import hashlib
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-import llguidance.hf
-from llguidance import LLTokenizer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.model.chat_templates import isolate_templates
 from engine.model.markers import Marker, Markers, ends_with
-from engine.model.token_bytes import decode_partial
+from engine.model.token_table import TokenTable, read_table
 from engine.model.tool_calls import PARSERS, WrittenCall
 
 MAX_OPENING_TOKENS = 16
@@ -27,21 +25,33 @@ class TemplateError(ValueError):
 
 
 class Tokenizer:
-    """The tokenizer and the chat template of one model."""
+    """The tokenizer and the chat template of one model.
 
-    def __init__(self, wrapped: TokenizerWrapper, vocab_size: int) -> None:
+    cache_folder: keeps tables of the tokens between starts; None to make them every time.
+    """
+
+    def __init__(self, wrapped: TokenizerWrapper, vocab_size: int, cache_folder: Path | None = None) -> None:
         self.wrapped = wrapped
         if self.has_chat_template:
             isolate_templates()
         self.vocab_size = vocab_size
-        # A token string is never shorter than the token's text.
-        self.longest_token = max(map(len, wrapped.get_vocab()))
+        self._cache_folder = cache_folder
+
+    @cached_property
+    def table(self) -> TokenTable:
+        """The bytes of all tokens."""
+        return read_table(self.backend, self._cache_folder)
 
     @property
     def fingerprint(self) -> str:
         """A digest of the vocabulary, equal for two models exactly if their vocabularies are equal."""
-        entries = sorted((token_id, text) for text, token_id in self.wrapped.get_vocab().items())
-        return hashlib.sha256(repr(entries).encode()).hexdigest()[:32]
+        return self.table.fingerprint
+
+    @property
+    def longest_token(self) -> int:
+        """The characters of the longest token."""
+        # A token string is never shorter than the token's text.
+        return self.table.longest_token
 
     @property
     def has_chat_template(self) -> bool:
@@ -58,24 +68,19 @@ class Tokenizer:
         """Tokens that end an answer."""
         return frozenset(self.wrapped.eos_token_ids)
 
-    @cached_property
-    def vocabulary(self) -> LLTokenizer:
-        """The vocabulary by its bytes, for grammars. Raises ValueError for unknown kinds of tokenizers."""
-        # Takes some tenths of a second for a large vocabulary.
-        inner = self.wrapped._tokenizer
-        return llguidance.hf.from_tokenizer(inner, n_vocab=self.vocab_size, eos_token=sorted(self.eos_ids))
-
     def piece(self, token: int) -> bytes:
-        """Return the bytes of one token, which may be part of a character."""
-        found = bytes(self.vocabulary.decode_bytes([token]))
-        # llguidance reserves the byte 0xFF and leaves it out.
-        return found or decode_partial(self.backend.id_to_token(token) or "")
+        """Return the bytes of one token, which may be part of a character; none for an id without a token."""
+        table = self.table
+        if table.fault:
+            return str(self.backend.decode([token], skip_special_tokens=False)).encode()
+        return table.pieces[token] if token < len(table.pieces) else b""
 
     @cached_property
     def line_ends(self) -> frozenset[int]:
         """Tokens whose text contains a line break."""
-        texts = self.backend.decode_batch([[token] for token in range(self.vocab_size)])
-        return frozenset(token for token, text in enumerate(texts) if "\n" in text)
+        table = self.table
+        pieces = map(self.piece, range(self.vocab_size)) if table.fault else table.pieces[: self.vocab_size]
+        return frozenset(token for token, piece in enumerate(pieces) if b"\n" in piece)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

@@ -12,7 +12,6 @@ from functools import cached_property, lru_cache
 from tokenizers import Tokenizer as Backend
 
 from engine.model.text_boundaries import NO_BOUNDARIES, make_word_boundary_pattern
-from engine.model.token_bytes import TokenByteDecoder
 from engine.model.token_bytes import VocabularyError as VocabularyError
 from engine.model.tokenizer import Tokenizer
 
@@ -44,8 +43,32 @@ WORD = re.compile(r"\s*\S+|\s+")
 RUN = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
 
 
+def copy_backend(backend: Backend) -> Backend:
+    """Copy a tokenizer, without padding, truncation and dropout.
+
+    The copy shares the original's model, which nothing changes and which is slow to copy.
+    """
+    if getattr(backend.model, "dropout", None):
+        # BPE dropout would cut text at random.
+        config = json.loads(backend.to_str())
+        config["model"]["dropout"] = None
+        copy = Backend.from_str(json.dumps(config))
+    else:
+        copy = Backend(backend.model)
+        copy.normalizer, copy.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+        copy.post_processor, copy.decoder = backend.post_processor, backend.decoder
+        added = backend.get_added_tokens_decoder()
+        copy.add_tokens([added[token] for token in sorted(added)])
+        if repr(copy.get_added_tokens_decoder()) != repr(added):
+            # Added tokens whose ids do not follow those of the model.
+            copy = Backend.from_str(backend.to_str())
+    copy.no_padding()
+    copy.no_truncation()
+    return copy
+
+
 class Vocabulary:
-    """One model's tokens by their bytes. For the engine's thread only.
+    """One model's tokens by their bytes. Any thread may use it.
 
     Raises VocabularyError if the bytes of the tokens are not known for certain, as with WordPiece.
     """
@@ -72,47 +95,37 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.size = tokenizer.vocab_size
         try:
-            text = tokenizer.backend.to_str()
+            backend = tokenizer.backend
         except AttributeError as fault:
             raise VocabularyError("its tokenizer is not from the tokenizers library") from fault
-        config = json.loads(text)
-        if config["model"].get("dropout"):
-            # BPE dropout would cut text at random.
-            config["model"]["dropout"] = None
-            text = json.dumps(config)
-        self._backend = Backend.from_str(text)
-        self._backend.no_padding()
-        self._backend.no_truncation()
+        table = tokenizer.table
+        if table.fault:
+            raise VocabularyError(table.fault)
+        self._backend = copy_backend(backend)
         self.opening = self._find_opening()
         # Text that reads like a special token is still text.
         self._backend.encode_special_tokens = True
 
-        decoder = TokenByteDecoder(config)
-        added = {entry["id"]: entry for entry in config["added_tokens"]}
         wrapped = tokenizer.wrapped
         first_eos = wrapped.eos_token_id
         self.eos = tuple(sorted(self._ids(tokenizer.eos_ids), key=lambda token: (token != first_eos, token)))
         self.bos = next(iter(self._ids([wrapped.bos_token_id])), None)
-        special = {token for token, entry in added.items() if entry["special"]}
-        special |= {token for token in (self.bos, decoder.unknown_id) if token is not None}
-        self.pieces = [b""] * self.size
+        self.pieces = table.pieces[: self.size]
+        self.pieces += [b""] * (self.size - len(self.pieces))
+        added = backend.get_added_tokens_decoder()
+        special = {token for token, entry in added.items() if entry.special}
+        special.update(token for token in (self.bos, table.unknown_id) if token is not None)
+        special.update(token for token in self.eos if token in added or not self.pieces[token].isspace())
         self.special_strings = {}
-        byte_fallback_ids = set()
-        for token_string, token in self._backend.get_vocab(with_added_tokens=True).items():
-            if token >= self.size:
-                continue
-            piece = decoder.decode(token_string, token)
-            if token in special or (token in self.eos and (token in added or not piece.isspace())):
+        for token in sorted(self._ids(special)):
+            if token_string := backend.id_to_token(token):
                 self.special_strings[token] = token_string
-            else:
-                self.pieces[token] = piece
-                if decoder.is_byte(token_string):
-                    byte_fallback_ids.add(token)
+                self.pieces[token] = b""
         self.special = frozenset(self.special_strings)
-        self.byte_fallback_ids = frozenset(byte_fallback_ids)
+        self.byte_fallback_ids = frozenset(self._ids(table.byte_fallback_ids)) - self.special
         single = [token for token, piece in enumerate(self.pieces) if len(piece) == 1]
         # The last id of each byte is kept: one written as a byte if there is any, the lowest of several.
-        single.sort(key=lambda token: (token in byte_fallback_ids, -token))
+        single.sort(key=lambda token: (token in self.byte_fallback_ids, -token))
         self.byte_tokens = {self.pieces[token][0]: token for token in single}
         # Text repeats itself, and each step encodes the same few words again.
         self._encode_cached_word = lru_cache(MAX_CACHED_WORDS)(self._encode_word)

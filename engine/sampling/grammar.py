@@ -13,10 +13,11 @@ from itertools import takewhile
 from typing import NoReturn
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from engine.model.tokenizer import Tokenizer
+from engine.model.vocabulary import Vocabulary, VocabularyError
 from engine.request import Grammar, GrammarCostError, GrammarError
 from engine.sampling.grammar_budget import MAX_WALK_S, GrammarBudget, Stopwatch
 
@@ -55,9 +56,19 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, watch: Stopwatch | None = None) -> None:
         self._tokenizer = tokenizer
+        # Now, and not with the first grammar: for a large vocabulary it takes some tenths of a second, in
+        # which no other thread of the process runs.
+        self._made = _make_vocabulary(tokenizer)
         self._watch = watch or Stopwatch()
         self._lock = threading.Lock()
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+
+    @property
+    def vocabulary(self) -> LLTokenizer:
+        """The vocabulary as llguidance knows it. Raises GrammarError if there is none."""
+        if isinstance(self._made, VocabularyError):
+            raise GrammarError(f"this model takes no grammar: {self._made}")
+        return self._made
 
     def compile(self, grammar: Grammar) -> Grammar:
         """Return the grammar as compiled, which may take long. Raises GrammarError if it cannot be used."""
@@ -87,7 +98,7 @@ class Grammars:
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         text, limits = _to_llguidance(grammar), _limits(grammar)
-        matcher = LLMatcher(self._tokenizer.vocabulary, text, log_level=0, limits=limits)
+        matcher = LLMatcher(self.vocabulary, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(matcher.get_error().strip())
         if warnings := matcher.get_grammar_warnings():
@@ -95,6 +106,39 @@ class Grammars:
         if fault := _try_start(matcher.deep_copy()):
             raise GrammarError(f"no answer can begin: {fault.strip()}")
         return matcher
+
+
+class _Tokens:
+    """The tokens of a vocabulary, and its encoding of text, as llguidance asks for them."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.eos_token_id = vocabulary.eos[0]
+        self.tokens = [piece or b"<[%d]>" % token for token, piece in enumerate(vocabulary.pieces)]
+        for token in vocabulary.special_strings:
+            self.tokens[token] = tokenizer.piece(token)
+        # Nor does llguidance know an id without a token, or an added token such as <think>, as text.
+        added = tokenizer.backend.get_added_tokens_decoder()
+        named = {token for token, entry in added.items() if re.fullmatch("<.*>", entry.content, re.DOTALL)}
+        blank = (token for token, piece in enumerate(vocabulary.pieces) if not piece)
+        self.special_token_ids = sorted(named.union(blank))
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Return the ids of text, which may continue other text."""
+        return self._vocabulary.encode_best_effort(text)[0]
+
+
+def _make_vocabulary(tokenizer: Tokenizer) -> LLTokenizer | VocabularyError:
+    """Return the vocabulary as llguidance needs it, or why there is none."""
+    try:
+        vocabulary = Vocabulary(tokenizer)
+        if not vocabulary.eos:
+            raise VocabularyError("no token ends its answers")
+    except VocabularyError as fault:
+        return fault
+    return LLTokenizer(TokenizerWrapper(_Tokens(tokenizer, vocabulary)), eos_token=sorted(vocabulary.eos))
 
 
 def _limits(grammar: Grammar) -> LLParserLimits:

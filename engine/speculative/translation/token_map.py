@@ -1,6 +1,5 @@
 """Map the tokens that two vocabularies share."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -10,6 +9,9 @@ from engine.model.vocabulary import Vocabulary
 
 UNMATCHED = -1
 """Marks an id without a counterpart."""
+
+IdsByBytes = dict[bytes, list[int]]
+"""The ids of each piece of text that is a token."""
 
 
 class TokenMap:
@@ -29,14 +31,13 @@ class TokenMap:
     def __init__(self, draft: Vocabulary, target: Vocabulary) -> None:
         self.to_target = np.full(draft.size, UNMATCHED, np.int32)
         self.to_draft = np.full(target.size, UNMATCHED, np.int32)
-        target_ids = _ids_by_bytes(target)
-        for piece, draft_ids in _ids_by_bytes(draft).items():
-            if piece in target_ids:
+        all_draft_ids, all_target_ids = _ids_by_bytes(draft), _ids_by_bytes(target)
+        for piece, draft_ids in all_draft_ids.items():
+            if target_ids := all_target_ids.get(piece):
                 self._match(
-                    _preferred_first(draft, piece, draft_ids),
-                    _preferred_first(target, piece, target_ids[piece]),
+                    _preferred_first(draft, piece, draft_ids), _preferred_first(target, piece, target_ids)
                 )
-        self._match_specials(draft, target)
+        self._match_specials(draft, target, all_draft_ids, all_target_ids)
 
     @property
     def num_shared(self) -> int:
@@ -52,7 +53,9 @@ class TokenMap:
             self.to_target[draft_id] = target_id
             self.to_draft[target_id] = draft_id
 
-    def _match_specials(self, draft: Vocabulary, target: Vocabulary) -> None:
+    def _match_specials(
+        self, draft: Vocabulary, target: Vocabulary, all_draft_ids: IdsByBytes, all_target_ids: IdsByBytes
+    ) -> None:
         draft_specials, target_specials = _specials_by_string(draft), _specials_by_string(target)
         both = [token_string for token_string in draft_specials if token_string in target_specials]
         # First only those that end an answer for both or for neither: a special that ends answers for one
@@ -67,11 +70,10 @@ class TokenMap:
         for token_string in both:
             self._match([draft_specials[token_string]], [target_specials[token_string]])
         # A special of one vocabulary may be ordinary text in the other, such as reasoning markers.
-        for specials, other, match in (
-            (draft_specials, target, self._match),
-            (target_specials, draft, self._match_reversed),
+        for specials, ids, match in (
+            (draft_specials, all_target_ids, self._match),
+            (target_specials, all_draft_ids, self._match_reversed),
         ):
-            ids = _ids_by_bytes(other)
             for token_string, token in specials.items():
                 match([token], ids.get(token_string.encode(), []))
 
@@ -79,11 +81,11 @@ class TokenMap:
         self._match(draft_ids, target_ids)
 
 
-def _ids_by_bytes(vocabulary: Vocabulary) -> dict[bytes, list[int]]:
-    ids: dict[bytes, list[int]] = defaultdict(list)
+def _ids_by_bytes(vocabulary: Vocabulary) -> IdsByBytes:
+    ids: IdsByBytes = {}
     for token, piece in enumerate(vocabulary.pieces):
         if piece:
-            ids[piece].append(token)
+            ids.setdefault(piece, []).append(token)
     return ids
 
 
