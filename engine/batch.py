@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.kv_cache.rows import Rows, make_rows
+from engine.kv_cache.rows import Rows, Sharing, make_rows
 from engine.sampling.logprobs import Likelihoods, measure
 from engine.sampling.sampler import Sampler
 from engine.sequence import Prefill, Sequence
@@ -44,16 +44,16 @@ class Batch:
     in_flight: the dispatched step whose tokens have not been read yet, if there is one.
     """
 
-    def __init__(self, model: Any, vocab_size: int, batched: bool, draft_model: DraftModel | None) -> None:
+    def __init__(self, model: Any, vocab_size: int, sharing: Sharing, draft_model: DraftModel | None) -> None:
         self._model = model
         self.vocab_size = vocab_size
-        self._batched = batched
+        self._sharing = sharing
         self.draft_model = draft_model
         self.clear()
 
     def clear(self) -> None:
         """Drop all rows."""
-        self.rows = make_rows(self._model, self._batched)
+        self.rows = make_rows(self._model, self._sharing)
         if self.draft_model:
             self.draft_model.clear()
         self.in_flight: Step | None = None

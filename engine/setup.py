@@ -8,7 +8,8 @@ from functools import partial
 from config.settings import Settings
 from engine.batch import Batch
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
-from engine.kv_cache.probes import can_batch, kv_bits_fault, rollback_fault
+from engine.kv_cache.probes import find_sharing, kv_bits_fault, rollback_fault
+from engine.kv_cache.rows import Sharing
 from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
 from engine.model.vocabulary import VocabularyError
 from engine.scheduler.draft_reading import DraftReading
@@ -64,13 +65,13 @@ def make_worker(
     """
     if settings.kv_bits and (fault := kv_bits_fault(loaded.model, settings.kv_bits)):
         raise ModelError(f"--kv-bits {settings.kv_bits}: {fault}")
-    batched = can_batch(loaded.model, settings.kv_bits)
-    if make_sources and (fault := rollback_fault(loaded.model, settings.kv_bits)):
+    sharing = find_sharing(loaded.model, settings.kv_bits)
+    if make_sources and (fault := rollback_fault(loaded.model, settings.kv_bits, sharing)):
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
     model = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
-    memory_budget = make_memory_budget(loaded, settings, batched, model, make_sources is not None)
-    batch = Batch(loaded.model, loaded.info.vocab_size, batched, model)
+    memory_budget = make_memory_budget(loaded, settings, sharing, model, make_sources is not None)
+    batch = Batch(loaded.model, loaded.info.vocab_size, sharing, model)
     if make_sources is None:
         planner, proposers = Planner(flat_costs()), Proposers(None, settings)
         return Worker(batch, _make_queue(loaded, settings, memory_budget), planner, proposers)
@@ -78,17 +79,17 @@ def make_worker(
     model_costs, is_measured = FREE, costs is None
     calibrations: list[Calibration] = []
     if costs is None:
-        calibrations = _make_calibrations(loaded, settings, batched, model)
+        calibrations = _make_calibrations(loaded, settings, sharing, model)
         costs, *of_model = [one.costs for one in calibrations]
         model_costs = of_model[0] if of_model else FREE
         if waits or settings.recalibrate:
             for one in calibrations:
                 one.finish(partial(progress, "Measuring what steps cost"))
-    costs.batched = batched
+    costs.batched = bool(sharing)
     trying = partial(progress, "Trying which widths are exact")
-    exact = _exact_shapes(loaded, settings, batched, costs, trying) if settings.exact else None
-    drafting_costs = DraftModelCosts(model_costs, costs, model.batched, is_measured) if model else None
-    planner = Planner(costs, exact, drafting_costs, _is_recurrent(loaded))
+    exact = _exact_shapes(loaded, settings, sharing, costs, trying) if settings.exact else None
+    drafting_costs = DraftModelCosts(model_costs, costs, bool(model.sharing), is_measured) if model else None
+    planner = Planner(costs, exact, drafting_costs)
     proposers = Proposers(sources, settings, bool(model), loaded.tokenizer.line_ends)
     queue = _make_queue(loaded, settings, memory_budget)
     reading = _make_draft_reading(model, proposers, planner, queue, settings) if model else None
@@ -96,13 +97,13 @@ def make_worker(
 
 
 def _make_calibrations(
-    loaded: LoadedModel, settings: Settings, batched: bool, model: DraftModel | None
+    loaded: LoadedModel, settings: Settings, sharing: Sharing, model: DraftModel | None
 ) -> list[Calibration]:
     """Prepare to measure what the target's steps cost, and the draft model's plain steps if there is one."""
-    found = [Calibration(loaded, settings, batched, settings.num_draft_tokens + 1)]
+    found = [Calibration(loaded, settings, sharing, settings.num_draft_tokens + 1)]
     if model:
         # The draft model's caches are never quantized.
-        found.append(Calibration(model.loaded, replace(settings, kv_bits=None), model.batched, 1))
+        found.append(Calibration(model.loaded, replace(settings, kv_bits=None), model.sharing, 1))
     if not all(one.is_known for one in found):
         log.info("what steps cost is not known yet: it is measured in idle moments, and while requests run")
     return found
@@ -171,21 +172,17 @@ def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Setting
     return DraftModel(draft, translation)
 
 
-def _is_recurrent(loaded: LoadedModel) -> bool:
-    return any(is_recurrent(cache) for cache in leaves(make_caches(loaded.model)))
-
-
 def _exact_shapes(
-    loaded: LoadedModel, settings: Settings, batched: bool, costs: StepCosts, progress: Progress
+    loaded: LoadedModel, settings: Settings, sharing: Sharing, costs: StepCosts, progress: Progress
 ) -> frozenset[tuple[int, int]]:
-    if _is_recurrent(loaded):
-        # Accepted tokens are fed again at widths that depend on what was rejected.
+    if not sharing and any(is_recurrent(cache) for cache in leaves(make_caches(loaded.model))):
+        # A rollback feeds the accepted tokens again, at a width that depends on what was rejected.
         log.info("exact: the model keeps recurrent state, so nothing is drafted")
         return frozenset()
-    max_rows = settings.max_rows if batched else 1
+    max_rows = settings.max_rows if sharing else 1
     shapes = [(rows, width) for rows in range(1, max_rows + 1) for width in costs.widths if width > 1]
     found = find_exact_shapes(
-        loaded.model, batched, settings.kv_bits, loaded.info.vocab_size, shapes, progress
+        loaded.model, sharing, settings.kv_bits, loaded.info.vocab_size, shapes, progress
     )
     alone = [str(width) for rows, width in sorted(found) if rows == 1]
     log.info(

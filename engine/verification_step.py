@@ -91,7 +91,7 @@ class VerificationStep:
         # A chunk in flight is waited for once this step is ready, so that their times can be told apart.
         outcomes = verify.verify_drafts(rows, self._batch.sampler, inputs, wanted, self._wait_for_chunk)
         for row, outcome in enumerate(outcomes):
-            rows.roll_back(row, held[row] + len(outcome.verified.pending) + len(outcome.tokens) - 1)
+            rows.roll_back(row, held[row] + len(outcome.tokens))
         return outcomes
 
     def _account(

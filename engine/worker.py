@@ -24,7 +24,7 @@ from engine.request import Failed
 from engine.sampling.logprobs import Likelihood
 from engine.scheduler.draft_reading import DraftReading
 from engine.scheduler.request_queue import RequestQueue
-from engine.scheduler.speculation import Planner
+from engine.scheduler.speculation import Planner, without_drafts
 from engine.sequence import Sequence
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.proposers import Proposers
@@ -257,18 +257,17 @@ class Worker:
         """
         if not self.members:
             return []
-        lengths, start = self.rows.lengths, time.perf_counter()
+        start, inputs = time.perf_counter(), []
         try:
-            inputs = self.planner.plan(self.members, lengths)
+            inputs = self.planner.plan(self.members)
         # No answer depends on drafts.
         except Exception as fault:
             for sequence in self.members:
                 sequence.give_up_drafts(fault)
-            return self.planner.without_drafts(self.members, lengths)
         self._planning_s += time.perf_counter() - start
         self.stats.num_plain_probes = self.planner.num_plain_probes
         if not inputs and any(s.matcher for s in self.members):
-            return self.planner.without_drafts(self.members, lengths)
+            return without_drafts(self.members)
         return inputs
 
     def _verify(self, inputs: list[RowInput]) -> None:

@@ -1,231 +1,289 @@
-"""Keep the keys and values of rows of different lengths in one right-padded buffer per layer.
-
-Every layer has a buffer of keys and one of values, each of shape (slots, heads, columns, head_dim).
-Row r of the batch uses slot r; slots past the last row are spare. The token at position i of row r is in
-column i:
-
-    columns [0, lengths[r])               the row's tokens
-    columns [lengths[r], dirty_ends[r])   leftovers of rejected drafts or failed forwards: anything, even NaN
-    columns [dirty_ends[r], columns)      values are zero; keys may be anything
-
-Attention masks every column past a row's length. A masked key has no effect, but a masked value is still
-multiplied by a weight of zero, and zero times NaN is NaN. So no forward reads a value from the second range
-before it has overwritten it.
-
-A forward of width w writes row r's new tokens to columns [lengths[r], lengths[r] + w) and reads columns
-[0, max(lengths) + w). A row with fewer than w new tokens is padded on the right, with values of zero.
-
-- Rows of equal length (*uniform*): one slice is written in all rows, and the offset is an int.
-- Rows of different lengths (*ragged*): each row is written at its own columns, and the offset is an array of
-  shape (rows,). The write is num_cleared columns longer, with values of zero, to erase all leftovers.
-
-So rolling back a row only lowers its length, and adding or removing a row copies at most one row.
-"""
+"""Keep the keys and values of all rows of a batch in one buffer per layer, laid out as columns.py says."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+from engine.kv_cache.columns import Columns, Move
+from engine.kv_cache.groups import Group, Groups, PerGroup
+from engine.kv_cache.per_row import fitting_group_size
+from engine.kv_cache.sliding_window import WindowKVCache
 
 GROWTH_TOKENS = 256
-"""The number of columns of a buffer is a multiple of this."""
+"""The number of columns of a buffer of full attention is a multiple of this."""
 
 Extent = tuple[int, int]
 """The number of slots and the number of columns of a buffer. Their product is its number of *cells*."""
 
 
-class RowLengths:
-    """The rows' lengths and the shape of the current forward, shared by the caches of all layers.
-
-    max_cells: slots times columns up to which buffers may grow ahead of need; None means no limit.
-    lengths: (rows,) tokens in the cache before the current forward.
-    dirty_ends: (rows,) first column from which on all of a row's values are zero; at least its length.
-    widths: (rows,) tokens that the current forward adds to each row; width is the largest of them.
-    num_cleared: columns of zero values that the current forward writes after the width.
-    uniform: whether all rows have the same length.
-    offset: tokens before the current forward: an int if uniform, else (rows,).
-    padding: (rows, 1, width, 1) True where a row is padded; None if no row is.
-    """
-
-    def __init__(self) -> None:
-        self.max_cells: int | None = None
-        self.lengths: list[int] = []
-        self.dirty_ends: list[int] = []
-        self._clear_forward()
-
-    def _clear_forward(self) -> None:
-        self.widths: Sequence[int] = ()
-        self.width = 0
-        self.num_cleared = 0
-        self.uniform = True
-        self.offset: int | mx.array = 0
-        self.padding: mx.array | None = None
-        self._rows = self._columns = mx.array(0)
-
-    def add(self, length: int) -> None:
-        """Append a row of that length, whose values past its end are zero."""
-        self.lengths.append(length)
-        self.dirty_ends.append(length)
-
-    def set_length(self, row: int, length: int) -> None:
-        """Set the length of a row that was just written; its values past its end are zero."""
-        self.lengths[row] = self.dirty_ends[row] = length
-
-    def remove(self, row: int) -> None:
-        """Remove a row. The caller has copied the last row to its slot, with zero values after it."""
-        self.lengths[row] = self.dirty_ends[row] = self.lengths[-1]
-        self.lengths.pop()
-        self.dirty_ends.pop()
-        if not self.lengths:
-            self._clear_forward()
-
-    def begin_forward(self, widths: Sequence[int]) -> None:
-        """Compute what every layer of the next forward uses. widths: (rows,) tokens to add, each >= 1."""
-        self.widths, self.width = widths, max(widths)
-        self.padding = None
-        if min(widths) < self.width:
-            self.padding = (mx.arange(self.width) >= mx.array(list(widths))[:, None])[:, None, :, None]
-        self.uniform = len(set(self.lengths)) == 1
-        dirty = max(end - length for end, length in zip(self.dirty_ends, self.lengths, strict=True))
-        # Rows of equal length read only columns that hold their tokens or are written by this forward.
-        self.num_cleared = 0 if self.uniform else max(0, dirty - self.width)
-        # Set now, not when the forward ends: one that fails halfway has written up to here.
-        ends = [length + self.width for length in self.lengths]
-        self.dirty_ends = [max(pair) for pair in zip(self.dirty_ends, ends, strict=True)]
-        if self.uniform:
-            self.offset = self.lengths[0]
-            return
-        self.offset = mx.array(self.lengths)
-        self._rows = mx.arange(len(self.lengths))[:, None]
-        self._columns = self.offset[:, None] + mx.arange(self.width + self.num_cleared)
-
-    def end_forward(self) -> None:
-        """Add each row's width to its length. Call it when the graph of the forward has been built."""
-        self.lengths = [length + width for length, width in zip(self.lengths, self.widths, strict=True)]
-        if not self.uniform:
-            self.dirty_ends = list(self.lengths)
-
-    @property
-    def num_read_columns(self) -> int:
-        """Columns that this forward reads: the longest row and the width."""
-        return max(self.lengths) + self.width
-
-    @property
-    def num_used_columns(self) -> int:
-        """Columns that this forward reads or writes."""
-        return self.num_read_columns + self.num_cleared
-
-    @property
-    def write_indices(self) -> tuple[mx.array, mx.array]:
-        """Where a ragged forward writes: slots (rows, 1) and columns (rows, width + num_cleared)."""
-        return self._rows, self._columns
-
-
 class RaggedKVCache:
     """One layer's keys and values. It has mlx-lm's cache protocol, so mlx-lm's models run unchanged.
 
-    keys, values: (slots, heads, columns, head_dim), laid out as the module describes; None until first used.
+    arrays: the buffers, those of the keys first, (slots, heads, columns, any) each; empty until first used.
     """
 
-    def __init__(self, shared: RowLengths) -> None:
-        self.shared = shared
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self.arrays: list[mx.array] = []
 
     @property
     def offset(self) -> int | mx.array:
         """The number of tokens before this forward: an int if all rows agree, else (rows,)."""
-        return self.shared.offset
+        return self.columns.shared.offset
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write the new keys and values and return all keys and values that this forward reads.
 
         keys, values: (rows, heads, width, head_dim).
-        Returns keys and values of shape (rows, heads, num_read_columns, head_dim). The caller must mask the
-        columns past each row's own end.
+        Returns keys and values of (rows, heads, columns, head_dim) each, or three arrays each if quantized.
+        The caller must mask the columns that a row must not see.
         """
-        num_rows, total = keys.shape[0], self.shared.num_read_columns
-        self.reserve(num_rows, self.shared.num_used_columns, keys, values)
-        assert self.keys is not None and self.values is not None
-        # A masked value is still multiplied by a weight of zero, and zero times NaN is NaN.
-        if self.shared.padding is not None:
-            values = mx.where(self.shared.padding, mx.zeros((), values.dtype), values)
-        if self.shared.uniform:
-            start = self.shared.lengths[0]
-            self.keys[:num_rows, :, start:total] = keys
-            self.values[:num_rows, :, start:total] = values
-        else:
-            at, columns = self.shared.write_indices
-            if self.shared.num_cleared:
-                values = mx.pad(values, [(0, 0), (0, 0), (0, self.shared.num_cleared), (0, 0)])
-            # Indexing with two arrays moves the indexed axes to the front: (rows, width, heads, head_dim).
-            self.keys[at, :, columns[:, : self.shared.width]] = keys.transpose(0, 2, 1, 3)
-            self.values[at, :, columns] = values.transpose(0, 2, 1, 3)
-        return self.keys[:num_rows, :, :total], self.values[:num_rows, :, :total]
+        padding = self.columns.shared.padding
+        # A masked value is still multiplied by a weight of zero, and zero times NaN is NaN. Keys may be
+        # values too: with latent attention they are.
+        if padding is not None:
+            keys, values = (mx.where(padding, mx.zeros((), one.dtype), one) for one in (keys, values))
+        encoded = self._encode(keys, values)
+        self._reserve(keys.shape[0], self.columns.num_used, encoded)
+        for buffer, new in zip(self.arrays, encoded, strict=True):
+            self._write(buffer, new)
+        return self.keys_and_values()
+
+    def _write(self, buffer: mx.array, new: mx.array) -> None:
+        """Write new columns, and erase leftovers after them."""
+        columns, num_rows = self.columns, new.shape[0]
+        if columns.uniform:
+            buffer[:num_rows, :, columns.write_slice] = new
+            return
+        slots, at = columns.write_indices
+        if columns.num_cleared:
+            new = mx.pad(new, [(0, 0), (0, 0), (0, columns.num_cleared), (0, 0)])
+        # Indexing with two arrays moves the indexed axes to the front: (rows, width, heads, head_dim).
+        buffer[slots, :, at] = new.transpose(0, 2, 1, 3)
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return what the last update returned, for layers that share this cache."""
+        num_rows = len(self.columns.bases)
+        read = slice(self.columns.read_start, self.columns.read_end)
+        return self._decode([array[:num_rows, :, read] for array in self.arrays])
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """Return the mask for mlx-lm's attention: None, "causal" or booleans, True where a token attends.
+        """Return the mask for mlx-lm's attention; see Columns.make_mask."""
+        return self.columns.make_mask(N, return_array, window_size)
 
-        N: the forward's width. return_array: never return None or "causal".
-        window_size: tokens that each token sees, itself included; None for all.
-        The booleans have shape (rows, 1, N, num_read_columns).
-        """
-        total = self.shared.num_read_columns
-        if self.shared.uniform and not return_array and (window_size is None or total <= window_size):
-            return None if N == 1 else "causal"
-        reads = mx.arange(total)
-        writes = mx.array(self.shared.lengths)[:, None] + mx.arange(N)
-        mask = reads <= writes[..., None]
-        if window_size is not None:
-            mask = mask & (writes[..., None] - reads < window_size)
-        return mask[:, None]
+    def _encode(self, keys: mx.array, values: mx.array) -> list[mx.array]:
+        return [keys, values]
 
-    def reserve(self, num_slots: int, num_columns: int, keys: mx.array, values: mx.array) -> None:
+    def _decode(self, arrays: list[mx.array]) -> tuple[Any, Any]:
+        return arrays[0], arrays[1]
+
+    def _reserve(self, num_slots: int, num_columns: int, examples: Sequence[mx.array]) -> None:
         """Ensure that the buffers have at least that many slots and columns.
 
-        keys, values: examples, which set the heads, head_dim and dtype of buffers that do not exist yet.
+        examples: set the shapes and types of buffers that do not exist yet.
         """
-        if self.keys is None or self.values is None:
-            extent = num_slots, round_columns(num_columns)
-            self.keys, self.values = (
-                mx.zeros((extent[0], like.shape[1], extent[1], like.shape[3]), like.dtype)
-                for like in (keys, values)
-            )
-        elif num_slots > self.extent[0] or num_columns > self.extent[1]:
-            self.resize(*grow_extent(self.extent, (num_slots, num_columns), self.shared.max_cells))
+        extent, needed = self.extent, (num_slots, num_columns)
+        if self.columns.window is not None:
+            needed = num_slots, max(num_columns, self.columns.num_reserved)
+            grown = grow_slots(extent[0], num_slots), needed[1]
+        elif not self.arrays:
+            grown = num_slots, round_columns(num_columns)
+        else:
+            grown = grow_extent(extent, needed, self.columns.max_cells)
+        if not self.arrays:
+            self.arrays = [
+                mx.zeros((grown[0], one.shape[1], grown[1], one.shape[3]), one.dtype) for one in examples
+            ]
+        elif needed[0] > extent[0] or needed[1] > extent[1]:
+            self.resize(max(grown[0], extent[0]), max(grown[1], extent[1]))
 
     @property
     def extent(self) -> Extent:
         """The slots and columns of the buffers; (0, 0) before the first use."""
-        return (0, 0) if self.keys is None else (self.keys.shape[0], self.keys.shape[2])
+        return (self.arrays[0].shape[0], self.arrays[0].shape[2]) if self.arrays else (0, 0)
 
     def resize(self, num_slots: int, num_columns: int) -> None:
         """Resize the buffers to that many slots and columns; new cells are zero, cells beyond are dropped."""
-        if self.keys is not None and self.values is not None:
-            self.keys = _resized(self.keys, num_slots, num_columns)
-            self.values = _resized(self.values, num_slots, num_columns)
+        self.arrays = [_resized(array, num_slots, num_columns) for array in self.arrays]
 
-    def put_row(self, row: int, keys: mx.array, values: mx.array) -> None:
-        """Write a whole row, and zero its values after it. keys, values: (1, heads, n, head_dim), n >= 1."""
-        length = keys.shape[2]
-        self.reserve(row + 1, length, keys, values)
-        assert self.keys is not None and self.values is not None
-        self.keys[row : row + 1, :, :length] = keys
-        self.values[row : row + 1, :, :length] = values
-        self.values[row : row + 1, :, length:] = 0
+    def move(self, moves: Sequence[Move]) -> None:
+        """Lay the rows out anew, in buffers of num_reserved columns; all other cells are zero."""
+        num_columns = self.columns.num_reserved
+        self.arrays = [_moved(array, moves, num_columns) for array in self.arrays]
 
-    def clear_row(self, row: int) -> None:
-        """Zero the values that an earlier row left in this slot."""
-        if self.values is not None and row < self.values.shape[0]:
-            self.values[row : row + 1] = 0
+    def fill(self, row: int, given: Any) -> None:
+        """Write a row's keys and values from its own cache, or take its buffers over if it is alone."""
+        length, first = self.columns.shared.lengths[row], self.columns.first_live(row)
+        if length == 0:
+            self._clear_row(row)
+            return
+        arrays = row_arrays(given)
+        if isinstance(given, WindowKVCache):
+            arrays = list(given.live_columns())
+        elif len(self.columns.bases) == 1:
+            self.arrays = arrays
+            return
+        self.put(row, [array[:, :, : length - first] for array in arrays])
 
-    def get_row(self, row: int, start: int, end: int) -> tuple[mx.array, mx.array]:
-        """Copy columns [start, end) of a row: keys and values of (1, heads, end - start, head_dim)."""
-        assert self.keys is not None and self.values is not None
+    def leave(self, row: int, last: int) -> None:
+        """Copy the last row into the slot of one that leaves. Call it before the Columns forget the row."""
+        if row != last:
+            start, end = self.columns.start_of(last), self.columns.end_of(last)
+            if end > start:
+                self._put_at(row, start, [array[last : last + 1, :, start:end] for array in self.arrays])
+            else:
+                self._clear_row(row)
+
+    def row_slice(self, row: int, start: int, end: int) -> list[mx.array]:
+        """Copy positions [start, end) of a row: arrays of (1, heads, end - start, any), keys first."""
+        base = self.columns.bases[row]
         # A view would hold a reference to the buffer, which could then not be updated in place.
-        keys, values = self.keys[row : row + 1, :, start:end], self.values[row : row + 1, :, start:end]
-        return mx.contiguous(keys), mx.contiguous(values)
+        return [mx.contiguous(array[row : row + 1, :, start - base : end - base]) for array in self.arrays]
+
+    def live_columns(self, row: int) -> list[mx.array]:
+        """Copy what later forwards can read of a row, as WindowKVCache.live_columns has it."""
+        return self.row_slice(row, self.columns.first_live(row), self.columns.shared.lengths[row])
+
+    def put(self, row: int, arrays: Sequence[mx.array]) -> None:
+        """Write a row's keys and values, those of the tokens that it holds, from copies."""
+        start = self.columns.start_of(row)
+        self._reserve(row + 1, start + arrays[0].shape[2], arrays)
+        self._put_at(row, start, arrays)
+
+    def _put_at(self, row: int, start: int, arrays: Sequence[mx.array]) -> None:
+        """Write a whole row from a column on, and zeros around it."""
+        end = start + arrays[0].shape[2]
+        for buffer, new in zip(self.arrays, arrays, strict=True):
+            buffer[row : row + 1, :, :start] = 0
+            buffer[row : row + 1, :, end:] = 0
+            buffer[row : row + 1, :, start:end] = new
+
+    def _clear_row(self, row: int) -> None:
+        """Zero what an earlier row left in this slot."""
+        for buffer in self.arrays:
+            if row < buffer.shape[0]:
+                buffer[row : row + 1] = 0
+
+
+class RaggedQuantizedKVCache(RaggedKVCache):
+    """One layer's keys and values, quantized: packed numbers, scales and biases of each."""
+
+    def __init__(self, columns: Columns, bits: int) -> None:
+        super().__init__(columns)
+        self.bits = bits
+
+    @property
+    def group_size(self) -> int:
+        """The numbers that share a scale."""
+        packed, scales = self.arrays[:2]
+        return packed.shape[-1] * 32 // self.bits // scales.shape[-1]
+
+    def _encode(self, keys: mx.array, values: mx.array) -> list[mx.array]:
+        size = fitting_group_size(keys.shape[-1], values.shape[-1])
+        return [
+            part for array in (keys, values) for part in mx.quantize(array, group_size=size, bits=self.bits)
+        ]
+
+    def _decode(self, arrays: list[mx.array]) -> tuple[Any, Any]:
+        return tuple(arrays[:3]), tuple(arrays[3:])
+
+
+class GroupedKVCache:
+    """One layer's keys and values of full attention, with buffers for each group of rows. See groups.py.
+
+    parts: the buffers of each group that has any.
+    """
+
+    def __init__(self, groups: Groups, bits: int | None) -> None:
+        self.groups = groups
+        self.parts: dict[Group, RaggedKVCache] = {}
+        # Without quantization there must be no such attribute: mlx-lm looks for it.
+        if bits is not None:
+            self.bits = bits
+
+    @property
+    def offset(self) -> int | mx.array:
+        """The number of tokens before this forward: an int if all rows agree, else (rows,)."""
+        return self.groups.shared.offset
+
+    @property
+    def group_size(self) -> int:
+        """The numbers that share a scale, if quantized."""
+        part = next(iter(self.parts.values()))
+        assert isinstance(part, RaggedQuantizedKVCache)
+        return part.group_size
+
+    def part(self, group: Group) -> RaggedKVCache:
+        """Return the buffers of one group."""
+        if group not in self.parts:
+            bits = getattr(self, "bits", None)
+            columns = group.columns
+            self.parts[group] = (
+                RaggedKVCache(columns) if bits is None else RaggedQuantizedKVCache(columns, bits)
+            )
+        return self.parts[group]
+
+    def drop(self, group: Group) -> None:
+        """Free the buffers of a group."""
+        self.parts.pop(group, None)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Write the new keys and values and return all that this forward reads: arrays, or PerGroup of them.
+
+        keys, values: (rows, heads, width, head_dim).
+        """
+        if self.groups.is_single:
+            return self._only.update_and_fetch(keys, values)
+        split = zip(self.groups, self.groups.split(keys), self.groups.split(values), strict=True)
+        return _per_group([self.part(group).update_and_fetch(k, v) for group, k, v in split])
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return what the last update returned, for layers that share this cache."""
+        if self.groups.is_single:
+            return self._only.keys_and_values()
+        return _per_group([self.part(group).keys_and_values() for group in self.groups])
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """Return the mask for mlx-lm's attention; see Columns.make_mask."""
+        if self.groups.is_single:
+            return self._only.make_mask(N, return_array, window_size)
+        return PerGroup([group.columns.make_mask(N, return_array, window_size) for group in self.groups])
+
+    def fill(self, row: int, given: Any) -> None:
+        """Write a row's keys and values from its own cache, or take its buffers over if it is alone."""
+        group, slot = self.groups.place_of(row)
+        self.part(group).fill(slot, given)
+
+    def put(self, row: int, arrays: Sequence[mx.array]) -> None:
+        """Write a row's keys and values, those of the tokens that it holds, from copies."""
+        group, slot = self.groups.place_of(row)
+        self.part(group).put(slot, arrays)
+
+    def row_slice(self, row: int, start: int, end: int) -> list[mx.array]:
+        """Copy positions [start, end) of a row: arrays of (1, heads, end - start, any), keys first."""
+        group, slot = self.groups.place_of(row)
+        return self.part(group).row_slice(slot, start, end)
+
+    @property
+    def _only(self) -> RaggedKVCache:
+        return self.part(next(iter(self.groups)))
+
+
+def _per_group(keys_and_values: Sequence[tuple[Any, Any]]) -> tuple[PerGroup, PerGroup]:
+    return PerGroup([keys for keys, _ in keys_and_values]), PerGroup(
+        [values for _, values in keys_and_values]
+    )
+
+
+def row_arrays(cache: Any) -> list[mx.array]:
+    """Return the keys and values that one row's own cache holds: two arrays, or six if quantized."""
+    both = (cache.keys, cache.values)
+    # Quantized keys are three arrays, and so are the values.
+    return [*both] if type(cache) is KVCache else [array for three in both for array in three]
 
 
 def grow_extent(extent: Extent, needed: Extent, max_cells: int | None) -> Extent:
@@ -242,6 +300,16 @@ def grow_extent(extent: Extent, needed: Extent, max_cells: int | None) -> Extent
     if max_cells is not None and slots * columns > max_cells:
         return max(extent[0], num_slots), max(extent[1], round_columns(num_columns))
     return slots, columns
+
+
+def grow_slots(slots: int, num_slots: int) -> int:
+    """Return the slots to grow a window's buffers to; at most max_slots(num_slots) unless there are more."""
+    return slots if num_slots <= slots else max(num_slots, max_slots(slots))
+
+
+def max_slots(num_rows: int) -> int:
+    """Return the maximum slots of a window's buffers. Slots of windows are large, so that few are spare."""
+    return num_rows + num_rows // 4
 
 
 def shrink_extent(extent: Extent, needed: Extent) -> Extent:
@@ -273,6 +341,18 @@ def _resized(buffer: mx.array, num_slots: int, num_columns: int) -> mx.array:
         more = mx.zeros((num_slots - slots, *buffer.shape[1:]), buffer.dtype)
         buffer = mx.concatenate([buffer, more], axis=0)
     return buffer
+
+
+def _moved(buffer: mx.array, moves: Sequence[Move], num_columns: int) -> mx.array:
+    rows = []
+    for row, move in enumerate(moves):
+        held = buffer[row : row + 1, :, move.start : move.end]
+        after = num_columns - move.to - held.shape[2]
+        rows.append(mx.pad(held, [(0, 0), (0, 0), (move.to, after), (0, 0)]))
+    num_spare = buffer.shape[0] - len(rows)
+    if num_spare:
+        rows.append(mx.zeros((num_spare, buffer.shape[1], num_columns, buffer.shape[3]), buffer.dtype))
+    return mx.concatenate(rows)
 
 
 def cache_arrays(caches: Sequence[object]) -> list[object]:

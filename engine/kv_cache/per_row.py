@@ -12,19 +12,28 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
+    ChunkedKVCache,
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
     make_prompt_cache,
 )
 
-from engine.kv_cache.sliding_window import WindowKVCache
+from engine.kv_cache.sliding_window import ChunkedWindowKVCache, WindowKVCache
 
 GROUP_SIZES = (64, 128, 32)
 """Group sizes that MLX can quantize with, in order of preference."""
 
 Caches = list[Any]
 """One row's caches in mlx-lm's form: one cache per layer."""
+
+
+def fitting_group_size(*dims: int) -> int:
+    """Return the group size to quantize vectors of these dimensions with. Raises ValueError if none fits."""
+    for size in GROUP_SIZES:
+        if not any(dim % size for dim in dims):
+            return size
+    raise ValueError(f"keys and values with {dims} numbers per head cannot be quantized in groups of 32")
 
 
 class FittedQuantizedKVCache(QuantizedKVCache):
@@ -36,13 +45,7 @@ class FittedQuantizedKVCache(QuantizedKVCache):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
         """Do what mlx-lm's cache does. Raises ValueError if no group size divides the heads' dimensions."""
         if self.keys is None:
-            dims = keys.shape[-1], values.shape[-1]
-            fitting = [size for size in GROUP_SIZES if not any(dim % size for dim in dims)]
-            if not fitting:
-                raise ValueError(
-                    f"keys and values with {dims} numbers per head cannot be quantized in groups of 32"
-                )
-            self.group_size = fitting[0]
+            self.group_size = fitting_group_size(keys.shape[-1], values.shape[-1])
         return super().update_and_fetch(keys, values)
 
     def restore(self, keys: Sequence[mx.array], values: Sequence[mx.array], offset: int) -> None:
@@ -65,6 +68,8 @@ def _substitute(cache: Any, kv_bits: int | None) -> Any:
     """Return our own cache in place of mlx-lm's where there is one, else mlx-lm's."""
     if type(cache) is RotatingKVCache and not cache.keep:
         return WindowKVCache(cache.max_size)
+    if type(cache) is ChunkedKVCache:
+        return ChunkedWindowKVCache(cache.chunk_size)
     if type(cache) is CacheList:
         # A layer with several caches may store anything as keys and values, so they are not quantized.
         return CacheList(*(_substitute(child, None) for child in cache.caches))
@@ -95,12 +100,12 @@ def is_recurrent(cache: Any) -> bool:
 
 def keeps_all_tokens(cache: Any) -> bool:
     """Return whether a cache grows with every token: it has neither recurrent state nor a window."""
-    return not is_recurrent(cache) and type(cache) not in (WindowKVCache, RotatingKVCache)
+    return not is_recurrent(cache) and not isinstance(cache, WindowKVCache | RotatingKVCache)
 
 
 def can_trim(cache: Any) -> bool:
     """Return whether the tokens of a cache's last update can be trimmed off exactly."""
-    return type(cache) in (KVCache, FittedQuantizedKVCache, WindowKVCache)
+    return type(cache) in (KVCache, FittedQuantizedKVCache) or isinstance(cache, WindowKVCache)
 
 
 class Snapshot:
@@ -117,7 +122,7 @@ class Snapshot:
 
         held: tokens that the caches hold now. length: self.length <= length < held.
         Without recurrent state, all caches are trimmed to length. With it, all go back to self.length,
-        because they must agree; the caller must feed the tokens between self.length and length again.
+        because they must agree.
         Raises RuntimeError if a cache cannot be trimmed that far.
         """
         if any(state is not None for state in self._states):

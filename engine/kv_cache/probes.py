@@ -8,57 +8,95 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from engine.kv_cache.per_row import (
+    Caches,
     FittedQuantizedKVCache,
     can_trim,
     is_recurrent,
     leaves,
     make_caches,
 )
-from engine.kv_cache.rows import BatchedRows, SeparateRows
+from engine.kv_cache.rows import BatchedRows, Sharing, make_rows
 from engine.kv_cache.slices import can_slice, cut_slice, rebuild, take_state
 from engine.kv_cache.sliding_window import WindowKVCache
 
 log = logging.getLogger("reprise.engine")
 
+SHORT_WINDOW = 8
+"""Tokens of a sliding window while batching is tried."""
 
-def has_plain_caches(model: Any) -> bool:
-    """Return whether every layer keeps unquantized keys and values of full attention."""
-    return all(type(cache) is KVCache for cache in make_prompt_cache(model))
+SHORT_LIMIT = 8
+"""Tokens of the first group of rows while groups are tried."""
 
 
-def can_batch(model: Any, kv_bits: int | None = None) -> bool:
-    """Return whether rows of different lengths can share a forward, by trying two of them."""
-    if kv_bits is not None or not has_plain_caches(model):
-        return False
-    tokens = [[1, 2, 3, 4], [5, 6]]
+def find_sharing(model: Any, kv_bits: int | None = None) -> Sharing:
+    """Return what rows of different lengths can share in a forward of this model; log why not more."""
+    if fault := batch_fault(model, kv_bits):
+        log.info("each row has a forward pass of its own: %s", fault)
+        return Sharing.NOTHING
+    if fault := batch_fault(model, kv_bits, SHORT_LIMIT):
+        log.info("short rows take as much memory as the longest: %s", fault)
+        return Sharing.BUFFERS
+    return Sharing.GROUPS
+
+
+def batch_fault(model: Any, kv_bits: int | None = None, first_limit: int | None = None) -> str | None:
+    """Explain why rows of different lengths cannot share a forward; return None if they can.
+
+    first_limit: tokens of the rows of the first group; None if all rows share one.
+    It tries two rows that are fed different numbers of tokens, both roll back, and go on.
+    """
+    kept = [[5, 3, 8, 1, 4, 9, 2, 7, 6, 3, 5, 8, 2, 4], [6, 2, 9, 4, 7]]
+    kinds = {type(cache).__name__: cache for cache in leaves(make_caches(model, kv_bits))}
+    if unknown := [name for name, cache in kinds.items() if not _is_known(cache)]:
+        return f"the model keeps a {unknown[0]}, which rows cannot share"
+    names = " and ".join(sorted(kinds))
     try:
-        rows = BatchedRows(model)
-        for prompt in tokens:
-            caches = make_caches(model)
-            model(mx.array([prompt[:-1]]), cache=caches)
-            rows.add(caches, len(prompt) - 1)
-        together = rows.forward(mx.array([prompt[-1:] for prompt in tokens]))[:, -1]
-        alone = mx.concatenate([model(mx.array([prompt]))[:, -1] for prompt in tokens])
-        return _agree(together, alone)
+        rows = BatchedRows(model, first_limit)
+        for tokens in kept:
+            caches = _make_short_caches(model, kv_bits)
+            model(mx.array([tokens[:-3]]), cache=caches)
+            rows.add(caches, len(tokens) - 3)
+        wide = rows.forward_ragged([[*kept[0][-3:-1], 1, 1], [kept[1][-3], 1, 1]])
+        for row, tokens in enumerate(kept):
+            # The second row is left with one more token to be fed.
+            if rows.roll_back(row, len(tokens) - 1 - row) != len(tokens) - 1 - row:
+                return f"rows that share the model's {names} cannot be rolled back"
+        rest = rows.forward_ragged([kept[0][-1:], kept[1][-2:]])
+        for row, tokens in enumerate(kept):
+            alone = model(mx.array([tokens]), cache=_make_short_caches(model, kv_bits))[0, -3:]
+            together = mx.concatenate([wide[row, : 2 - row], rest[row, : 1 + row]])
+            if not _agree(together, alone):
+                return f"the model's {names} give other logits when rows share them"
     # A model that expects its cache's offset to be a single number may raise anything here.
     except Exception as fault:
-        log.info("rows of different lengths cannot share a forward of this model: %s", fault)
-        return False
+        return f"rows cannot share the model's {names}: {fault}"
+    return None
 
 
-def rollback_fault(model: Any, kv_bits: int | None = None) -> str | None:
-    """Explain why this model's caches cannot be rolled back exactly; return None if they can."""
+def _make_short_caches(model: Any, kv_bits: int | None) -> Caches:
+    """Make a row's caches with windows so short that a few tokens pass them."""
+    caches = make_caches(model, kv_bits)
+    for cache in leaves(caches):
+        if isinstance(cache, WindowKVCache):
+            cache.window = min(cache.window, SHORT_WINDOW)
+    return caches
+
+
+def rollback_fault(model: Any, kv_bits: int | None = None, sharing: Sharing = Sharing.NOTHING) -> str | None:
+    """Explain why this model's caches cannot be rolled back exactly; return None if they can.
+
+    sharing: what the rows of a batch share.
+    """
     kinds = {type(cache).__name__: cache for cache in leaves(make_caches(model, kv_bits))}
     unknown = [name for name, cache in kinds.items() if not can_trim(cache) and not is_recurrent(cache)]
     if unknown:
         return f"the model keeps a {unknown[0]}, which cannot be rolled back"
     names = " and ".join(sorted(kinds))
     try:
-        plain = _last_logits(model, kv_bits, None)
-        one, other = (_last_logits(model, kv_bits, rejected) for rejected in ([1, 1, 1], [4, 3, 2]))
+        plain = _last_logits(model, kv_bits, sharing, None)
+        one, other = (_last_logits(model, kv_bits, sharing, rejected) for rejected in ([1, 1, 1], [4, 3, 2]))
         if not mx.array_equal(one, other, equal_nan=True).item():
             return f"rejected tokens leave a trace in the model's {names}"
         if not _agree(one, plain):
@@ -101,12 +139,14 @@ def prefix_fault(model: Any, kv_bits: int | None = None) -> str | None:
     return None
 
 
-def _last_logits(model: Any, kv_bits: int | None, rejected: Sequence[int] | None) -> mx.array:
+def _last_logits(
+    model: Any, kv_bits: int | None, sharing: Sharing, rejected: Sequence[int] | None
+) -> mx.array:
     """Return the logits after 5 + 1 + 1 tokens: (vocabulary,).
 
     rejected: tokens to feed with the sixth and roll back before the seventh; None for no rollback.
     """
-    rows = SeparateRows(model)
+    rows = make_rows(model, sharing)
     caches = make_caches(model, kv_bits)
     model(mx.array([[1, 2, 3, 4, 5]]), cache=caches)
     rows.add(caches, 5)

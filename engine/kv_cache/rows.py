@@ -1,31 +1,56 @@
 """Hold the caches of the rows that decode together, and run forward passes over them.
 
-BatchedRows runs one forward for all rows. It serves models in which every layer keeps the keys and values of
-all tokens, unquantized. SeparateRows runs one forward per row, over that row's own caches, and serves every
-other model.
+BatchedRows runs one forward for all rows. SeparateRows runs one forward per row, over that row's own caches,
+and serves the models that cannot share a forward (probes.py).
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Protocol
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import CacheList, KVCache
 
 from engine.kv_cache.batched import (
     Extent,
+    GroupedKVCache,
     RaggedKVCache,
-    RowLengths,
+    max_slots,
     round_columns,
     shrink_extent,
 )
 from engine.kv_cache.batched import cache_arrays as cache_arrays
+from engine.kv_cache.columns import Columns, RowLengths
+from engine.kv_cache.groups import FIRST_LIMIT, Group, Groups, attention_by_group
 from engine.kv_cache.per_row import Caches as Caches
-from engine.kv_cache.per_row import Snapshot, is_recurrent, leaves
+from engine.kv_cache.per_row import FittedQuantizedKVCache, Snapshot, is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_caches
+from engine.kv_cache.recurrent import RaggedStateCache, StateHistory
 from engine.kv_cache.slices import KVSlice, State, cut_slice, take_state
+from engine.kv_cache.sliding_window import WindowKVCache
 
 log = logging.getLogger("reprise.engine")
+
+
+class Sharing(IntEnum):
+    """What the rows of a batch can share."""
+
+    NOTHING = 0
+    """Each row has a forward pass of its own, and buffers of its own."""
+
+    BUFFERS = 1
+    """All rows share a forward pass and each layer's buffers."""
+
+    GROUPS = 2
+    """All rows share a forward pass, and those of similar length each layer's buffers."""
+
+    @property
+    def first_limit(self) -> int | None:
+        """The tokens that rows of the first group may have; None if there are no groups."""
+        return FIRST_LIMIT if self is Sharing.GROUPS else None
 
 
 class Rows(Protocol):
@@ -47,11 +72,9 @@ class Rows(Protocol):
     def forward(self, tokens: mx.array) -> mx.array:
         """Feed (rows, width) tokens; return logits (rows, width, vocabulary), not yet evaluated."""
 
-    def forward_ragged(self, fed: Sequence[Sequence[int]], floors: Sequence[int] | None = None) -> mx.array:
+    def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
         """Feed row r the tokens fed[r], at least one; the widths may differ.
 
-        floors: (rows,) the shortest length that the next roll_back of each row may ask for. None: its length
-            before this forward. A row with recurrent state cannot have a floor below that length.
         Returns logits (rows, largest width, vocabulary), not yet evaluated. Row r's are valid at
             [0, len(fed[r])). The row then holds len(fed[r]) more tokens.
         """
@@ -59,9 +82,11 @@ class Rows(Protocol):
     def roll_back(self, row: int, length: int) -> int:
         """Forget a row's tokens past the first length tokens; return how many its caches still hold.
 
-        length: at least the row's floor in the last forward_ragged. Rolling back to the present length is
-            free. Recurrent state cannot be trimmed: a row that has it goes back to the floor, and the caller
-            must feed the tokens between the floor and length again, in the next forward.
+        length: at least the row's length before the last forward_ragged. Rolling back to the present length
+            is free.
+        Returns length itself, unless the row has recurrent state and length is past the end of the last
+            forward_ragged: then it is the end of that forward. State goes back only into that forward, and
+            only once.
         Raises ValueError if the row holds fewer than length tokens or cannot be rolled back that far.
         """
 
@@ -73,12 +98,26 @@ class Rows(Protocol):
 
 
 class BatchedRows:
-    """Rows that share one forward and one buffer per layer. batched.py describes the layout."""
+    """Rows that share one forward, and one cache per layer that holds all of them.
 
-    def __init__(self, model: Any) -> None:
+    columns.py describes how keys and values are laid out, groups.py which rows share buffers, recurrent.py
+    how state goes back.
+    caches: one per layer, made for the first row like its own.
+    """
+
+    def __init__(self, model: Any, first_limit: int | None = None) -> None:
+        """first_limit: tokens of rows in the first group of full attention; None if all rows share one."""
         self.model = model
+        self._first_limit = first_limit
+        self._clear()
+
+    def _clear(self) -> None:
         self.shared = RowLengths()
-        self.caches = [RaggedKVCache(self.shared) for _ in make_prompt_cache(model)]
+        self.caches: Caches = []
+        self._groups = Groups(self.shared, self._first_limit)
+        # By window, and none for full attention.
+        self._windows: dict[int, Columns] = {}
+        self._history: StateHistory | None = None
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -86,93 +125,244 @@ class BatchedRows:
         return self.shared.lengths
 
     def add(self, caches: Caches, length: int) -> None:
-        """Append a prefilled row. Its buffers are taken over if it is the only row, else copied."""
+        """Append a prefilled row. Its buffers are taken over if it is alone in its group, else copied."""
         row = len(self.shared.lengths)
-        self.shared.add(0)
+        self.caches = self.caches or [self._make_cache(cache) for cache in caches]
+        self.shared.add()
+        self._groups.add()
+        for columns in self._windows.values():
+            columns.add()
+        self._settle()
+        if self._history:
+            self._history.add()
+        for state in self._states:
+            state.add(row)
         self.fill(row, caches, length)
 
     def fill(self, row: int, caches: Caches, length: int) -> None:
-        """Give an empty row its caches: the buffers are taken over if it is the only row, else copied."""
-        for cache, given in zip(self.caches, caches, strict=True):
-            if length == 0:
-                cache.clear_row(row)
-            elif len(self.shared.lengths) == 1:
-                cache.keys, cache.values = given.keys, given.values
-            else:
-                cache.put_row(row, given.keys[:, :, :length], given.values[:, :, :length])
-        self.shared.set_length(row, length)
+        """Give an empty row its caches: buffers are taken over if it is alone in its group, else copied."""
+        self._settle()
+        if self._history:
+            self._history.stay(row)
+        if self._groups.has(row):
+            self._take_out(row)
+        self.shared.lengths[row] = length
+        self._groups.put_in(row)
+        for columns in self._windows.values():
+            columns.place(row)
+        for cache, given in zip(leaves(self.caches), leaves(caches), strict=True):
+            cache.fill(row, given)
+
+    def _make_cache(self, given: Any) -> Any:
+        """Return an empty cache for all rows, of the same kind as that of one row."""
+        if isinstance(given, CacheList):
+            return CacheList(*(self._make_cache(child) for child in given.caches))
+        if is_recurrent(given):
+            return RaggedStateCache(self.shared, len(given.cache))
+        # Those derived from it have methods of their own.
+        if type(given) is WindowKVCache:
+            window = given.window
+            return RaggedKVCache(self._windows.setdefault(window, Columns(self.shared, window)))
+        if isinstance(given, FittedQuantizedKVCache):
+            return GroupedKVCache(self._groups, given.bits)
+        if type(given) is not KVCache:
+            raise TypeError(f"rows cannot share a {type(given).__name__}")
+        return GroupedKVCache(self._groups, None)
 
     def remove(self, row: int) -> None:
         """Remove a row and copy the last row into its slot. Removing the only row frees the buffers."""
         last = len(self.shared.lengths) - 1
-        length = self.shared.lengths[last]
-        for cache in self.caches:
-            if last == 0:
-                cache.keys = cache.values = None
-            elif row != last and length:
-                cache.put_row(row, *cache.get_row(last, 0, length))
-            elif row != last:
-                cache.clear_row(row)
+        if last == 0:
+            self._clear()
+            return
+        self._settle()
+        if self._history:
+            self._history.remove(row)
+        self._take_out(row)
+        self._groups.remove(row)
+        for cache in leaves(self.caches):
+            if not isinstance(cache, GroupedKVCache):
+                cache.leave(row, last)
+        for columns in self._windows.values():
+            columns.remove(row)
         self.shared.remove(row)
+        for columns in self._windows.values():
+            caches = self._in_window(columns)
+            if caches and (slots := max_slots(last)) < caches[0].extent[0]:
+                for cache in caches:
+                    cache.resize(slots, cache.extent[1])
+
+    def _take_out(self, row: int) -> None:
+        """Remove a row from its group, whose last slot is copied into its own."""
+        group, slot = self._groups.place_of(row)
+        last = len(group.rows) - 1
+        for cache in self._full:
+            if last:
+                cache.part(group).leave(slot, last)
+            else:
+                cache.drop(group)
+        self._groups.take_out(row)
         if last:
-            self._resize(shrink_extent(self.extent, self._needed))
+            self._resize(group, shrink_extent(self._extent(group), _needed(group)))
+
+    def _outgrow(self, width: int) -> None:
+        """Move each row that would outgrow its group in a forward of this width to the next group."""
+        for row in self._groups.outgrown(width):
+            length = self.shared.lengths[row]
+            held = [cache.row_slice(row, 0, length) for cache in self._full]
+            self._take_out(row)
+            self._groups.put_in(row, width)
+            for cache, arrays in zip(self._full, held, strict=True):
+                cache.put(row, arrays)
 
     @property
-    def extent(self) -> Extent:
-        """The slots and columns of the buffers; (0, 0) while there are none."""
-        return next((cache.extent for cache in self.caches if cache.keys is not None), (0, 0))
+    def extents(self) -> list[Extent]:
+        """The slots and columns of the buffers of full attention, of each group."""
+        return [self._extent(group) for group in self._groups]
 
     def limit_growth(self, max_cells: int) -> None:
-        """Keep the buffers within max_cells slots times columns, unless the rows themselves need more."""
-        self.shared.max_cells = max_cells
-        slots, columns = self.extent
-        if slots * columns > max_cells:
-            num_slots, num_columns = self._needed
-            self._resize((num_slots, min(columns, round_columns(num_columns))))
+        """Keep the buffers of full attention within max_cells slots times columns, unless rows need more."""
+        self._groups.limit_growth(max_cells, _needed_cells)
+        for group in self._groups:
+            slots, columns = self._extent(group)
+            assert group.columns.max_cells is not None
+            if slots * columns > group.columns.max_cells:
+                num_slots, num_columns = _needed(group)
+                self._resize(group, (num_slots, min(columns, round_columns(num_columns))))
 
     @property
-    def _needed(self) -> Extent:
-        return len(self.shared.lengths), max(self.shared.dirty_ends + self.shared.lengths, default=0)
+    def _full(self) -> list[GroupedKVCache]:
+        return [cache for cache in leaves(self.caches) if isinstance(cache, GroupedKVCache)]
 
-    def _resize(self, extent: Extent) -> None:
-        if extent != self.extent:
-            for cache in self.caches:
-                cache.resize(*extent)
+    def _in_window(self, columns: Columns) -> list[RaggedKVCache]:
+        all_caches = (cache for cache in leaves(self.caches) if isinstance(cache, RaggedKVCache))
+        return [cache for cache in all_caches if cache.columns is columns and cache.arrays]
+
+    def _extent(self, group: Group) -> Extent:
+        return next((cache.parts[group].extent for cache in self._full if group in cache.parts), (0, 0))
+
+    def _resize(self, group: Group, extent: Extent) -> None:
+        if extent != self._extent(group):
+            for cache in self._full:
+                cache.part(group).resize(*extent)
+
+    @property
+    def _states(self) -> list[RaggedStateCache]:
+        return [cache for cache in leaves(self.caches) if isinstance(cache, RaggedStateCache)]
 
     def forward(self, tokens: mx.array) -> mx.array:
         """Run one forward over all rows. If building it raises, every row keeps its length and its tokens."""
-        return self._forward(tokens, [tokens.shape[1]] * tokens.shape[0])
+        self._settle()
+        return self._forward(tokens, [tokens.shape[1]] * tokens.shape[0], nullcontext())
 
-    def forward_ragged(
-        self,
-        fed: Sequence[Sequence[int]],
-        floors: Sequence[int] | None = None,  # noqa: ARG002 - these rows can roll back to any length
-    ) -> mx.array:
+    def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
         """Run one forward over right-padded rows. Padding lands past a row's end, where it is masked."""
         width = max(map(len, fed))
         # Pad with the row's own last token, which is surely a valid id.
         padded = [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in fed]
-        return self._forward(mx.array(padded), [len(tokens) for tokens in fed])
+        self._settle()
+        self._history = None
+        return self._forward(mx.array(padded), [len(tokens) for tokens in fed], self._record())
 
-    def _forward(self, tokens: mx.array, widths: Sequence[int]) -> mx.array:
+    def _forward(
+        self, tokens: mx.array, widths: Sequence[int], recording: AbstractContextManager[None]
+    ) -> mx.array:
+        self._outgrow(max(widths))
         self.shared.begin_forward(widths)
-        logits: mx.array = self.model(tokens, cache=self.caches)
+        self._groups.begin_forward()
+        for columns in self._windows.values():
+            if moves := columns.begin_forward():
+                for cache in self._in_window(columns):
+                    cache.move(moves)
+        before = [(state, list(state.cache)) for state in self._states]
+        try:
+            with recording, attention_by_group(self._groups):
+                logits: mx.array = self.model(tokens, cache=self.caches)
+        except BaseException:
+            for state, arrays in before:
+                state.cache = arrays
+            raise
         self.shared.end_forward()
+        self._groups.end_forward()
+        for columns in self._windows.values():
+            columns.end_forward()
         return logits
 
+    @contextmanager
+    def _record(self) -> Iterator[None]:
+        """Record the forward, so that state can go back into it."""
+        if not (states := self._states):
+            yield
+            return
+        history = StateHistory(states, self.shared)
+        with history.record():
+            yield
+        self._history = history
+
     def roll_back(self, row: int, length: int) -> int:
-        """Forget the row's tokens past the first length tokens, any number of them; return length."""
-        _check_length(row, length, 0, self.shared.lengths[row])
+        """Lower the row's length; its state is computed again with the next forward."""
+        held = self.shared.lengths[row]
+        shortest = max((columns.min_length(row) for columns in self._windows.values()), default=0)
+        if any(isinstance(cache, RaggedStateCache) for cache in leaves(self.caches)):
+            first = self._history.min_length(row) if self._history else None
+            shortest = max(shortest, held if first is None else first)
+        _check_length(row, length, shortest, held)
+        if self._history and length == held:
+            self._history.stay(row)
+        elif self._history:
+            length = self._history.go_back(row, length)
         self.shared.lengths[row] = length
+        self._groups.set_length(row, length)
         return length
+
+    def _settle(self) -> None:
+        """Compute the states of rows that were rolled back."""
+        if self._history:
+            self._history.apply()
+            if self._history.is_over:
+                self._history = None
 
     def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
         """Copy the keys and values of tokens [start, end); a view would keep the shared buffers alive."""
-        return [array for cache in self.caches for array in cache.get_row(row, start, end)]
+        return [
+            array
+            for cache in leaves(self.caches)
+            if isinstance(cache, GroupedKVCache)
+            for array in cache.row_slice(row, start, end)
+        ]
 
-    def state(self, row: int) -> State:  # noqa: ARG002 - the signature of Rows
-        """Return no arrays: KV slices cover all that these caches hold."""
-        return []
+    def state(self, row: int) -> State:
+        """Copy the state of the row's other caches."""
+        self._settle()
+        taken: State = []
+        for cache in leaves(self.caches):
+            if isinstance(cache, RaggedStateCache):
+                taken += cache.row_state(row)
+            elif isinstance(cache, RaggedKVCache):
+                taken += cache.live_columns(row)
+        return taken
+
+
+def _needed(group: Group) -> Extent:
+    """Return the slots and columns that a group's buffers need."""
+    ends = (
+        max(group.columns.dirty_ends[slot], group.columns.end_of(slot)) for slot in range(len(group.rows))
+    )
+    return len(group.rows), max(ends)
+
+
+def _needed_cells(group: Group) -> int:
+    num_slots, num_columns = _needed(group)
+    return num_slots * round_columns(num_columns)
+
+
+@dataclass
+class _Verified:
+    """The last forward_ragged of one row: its tokens, and what the caches held before and after it."""
+
+    tokens: Sequence[int]
+    before: Snapshot
+    after: Snapshot
 
 
 class SeparateRows:
@@ -182,7 +372,7 @@ class SeparateRows:
         self.model = model
         self.caches: list[Caches] = []
         self._lengths: list[int] = []
-        self._snapshots: list[Snapshot | None] = []
+        self._verified: list[_Verified | None] = []
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -193,19 +383,19 @@ class SeparateRows:
         """Append a prefilled row."""
         self.caches.append(caches)
         self._lengths.append(length)
-        self._snapshots.append(None)
+        self._verified.append(None)
 
     def fill(self, row: int, caches: Caches, length: int) -> None:
         """Give an empty row its caches."""
-        self.caches[row], self._lengths[row], self._snapshots[row] = caches, length, None
+        self.caches[row], self._lengths[row], self._verified[row] = caches, length, None
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""
         self.caches[row], self._lengths[row] = self.caches[-1], self._lengths[-1]
-        self._snapshots[row] = self._snapshots[-1]
+        self._verified[row] = self._verified[-1]
         self.caches.pop()
         self._lengths.pop()
-        self._snapshots.pop()
+        self._verified.pop()
 
     def forward(self, tokens: mx.array) -> mx.array:
         """Run one forward per row, in order."""
@@ -213,40 +403,34 @@ class SeparateRows:
         self._lengths = [length + tokens.shape[1] for length in self._lengths]
         return mx.concatenate(logits, axis=0)
 
-    def forward_ragged(self, fed: Sequence[Sequence[int]], floors: Sequence[int] | None = None) -> mx.array:
-        """Run one forward per row, each of its own width, and take a snapshot at the row's floor.
-
-        A row with recurrent state takes two forwards if its floor lies between two of the tokens fed, because
-        the snapshot has to be taken there.
-        """
+    def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
+        """Run one forward per row, each of its own width."""
         width = max(map(len, fed))
         padded = []
         for row, tokens in enumerate(fed):
-            logits = self._forward_row(row, tokens, floors[row] if floors else self._lengths[row])
+            before = Snapshot(self.caches[row], self._lengths[row])
+            logits = self.model(mx.array([tokens]), cache=self.caches[row])
+            self._lengths[row] += len(tokens)
+            after = Snapshot(self.caches[row], self._lengths[row])
+            self._verified[row] = _Verified(tokens, before, after)
             padded.append(mx.pad(logits, [(0, 0), (0, width - len(tokens)), (0, 0)]))
         return mx.concatenate(padded, axis=0)
 
-    def _forward_row(self, row: int, tokens: Sequence[int], floor: int) -> mx.array:
-        """Feed one row; return logits (1, tokens, vocabulary)."""
-        caches, num_kept = self.caches[row], floor - self._lengths[row]
-        self._lengths[row] += len(tokens)
-        if any(is_recurrent(cache) for cache in leaves(caches)) and 0 < num_kept < len(tokens):
-            first = self.model(mx.array([tokens[:num_kept]]), cache=caches)
-            self._snapshots[row] = Snapshot(caches, floor)
-            return mx.concatenate([first, self.model(mx.array([tokens[num_kept:]]), cache=caches)], axis=1)
-        # Caches that can be trimmed need no copy of what they hold; the snapshot only records the length.
-        snapshot = Snapshot(caches, floor)
-        logits: mx.array = self.model(mx.array([tokens]), cache=caches)
-        self._snapshots[row] = snapshot if num_kept < len(tokens) else Snapshot(caches, floor)
-        return logits
-
     def roll_back(self, row: int, length: int) -> int:
-        """Trim the row's caches to length, or restore the snapshot if they hold recurrent state."""
-        held, snapshot = self._lengths[row], self._snapshots[row]
-        _check_length(row, length, snapshot.length if snapshot else held, held)
-        if snapshot and length < held:
-            self._lengths[row] = snapshot.restore(held, length)
-        self._snapshots[row] = None
+        """Trim the row's caches to length; restore recurrent state, and feed what is kept again."""
+        held, verified, caches = self._lengths[row], self._verified[row], self.caches[row]
+        _check_length(row, length, verified.before.length if verified else held, held)
+        self._verified[row] = None
+        if verified is None or length == held:
+            return held
+        is_past = length >= verified.after.length
+        snapshot = verified.after if is_past else verified.before
+        self._lengths[row] = snapshot.restore(held, length)
+        if again := [] if is_past else verified.tokens[: length - self._lengths[row]]:
+            self.model(mx.array([again]), cache=caches)
+            # Waited for now, so that the time counts as this step's.
+            evaluate(caches)
+            self._lengths[row] = length
         return self._lengths[row]
 
     def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
@@ -266,9 +450,9 @@ def _check_length(row: int, length: int, min_length: int, held: int) -> None:
         )
 
 
-def make_rows(model: Any, batched: bool) -> Rows:
-    """Make an empty batch. batched: whether its rows share one forward."""
-    return BatchedRows(model) if batched else SeparateRows(model)
+def make_rows(model: Any, sharing: Sharing) -> Rows:
+    """Make an empty batch."""
+    return BatchedRows(model, sharing.first_limit) if sharing else SeparateRows(model)
 
 
 def evaluate(caches: Caches) -> None:

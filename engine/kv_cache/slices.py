@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
+from engine.kv_cache.batched import row_arrays
 from engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, is_recurrent, leaves
 from engine.kv_cache.sliding_window import WindowKVCache
 
@@ -33,7 +34,7 @@ def cut_slice(caches: Caches, start: int, end: int) -> KVSlice:
     """Copy the keys and values of tokens [start, end), not yet evaluated."""
     kept = [cache for cache in leaves(caches) if can_slice(cache)]
     # A view would keep the whole buffer alive.
-    return [mx.contiguous(array[:, :, start:end]) for cache in kept for array in _kv_arrays(cache)]
+    return [mx.contiguous(array[:, :, start:end]) for cache in kept for array in row_arrays(cache)]
 
 
 def sub_slice(kv_slice: KVSlice, start: int, end: int) -> KVSlice:
@@ -82,12 +83,6 @@ def rebuild(empty: Caches, kv_slices: Sequence[KVSlice], state: State, length: i
 def can_slice(cache: Any) -> bool:
     """Return whether a cache keeps the keys and values of every token, so that runs of them can be copied."""
     return type(cache) in (KVCache, FittedQuantizedKVCache)
-
-
-def _kv_arrays(cache: Any) -> list[mx.array]:
-    # Quantized keys are three arrays, and so are the values.
-    both = (cache.keys, cache.values)
-    return [*both] if type(cache) is KVCache else [array for three in both for array in three]
 
 
 def _concatenate(arrays: Sequence[mx.array]) -> mx.array:

@@ -13,8 +13,17 @@ ROLLBACK_TOKENS = 256
 
 
 def max_columns(window: int, max_width: int) -> int:
-    """Return the maximum columns of a buffer if no update brings more than max_width tokens."""
-    return window + BLOCK_TOKENS + max(ROLLBACK_TOKENS, max_width) + max_width + SLACK_TOKENS
+    """Return the maximum columns of a buffer if no update brings more than max_width tokens.
+
+    Rows that share buffers need up to three blocks more than the window, for they begin and end in different
+    columns of a block.
+    """
+    return window + 4 * BLOCK_TOKENS + max(ROLLBACK_TOKENS, max_width) + max_width + SLACK_TOKENS
+
+
+def first_needed(position: int, window: int) -> int:
+    """Return the first position that a forward starting at position reads: a multiple of BLOCK_TOKENS."""
+    return max(0, position - window + 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 class WindowKVCache:
@@ -122,8 +131,7 @@ class WindowKVCache:
         return sum(array.nbytes for array in self.state if array is not None)
 
     def _first_needed(self, position: int) -> int:
-        """Return the first position that a forward starting at position reads."""
-        return max(0, position - self.window + 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        return first_needed(position, self.window)
 
     def _reserve(self, width: int, keys: mx.array, values: mx.array) -> None:
         held = self.offset - self._base
@@ -135,6 +143,21 @@ class WindowKVCache:
         dropped, self._base = needed - self._base, needed
         self.keys = _copy_with_room(self.keys, dropped, held, width, keys)
         self.values = _copy_with_room(self.values, dropped, held, width, values)
+
+
+class ChunkedWindowKVCache(WindowKVCache):
+    """One row's keys and values in a layer where a token sees its own chunk of `window` tokens up to itself.
+
+    It replaces mlx-lm's ChunkedKVCache. The model makes the mask itself, from start_position and offset.
+    """
+
+    @property
+    def start_position(self) -> int:
+        """The position of the first key that the next forward reads."""
+        return self._first_needed(self.offset)
+
+    def maybe_trim_front(self) -> None:
+        """Do nothing: update_and_fetch() drops what no window can reach."""
 
 
 def _copy_with_room(buffer: mx.array | None, start: int, end: int, width: int, like: mx.array) -> mx.array:

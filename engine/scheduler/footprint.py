@@ -14,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 
 from engine.kv_cache.per_row import Caches, arrays_of, is_recurrent, leaves, make_caches
-from engine.kv_cache.rows import evaluate
-from engine.kv_cache.sliding_window import max_columns
+from engine.kv_cache.rows import BatchedRows, evaluate
+from engine.kv_cache.sliding_window import BLOCK_TOKENS, max_columns
 
 PROBE_TOKENS = 16
 """More than 8: up to there Metal has an attention kernel of its own, which never writes scores to memory."""
@@ -34,7 +34,7 @@ MASK_BYTES = 2
 class Footprint:
     """Bytes of a row's caches, and of what a forward pass needs while it runs.
 
-    fixed_bytes: per row, whatever its length: recurrent state, and a snapshot of it.
+    fixed_bytes: per row, whatever its length: recurrent state before and after a forward pass.
     token_bytes: per token in the caches that keep all tokens.
     windows: (bytes per token, tokens) of each kind of sliding window.
     layer_bytes: per token, in the layer whose cache takes the most.
@@ -42,6 +42,8 @@ class Footprint:
     seen_bytes: of a forward pass, per token fed and token in the caches: masks, and the scores of attention
         where they are written to memory.
     logits_bytes: per position whose logits are computed.
+    record_bytes: per row, of what is kept after a verification step to roll recurrent state back.
+    record_token_bytes: of the same, per token that such a step feeds.
     """
 
     fixed_bytes: int
@@ -51,14 +53,20 @@ class Footprint:
     fed_bytes: int = 0
     seen_bytes: float = 0.0
     logits_bytes: int = 0
+    record_bytes: int = 0
+    record_token_bytes: int = 0
 
     def row_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
         """Return the bytes of a row's caches for num_tokens, when fed up to chunk_tokens at a time."""
-        windows = sum(
-            each * min(num_tokens + chunk_tokens, max_columns(window, chunk_tokens))
+        windows = self.window_bytes(num_tokens, chunk_tokens)
+        return self.fixed_bytes + self.token_bytes * num_tokens + windows
+
+    def window_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
+        """Return the part of row_bytes() for sliding windows."""
+        return sum(
+            each * min(num_tokens + chunk_tokens + BLOCK_TOKENS, max_columns(window, chunk_tokens))
             for each, window in self.windows
         )
-        return self.fixed_bytes + self.token_bytes * num_tokens + windows
 
     def growth_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
         """Return what growing a row's caches to num_tokens takes besides them.
@@ -75,10 +83,14 @@ class Footprint:
         return ceil(num_fed * (self.fed_bytes + self.seen_bytes * num_seen))
 
 
-def measure(model: Any, kv_bits: int | None = None) -> Footprint:
-    """Measure a footprint: feed a few tokens, and look at the caches and at MLX's peak memory."""
+def measure(model: Any, kv_bits: int | None = None, batched: bool = False) -> Footprint:
+    """Measure a footprint: feed a few tokens, and look at the caches and at MLX's peak memory.
+
+    batched: whether rows share a forward pass.
+    """
     caches = make_caches(model, kv_bits)
     fixed_bytes, token_bytes, layer_bytes = 0, 0, 0
+    record_bytes = record_token_bytes = 0
     windows: dict[int, int] = {}
     with _tight_memory():
         short, short_logits = _probe(model, caches)
@@ -103,6 +115,10 @@ def measure(model: Any, kv_bits: int | None = None) -> Footprint:
         if any(is_recurrent(cache) for cache in leaves(caches)):
             whole = _forward_bytes(model, make_caches(model, kv_bits), RECURRENT_TOKENS)
             fed = max(fed, whole / RECURRENT_TOKENS)
+            # Rows apart keep a snapshot.
+            record_bytes = fixed_bytes // 2
+            if batched:
+                record_bytes, record_token_bytes = _record_bytes(model, kv_bits)
     return Footprint(
         fixed_bytes,
         token_bytes,
@@ -111,7 +127,32 @@ def measure(model: Any, kv_bits: int | None = None) -> Footprint:
         fed_bytes=ceil(fed),
         seen_bytes=growth / (PROBE_TOKENS * SEEN_TOKENS) + MASK_BYTES,
         logits_bytes=ceil(short_logits / PROBE_TOKENS),
+        record_bytes=record_bytes,
+        record_token_bytes=record_token_bytes,
     )
+
+
+def _record_bytes(model: Any, kv_bits: int | None) -> tuple[int, int]:
+    """Return the bytes that a verification step leaves, per row and per token fed.
+
+    The state after the step is part of them, the state before it is not.
+    """
+    rows = BatchedRows(model)
+    for _ in range(2):
+        rows.add(make_caches(model, kv_bits), 0)
+    left = []
+    for width in (PROBE_TOKENS // 2, PROBE_TOKENS):
+        logits = rows.forward(mx.ones((2, 1), mx.int32))
+        mx.eval(logits, [array for row in range(2) for array in rows.state(row) if array is not None])
+        del logits
+        before = mx.get_active_memory()
+        # With a mask, as it has for rows of different widths.
+        mx.eval(rows.forward_ragged([[1] * width, [1] * (width - 1)]))
+        left.append(max(0, mx.get_active_memory() - before))
+        for row, length in enumerate(rows.lengths):
+            rows.roll_back(row, length)
+    token_bytes = max(0, left[1] - left[0]) / PROBE_TOKENS
+    return ceil(max(0, left[0] / 2 - token_bytes * PROBE_TOKENS / 2)), ceil(token_bytes)
 
 
 @contextmanager

@@ -19,15 +19,15 @@ from weakref import WeakKeyDictionary, ref
 import mlx.core as mx
 
 from config.settings import Settings
-from engine.kv_cache.batched import GROWTH_TOKENS, round_columns
-from engine.kv_cache.rows import BatchedRows, Rows
+from engine.kv_cache.batched import GROWTH_TOKENS, max_slots, round_columns
+from engine.kv_cache.groups import count_cells
+from engine.kv_cache.rows import BatchedRows, Rows, Sharing
 from engine.model.loading import LoadedModel, ModelError
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import MemoryLimit
 from engine.sampling.pieces import ALL_NEEDS, LIKELIHOOD_ARRAYS, Needs, find_needs, sampling_bytes
 from engine.scheduler.footprint import Footprint, measure
 from engine.scheduler.machine_memory import usable_bytes, wire_weights
-from engine.scheduler.speculation import MAX_PENDING
 from engine.sequence import Sequence
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
 from engine.speculative.draft_model.reader import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
@@ -59,16 +59,15 @@ Running = tuple[list[ref[Sequence]], list[ref[Sequence]]]
 class ModelMemory:
     """The memory that one model, the target or the draft model, needs for its rows.
 
-    batched: whether its rows share buffers.
-    width: maximum tokens that a decoding row feeds in one step. num_draws: maximum that it draws.
+    sharing: what its rows share.
+    width: maximum tokens that a decoding row feeds in one step.
     ids_per_token, spare_ids: n target tokens take at most n * ids_per_token + spare_ids ids of this model.
     max_ids: the longest text that it reads, in its own ids; None for no limit.
     """
 
     footprint: Footprint
-    batched: bool
+    sharing: Sharing
     width: int
-    num_draws: int
     ids_per_token: int = 1
     spare_ids: int = 0
     max_ids: int | None = None
@@ -81,7 +80,7 @@ class ModelMemory:
     def logits_bytes(self, num_rows: int, num_positions: int) -> int:
         """Return the bytes of a step's logits, if each row computes those of num_positions tokens."""
         # Rows that have a forward each have their logits padded, and then joined.
-        num_copies = 1 if self.batched or num_rows == 1 else 3
+        num_copies = 1 if self.sharing or num_rows == 1 else 3
         return num_copies * num_rows * num_positions * self.footprint.logits_bytes
 
 
@@ -252,12 +251,12 @@ class MemoryBudget:
             if isinstance(model_rows, BatchedRows) and footprint.token_bytes:
                 # Prompts have buffers of their own until they join.
                 lengths = [self._row_columns(model, len(s.tokens)) for s in members]
-                num_cells = len(lengths) * max(lengths, default=0)
+                num_cells = self._num_cells(model, lengths)
                 # Larger buffers also need more memory when they grow.
                 cell_bytes = footprint.token_bytes + footprint.layer_bytes
                 model_rows.limit_growth(num_cells + spare // len(self._models) // cell_bytes)
-                slots, columns = model_rows.extent
-                self._used_bytes += max(0, slots * columns - num_cells) * cell_bytes
+                held = sum(slots * columns for slots, columns in model_rows.extents)
+                self._used_bytes += max(0, held - num_cells) * cell_bytes
         return True
 
     def _limit_mlx(self, room_above: int) -> None:
@@ -305,7 +304,7 @@ class MemoryBudget:
     def _reading_bytes(self, num_tokens: int) -> int:
         """Return the bytes of the caches with which the draft model reads a text, until they are a row's."""
         draft = self._models[-1]
-        if not draft.batched:
+        if not draft.sharing:
             # Rows that do not share buffers are counted as if they held the text already.
             return 0
         return draft.footprint.row_bytes(self._prompt_columns(draft, num_tokens), self.chunk_tokens)
@@ -340,14 +339,23 @@ class MemoryBudget:
                 *(self._row_columns(model, length) for length, _ in rows),
                 *(self._prompt_columns(model, length) for length, _ in prompts),
             ]
-            if model.batched:
-                # A prompt joins the rows, where it takes as many columns as the longest.
-                num_cells = len(columns) * max(columns)
+            if model.sharing:
+                # A prompt joins the rows, where it takes as many columns as the longest of its group.
+                num_rows, most, num_cells = len(columns), max(columns), self._num_cells(model, columns)
                 kept += footprint.token_bytes * num_cells
-                model_growth = footprint.layer_bytes * num_cells
+                kept += num_rows * footprint.fixed_bytes
+                # Windows have spare columns, and spare slots.
+                widest = max(self.chunk_tokens, model.width)
+                kept += max_slots(num_rows) * footprint.window_bytes(most + GROWTH_TOKENS, widest)
+                model_growth = (
+                    footprint.layer_bytes * num_cells
+                    if footprint.token_bytes
+                    else num_rows * footprint.growth_bytes(most, widest)
+                )
             else:
                 kept += sum(footprint.row_bytes(each, self.chunk_tokens) for each in columns)
                 model_growth = sum(footprint.growth_bytes(each, self.chunk_tokens) for each in columns)
+            kept += len(rows) * (footprint.record_bytes + model.width * footprint.record_token_bytes)
             growth = max(growth, model_growth)
             # The draft model reads the text of rows.
             fed_at_once = longest_prompt if model is self._models[0] else model.num_ids(longest)
@@ -363,7 +371,7 @@ class MemoryBudget:
 
     def _sampling_bytes(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> int:
         """Return what sampling takes at most, and prompts' log probabilities."""
-        num_draws, num_arrays = len(rows) * self._models[0].num_draws, 0.0
+        num_draws, num_arrays = len(rows) * self._models[0].width, 0.0
         if any(sampling.prompt_logprobs for _, sampling in prompts):
             num_draws, num_arrays = max(num_draws, PROMPT_LOGPROBS_CHUNK), LIKELIHOOD_ARRAYS
         num_arrays = max([num_arrays, *(sampling.num_arrays for _, sampling in rows)])
@@ -379,9 +387,14 @@ class MemoryBudget:
             for model in self._models
         )
 
+    def _num_cells(self, model: ModelMemory, columns: SequenceOf[int]) -> int:
+        """Return the cells that rows take at most that share buffers, given the columns that each needs."""
+        # A row is in the group of its present length, which lacks all that a step may add, and rounding.
+        return count_cells(columns, model.sharing.first_limit, self._ahead_tokens + 2 * GROWTH_TOKENS)
+
     def _row_columns(self, model: ModelMemory, length: int) -> int:
         columns = model.num_ids(length) + self._ahead_tokens
-        return round_columns(columns) if model.batched else columns + GROWTH_TOKENS
+        return round_columns(columns) if model.sharing else columns + GROWTH_TOKENS
 
     def _prompt_columns(self, model: ModelMemory, length: int) -> int:
         # A buffer fed in odd chunks may end up to one growth step beyond what it has to hold.
@@ -391,7 +404,7 @@ class MemoryBudget:
 def make_memory_budget(
     loaded: LoadedModel,
     settings: Settings,
-    batched: bool,
+    sharing: Sharing,
     draft_model: DraftModel | None,
     may_draft: bool = True,
 ) -> MemoryBudget:
@@ -407,11 +420,9 @@ def make_memory_budget(
     if settings.wire_weights:
         wire_weights()
     weight_bytes = loaded.info.weight_bytes
-    footprint = measure(loaded.model, settings.kv_bits)
-    num_draws = 1 + settings.num_draft_tokens * may_draft
-    # Only rows with recurrent state are fed accepted tokens again.
-    width = num_draws + MAX_PENDING * (may_draft and footprint.fixed_bytes > 0)
-    models = [ModelMemory(footprint, batched, width, num_draws)]
+    footprint = measure(loaded.model, settings.kv_bits, bool(sharing))
+    width = 1 + settings.num_draft_tokens * may_draft
+    models = [ModelMemory(footprint, sharing, width)]
     if draft_model:
         weight_bytes += draft_model.loaded.info.weight_bytes
         is_translated = draft_model.translation.pair is not None
@@ -419,7 +430,13 @@ def make_memory_budget(
         id_limits = (MAX_IDS_PER_TOKEN, SPARE_IDS) if is_translated else (1, 0)
         max_ids = draft_model.loaded.info.context_tokens
         models.append(
-            ModelMemory(measure(draft_model.model), draft_model.batched, draft_width, 1, *id_limits, max_ids)
+            ModelMemory(
+                measure(draft_model.model, batched=bool(draft_model.sharing)),
+                draft_model.sharing,
+                draft_width,
+                *id_limits,
+                max_ids,
+            )
         )
     memory_budget = MemoryBudget(
         weight_bytes,

@@ -20,9 +20,6 @@ from engine.speculative.draft_model.forecast import (
 )
 from engine.speculative.verify import RowInput
 
-MAX_PENDING = 16
-"""A row with more pending tokens gets no draft until they are in its cache."""
-
 MODEL_DOUBT = 2.0
 """By which factor the draft model's cost may be wrong while it was hardly observed."""
 
@@ -47,12 +44,10 @@ class Planner:
         costs: StepCosts,
         exact_shapes: Collection[tuple[int, int]] | None = None,
         model_costs: DraftModelCosts | None = None,
-        replays: bool = False,
     ) -> None:
         self.costs = costs
         self.exact_shapes = exact_shapes
         self.model_costs = model_costs
-        self.replays = replays
         self.accounts = StepAccounts(costs, model_costs)
         self.num_plain_probes = 0
         # See _measured_widths().
@@ -71,35 +66,32 @@ class Planner:
             return 0.0
         return self.model_costs.seconds(num_rows, num_fed, num_drafted)
 
-    def plan(self, members: SequenceOf[Sequence], lengths: SequenceOf[int]) -> list[RowInput]:
+    def plan(self, members: SequenceOf[Sequence]) -> list[RowInput]:
         """Return the rows' inputs for a verification step; empty if a plain step is better.
 
-        lengths: (rows,) tokens in each row's cache. While a step is in flight the plan is a forecast, as that
-        step's token is missing.
+        While a step is in flight the plan is a forecast, as that step's token is missing.
         """
         self._under = self.conditions(members)
-        num_pending = [max(1, len(s.tokens) - length) for s, length in zip(members, lengths, strict=True)]
-        may_be_plain = max(num_pending) == 1
-        if may_be_plain and self.costs.is_plain_due(len(members), self._under):
+        if self.costs.is_plain_due(len(members), self._under):
             self.num_plain_probes += 1
             return []
-        if may_be_plain and self._is_out_of_budget(members):
+        if self._is_out_of_budget(members):
             return []
         estimates, min_tokens = [], MIN_GAIN * self._min_ratio(len(members))
         is_worth = self._make_is_worth(len(members))
-        for s, pending in zip(members, num_pending, strict=True):
+        for s in members:
             try:
-                estimates.append(self._best_draft(s, pending, len(members), min_tokens, is_worth))
+                estimates.append(self._best_draft(s, len(members), min_tokens, is_worth))
             # An answer needs no drafts.
             except Exception as fault:
                 s.give_up_drafts(fault)
-                estimates.append(DraftEstimate(num_pending=pending))
+                estimates.append(DraftEstimate())
         # If no draft would pay with all rows like its own, no width pays for all rows together.
         width = 1
-        if not may_be_plain or any(estimate.is_worth for estimate in estimates):
+        if any(estimate.is_worth for estimate in estimates):
             estimates = [self._any_draft(s, estimate) for s, estimate in zip(members, estimates, strict=True)]
             width = self._choose(members, estimates)
-        if width == 1 and may_be_plain:
+        if width == 1:
             estimates, width = self._probe(members, estimates)
             if width == 1:
                 return []
@@ -132,7 +124,6 @@ class Planner:
     def _best_draft(
         self,
         s: Sequence,
-        num_pending: int,
         num_rows: int,
         min_tokens: float,
         is_worth: Callable[[DraftEstimate], bool],
@@ -142,8 +133,8 @@ class Planner:
         min_tokens, is_worth: see SequenceDrafts.propose(); the same for all rows.
         """
         max_tokens = _max_draft_tokens(s)
-        if s.drafts is None or max_tokens < 1 or num_pending > MAX_PENDING:
-            return DraftEstimate(num_pending=num_pending)
+        if s.drafts is None or max_tokens < 1:
+            return DraftEstimate()
         estimate = s.drafts.propose(max_tokens, min_tokens, is_worth)
         if not estimate.is_worth and s.drafts.can_ask_model and self.model_costs is not None:
             forecast = s.drafts.forecast
@@ -151,7 +142,6 @@ class Planner:
                 forecast, num_rows, min(max_tokens, s.drafts.limit), forecast.rate
             )
             estimate = by_model if by_model.num_tokens else estimate
-        estimate.num_pending = num_pending
         return estimate
 
     def _any_draft(self, s: Sequence, estimate: DraftEstimate) -> DraftEstimate:
@@ -161,9 +151,7 @@ class Planner:
         """
         if estimate.num_tokens or s.drafts is None or not s.drafts.has_best:
             return estimate
-        best = s.drafts.estimate_best()
-        best.num_pending = estimate.num_pending
-        return best
+        return s.drafts.estimate_best()
 
     def _estimate_model_draft(
         self, forecast: DraftForecast, num_rows: int, limit: int, rate: float
@@ -248,8 +236,7 @@ class Planner:
         """
         if not self.costs.batched:
             return lambda width: [_fed_width(estimate, width) for estimate in estimates]
-        num_pending = max([estimate.num_pending for estimate in estimates])
-        return lambda width: [max(num_pending, width)] * len(estimates)
+        return lambda width: [width] * len(estimates)
 
     def _make_check(
         self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]
@@ -269,10 +256,6 @@ class Planner:
                 work = _planned(members, estimates, width)
                 doubt = MODEL_DOUBT if self.model_costs.is_new else 1.0
                 taken_s += doubt * self.model_s(len(members), work.num_fed, work.num_drafted)
-            if self.replays:
-                # Worst case: one token of each draft is accepted, and the next step feeds it again.
-                next_widths = [e.num_pending + 1 if _num_drafted(e, width) else 1 for e in estimates]
-                taken_s += max(0.0, self.costs.most_s(next_widths, self._under) - plain_s)
             return taken_s <= left_s
 
         return is_allowed
@@ -281,11 +264,6 @@ class Planner:
         """Return the seconds of the draft model's part of a step, with this step's share of catching up."""
         steady_s = self.model_s(num_rows, min(work.num_fed, STEADY_FED), work.num_drafted)
         return steady_s + work.share * (self.model_s(num_rows, work.num_fed, work.num_drafted) - steady_s)
-
-    def without_drafts(self, members: SequenceOf[Sequence], lengths: SequenceOf[int]) -> list[RowInput]:
-        """Return the rows' inputs for a step that verifies nothing. See plan()."""
-        num_pending = [max(1, len(s.tokens) - length) for s, length in zip(members, lengths, strict=True)]
-        return [RowInput(s.tokens[-num:], len(s.tokens)) for s, num in zip(members, num_pending, strict=True)]
 
     def without_inexact(self, inputs: SequenceOf[RowInput]) -> list[RowInput]:
         """In exact mode, cut drafts if a forward pass would have a width that is not known to be exact.
@@ -301,26 +279,20 @@ class Planner:
     def _cut(self, inputs: SequenceOf[RowInput]) -> list[RowInput]:
         """Cut the drafts of one forward pass to its widest exact width; drop them if no width is exact."""
         widest = max(row_input.width for row_input in inputs)
-        narrowest = max(len(row_input.pending) for row_input in inputs)
-        widths = [
-            w for w in range(narrowest, widest + 1) if w == 1 or (len(inputs), w) in (self.exact_shapes or ())
-        ]
-        width = max(widths, default=0)
+        exact = [w for w in range(2, widest + 1) if (len(inputs), w) in (self.exact_shapes or ())]
+        width = max(exact, default=1)
         if width == widest:
             return list(inputs)
-        cut = [
-            replace(row_input, draft=row_input.draft[: max(0, width - len(row_input.pending))])
-            for row_input in inputs
-        ]
+        cut = [replace(row_input, draft=row_input.draft[: width - 1]) for row_input in inputs]
         return [
-            row_input if row_input.draft else RowInput(row_input.pending, row_input.position)
+            row_input if row_input.draft else RowInput(row_input.newest, row_input.position)
             for row_input in cut
         ]
 
     def _widths(self, estimates: SequenceOf[DraftEstimate], num_rows: int) -> list[int]:
         """Return the candidate widths: those measured, and those where a draft becomes less certain."""
-        widest = max([estimate.num_pending + len(estimate.expected) for estimate in estimates]) - 1
-        stops = {estimate.num_pending + stop for estimate in estimates for stop in estimate.stops}
+        widest = max([len(estimate.expected) for estimate in estimates])
+        stops = {1 + stop for estimate in estimates for stop in estimate.stops}
         measured = self._measured_widths(num_rows, widest)
         if not stops:
             return measured
@@ -362,23 +334,28 @@ def _planned(members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]
 
 
 def _num_drafted(estimate: DraftEstimate, width: int) -> int:
-    """Return how many drafted tokens a row feeds in a step of that width, after its pending tokens."""
-    return max(0, min(width - estimate.num_pending, estimate.num_tokens))
+    """Return how many drafted tokens a row feeds in a step of that width, after its newest token."""
+    return min(width - 1, estimate.num_tokens)
 
 
 def _fed_width(estimate: DraftEstimate, width: int) -> int:
     """Return how many tokens a row feeds in a step of that width."""
-    return estimate.num_pending + _num_drafted(estimate, width)
+    return 1 + _num_drafted(estimate, width)
+
+
+def without_drafts(members: SequenceOf[Sequence]) -> list[RowInput]:
+    """Return the rows' inputs for a verification step that verifies nothing."""
+    return [RowInput(s.tokens[-1], len(s.tokens)) for s in members]
 
 
 def _row_input(s: Sequence, estimate: DraftEstimate, width: int) -> RowInput:
-    pending, position = s.tokens[len(s.tokens) - estimate.num_pending :], len(s.tokens)
+    newest, position = s.tokens[-1], len(s.tokens)
     num_drafted = _num_drafted(estimate, width)
     if num_drafted == 0:
-        return RowInput(pending, position)
+        return RowInput(newest, position)
     if estimate.draft.source == MODEL:
         num_to_draft = s.drafts.forecast.num_to_draft(num_drafted) if s.drafts else num_drafted
         return RowInput(
-            pending, position, source=estimate.draft, num_wanted=num_drafted, num_to_draft=num_to_draft
+            newest, position, source=estimate.draft, num_wanted=num_drafted, num_to_draft=num_to_draft
         )
-    return RowInput(pending, position, estimate.draft.tokens[:num_drafted], estimate.draft)
+    return RowInput(newest, position, estimate.draft.tokens[:num_drafted], estimate.draft)

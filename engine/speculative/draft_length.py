@@ -24,14 +24,12 @@ class DraftEstimate:
 
     expected: (num_tokens + 1,) tokens that a step commits on average with the first 0, 1, 2, ... tokens.
     stops: lengths at which the draft becomes much less certain.
-    num_pending: tokens that must be fed before the draft: 1, or more if accepted tokens are fed again.
     draft: the drafted tokens and their source; the draft model makes its tokens once the width is known.
     is_worth: whether the draft pays in a step where all rows are like this one.
     """
 
     expected: Sequence[float] = (1.0,)
     stops: tuple[int, ...] = ()
-    num_pending: int = 1
     draft: Draft = NO_DRAFT
     is_worth: bool = False
 
@@ -51,7 +49,7 @@ def is_any_width_worth(
 ) -> bool:
     """Return whether choose_width() would choose any width above 1 if all rows were like this one.
 
-    The row has one pending token. widths, step_s: as for choose_width(), of all rows; at most the draft's.
+    widths, step_s: as for choose_width(), of all rows; at most the draft's.
     """
     min_speed, expected = MIN_GAIN / step_s(1), estimate.expected
     # any() takes twice as long, and this runs for every draft of every plan.
@@ -73,7 +71,7 @@ def choose_width(
     widths: the candidates. step_s: expected seconds of a step of that width.
     is_allowed: whether every row's slowdown budget allows that width.
     """
-    widest = max([e.num_pending + len(e.expected) for e in estimates]) - 1
+    widest = max([len(e.expected) for e in estimates])
     rows = [e.expected if len(e.expected) == widest else _tokens_by_width(e, widest) for e in estimates]
     speeds: dict[int, float] = {}
     for width in widths:
@@ -87,6 +85,4 @@ def choose_width(
 
 def _tokens_by_width(estimate: DraftEstimate, widest: int) -> Sequence[float]:
     """Return the tokens that a row commits on average in steps of width 1, 2, ... widest."""
-    expected, num_before = estimate.expected, estimate.num_pending - 1
-    num_after = widest - num_before - len(expected)
-    return [*[expected[0]] * num_before, *expected, *[expected[-1]] * num_after]
+    return [*estimate.expected, *[estimate.expected[-1]] * (widest - len(estimate.expected))]

@@ -1,11 +1,10 @@
 """Verify drafts: one forward pass over all rows, and keep the tokens that the target model chooses too.
 
-    pending tokens + draft -> one forward pass -> sample every drafted position and the one after the draft
+    newest token + draft -> one forward pass -> sample every drafted position and the one after the draft
     -> accept drafted tokens while they equal the sampled ones -> commit those and the next sampled token
 
 Every position is sampled with its own noise, and penalties and masks see the drafted tokens before it. So
-the committed tokens are exactly those of plain decoding. A row's pending tokens are committed but not in its
-cache yet: 1, or more if recurrent state was rolled back past accepted tokens; these are fed again.
+the committed tokens are exactly those of plain decoding.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,14 +26,15 @@ from engine.stations import station
 class RowInput:
     """What a verification step feeds for one row.
 
-    pending: (p,) committed tokens that its cache lacks, p >= 1. draft: (k,) tokens of `source` to verify.
+    newest: its newest committed token, the only one that its cache lacks.
+    draft: (k,) tokens of `source` to verify.
     position: absolute index of the first token to be sampled: the number of committed tokens.
     num_wanted: tokens that the draft model is still to draft for this row, in the target's vocabulary.
     num_to_draft: tokens that it drafts for them, in its own vocabulary.
     masks: (k + 1,) tokens that the grammar allows at each drafted position and after; empty without one.
     """
 
-    pending: Sequence[int]
+    newest: int
     position: int
     draft: Sequence[int] = ()
     source: Draft = NO_DRAFT
@@ -45,7 +45,7 @@ class RowInput:
     @property
     def width(self) -> int:
         """Tokens fed for this row."""
-        return len(self.pending) + len(self.draft)
+        return 1 + len(self.draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ def verify_drafts(
     before: called when all is ready to be dispatched.
     Raises whatever the forward pass raises; the rows cannot be used after that.
     """
-    logits = rows.forward_ragged([[*row_input.pending, *row_input.draft] for row_input in inputs])
+    logits = rows.forward_ragged([[row_input.newest, *row_input.draft] for row_input in inputs])
     width = logits.shape[1]
     draws: list[Draw] = []
     positions: list[int] = []
     places: list[int] = []
     for row, row_input in enumerate(inputs):
-        places += range(row * width + len(row_input.pending) - 1, row * width + row_input.width)
+        places += range(row * width, row * width + row_input.width)
         masks: Sequence[Mask | None] = row_input.masks or [None] * (len(row_input.draft) + 1)
         draws += [Draw(row, row_input.draft[:at], mask) for at, mask in enumerate(masks)]
         positions += range(row_input.position, row_input.position + len(row_input.draft) + 1)

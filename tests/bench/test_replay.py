@@ -139,7 +139,7 @@ def test_the_player_takes_the_widths_that_the_engine_plans(curve: Curve, chance:
     )
     planned = Outcome()
     while row.num_answered < len(pair.answer):
-        feeds = planner.plan([row], [len(row.tokens) - 1])
+        feeds = planner.plan([row])
         draft = list(feeds[0].draft) if feeds else []
         follows = pair.answer[row.num_answered : row.num_answered + len(draft) + 1]
         right = 0

@@ -65,6 +65,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "block_ff_dim": 64, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.0,
         "block_auto_adjust_ff_dim": False, "full_attn_idxs": [1],
     },
+    # Mamba 2 and full attention in a list of caches per layer.
+    "falcon_h1": SMALL | {
+        "model_type": "falcon_h1", "mamba_d_ssm": 64, "mamba_d_state": 8, "mamba_n_heads": 4,
+        "mamba_d_head": 16, "mamba_d_conv": 4, "mamba_n_groups": 1,
+    },
+    # Latent attention (MLA), whose keys are values too, and a mixture of experts.
+    "deepseek_v3": SMALL | {
+        "model_type": "deepseek_v3", "moe_intermediate_size": 32, "n_shared_experts": 1,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "kv_lora_rank": 16, "q_lora_rank": 16,
+        "qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8, "first_k_dense_replace": 1,
+    },
+    # Chunked attention, and full attention in every fourth layer.
+    "llama4": {
+        "model_type": "llama4", "vocab_size": VOCAB_SIZE, "text_config": SMALL | {
+            "model_type": "llama4_text", "attention_chunk_size": 16, "attention_bias": False,
+            "interleave_moe_layer_step": 4, "intermediate_size_mlp": 64, "num_experts_per_tok": 1,
+            "num_hidden_layers": 4, "num_local_experts": 2, "rope_scaling": None, "use_qk_norm": True,
+        },
+    },
     # Recurrent state with a sliding window, and with full attention, in a list of caches per layer.
     "baichuan_m1": SMALL | {
         "model_type": "baichuan_m1", "sliding_window": 16, "sliding_window_layers": [0], "conv_window": 2,

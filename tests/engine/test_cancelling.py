@@ -103,7 +103,7 @@ def settled_bytes(engine: Engine) -> int:
 @pytest.mark.parametrize(
     ("name", "prefix_cache_bytes", "with_draft_model"),
     [("llama", 0, False), ("llama", 2**20, False), ("gemma3_text", 0, False), ("llama", 0, True)],
-    ids=["rows in a batch", "with a prefix cache", "rows apart", "with a draft model"],
+    ids=["plain", "with a prefix cache", "with windows", "with a draft model"],
 )
 def test_nothing_is_left_of_cancelled_requests(
     name: str, prefix_cache_bytes: int, with_draft_model: bool, how_many: str, start_engine: StartEngine

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from mlx_lm import stream_generate
 
+from engine.kv_cache import rows
 from tests.combinations import spread
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, ask, make_loaded, oracle, prompt_of, request
@@ -47,6 +48,24 @@ def test_rows_that_join_and_leave_do_not_change_the_others(start_engine: StartEn
     ]
     answers = [ask(engine, one) for one in asked]
     loaded = make_loaded("llama")
+    for one, answer in zip(asked, answers, strict=True):
+        assert list(answer.finished().tokens) == oracle(loaded, one)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_next"])
+def test_rows_that_outgrow_their_groups_do_not_change(
+    name: str, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "FIRST_LIMIT", 16)
+    engine = start_engine(name, max_rows=4, max_stall_ms=0)
+    asked = [
+        request(
+            prompt_of(5 + (i * 37) % 90, i), max_tokens=20 + i, name=str(i), temperature=0.9 * (i % 2), seed=i
+        )
+        for i in range(9)
+    ]
+    answers = [ask(engine, one) for one in asked]
+    loaded = make_loaded(name)
     for one, answer in zip(asked, answers, strict=True):
         assert list(answer.finished().tokens) == oracle(loaded, one)
 

@@ -188,8 +188,8 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.parametrize("num_orders", [3, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "draft"),
-    [("llama", None), ("lfm2", None), ("llama", "llama"), ("lfm2", "lfm2")],
-    ids=["rows in a batch", "rows apart, with state", "with a draft model", "with state and a draft model"],
+    [("llama", None), ("lfm2", None), ("baichuan_m1", None), ("llama", "llama"), ("lfm2", "lfm2")],
+    ids=["plain", "with state", "rows apart", "with a draft model", "with state and a draft model"],
 )
 def test_any_order_of_events_leaves_nothing_behind(
     name: str, draft: str | None, num_orders: int, monkeypatch: pytest.MonkeyPatch

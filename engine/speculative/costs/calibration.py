@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from config.settings import Settings
 from config.whole_file import remove_unfinished, write_whole
-from engine.kv_cache.rows import Rows, make_caches, make_rows
+from engine.kv_cache.rows import Rows, Sharing, make_caches, make_rows
 from engine.model.loading import LoadedModel, Progress
 from engine.request import ModelInfo
 from engine.speculative.costs.step_costs import StepCosts, Table
@@ -54,15 +54,15 @@ class Calibration:
     is_done: whether nothing is left to measure.
     """
 
-    def __init__(self, loaded: LoadedModel, settings: Settings, batched: bool, widest: int) -> None:
+    def __init__(self, loaded: LoadedModel, settings: Settings, sharing: Sharing, widest: int) -> None:
         self._model = loaded.model
         self._name = loaded.info.name
         self._vocab_size = loaded.info.vocab_size
         self._kv_bits = settings.kv_bits
-        self._batched = batched
+        self._sharing = sharing
         self._widths = sorted({w for w in WIDTHS if w < widest} | {widest})
         # If each row has a forward of its own, a step costs one row's forward times their number.
-        max_rows = settings.max_rows if batched else 1
+        max_rows = settings.max_rows if sharing else 1
         self._rows = sorted({r for r in ROWS if r < max_rows} | {max_rows})
         self._path = Path(settings.calibration_file).expanduser() if settings.calibration_file else None
         self._key = _key(loaded.info, settings, widest)
@@ -72,7 +72,7 @@ class Calibration:
         self._left = self._measure()
         self._share = 0.0
         self.is_done = False
-        self.costs = StepCosts(self._known or self._cautious(), batched)
+        self.costs = StepCosts(self._known or self._cautious(), bool(sharing))
 
     @property
     def is_known(self) -> bool:
@@ -174,7 +174,7 @@ class Calibration:
 
     def _make_rows(self, num_rows: int) -> Rows:
         prompt = mx.array([[(7 * i + 3) % self._vocab_size for i in range(CONTEXT_TOKENS)]])
-        rows = make_rows(self._model, self._batched)
+        rows = make_rows(self._model, self._sharing)
         for _ in range(num_rows):
             caches = make_caches(self._model, self._kv_bits)
             self._model(prompt, cache=caches)

@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.kv_cache.rows import Rows, make_caches, make_rows
+from engine.kv_cache.rows import Rows, Sharing, make_caches, make_rows
 from engine.model.loading import Progress
 
 NUM_TRIALS = 3
@@ -15,7 +15,7 @@ LENGTHS = (21, 70, 200)
 
 def find_exact_shapes(
     model: Any,
-    batched: bool,
+    sharing: Sharing,
     kv_bits: int | None,
     vocab_size: int,
     shapes: Iterable[tuple[int, int]],
@@ -29,7 +29,7 @@ def find_exact_shapes(
     exact = set()
     for done, (num_rows, width) in enumerate(shapes):
         trials = [(LENGTHS[trial % len(LENGTHS)], trial) for trial in range(NUM_TRIALS)]
-        if all(_is_exact(model, batched, kv_bits, vocab_size, num_rows, width, *trial) for trial in trials):
+        if all(_is_exact(model, sharing, kv_bits, vocab_size, num_rows, width, *trial) for trial in trials):
             exact.add((num_rows, width))
         progress((done + 1) / len(shapes))
     mx.clear_cache()
@@ -38,7 +38,7 @@ def find_exact_shapes(
 
 def _is_exact(
     model: Any,
-    batched: bool,
+    sharing: Sharing,
     kv_bits: int | None,
     vocab_size: int,
     num_rows: int,
@@ -49,16 +49,22 @@ def _is_exact(
     fed = [
         [(trial * 977 + row * 131 + at * 29) % vocab_size for at in range(width)] for row in range(num_rows)
     ]
-    narrow = _make_rows(model, batched, kv_bits, vocab_size, num_rows, length)
+    narrow = _make_rows(model, sharing, kv_bits, vocab_size, num_rows, length)
     steps = [narrow.forward(mx.array([[tokens[at]] for tokens in fed]))[:, 0] for at in range(width)]
-    wide = _make_rows(model, batched, kv_bits, vocab_size, num_rows, length).forward_ragged(fed)
-    return bool(mx.array_equal(mx.stack(steps, axis=1), wide).item())
+    rows = _make_rows(model, sharing, kv_bits, vocab_size, num_rows, length)
+    wide = rows.forward_ragged(fed)
+    # What the caches hold after a rollback must be exact too.
+    kept = width // 2
+    for row, tokens in enumerate(fed):
+        rows.roll_back(row, rows.lengths[row] - len(tokens) + kept)
+    again = rows.forward(mx.array([[tokens[kept]] for tokens in fed]))[:, 0]
+    return bool((mx.array_equal(mx.stack(steps, axis=1), wide) & mx.array_equal(steps[kept], again)).item())
 
 
 def _make_rows(
-    model: Any, batched: bool, kv_bits: int | None, vocab_size: int, num_rows: int, length: int
+    model: Any, sharing: Sharing, kv_bits: int | None, vocab_size: int, num_rows: int, length: int
 ) -> Rows:
-    rows = make_rows(model, batched)
+    rows = make_rows(model, sharing)
     for row in range(num_rows):
         tokens = [(row * 37 + at * 61 + 11) % vocab_size for at in range(length + row)]
         caches = make_caches(model, kv_bits)

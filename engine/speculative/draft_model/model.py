@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from engine.kv_cache.per_row import is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_row_caches
-from engine.kv_cache.probes import can_batch, rollback_fault
+from engine.kv_cache.probes import find_sharing, rollback_fault
 from engine.kv_cache.rows import make_rows
 from engine.kv_cache.sliding_window import ROLLBACK_TOKENS
 from engine.model.loading import LoadedModel, ModelError
@@ -77,19 +77,19 @@ class DraftModel:
     """
 
     def __init__(self, loaded: LoadedModel, translation: Translation) -> None:
-        if fault := rollback_fault(loaded.model):
+        self.sharing = find_sharing(loaded.model)
+        if fault := rollback_fault(loaded.model, sharing=self.sharing):
             raise ModelError(f"the model {loaded.info.name} cannot draft: {fault}")
         self.loaded = loaded
         self.model = loaded.model
         self.translation = translation
-        self.batched = can_batch(loaded.model)
         self._is_recurrent = any(is_recurrent(cache) for cache in leaves(make_row_caches(loaded.model)))
         self._sampling = make_draft_sampling(translation)
         self.clear()
 
     def clear(self) -> None:
         """Remove all rows."""
-        self.rows = make_rows(self.model, self.batched)
+        self.rows = make_rows(self.model, self.sharing)
         self._rows: list[DraftRow] = []
 
     def make_reader(self, num_tokens: int, give_up: GiveUp, opening: int = 0) -> DraftReader | None:
@@ -242,7 +242,7 @@ class DraftModel:
     ) -> list[list[int]]:
         """Feed the rows, then draft num_tokens (perhaps 0) for each row and return them. Waits once."""
         fed = [catch_up.ids or [PADDING_ID] for catch_up in catch_ups]
-        logits = self.rows.forward_ragged(fed, [catch_up.floor for catch_up in catch_ups])
+        logits = self.rows.forward_ragged(fed)
         ends = mx.array([len(ids) - 1 for ids in fed])
         last = mx.take_along_axis(logits, ends[:, None, None], axis=1)[:, 0]
         drawn: list[mx.array] = []

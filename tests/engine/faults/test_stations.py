@@ -62,7 +62,8 @@ OF_ROWS = {"join": "add", "dispatch": "forward", "verify": "forward_ragged", "ro
 STATIONS = {
     **{f"{name} [llama]": ("llama", *at) for name, at in EVERYWHERE.items()},
     **{f"{name} [llama]": ("llama", BatchedRows, at) for name, at in OF_ROWS.items()},
-    **{f"{name} [gemma3]": ("gemma3_text", SeparateRows, at) for name, at in OF_ROWS.items()},
+    **{f"{name} [lfm2]": ("lfm2", BatchedRows, at) for name, at in OF_ROWS.items()},
+    **{f"{name} [baichuan]": ("baichuan_m1", SeparateRows, at) for name, at in OF_ROWS.items()},
 }
 HARMLESS = {"plan", "propose", "verification step", "keep a row", "keep a prefix", "find a prefix"}
 """Stations where a fault fails no request, because an answer does not need them."""

@@ -11,12 +11,14 @@ from mlx_lm.models.cache import make_prompt_cache
 from engine.kv_cache.batched import (
     Extent,
     RaggedKVCache,
-    RowLengths,
     grow_extent,
+    max_slots,
     round_columns,
     shrink_extent,
 )
+from engine.kv_cache.columns import Columns, RowLengths
 from engine.kv_cache.rows import BatchedRows, make_caches
+from engine.kv_cache.sliding_window import max_columns
 from tests.engine.support import VOCAB_SIZE, make_model
 
 
@@ -70,34 +72,46 @@ def test_rolling_back_to_more_tokens_than_a_row_holds_raises() -> None:
         rows.roll_back(0, 1)
 
 
-def test_padding_is_written_as_zeros() -> None:
+def two_empty_rows(window: int | None) -> tuple[RowLengths, Columns]:
+    """Make the layout of two empty rows."""
     shared = RowLengths()
-    shared.add(0)
-    shared.add(0)
-    cache = RaggedKVCache(shared)
+    columns = Columns(shared, window)
+    for _ in range(2):
+        shared.add()
+        columns.add()
+    return shared, columns
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_padding_is_written_as_zeros(window: int | None) -> None:
+    shared, columns = two_empty_rows(window)
+    cache = RaggedKVCache(columns)
     for widths in ([2, 3], [3, 1]):
         shared.begin_forward(widths)
+        columns.begin_forward()
         numbers = mx.ones((2, 1, max(widths), 4))
         for row, width in enumerate(widths):
             numbers[row, :, width:] = mx.nan
-        _, values = cache.update_and_fetch(numbers, numbers)
+        fetched = cache.update_and_fetch(numbers, numbers)
         shared.end_forward()
-        assert not mx.isnan(values).any().item()
+        columns.end_forward()
+        assert not any(mx.isnan(array).any().item() for array in fetched)
     assert shared.lengths == [5, 4]
 
 
-def test_leftovers_of_a_failed_forward_are_never_read() -> None:
-    shared = RowLengths()
-    shared.add(0)
-    shared.add(0)
-    cache = RaggedKVCache(shared)
+@pytest.mark.parametrize("window", [None, 16])
+def test_leftovers_of_a_failed_forward_are_never_read(window: int | None) -> None:
+    shared, columns = two_empty_rows(window)
+    cache = RaggedKVCache(columns)
     for widths, filling, is_built in (([1, 3], 1.0, True), ([5, 5], mx.nan, False), ([1, 1], 1.0, True)):
         shared.begin_forward(widths)
+        columns.begin_forward()
         numbers = mx.full((2, 1, max(widths), 4), filling)
-        _, values = cache.update_and_fetch(numbers, numbers)
+        fetched = cache.update_and_fetch(numbers, numbers)
         if is_built:
             shared.end_forward()
-            assert not mx.isnan(values).any().item()
+            columns.end_forward()
+            assert not any(mx.isnan(array).any().item() for array in fetched)
 
 
 def test_an_empty_row_reads_nothing_of_the_row_that_had_its_slot() -> None:
@@ -141,25 +155,25 @@ def test_buffers_shrink_no_further_than_needed(extent: Extent, needed: Extent) -
 
 def test_buffers_shrink_when_rows_leave() -> None:
     rows, kept = rows_of(2000, 30, 40, 50, 60, 70, 80, 90)
-    slots, _ = rows.extent
+    ((slots, _),) = rows.extents
     rows.remove(0)
     kept[0] = kept.pop()
-    assert rows.extent == (slots, 256)
+    assert rows.extents == [(slots, 256)]
     while len(kept) > 1:
         rows.remove(len(kept) - 1)
         kept.pop()
-    assert rows.extent[0] <= 4
+    assert rows.extents[0][0] <= 4
     assert_equal_to_single_rows(rows, kept)
 
 
 def test_buffers_exceed_the_limit_only_for_what_rows_need() -> None:
     rows, kept = rows_of(300, 30, 40, 50, 60)
-    assert rows.extent == (8, 512)
+    assert rows.extents == [(8, 512)]
     rows.limit_growth(0)
-    assert rows.extent == (5, 512)
+    assert rows.extents == [(5, 512)]
     rows.limit_growth(6 * 512)
     rows.forward_ragged([[7] * 300, *([[7]] * 4)])
-    assert rows.extent == (5, 768)
+    assert rows.extents == [(5, 768)]
     for row, tokens in enumerate(kept):
         tokens += [7] * (1 if row else 300)
     assert_equal_to_single_rows(rows, kept)
@@ -183,3 +197,26 @@ def assert_equal_to_single_rows(rows: BatchedRows, kept: list[list[int]]) -> Non
         single = make_prompt_cache(rows.model)
         alone = rows.model(mx.array([[*tokens, 9]]), cache=single)[0, -1]
         assert mx.allclose(logits[row, 0], alone, rtol=1e-4, atol=1e-4).item()
+
+
+@pytest.mark.parametrize("window", [16, 200])
+def test_a_windows_buffers_are_bounded_however_rows_come_and_go(window: int) -> None:
+    rng = random.Random(window)
+    model = make_model("gemma3_text", sliding_window=window)
+    rows = BatchedRows(model)
+    widest = 4
+    for _ in range(60):
+        if len(rows.lengths) < 6 and rng.random() < 0.5:
+            length = rng.choice((1, 90, 400))
+            caches = make_caches(model)
+            model(mx.ones((1, length), mx.int32), cache=caches)
+            rows.add(caches, length)
+        elif len(rows.lengths) > 1 and rng.random() < 0.4:
+            rows.remove(rng.randrange(len(rows.lengths)))
+        for _ in range(rng.choice((0, 1, 40))):
+            if rows.lengths:
+                rows.forward_ragged([[1] * rng.randint(1, widest) for _ in rows.lengths])
+        for cache in rows.caches:
+            if isinstance(cache, RaggedKVCache) and cache.arrays:
+                assert cache.extent[0] <= max_slots(len(rows.lengths))
+                assert cache.extent[1] <= max_columns(window, widest)

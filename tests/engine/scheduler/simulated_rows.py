@@ -151,9 +151,7 @@ class Device:
             self.in_flight, self.is_steady = list(self.rows), is_steady
 
     def plan(self) -> Any:
-        ahead = {id(row) for row in self.in_flight}
-        lengths = [len(row.tokens) - 1 + (id(row) in ahead) for row in self.rows]
-        return self.planner.plan(self.rows, lengths)
+        return self.planner.plan(self.rows)
 
     def read(self) -> None:
         rows, self.in_flight = self.in_flight, []

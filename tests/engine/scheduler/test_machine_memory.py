@@ -7,6 +7,7 @@ import mlx.core as mx
 import pytest
 
 from config.settings import Settings
+from engine.kv_cache.rows import Sharing
 from engine.model.loading import ModelError
 from engine.scheduler.memory_budget import make_memory_budget
 from tests.engine.driven import loaded_once
@@ -28,7 +29,7 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def load(**settings: Any) -> int:
     """Make a memory budget; return the bytes of the weights."""
     loaded = replace(loaded_once("llama"))
-    make_memory_budget(loaded, Settings(memory_bytes=2**40, **settings), True, None)
+    make_memory_budget(loaded, Settings(memory_bytes=2**40, **settings), Sharing.GROUPS, None)
     return loaded.info.weight_bytes
 
 

@@ -9,7 +9,8 @@ import mlx.core as mx
 import pytest
 
 from config.settings import Settings
-from engine.kv_cache.probes import can_batch
+from engine.kv_cache.probes import find_sharing
+from engine.kv_cache.rows import Sharing
 from engine.model.loading import LoadedModel, ModelError, describe
 from engine.request import GenerationRequest
 from engine.scheduler import footprint, memory_budget
@@ -45,8 +46,8 @@ def free_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
 def free_forwards(monkeypatch: pytest.MonkeyPatch, free_sampling: None) -> None:  # noqa: ARG001
     """Only caches count, so that tests know to the byte what fits; and answers need little room to begin."""
 
-    def measure(model: Any, kv_bits: int | None = None) -> Footprint:
-        measured = footprint.measure(model, kv_bits)
+    def measure(model: Any, kv_bits: int | None = None, batched: bool = False) -> Footprint:
+        measured = footprint.measure(model, kv_bits, batched)
         return replace(measured, layer_bytes=0, fed_bytes=0, seen_bytes=0.0, logits_bytes=0)
 
     monkeypatch.setattr(memory_budget, "measure", measure)
@@ -65,7 +66,7 @@ def loaded_wide() -> LoadedModel:
 def memory_for(loaded: LoadedModel, num_tokens: int) -> int:
     """Return just enough memory for one sequence of that length."""
     settings = Settings(memory_bytes=ROOMY)
-    batched = can_batch(loaded.model)
+    batched = find_sharing(loaded.model)
     budget = memory_budget.make_memory_budget(loaded, settings, batched, None, may_draft=False)
     return loaded.info.weight_bytes + budget.bytes_alone(num_tokens)
 
@@ -73,7 +74,7 @@ def memory_for(loaded: LoadedModel, num_tokens: int) -> int:
 def memory_for_three(loaded: LoadedModel) -> int:
     """Return memory in which three rows of 180 tokens can start, but not all can grow to 250."""
     own = footprint.measure(loaded.model)
-    if can_batch(loaded.model):
+    if find_sharing(loaded.model):
         # Enough for two rows of 256 columns and the buffers of a third prompt; not for three of 512.
         return loaded.info.weight_bytes + 1400 * own.token_bytes
     return loaded.info.weight_bytes + 3 * own.row_bytes(200 + 304, 256)
@@ -225,7 +226,9 @@ def test_with_memory_enough_the_context_is_the_model_s_own() -> None:
 def test_memory_that_holds_no_row_is_reported_before_the_first_request() -> None:
     loaded = make_loaded("llama")
     with pytest.raises(ModelError, match=r"no room for a row of llama.*takes [\d.]+ MiB"):
-        memory_budget.make_memory_budget(loaded, Settings(memory_bytes=loaded.info.weight_bytes), True, None)
+        memory_budget.make_memory_budget(
+            loaded, Settings(memory_bytes=loaded.info.weight_bytes), Sharing.GROUPS, None
+        )
 
 
 @pytest.mark.usefixtures("free_forwards")
@@ -234,7 +237,7 @@ def test_a_context_that_was_asked_for_and_does_not_fit_is_refused() -> None:
     needed = memory_for(loaded, 512)
     with pytest.raises(ModelError, match=r"--max-context-tokens 1024 takes .* MiB.*hold \d+ tokens"):
         memory_budget.make_memory_budget(
-            loaded, Settings(memory_bytes=needed, max_context_tokens=1024), True, None
+            loaded, Settings(memory_bytes=needed, max_context_tokens=1024), Sharing.GROUPS, None
         )
 
 

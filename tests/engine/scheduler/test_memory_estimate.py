@@ -15,7 +15,7 @@ import pytest
 
 from config.settings import Settings
 from drafters.base import Draft, DraftQuery, SequenceStart
-from engine.kv_cache.probes import can_batch
+from engine.kv_cache.probes import find_sharing
 from engine.model.loading import LoadedModel, describe
 from engine.request import Finished, GenerationRequest
 from engine.scheduler.footprint import measure
@@ -37,11 +37,22 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.9, "top_k": 40, "min_p": 0.02},
     {"temperature": 0.9, "top_k": 3000, "top_p": 0.95, "presence_penalty": 0.3, "repetition_penalty": 1.1},
 ]
-# At least two layers of each kind.
+# At least two layers of each kind, and large state.
 LAYERS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 64, "sliding_window_pattern": 2},
+    "gpt_oss": {"sliding_window": 200},
     "lfm2": {"full_attn_idxs": [0, 2]},
-}
+    "qwen3_next": {
+        "linear_num_value_heads": 8, "linear_num_key_heads": 4,
+        "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+    },
+    "mamba2": {"num_heads": 16, "head_dim": 64, "state_size": 64, "intermediate_size": 1024},
+    "falcon_h1": {"mamba_d_ssm": 512, "mamba_d_state": 64, "mamba_n_heads": 8, "mamba_d_head": 64},
+}  # fmt: skip
+FULL = ["llama", "qwen3"]
+WINDOWED = ["gemma3_text", "gpt_oss"]
+RECURRENT = ["lfm2", "qwen3_next", "mamba2", "falcon_h1"]
+QUANTIZABLE = [*FULL, "gemma3_text", "qwen3_next"]
 
 
 @pytest.fixture(autouse=True)
@@ -111,15 +122,15 @@ def run(
 
 def bytes_alone(loaded: LoadedModel, num_tokens: int, **settings: Any) -> int:
     """Return the least memory, besides weights, in which a sequence of that length may run."""
-    batched = can_batch(loaded.model, settings.get("kv_bits"))
+    batched = find_sharing(loaded.model, settings.get("kv_bits"))
     budget = make_memory_budget(replace(loaded), Settings(memory_bytes=ROOMY, **settings), batched, None)
     return budget.bytes_alone(num_tokens)
 
 
-def check_random_case(seed: int) -> None:
-    """Run one random configuration in a random amount of memory."""
+def check_random_case(seed: int, names: Sequence[str]) -> None:
+    """Run one random configuration of one of these models in a random amount of memory."""
     rng = random.Random(seed)
-    name = rng.choice(["llama", "qwen3", "llama", "gemma3_text", "lfm2", "qwen3_next"])
+    name = rng.choice(names)
     loaded = make_large(
         name,
         num_hidden_layers=rng.choice([4, 6]),
@@ -128,11 +139,10 @@ def check_random_case(seed: int) -> None:
         head_dim=rng.choice([64, 128]),
     )
     settings = {
-        "max_rows": rng.choice([2, 4]),
+        "max_rows": rng.choice([2, 4, 6]),
         "prefill_chunk_tokens": rng.choice([32, 128, 256]),
         "num_draft_tokens": rng.choice([2, 7, 15]),
-        # A head of lfm2 has hidden_size / num_attention_heads numbers, too few to quantize.
-        "kv_bits": None if name == "lfm2" else rng.choice([None, None, 4, 8]),
+        "kv_bits": rng.choice([None, None, 4, 8]) if name in QUANTIZABLE else None,
         "prefix_cache_bytes": rng.choice([0, 2**20, 2**30]),
     }
     asked = []
@@ -149,9 +159,9 @@ def check_random_case(seed: int) -> None:
     assert taken <= room
 
 
-@pytest.mark.parametrize("seed", [25, 39])
-def test_mlx_takes_at_most_the_memory_it_is_given(seed: int) -> None:
-    check_random_case(seed)
+@pytest.mark.parametrize(("seed", "names"), [(25, FULL), (39, FULL), (106, WINDOWED), (108, RECURRENT)])
+def test_mlx_takes_at_most_the_memory_it_is_given(seed: int, names: Sequence[str]) -> None:
+    check_random_case(seed, names)
 
 
 def test_a_draft_model_is_within_the_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,9 +208,12 @@ def test_a_borrowed_prefix_does_not_copy_the_rows(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 150))
-def test_mlx_takes_at_most_the_memory_it_is_given_in_many_configurations(seed: int) -> None:
-    check_random_case(seed)
+@pytest.mark.parametrize("names", [FULL, WINDOWED, RECURRENT], ids=["full", "windowed", "recurrent"])
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_mlx_takes_at_most_the_memory_it_is_given_in_many_configurations(
+    seed: int, names: Sequence[str]
+) -> None:
+    check_random_case(seed, names)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.settings import Settings
-from engine.kv_cache.probes import can_batch
+from engine.kv_cache.probes import find_sharing
 from engine.kv_cache.rows import make_caches
 from engine.kv_cache.slices import KVSlice, State, rebuild
 from engine.prefix_cache import block_hashes
@@ -30,7 +30,7 @@ MIN_SHARED = 2
 @functools.cache
 def lookup_of(name: str) -> PrefixLookup:
     loaded, settings = replace(loaded_once(name)), Settings(prefix_cache_bytes=2**20, memory_bytes=2**40)
-    budget = make_memory_budget(loaded, settings, can_batch(loaded.model), None)
+    budget = make_memory_budget(loaded, settings, find_sharing(loaded.model), None)
     return PrefixLookup(loaded.model, settings, 2**20, [], budget)
 
 

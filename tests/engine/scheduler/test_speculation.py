@@ -95,7 +95,7 @@ def choose_plainly(
 ) -> int:
     best, best_speed = 1, MIN_GAIN * len(estimates) / step_s(1)
     for width in widths:
-        num_tokens = sum(e.expected[max(0, min(width - e.num_pending, e.num_tokens))] for e in estimates)
+        num_tokens = sum(e.expected[min(width - 1, e.num_tokens)] for e in estimates)
         speed = num_tokens / step_s(width)
         if speed > best_speed and is_allowed(width):
             best, best_speed = width, speed
@@ -114,12 +114,12 @@ class PlainPlanner(Planner):
         widths = self._widths(estimates, len(members))
         return choose_plainly(estimates, widths, step_s, lambda w: self._make_check(members, estimates)(w))
 
-    def plan(self, members: Any, lengths: Any) -> list[RowInput]:
+    def plan(self, members: Any) -> list[RowInput]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(speculation, "choose_width", choose_plainly)
             patch.setattr(speculation, "is_any_width_worth", lambda e, w, s: choose_plainly([e], w, s) > 1)
             patch.setattr(speculation, "PlannedDraft", PlainPlannedDraft)
-            return super().plan(members, lengths)
+            return super().plan(members)
 
 
 class World:
@@ -143,9 +143,8 @@ class World:
             row = SimpleNamespace(tokens=[1, 2, 3], num_answered=0, request=asked, sampling=0, drafts=drafts)
             self.rows.append(row)
 
-    def plan(self, num_pending: list[int]) -> list[RowInput]:
-        lengths = [len(row.tokens) - n for row, n in zip(self.rows, num_pending, strict=True)]
-        return self.planner.plan(self.rows, lengths)
+    def plan(self) -> list[RowInput]:
+        return self.planner.plan(self.rows)
 
     def end(self, inputs: list[RowInput], rng: random.Random) -> None:
         """Commit some tokens to every row, and learn from how long the step took."""
@@ -177,7 +176,6 @@ class World:
     has_model=st.booleans(),
     batched=st.booleans(),
     exact=st.sampled_from([None, EXACT]),
-    replays=st.booleans(),
 )
 def test_plans_equal_those_of_the_plain_formulas(
     seed: int,
@@ -186,17 +184,15 @@ def test_plans_equal_those_of_the_plain_formulas(
     has_model: bool,
     batched: bool,
     exact: frozenset[tuple[int, int]] | None,
-    replays: bool,
 ) -> None:
     table = {(r, w): 0.01 * (1 + 0.05 * r + per_width * w) for r in ROWS for w in WIDTHS}
-    ways = {"exact_shapes": exact, "replays": replays}
+    ways = {"exact_shapes": exact}
     quick = World(Planner, StepCosts(table, batched), seed, num_rows, has_model, **ways)
     plain = World(PlainPlanner, PlainCosts(table, batched), seed, num_rows, has_model, **ways)
     rng = random.Random(seed)
     for _ in range(12):
-        num_pending = [rng.choice([1, 1, 1, 1, 2, 3, 17]) for _ in range(num_rows)]
-        inputs = quick.plan(num_pending)
-        assert inputs == plain.plan(num_pending)
+        inputs = quick.plan()
+        assert inputs == plain.plan()
         outcome = rng.random()
         for world in (quick, plain):
             world.end(inputs, random.Random(outcome))
@@ -211,7 +207,7 @@ def test_the_history_has_every_kind_of_plan() -> None:
         world = World(Planner, StepCosts(table), seed, 2, True)
         rng = random.Random(seed)
         for _ in range(12):
-            inputs = world.plan([1, 1])
+            inputs = world.plan()
             kinds |= {row_input.source.source for row_input in inputs} if inputs else {"plain step"}
             world.end(inputs, rng)
     assert {"plain step", "suffix", "draft-model"} <= kinds

@@ -67,22 +67,6 @@ def test_budgets_are_asked_from_the_best_width_on() -> None:
     assert asked == [32, 31, 30]
 
 
-def test_pending_tokens_are_fed_but_not_counted_as_gain() -> None:
-    widths = [8]
-    assert (
-        choose_width(
-            [DraftEstimate(steady(0.9, 7), num_pending=1)], widths, lambda w: 1 + 0.3 * (w - 1), always
-        )
-        == 8
-    )
-    assert (
-        choose_width(
-            [DraftEstimate(steady(0.9, 7), num_pending=8)], widths, lambda w: 1 + 0.3 * (w - 1), always
-        )
-        == 1
-    )
-
-
 def test_the_rate_follows_what_is_accepted() -> None:
     acceptance = Acceptance(AcceptanceCounts(GLOBAL_DECAY))
     assert acceptance.rate(DRAFT) == pytest.approx(0.7)

@@ -135,7 +135,10 @@ def test_plain_and_verification_steps_may_alternate(name: str, start_engine: Sta
     assert run(engine, asked) == [expected[one.prompt] for one in asked]
 
 
-@pytest.mark.parametrize(("name", "is_drafting"), [("llama", True), ("gemma3_text", True), ("mamba2", False)])
+@pytest.mark.parametrize(
+    ("name", "is_drafting"),
+    [("llama", True), ("gemma3_text", True), ("mamba2", True), ("qwen3_next", True), ("baichuan_m1", False)],
+)
 def test_exact_mode_drafts_only_where_bytes_agree(
     name: str, is_drafting: bool, start_engine: StartEngine
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from config.settings import Settings
 from drafters.base import NO_DRAFT
 from engine.engine import Engine
+from engine.kv_cache.rows import Sharing
 from engine.speculative.costs import calibration
 from engine.speculative.costs.calibration import Calibration
 from engine.speculative.proposers import DraftSources
@@ -40,7 +41,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 def make(folder: Path, **settings: Any) -> Calibration:
     chosen = Settings(calibration_file=str(folder / "costs.json"), max_rows=4, **settings)
-    return Calibration(make_loaded("llama"), chosen, True, WIDEST)
+    return Calibration(make_loaded("llama"), chosen, Sharing.GROUPS, WIDEST)
 
 
 def test_costs_are_cautious_until_they_are_measured(tmp_path: Path, measured: list[tuple[int, int]]) -> None:

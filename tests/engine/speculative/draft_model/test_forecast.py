@@ -57,7 +57,6 @@ class Row:
     num_tokens: int
     sampling: int = 0
     tokens: list[int] = field(default_factory=lambda: list(PROMPT))
-    num_held: int = len(PROMPT) - 1
 
     @property
     def request(self) -> Any:
@@ -121,7 +120,7 @@ class World:
 
     def step(self) -> None:
         rows: Any = self.rows
-        inputs = self.planner.plan(rows, [row.num_held for row in self.rows])
+        inputs = self.planner.plan(rows)
         plain_s = self.target.seconds(len(rows), 1)
         if not inputs:
             self.end([(0, 0)] * len(rows), plain_s, plain_s)
@@ -169,7 +168,6 @@ class World:
             draft = [9] * num_accepted + [8] * (num_verified - num_accepted)
             row.drafts.slowdown_budget.charge(taken_s, plain_s, len(new))
             row.tokens += new
-            row.num_held = len(row.tokens) - 1
             verified = Draft(draft, MODEL, 0, 0.7)
             row.drafts.observe(new, verified, num_verified)
             self.lacking[at] += 1 + (0 < num_verified == num_accepted)
@@ -367,13 +365,12 @@ def test_what_pays_at_once_may_not_pay_after_catching_up() -> None:
     """The draft model does not catch up for a row that copied from its prompt all the time."""
     world = World(lambda _: 0.7, per_token(0.3), r=0.3, costs=TARGET)
     forecast, row = world.rows[0].drafts.forecast, world.rows[0]
-    assert world.planner.plan([row], [row.num_held])  # type: ignore[list-item]
+    assert world.planner.plan([row])  # type: ignore[list-item]
     # With these costs a token that is fed costs as much as one that is drafted.
     world.planner.model_costs = DraftModelCosts(world.costs.alone, StepCosts(FULL))
     forecast.observe(400, 0, 0)
     forecast._tokens_since_draft = 0
     row.tokens += [9] * 400
-    row.num_held = len(row.tokens) - 1
     assert not world.planner.model_pays(forecast, 15)
 
 
@@ -395,10 +392,10 @@ def test_prompts_are_read_while_drafting_pays_and_rarely_otherwise() -> None:
 
 def test_drafts_are_cut_to_the_widest_exact_width() -> None:
     planner = Planner(StepCosts(TARGET), exact_shapes={(2, 3), (2, 6), (1, 4)})
-    inputs = [RowInput((1,), 9, (2, 3, 4, 5)), RowInput((1,), 9, (2,))]
+    inputs = [RowInput(1, 9, (2, 3, 4, 5)), RowInput(1, 9, (2,))]
     assert [row_input.width for row_input in planner.without_inexact(inputs)] == [3, 2]
     assert [
-        row_input.width for row_input in planner.without_inexact([RowInput((1,), 9, (2,)), RowInput((1,), 9)])
+        row_input.width for row_input in planner.without_inexact([RowInput(1, 9, (2,)), RowInput(1, 9)])
     ] == [1, 1]
     planner.costs.batched = False
     assert [row_input.width for row_input in planner.without_inexact(inputs)] == [4, 1]

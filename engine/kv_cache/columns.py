@@ -1,0 +1,270 @@
+"""Decide in which columns of a buffer the tokens of rows of different lengths lie.
+
+The buffers of all layers of one kind, full attention or one size of window, have the same layout. It is
+described by a Columns object, which these layers share. The token at position p of row r is in column
+p - bases[r] of slot r:
+
+    columns before the row's first token    zero, or tokens that no window reaches any more
+    columns up to lengths[r] - bases[r]     the row's tokens; of a window at least those that it can still see
+    columns up to dirty_ends[r]             leftovers of rejected drafts or failed forwards: perhaps NaN
+    all columns after that                  zero
+
+With full attention every base is 0. With a window, a base is a multiple of BLOCK_TOKENS, perhaps negative.
+So a key falls into the same lane of a vectorized sum as in a buffer that holds the whole sequence, and sums
+do not depend on the row's neighbors. When the columns are full, every row is moved toward the front, without
+the tokens that no window reaches any more, so that all rows end within a block of each other.
+
+Attention masks every column that a token must not see. But a masked value is still multiplied by a weight of
+zero, and zero times NaN is NaN; with latent attention (MLA) keys are values too. So no forward reads
+leftovers before it has overwritten them.
+
+A forward of width w writes row r's new tokens to the w columns after its last token. A row with fewer than w
+new tokens is padded on the right, with zeros.
+
+- Rows that end in the same column (*uniform*): one slice is written in all rows.
+- Rows that do not (*ragged*): each row is written at its own columns. The write is num_cleared columns
+  longer, with zeros, to erase all leftovers.
+
+So rolling back a row only lowers its length, and adding or removing a row copies at most one row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from engine.kv_cache.sliding_window import BLOCK_TOKENS, ROLLBACK_TOKENS, SLACK_TOKENS, first_needed
+
+
+class RowLengths:
+    """The rows' lengths and the shape of the current forward, shared by the caches of all layers.
+
+    lengths: (rows,) tokens in the caches before the current forward.
+    widths: (rows,) tokens that the current forward adds to each row; width is the largest of them.
+    are_equal: whether all rows have the same length.
+    offset: tokens before the current forward: an int if all rows have the same length, else (rows,).
+    fed: (rows,) the widths on the device; None if no row is padded.
+    padding: (rows, 1, width, 1) True where a row is padded; None if no row is.
+    """
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+        self.widths: Sequence[int] = ()
+        self.width = 0
+        self.are_equal = True
+        self.offset: int | mx.array = 0
+        self.fed: mx.array | None = None
+        self.padding: mx.array | None = None
+
+    def add(self) -> None:
+        """Append an empty row."""
+        self.lengths.append(0)
+
+    def remove(self, row: int) -> None:
+        """Remove a row; the last row takes its index."""
+        self.lengths[row] = self.lengths[-1]
+        self.lengths.pop()
+
+    def begin_forward(self, widths: Sequence[int], width: int = 0) -> None:
+        """Compute what every layer of the next forward uses.
+
+        widths: (rows,) tokens to add, each >= 1. width: of the forward, if it has other rows too.
+        """
+        self.widths, self.width = widths, max(width, *widths)
+        self.fed = self.padding = None
+        if min(widths) < self.width:
+            self.fed = mx.array(list(widths))
+            self.padding = (mx.arange(self.width) >= self.fed[:, None])[:, None, :, None]
+        self.are_equal = len(set(self.lengths)) == 1
+        self.offset = self.lengths[0] if self.are_equal else mx.array(self.lengths)
+
+    def end_forward(self) -> None:
+        """Add each row's width to its length. Call it when the graph of the forward has been built."""
+        self.lengths = [length + width for length, width in zip(self.lengths, self.widths, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Columns [start, end) of one row's slot, and the column to which the first of them goes."""
+
+    start: int
+    end: int
+    to: int
+
+
+class Columns:
+    """Where the rows' tokens lie in the buffers of all layers of one kind.
+
+    window: tokens that a token sees, itself included; None for full attention.
+    max_cells: slots times columns up to which buffers may grow ahead of need; None means no limit.
+    num_reserved: columns that a window's buffers have, or get when they are made.
+    dirty_ends: (rows,) first column from which on all of a row's columns are zero; at least its end.
+
+    For the current forward:
+    uniform: whether all rows end in the same column.
+    read_start, read_end: the columns that it reads.
+    num_cleared: columns of zeros that it writes after its width.
+    """
+
+    def __init__(self, shared: RowLengths, window: int | None = None) -> None:
+        self.shared = shared
+        self.window = window
+        self.max_cells: int | None = None
+        self.num_reserved = 0
+        self.bases: list[int] = []
+        self.dirty_ends: list[int] = []
+        # The first position of each row that is still held.
+        self._oldest: list[int] = []
+        self.uniform = True
+        self.read_start = self.read_end = self.num_cleared = 0
+        self._indices: tuple[mx.array, mx.array] | None = None
+
+    def end_of(self, row: int) -> int:
+        """Return the column after a row's last token."""
+        return self.shared.lengths[row] - self.bases[row]
+
+    def start_of(self, row: int) -> int:
+        """Return the column of the first token that is still held of a row."""
+        return self._oldest[row] - self.bases[row]
+
+    def first_live(self, row: int) -> int:
+        """Return the position of the first token that later forwards of a row may read."""
+        length = self.shared.lengths[row]
+        return 0 if self.window is None else first_needed(length, self.window)
+
+    def min_length(self, row: int) -> int:
+        """Return the shortest length that a row can be rolled back to."""
+        return 0 if self.window is None else _shortest(self._oldest[row], self.window)
+
+    def add(self) -> None:
+        """Append an empty row."""
+        for numbers in (self.bases, self._oldest, self.dirty_ends):
+            numbers.append(0)
+
+    def place(self, row: int) -> None:
+        """Decide where the tokens of a row lie that is about to be written, from its length.
+
+        The caller writes its live tokens there, with zeros around them.
+        """
+        length, base = self.shared.lengths[row], 0
+        oldest = self.first_live(row)
+        if self.window is not None:
+            others = (other for other in range(len(self.bases)) if other != row)
+            end = max((self.end_of(other) for other in others), default=0)
+            # End with the other rows, or less than a block before them, if the live tokens fit there.
+            base = min(oldest, round_block(length - end))
+            if length - base > end:
+                self.num_reserved = max(self.num_reserved, round_block(length - base + SLACK_TOKENS))
+        self.bases[row], self._oldest[row], self.dirty_ends[row] = base, oldest, length - base
+
+    def remove(self, row: int) -> None:
+        """Remove a row; the last row takes its index. Call it before the row is removed from the lengths.
+
+        The caller copies the last row to its slot, with zeros around it.
+        """
+        last = len(self.bases) - 1
+        self.dirty_ends[row], self.bases[row] = self.end_of(last), self.bases[last]
+        self._oldest[row] = self._oldest[last]
+        for numbers in (self.dirty_ends, self.bases, self._oldest):
+            numbers.pop()
+
+    def begin_forward(self) -> list[Move]:
+        """Compute which columns the next forward reads and writes, after RowLengths.begin_forward.
+
+        Returns a move for each row if the buffers must be laid out anew with num_reserved columns, else none.
+        """
+        moves: list[Move] = []
+        self._look()
+        if self.window is not None and self.num_used > self.num_reserved:
+            moves = self._move_to_front(self.window)
+            self._look()
+            self.num_reserved = round_block(self.num_used + SLACK_TOKENS)
+        # Set now, not when the forward ends: one that fails halfway has written up to here.
+        width = self.shared.width
+        ends = [self.end_of(row) + width for row in range(len(self.bases))]
+        self.dirty_ends = [max(pair) for pair in zip(self.dirty_ends, ends, strict=True)]
+        if not self.uniform:
+            written = mx.array(ends)[:, None] + mx.arange(-width, self.num_cleared)
+            self._indices = mx.arange(len(ends))[:, None], written
+        return moves
+
+    def _look(self) -> None:
+        """Find the columns of the next forward for the present bases."""
+        rows, width = range(len(self.bases)), self.shared.width
+        ends = [self.end_of(row) for row in rows]
+        self.uniform = self.shared.are_equal and len(set(ends)) == 1
+        dirty = max(dirty_end - end for dirty_end, end in zip(self.dirty_ends, ends, strict=True))
+        # Rows that end together read only columns that hold their tokens or are written by this forward.
+        self.num_cleared = 0 if self.uniform else max(0, dirty - width)
+        self.read_start = min(self.first_live(row) - self.bases[row] for row in rows)
+        self.read_end = max(ends) + width
+
+    def _move_to_front(self, window: int) -> list[Move]:
+        lengths = self.shared.lengths
+        starts = [self.start_of(row) for row in range(len(lengths))]
+        ends = [self.end_of(row) for row in range(len(lengths))]
+        self._oldest = [
+            max(oldest, first_needed(max(0, length - ROLLBACK_TOKENS), window))
+            for oldest, length in zip(self._oldest, lengths, strict=True)
+        ]
+        end = max(length - oldest for length, oldest in zip(lengths, self._oldest, strict=True))
+        held_from = [oldest - base for oldest, base in zip(self._oldest, self.bases, strict=True)]
+        assert all(start >= before for start, before in zip(held_from, starts, strict=True))
+        self.bases = [round_block(length - end) for length in lengths]
+        self.dirty_ends = [self.end_of(row) for row in range(len(lengths))]
+        return [
+            Move(start, stop, self.start_of(row))
+            for row, (start, stop) in enumerate(zip(held_from, ends, strict=True))
+        ]
+
+    def end_forward(self) -> None:
+        """Record what the forward has erased, after RowLengths.end_forward."""
+        if not self.uniform:
+            self.dirty_ends = [self.end_of(row) for row in range(len(self.bases))]
+
+    @property
+    def num_used(self) -> int:
+        """The number of columns up to the last one that this forward reads or writes."""
+        return self.read_end + self.num_cleared
+
+    @property
+    def write_slice(self) -> slice:
+        """Where a uniform forward writes."""
+        return slice(self.read_end - self.shared.width, self.read_end)
+
+    @property
+    def write_indices(self) -> tuple[mx.array, mx.array]:
+        """Where a ragged forward writes: slots (rows, 1) and columns (rows, width + num_cleared)."""
+        assert self._indices is not None
+        return self._indices
+
+    def make_mask(self, num_fed: int, return_array: bool, window_size: int | None) -> mx.array | str | None:
+        """Return the mask for mlx-lm's attention: None, "causal" or booleans, True where a token attends.
+
+        num_fed: the forward's width. return_array: never return None or "causal".
+        window_size: tokens that each token sees, itself included, if fewer than the window.
+        The booleans have shape (rows, 1, num_fed, read_end - read_start), or 1 instead of rows if uniform.
+        """
+        sizes = [size for size in (window_size, self.window) if size]
+        window = min(sizes) if sizes else None
+        starts_at_zero = self.read_start == 0 and not any(self.bases)
+        if self.uniform and starts_at_zero and not return_array and (not window or self.read_end <= window):
+            return None if num_fed == 1 else "causal"
+        # Rows with the same length and base need one mask.
+        num_masks = 1 if self.uniform else len(self.bases)
+        reads = mx.arange(self.read_start, self.read_end) + mx.array(self.bases[:num_masks])[:, None, None]
+        writes = mx.array(self.shared.lengths[:num_masks])[:, None, None] + mx.arange(num_fed)[:, None]
+        mask = reads <= writes
+        if window is not None:
+            mask = mask & (writes - reads < window)
+        return (mask if starts_at_zero else mask & (reads >= 0))[:, None]
+
+
+def round_block(num_columns: int) -> int:
+    """Round a number of columns, or a position, up to a multiple of BLOCK_TOKENS."""
+    return -(-num_columns // BLOCK_TOKENS) * BLOCK_TOKENS
+
+
+def _shortest(oldest: int, window: int) -> int:
+    """Return the shortest length at which a forward needs no token before position oldest."""
+    return oldest + window - 1 if oldest else 0

@@ -1,0 +1,241 @@
+"""Divide the rows of full attention into groups of similar length, each with buffers of its own.
+
+In a buffer every row takes as many columns as the longest one, in memory and in time. So a group holds rows
+of up to limit tokens, and the limits double. A row that outgrows its group is copied into the next one.
+
+All layers still take all rows at once, so weights are read once. Only attention is computed group by group.
+mlx-lm's models do not know of it: their caches return keys, values and masks as PerGroup objects, which they
+pass on unseen, and attention_by_group() replaces MLX's attention by one that takes them apart. probes.py
+finds out whether a model does more with them; if so, all its rows share one group.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import base
+
+from engine.kv_cache.columns import Columns, RowLengths
+
+FIRST_LIMIT = 2048
+"""Tokens that a row of the first group may have. Each group is more work in every layer, so there are few."""
+
+
+def find_limit(num_tokens: int, first_limit: int | None) -> int | None:
+    """Return the limit of the group for a row of that many tokens; None, no limit, if there is no first."""
+    if first_limit is None:
+        return None
+    limit = first_limit
+    while limit < num_tokens:
+        limit *= 2
+    return limit
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """Rows that share buffers.
+
+    limit: tokens that each may have; None for no limit.
+    rows: the row of each slot. lengths, columns: as for a batch of these rows alone.
+    """
+
+    limit: int | None
+    rows: list[int] = field(default_factory=list)
+    lengths: RowLengths = field(default_factory=RowLengths)
+    columns: Columns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.columns = Columns(self.lengths)
+
+
+class PerGroup:
+    """What each group has in the place of one array or mask, or of several arrays, for all rows."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+
+
+class Groups:
+    """The groups of the rows of a batch, for all layers with full attention.
+
+    shared: the lengths of all rows of the batch, and the current forward's width.
+    is_single: whether one group has all rows in their order, so that nothing need be taken apart.
+    """
+
+    def __init__(self, shared: RowLengths, first_limit: int | None) -> None:
+        """first_limit: tokens that rows of the first group may have; None for a single group."""
+        self.shared = shared
+        self._first_limit = first_limit
+        self._groups: list[Group] = []
+        self._places: list[tuple[Group, int] | None] = []
+        self._max_cells: int | None = None
+        self.is_single = True
+        self._picks: list[mx.array | slice] = []
+        self._order: mx.array | None = None
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self) -> None:
+        """Append a row that is in no group yet."""
+        self._places.append(None)
+
+    def has(self, row: int) -> bool:
+        """Whether a row is in a group."""
+        return self._places[row] is not None
+
+    def place_of(self, row: int) -> tuple[Group, int]:
+        """Return the group and the slot of a row that is in one."""
+        place = self._places[row]
+        assert place is not None
+        return place
+
+    def put_in(self, row: int, room: int = 0) -> None:
+        """Append a row to the group of its length and room; the caller then writes its tokens to its slot."""
+        length = self.shared.lengths[row]
+        limit = find_limit(length + room, self._first_limit)
+        group = next((group for group in self._groups if group.limit == limit), None)
+        if group is None:
+            group = Group(limit)
+            # Until the budget says more, it has no room to grow ahead of need.
+            group.columns.max_cells = None if self._max_cells is None else 0
+            self._groups.append(group)
+        slot = len(group.rows)
+        group.rows.append(row)
+        group.lengths.add()
+        group.columns.add()
+        group.lengths.lengths[slot] = length
+        group.columns.place(slot)
+        self._places[row] = group, slot
+
+    def take_out(self, row: int) -> None:
+        """Remove a row from its group; the last slot's row takes its slot, and an empty group goes."""
+        group, slot = self.place_of(row)
+        self._places[row] = None
+        group.columns.remove(slot)
+        group.lengths.remove(slot)
+        moved = group.rows.pop()
+        if moved != row:
+            group.rows[slot] = moved
+            self._places[moved] = group, slot
+        if not group.rows:
+            self._groups.remove(group)
+
+    def remove(self, row: int) -> None:
+        """Remove a row that is in no group; the last row takes its index."""
+        moved = self._places.pop()
+        if row < len(self._places):
+            self._places[row] = moved
+            if moved:
+                group, slot = moved
+                group.rows[slot] = row
+
+    def set_length(self, row: int, length: int) -> None:
+        """Set the length of a row that was rolled back."""
+        group, slot = self.place_of(row)
+        group.lengths.lengths[slot] = length
+
+    def outgrown(self, width: int) -> list[int]:
+        """Return the rows that a forward of this width makes outgrow their groups, and have to be moved."""
+        rows = []
+        for row in range(len(self._places)):
+            group, slot = self.place_of(row)
+            longest = group.lengths.lengths[slot] + width
+            if group.limit is None or longest <= group.limit:
+                continue
+            limit = find_limit(longest, self._first_limit)
+            if len(group.rows) == 1 and all(other.limit != limit for other in self._groups):
+                group.limit = limit
+            else:
+                rows.append(row)
+        return rows
+
+    def begin_forward(self) -> None:
+        """Compute what the layers of the next forward use, after RowLengths.begin_forward of all rows."""
+        for group in self._groups:
+            widths = [self.shared.widths[row] for row in group.rows]
+            group.lengths.begin_forward(widths, self.shared.width)
+            group.columns.begin_forward()
+        order = [row for group in self._groups for row in group.rows]
+        in_order = list(range(len(order)))
+        self.is_single = len(self._groups) <= 1 and order == in_order
+        if self.is_single:
+            return
+        self._picks = [_pick(group.rows) for group in self._groups]
+        self._order = None if order == in_order else mx.array(sorted(in_order, key=order.__getitem__))
+
+    def end_forward(self) -> None:
+        """Add the widths to the lengths, after the graph of the forward has been built."""
+        for group in self._groups:
+            group.lengths.end_forward()
+            group.columns.end_forward()
+
+    def split(self, array: mx.array) -> list[mx.array]:
+        """Return each group's part of an array of (rows, ...), in the order of its slots."""
+        return [array[pick] for pick in self._picks]
+
+    def join(self, parts: list[mx.array]) -> mx.array:
+        """Return the array of (rows, ...) that has these parts."""
+        joined = mx.concatenate(parts)
+        return joined if self._order is None else joined[self._order]
+
+    def limit_growth(self, max_cells: int, needed_cells: Callable[[Group], int]) -> None:
+        """Share max_cells slots times columns among the groups. needed_cells: returns those a group needs."""
+        self._max_cells = max_cells
+        cells = list(map(needed_cells, self._groups))
+        for group, num_cells in zip(self._groups, cells, strict=True):
+            group.columns.max_cells = num_cells + max(0, max_cells - sum(cells)) // len(cells)
+
+
+def _pick(rows: list[int]) -> mx.array | slice:
+    """Return the index of these rows in an array of all; a slice, which copies nothing, if it can be one."""
+    first = rows[0]
+    if rows == list(range(first, first + len(rows))):
+        return slice(first, first + len(rows))
+    return mx.array(rows)
+
+
+@contextmanager
+def attention_by_group(groups: Groups) -> Iterator[None]:
+    """Let mlx-lm's attention take PerGroup objects inside the block. For the thread that owns MLX."""
+    if groups.is_single:
+        yield
+        return
+    fused, quantized = mx.fast.scaled_dot_product_attention, base.quantized_scaled_dot_product_attention
+    try:
+        mx.fast.scaled_dot_product_attention = _by_group(fused, groups)
+        base.quantized_scaled_dot_product_attention = _by_group(quantized, groups)
+        yield
+    finally:
+        mx.fast.scaled_dot_product_attention = fused
+        base.quantized_scaled_dot_product_attention = quantized
+
+
+def _by_group(attention: Callable[..., mx.array], groups: Groups) -> Callable[..., mx.array]:
+    def attend(queries: mx.array, keys: Any, values: Any, *, mask: Any = None, **options: Any) -> mx.array:
+        if not isinstance(keys, PerGroup):
+            return attention(queries, keys, values, mask=mask, **options)
+        masks = mask.parts if isinstance(mask, PerGroup) else [mask] * len(groups)
+        given = zip(groups.split(queries), keys.parts, values.parts, masks, strict=True)
+        return groups.join([attention(q, k, v, mask=m, **options) for q, k, v, m in given])
+
+    return attend
+
+
+def count_cells(lengths: Sequence[int], first_limit: int | None, slack: int) -> int:
+    """Return an upper bound of the slots times columns that rows of these lengths take in their groups.
+
+    lengths: (rows,) each row's columns. slack: by how many tokens a row may yet be shorter than that, so that
+    it may still be in the group of its shorter length.
+    """
+    by_limit: dict[int | None, tuple[int, int]] = {}
+    for length in lengths:
+        for limit in {find_limit(length, first_limit), find_limit(max(0, length - slack), first_limit)}:
+            num_rows, most = by_limit.get(limit, (0, 0))
+            by_limit[limit] = num_rows + 1, max(most, length)
+    return sum(num_rows * most for num_rows, most in by_limit.values())

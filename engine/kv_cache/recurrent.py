@@ -1,0 +1,352 @@
+"""Keep the recurrent state of all rows of a batch, and take every row back to a length of its own.
+
+A state depends on every token before it, so nothing can be cut off. Instead, a forward that may be rolled
+back records what it fed to the recurrences and to the convolutions. Rolling back starts from the state before
+that forward and computes only the recurrence again, for the tokens that are kept: a few hundredths of a
+forward.
+
+The recording replaces functions of mlx-lm and MLX while the graph of such a forward is built: the gated delta
+rule, the state-space recurrence of Mamba 2, and Conv1d. What a layer's state was computed from is found by
+identity: the state that such a function returned is the one that the layer puts into its cache. A layer that
+computes its state in another way can be batched, but not rolled back; engine/kv_cache/probes.py finds out.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.convolution import Conv1d
+from mlx_lm.models import gated_delta, ssm
+from mlx_lm.models.cache import ArraysCache
+
+from engine.kv_cache.columns import RowLengths
+
+MAX_SINGLE_STEPS = 16
+"""Widest forward in which Mamba 2 takes a step per token: its formulas for several round otherwise."""
+
+Replay = Callable[[mx.array, int], mx.array]
+"""Returns the state after the first kept[r] tokens of row r. kept: (rows,), and its maximum as a number."""
+
+
+class RaggedStateCache(ArraysCache):
+    """One layer's recurrent state: arrays of (rows, ...), in mlx-lm's protocol.
+
+    cache: None for an array that no row has set yet.
+    """
+
+    cache: Any
+
+    def __init__(self, shared: RowLengths, size: int) -> None:
+        # Not super(): the lengths are a property here.
+        self.cache = [None] * size
+        self.left_padding = None
+        self.shared = shared
+        self.record: LayerRecord | None = None
+        self.recorder: Recorder | None = None
+
+    @property
+    def lengths(self) -> mx.array | None:  # type: ignore[override]
+        """(rows,) tokens that the current forward adds to each row; None if no row is padded."""
+        return self.shared.fed
+
+    def make_mask(self, N: int) -> mx.array | None:
+        """Return (rows, N) booleans, False where a row is padded; None if no row is."""
+        return None if self.shared.fed is None else mx.arange(N) < self.shared.fed[:, None]
+
+    def advance(self, N: int) -> None:
+        """Do nothing: the lengths hold for the whole forward."""
+
+    def __getitem__(self, at: int) -> mx.array | None:
+        if self.recorder:
+            self.recorder.current = self.record
+        array: mx.array | None = self.cache[at]
+        return array
+
+    def __setitem__(self, at: int, value: mx.array) -> None:
+        self.cache[at] = value
+
+    def add(self, row: int) -> None:
+        """Append an empty row, with zeros for its state."""
+        if row:
+            self.cache = [
+                None if array is None else mx.concatenate([array, mx.zeros_like(array[:1])])
+                for array in self.cache
+            ]
+
+    def fill(self, row: int, given: ArraysCache) -> None:
+        """Set the state of a row. A state that is not set yet counts as zeros everywhere in mlx-lm."""
+        num_rows = len(self.shared.lengths)
+        for idx, (held, new) in enumerate(zip(self.cache, list[Any](given.cache), strict=True)):
+            example = held if new is None else new
+            if example is None:
+                continue
+            zeros = mx.zeros((num_rows, *example.shape[1:]), example.dtype)
+            rows, one = (zeros if array is None else array for array in (held, new))
+            self.cache[idx] = mx.concatenate([rows[:row], one[:1], rows[row + 1 :]])
+
+    def leave(self, row: int, last: int) -> None:
+        """Remove a row; the last row takes its index."""
+        kept = list(range(last))
+        if row != last:
+            kept[row] = last
+        self.cache = [None if array is None or not last else array[mx.array(kept)] for array in self.cache]
+
+    def row_state(self, row: int) -> list[mx.array | None]:
+        """Copy the state of a row: arrays of (1, ...)."""
+        return [None if array is None else mx.contiguous(array[row : row + 1]) for array in self.cache]
+
+
+@dataclass
+class LayerRecord:
+    """What one layer's state was computed from in a recorded forward.
+
+    before, after: its arrays before and after. convolved: inputs of its convolutions, with the columns of
+    each that are kept as state. replays: states that were computed, and how to compute them again.
+    """
+
+    before: list[mx.array | None]
+    after: list[mx.array | None] = field(default_factory=list)
+    convolved: list[tuple[mx.array, int]] = field(default_factory=list)
+    replays: list[tuple[mx.array, Replay]] = field(default_factory=list)
+    _sources: list[Replay | None] = field(default_factory=list)
+
+    def end(self, after: Sequence[mx.array | None], width: int) -> None:
+        """Find what each array was computed from. after: the arrays now. width: of the forward."""
+        self.after = list(after)
+        convolved = [(x, num_held) for x, num_held in self.convolved if x.shape[1] == num_held + width]
+        self._sources = []
+        for array in self.after:
+            source = next((replay for computed, replay in self.replays if computed is array), None)
+            for at, (x, num_held) in enumerate(convolved):
+                # A layer with several convolutions runs them in the order of their arrays.
+                if source is None and array is not None and array.shape == (len(x), num_held, x.shape[-1]):
+                    source = partial(_last_columns, convolved.pop(at)[0], num_held)
+                    break
+            self._sources.append(source)
+
+    def at(self, idx: int, kept: Sequence[int], widths: Sequence[int]) -> mx.array:
+        """Return an array of the state after the first kept[r] tokens of row r: (rows, ...).
+
+        widths: (rows,) tokens that were fed.
+        Raises NotRecordedError if it is not known how the layer computed it.
+        """
+        before, after, source = self.before[idx], self.after[idx], self._sources[idx]
+        assert after is not None
+        if all(num in (0, width) for num, width in zip(kept, widths, strict=True)):
+            return _where_rows(mx.array(list(kept)) > 0, after, before)
+        if source is None:
+            raise NotRecordedError("it is not known how a layer computes its state")
+        return source(mx.array(list(kept)), max(kept))
+
+
+def _last_columns(convolved: mx.array, num_held: int, kept: mx.array, _: int) -> mx.array:
+    """Return the columns that a convolution needs after the first kept[r] tokens of row r."""
+    places = kept[:, None] + mx.arange(num_held)
+    return mx.take_along_axis(convolved, places[..., None], axis=1)
+
+
+class NotRecordedError(Exception):
+    """A state cannot be computed again, because what it was computed from was not recorded."""
+
+
+class Recorder:
+    """Notes what the layer at work computes its state from, in a forward whose graph is being built.
+
+    current: the record of the layer that last read its state.
+    """
+
+    def __init__(self, shared: RowLengths) -> None:
+        self.current: LayerRecord | None = None
+        self._fed = shared.fed
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record until the end of the block."""
+        replaced: list[tuple[Any, str, Any]] = [
+            (gated_delta, "gated_delta_ops", self._delta),
+            (gated_delta, "gated_delta_kernel", self._delta),
+            (ssm, "ssm_attn", self._ssm),
+            (Conv1d, "__call__", self._convolution),
+        ]
+        originals = [getattr(owner, name) for owner, name, _ in replaced]
+        try:
+            for (owner, name, make), original in zip(replaced, originals, strict=True):
+                setattr(owner, name, make(original))
+            yield
+        finally:
+            for (owner, name, _), original in zip(replaced, originals, strict=True):
+                setattr(owner, name, original)
+            self.current = None
+
+    def _convolution(self, original: Any) -> Any:
+        def call(module: Conv1d, x: mx.array) -> mx.array:
+            if self.current:
+                self.current.convolved.append((x, module.weight.shape[1] - 1))
+            result: mx.array = original(module, x)
+            return result
+
+        return call
+
+    def _delta(self, original: Any) -> Any:
+        def call(
+            q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array,
+            state: mx.array, mask: mx.array | None = None,
+        ) -> tuple[mx.array, mx.array]:  # fmt: skip
+            result: tuple[mx.array, mx.array] = original(q, k, v, g, beta, state, mask)
+
+            def replay(kept: mx.array, num: int) -> mx.array:
+                inputs = (array[:, :num] for array in (q, k, v, g, beta))
+                again: mx.array = original(*inputs, state, mx.arange(num) < kept[:, None])[1]
+                return again
+
+            if self.current:
+                self.current.replays.append((result[1], replay))
+            return result
+
+        return call
+
+    def _ssm(self, original: Any) -> Any:
+        fed = self._fed
+
+        def call(
+            x: mx.array, A_log: mx.array, B: mx.array, C: mx.array, D: mx.array, dt: mx.array,
+            dt_bias: mx.array, state: mx.array | None = None,
+            time_step_limit: tuple[float, float] = (0.001, 100.0),
+            mask: mx.array | None = None, lengths: mx.array | None = None, step: int = 256,
+        ) -> tuple[mx.array, mx.array]:  # fmt: skip
+            width = x.shape[1]
+            if width == 1:
+                alone: tuple[mx.array, mx.array] = original(
+                    x, A_log, B, C, D, dt, dt_bias, state, time_step_limit, mask, lengths, step
+                )
+                return alone
+
+            def run(num: int, real: mx.array | None) -> tuple[mx.array, mx.array]:
+                if width > MAX_SINGLE_STEPS:
+                    kept_mask = None if real is None else mx.arange(num) < real[:, None]
+                    y, after = original(
+                        x[:, :num], A_log, B[:, :num], C[:, :num], D, dt[:, :num], dt_bias, state,
+                        time_step_limit, kept_mask, real, step,
+                    )  # fmt: skip
+                    return y, after if real is None else _where_rows(real > 0, after, state)
+                outputs, after = [], state
+                for at in range(num):
+                    one = slice(at, at + 1)
+                    y, then = ssm.ssm_update(
+                        x[:, one], A_log, B[:, one], C[:, one], D, dt[:, one], dt_bias, after, time_step_limit
+                    )
+                    outputs.append(y)
+                    after = then if real is None else _where_rows(real > at, then, after)
+                return mx.concatenate(outputs, axis=1), after
+
+            # A model may pass a mask but no lengths.
+            result = run(width, fed)
+            if self.current:
+                self.current.replays.append((result[1], lambda kept, num: run(num, kept)[1]))
+            return result
+
+        return call
+
+
+def _where_rows(rows: mx.array, new: mx.array, old: mx.array | None) -> mx.array:
+    """Take some rows, (rows,) booleans, from a new state, and all others from the old one; None is zeros."""
+    old = mx.zeros_like(new) if old is None else old
+    return mx.where(rows.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+class StateHistory:
+    """The last ragged forward, so that each row's state can go back into it, at most once.
+
+    caches: of all layers that keep state.
+    """
+
+    def __init__(self, caches: Sequence[RaggedStateCache], shared: RowLengths) -> None:
+        """Begin with the forward that shared describes. Run it in the block of record()."""
+        self._caches = caches
+        self._shared = shared
+        self._records = [LayerRecord(list(cache.cache)) for cache in caches]
+        self._starts, self._widths = list(shared.lengths), list(shared.widths)
+        # By row: its place in the records; None if it joined later, or has gone back already.
+        self._places: list[int | None] = list(range(len(self._starts)))
+        self._kept: dict[int, int] = {}
+
+    @contextmanager
+    def record(self) -> Iterator[None]:
+        """Record the forward that is built in the block."""
+        recorder = Recorder(self._shared)
+        for cache, record in zip(self._caches, self._records, strict=True):
+            cache.record, cache.recorder = record, recorder
+        try:
+            # A row of one token goes back to the state before or after it, which are at hand.
+            if self._shared.width == 1:
+                yield
+            else:
+                with recorder.recording():
+                    yield
+            for cache, record in zip(self._caches, self._records, strict=True):
+                record.end(cache.cache, self._shared.width)
+        finally:
+            for cache in self._caches:
+                cache.record = cache.recorder = None
+
+    def min_length(self, row: int) -> int | None:
+        """Return the shortest length that a row can go back to; None if it cannot go back."""
+        place = self._places[row]
+        return None if place is None else self._starts[place]
+
+    def go_back(self, row: int, length: int) -> int:
+        """Let a row go back to a length of at least min_length; return the length that it then has.
+
+        That is less than length if length is past the end of the recorded forward.
+        """
+        place = self._places[row]
+        assert place is not None
+        self._kept[row] = min(length - self._starts[place], self._widths[place])
+        return self._starts[place] + self._kept[row]
+
+    def stay(self, row: int) -> None:
+        """Let a row keep its state for good."""
+        if row not in self._kept:
+            self._places[row] = None
+
+    def add(self) -> None:
+        """Append a row, which cannot go back."""
+        self._places.append(None)
+
+    def remove(self, row: int) -> None:
+        """Remove a row, after apply(); the last row takes its index."""
+        self._places[row] = self._places[-1]
+        self._places.pop()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no row can go back any more."""
+        return all(place is None for place in self._places)
+
+    def apply(self) -> None:
+        """Compute the states of the rows that went back, all at once."""
+        if not self._kept:
+            return
+        kept = [0] * len(self._starts)
+        for row, num in self._kept.items():
+            kept[self._place(row)] = num
+        places = mx.array([place or 0 for place in self._places])
+        goes_back = mx.array([row in self._kept for row in range(len(self._places))])
+        is_same = self._places == list(range(len(self._starts)))
+        for cache, record in zip(self._caches, self._records, strict=True):
+            for idx, now in enumerate(cache.cache):
+                if now is None or record.after[idx] is None:
+                    continue
+                then = record.at(idx, kept, self._widths)
+                cache.cache[idx] = _where_rows(goes_back, then if is_same else then[places], now)
+        for row in self._kept:
+            self._places[row] = None
+        self._kept = {}
+
+    def _place(self, row: int) -> int:
+        place = self._places[row]
+        assert place is not None
+        return place
