@@ -173,8 +173,8 @@ class Settings:
     )
     calibration_file: str | None = setting(
         default_calibration_file(),
-        "File that keeps the measured costs of steps; its folder also keeps the tokens' bytes. With none, both "
-        "are found anew after every start.",
+        "File that keeps the measured costs of steps; its folder also keeps the tokens' bytes. With none, "
+        "both are found anew after every start.",
     )
     recalibrate: bool = setting(
         False, "Measure the costs of steps again, even if they are known, and before the server listens."
