@@ -215,7 +215,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _servers(
     arguments: argparse.Namespace, children: ExitStack, count_tokens: CountTokens
 ) -> list[ServerUnderLoad]:
-    own_server = None if arguments.url else OwnServer(["--model", str(arguments.model)])
+    own_server = None if arguments.url else OwnServer(["--model", str(arguments.model), "--recalibrate"])
     url = children.enter_context(own_server).url if own_server else arguments.url
     key = None if own_server else arguments.api_key or _key_of_environment()
     model = arguments.url_model or first_model(url, "--url-model", key, "--api-key")

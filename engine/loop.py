@@ -60,6 +60,9 @@ Message = Submit | Cancel | Stop | Call
 Inbox = queue.SimpleQueue[Message]
 """Messages from other threads, in the order in which they were sent."""
 
+CALM_S = 0.5
+"""Seconds without work after which the costs of steps are measured. A request may wait for one such step."""
+
 STOPPING = Failed("draining", "the server is stopping")
 
 
@@ -101,21 +104,27 @@ class Loop:
 
     @station("messages")
     def _take_messages(self) -> None:
-        """Take all messages in the inbox; while there is no work, wait for a message that brings some.
-
-        Meanwhile what steps cost is measured, if it is not known yet.
-        """
+        """Take all messages in the inbox; while there is no work, wait for a message that brings some."""
         while not self._worker.has_work or not self._inbox.empty():
-            while not self._worker.has_work and self._inbox.empty() and self._worker.measure_costs():
-                pass
             # Kept until it is handled, so that end_all() finds it if that is what the thread dies of.
-            with station("idle"):
-                self._message = self._inbox.get()
+            self._message = self._next_message()
             self._handle(self._message)
             # While the loop waits, this would keep the last request alive.
             self._message = None
             if self._is_stopping:
                 break
+
+    def _next_message(self) -> Message:
+        """Wait for a message. Once it is calm, measure what steps cost meanwhile, if it is not known yet."""
+        if self._worker.has_unknown_costs and not self._worker.has_work:
+            try:
+                with station("idle"):
+                    return self._inbox.get(timeout=CALM_S)
+            except queue.Empty:
+                while self._inbox.empty() and self._worker.measure_costs():
+                    pass
+        with station("idle"):
+            return self._inbox.get()
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Submit):

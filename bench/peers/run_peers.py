@@ -189,9 +189,8 @@ def _peers(
     servers = list(arguments.server)
     if not servers:
         with console.status("starting reprise serve"):
-            servers.append(
-                ("reprise", children.enter_context(OwnServer(["--model", model, *drafting])).url, None)
-            )
+            own = OwnServer(["--model", model, "--recalibrate", *drafting])
+            servers.append(("reprise", children.enter_context(own).url, None))
     keys = dict(arguments.server_key)
     return peers + [
         ServerPeer(
