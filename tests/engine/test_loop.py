@@ -14,7 +14,7 @@ class ScriptedInbox:
         self.script = script
 
     def empty(self) -> bool:
-        return self.script[0] == "pause"
+        return not self.script or self.script[0] == "pause"
 
     def get(self, timeout: float | None = None) -> Any:
         message = self.script.pop(0)
