@@ -24,6 +24,7 @@ from engine.kv_cache.batched import (
 )
 from engine.kv_cache.batched import cache_arrays as cache_arrays
 from engine.kv_cache.columns import Columns, RowLengths
+from engine.kv_cache.gemma2_masks import take_masks_of_rows
 from engine.kv_cache.groups import FIRST_LIMIT, Group, Groups, attention_by_group
 from engine.kv_cache.per_row import Caches as Caches
 from engine.kv_cache.per_row import FittedQuantizedKVCache, Snapshot, is_recurrent, leaves
@@ -107,6 +108,7 @@ class BatchedRows:
 
     def __init__(self, model: Any, first_limit: int | None = None) -> None:
         """first_limit: tokens of rows in the first group of full attention; None if all rows share one."""
+        take_masks_of_rows()
         self.model = model
         self._first_limit = first_limit
         self._clear()

@@ -1,7 +1,6 @@
 """Tiny random models that run mlx-lm's own code, and the plain loop that the engine must equal."""
 
 import functools
-import importlib
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -9,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_tokenizer
 
+from bench.architectures import tiny_models
+from bench.architectures.tiny_models import tiny_config
 from config.settings import BUNDLED_MODEL
 from engine.engine import Engine
 from engine.model.loading import LoadedModel, describe
@@ -21,92 +21,36 @@ from engine.request import Delta, Event, Failed, Finished, GenerationRequest, Sa
 from engine.sampling.sampler import noise_key
 
 VOCAB_SIZE = 4096
-SMALL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": VOCAB_SIZE,
-    "max_position_embeddings": 1024,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": SMALL | {"model_type": "llama"},
-    "qwen3": SMALL | {"model_type": "qwen3"},
-    "gemma3_text": SMALL
-    | {"model_type": "gemma3_text", "sliding_window": 16, "sliding_window_pattern": 2}
-    | {"query_pre_attn_scalar": 8},
-    "mamba2": {
-        "model_type": "mamba2", "num_heads": 4, "head_dim": 16, "vocab_size": VOCAB_SIZE, "hidden_size": 32,
-        "intermediate_size": 64, "state_size": 8, "num_hidden_layers": 2, "layer_norm_epsilon": 1e-5,
-        "conv_kernel": 4, "n_groups": 1, "use_bias": False, "use_conv_bias": True,
-        "tie_word_embeddings": True,
-        "time_step_limit": (0.001, 100.0), "time_step_rank": "auto", "max_position_embeddings": 1024,
-    },
+NAMES = (
+    "llama",
+    "qwen3",
+    "gemma3_text",
+    "mamba2",
     # Sliding windows with attention sinks, and a mixture of experts.
-    "gpt_oss": SMALL | {
-        "model_type": "gpt_oss", "sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
-    },
+    "gpt_oss",
     # Recurrent layers (gated delta rule), full attention, and a mixture of experts.
-    "qwen3_next": SMALL | {
-        "model_type": "qwen3_next", "full_attention_interval": 2, "partial_rotary_factor": 0.5,
-        "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "num_experts": 4, "num_experts_per_tok": 2,
-        "decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 32, "norm_topk_prob": True,
-    },
+    "qwen3_next",
     # Short convolutions and full attention.
-    "lfm2": SMALL | {
-        "model_type": "lfm2", "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "block_dim": 32,
-        "block_ff_dim": 64, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.0,
-        "block_auto_adjust_ff_dim": False, "full_attn_idxs": [1],
-    },
+    "lfm2",
     # Mamba 2 and full attention in a list of caches per layer.
-    "falcon_h1": SMALL | {
-        "model_type": "falcon_h1", "mamba_d_ssm": 64, "mamba_d_state": 8, "mamba_n_heads": 4,
-        "mamba_d_head": 16, "mamba_d_conv": 4, "mamba_n_groups": 1,
-    },
+    "falcon_h1",
     # Latent attention (MLA), whose keys are values too, and a mixture of experts.
-    "deepseek_v3": SMALL | {
-        "model_type": "deepseek_v3", "moe_intermediate_size": 32, "n_shared_experts": 1,
-        "n_routed_experts": 4, "num_experts_per_tok": 2, "kv_lora_rank": 16, "q_lora_rank": 16,
-        "qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8, "first_k_dense_replace": 1,
-    },
+    "deepseek_v3",
     # Chunked attention, and full attention in every fourth layer.
-    "llama4": {
-        "model_type": "llama4", "vocab_size": VOCAB_SIZE, "text_config": SMALL | {
-            "model_type": "llama4_text", "attention_chunk_size": 16, "attention_bias": False,
-            "interleave_moe_layer_step": 4, "intermediate_size_mlp": 64, "num_experts_per_tok": 1,
-            "num_hidden_layers": 4, "num_local_experts": 2, "rope_scaling": None, "use_qk_norm": True,
-        },
-    },
+    "llama4",
     # Recurrent state with a sliding window, and with full attention, in a list of caches per layer.
-    "baichuan_m1": SMALL | {
-        "model_type": "baichuan_m1", "sliding_window": 16, "sliding_window_layers": [0], "conv_window": 2,
-    },
-}  # fmt: skip
+    "baichuan_m1",
+)
+SIZES = {"vocab_size": VOCAB_SIZE, "num_attention_heads": 4, "num_key_value_heads": 2}
+CONFIGS = {name: tiny_config(name, **SIZES) | {"max_position_embeddings": 1024} for name in NAMES}
 
 
 def make_model(name: str, dtype: mx.Dtype = mx.float32, **changes: Any) -> Any:
-    """Make a random model. Its weights are large enough for the logits of its choices to be far apart.
+    """Make a tiny random model.
 
     name: the architecture, a key of CONFIGS. changes: entries of its configuration to replace.
     """
-    module = importlib.import_module(f"mlx_lm.models.{name}")
-    mx.random.seed(7)
-    model = module.Model(module.ModelArgs.from_dict(CONFIGS[name] | changes))
-    weights = [
-        (key, (mx.random.normal(a.shape) * 0.3 if a.ndim > 1 else a).astype(dtype))
-        for key, a in tree_flatten(model.parameters())
-    ]
-    model.load_weights(weights)
-    model.eval()
-    mx.eval(model.parameters())
-    return model
+    return tiny_models.make_model(tiny_config(name, **(SIZES | changes)), dtype)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from engine.speculative.proposers import DraftSources
 from tests.combinations import every_kind_of_cache
 from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once
-from tests.engine.support import CONFIGS, make_loaded, make_model, prompt_of, request
+from tests.engine.support import CONFIGS, make_loaded, prompt_of, request
 
 CHANCES = (1.0, 0.0, 0.7)
 NUM_REQUESTS = 12
@@ -112,7 +112,7 @@ def test_a_batch_that_changes_all_the_time_equals_the_plain_loop(name: str) -> N
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_a_batch_over_quantized_keys_equals_sequences_alone(name: str) -> None:
-    loaded = replace(make_loaded(name), model=make_model(name, head_dim=32))
+    loaded = make_loaded(name)
     settings = {"kv_bits": QUANTIZED[name]}
     alone = Driven(replace(loaded), max_rows=1, prefix_cache_bytes=0, **settings)
 

@@ -32,6 +32,9 @@ ROUNDS = 6
 PLAIN_STEPS = 4
 """Pipelined steps in one measurement of width 1."""
 
+TOKEN_STRIDE = 7919
+"""Distance of consecutive tokens in the vocabulary; a prime, so that all tokens are visited."""
+
 CAUTIOUS_TOKENS = 8
 """Until costs are measured, a step is believed to take a plain step's time for every so many tokens fed."""
 
@@ -106,7 +109,7 @@ class Calibration:
                 for width in self._widths:
                     if self._may_measure(num_rows, width):
                         self._held = self._held or self._make_rows(num_rows)
-                        self._keep(num_rows, width, _step_s(self._held, num_rows, width))
+                        self._keep(num_rows, width, _step_s(self._held, num_rows, width, self._vocab_size))
                         self._share = (done + (round_number + 1) / ROUNDS) / len(self._rows)
                         yield
             self.release()
@@ -165,7 +168,7 @@ class Calibration:
     def _cautious(self) -> Table:
         """Return costs by which drafts pay only if they are accepted nearly always."""
         rows = self._make_rows(1)
-        plain_s = min(_step_s(rows, 1, 1) for _ in range(2))
+        plain_s = min(_step_s(rows, 1, 1, self._vocab_size) for _ in range(2))
         return {
             (num_rows, width): plain_s * (1 + (num_rows * width - 1) / CAUTIOUS_TOKENS)
             for num_rows in self._rows
@@ -173,11 +176,10 @@ class Calibration:
         }
 
     def _make_rows(self, num_rows: int) -> Rows:
-        prompt = mx.array([[(7 * i + 3) % self._vocab_size for i in range(CONTEXT_TOKENS)]])
         rows = make_rows(self._model, self._sharing)
-        for _ in range(num_rows):
+        for prompt in _varied_tokens(num_rows, CONTEXT_TOKENS, self._vocab_size):
             caches = make_caches(self._model, self._kv_bits)
-            self._model(prompt, cache=caches)
+            self._model(mx.array([prompt]), cache=caches)
             rows.add(caches, CONTEXT_TOKENS)
         return rows
 
@@ -205,18 +207,35 @@ class Calibration:
             log.warning(message, path, fault)
 
 
-def _step_s(rows: Rows, num_rows: int, width: int) -> float:
+def _varied_tokens(num_rows: int, num_tokens: int, vocab_size: int) -> list[list[int]]:
+    """Return tokens from all over the vocabulary, each another one: num_rows lists of num_tokens.
+
+    A mixture of experts computes more experts for different tokens than for equal ones, so equal ones would
+    make wide steps and steps of several rows seem cheaper than they are with real text.
+    """
+    return [
+        [(TOKEN_STRIDE * (row * num_tokens + at) + 3) % vocab_size for at in range(num_tokens)]
+        for row in range(num_rows)
+    ]
+
+
+def _step_s(rows: Rows, num_rows: int, width: int, vocab_size: int) -> float:
     """Measure a step: a plain one pipelined as in the worker, a wider one awaited."""
-    return _plain_step_s(rows, num_rows) if width == 1 else _verification_step_s(rows, num_rows, width)
+    if width == 1:
+        return _plain_step_s(rows, _varied_tokens(num_rows, PLAIN_STEPS, vocab_size))
+    return _verification_step_s(rows, _varied_tokens(num_rows, width, vocab_size))
 
 
-def _plain_step_s(rows: Rows, num_rows: int) -> float:
-    newest = mx.zeros(num_rows, mx.int32)
-    mx.eval(newest)
+def _plain_step_s(rows: Rows, fed: list[list[int]]) -> float:
+    columns = mx.array(fed, mx.int32)
+    newest = mx.zeros(len(fed), mx.int32)
+    mx.eval(columns, newest)
     previous: mx.array | None = None
     start = time.perf_counter()
-    for _ in range(PLAIN_STEPS):
-        newest = mx.argmax(rows.forward(newest[:, None])[:, -1], axis=-1)
+    for at in range(PLAIN_STEPS):
+        # A step waits for the tokens of the one before, as in the worker, but is fed others than those.
+        tokens = mx.where(newest < 0, newest, columns[:, at])
+        newest = mx.argmax(rows.forward(tokens[:, None])[:, -1], axis=-1).astype(mx.int32)
         mx.async_eval(newest)
         if previous is not None:
             previous.tolist()
@@ -225,8 +244,7 @@ def _plain_step_s(rows: Rows, num_rows: int) -> float:
     return (time.perf_counter() - start) / PLAIN_STEPS
 
 
-def _verification_step_s(rows: Rows, num_rows: int, width: int) -> float:
-    fed = [[1 + (row + at) % 7 for at in range(width)] for row in range(num_rows)]
+def _verification_step_s(rows: Rows, fed: list[list[int]]) -> float:
     held = list(rows.lengths)
     start = time.perf_counter()
     mx.argmax(rows.forward_ragged(fed), axis=-1).tolist()

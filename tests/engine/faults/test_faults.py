@@ -105,7 +105,7 @@ def test_a_dead_worker_tells_everyone(start_engine: StartEngine) -> None:
             return super().__call__(tokens, cache)
 
     deaths: queue.SimpleQueue[str] = queue.SimpleQueue()
-    engine = start_engine(wrap=Dying, on_death=deaths.put)
+    engine = start_engine(wrap=Dying, on_death=deaths.put, max_rows=13)
     answers = [ask(engine, endless(i)) for i in range(12)]
     engine.cancel("0")
     assert answers[0].failed().kind == "cancelled"
@@ -124,7 +124,7 @@ def test_a_dead_worker_tells_everyone(start_engine: StartEngine) -> None:
 def test_rows_that_cannot_be_made_again_tell_everyone(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = start_engine(wrap=Poisoned, max_rows=4)
+    engine = start_engine(wrap=Poisoned, max_rows=7)
 
     def broken(*_: Any) -> None:
         raise RuntimeError("no rows")

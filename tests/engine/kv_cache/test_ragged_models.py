@@ -108,7 +108,7 @@ def check_random_rounds(
         assert mx.array_equal(ours, model(mx.array([[9]]), cache=alone_caches)).item()
 
 
-@pytest.mark.parametrize("name", IN_32_BITS)
+@pytest.mark.parametrize("name", ["gemma2", *IN_32_BITS])
 def test_rows_of_a_batch_equal_rows_alone(name: str) -> None:
     check_random_rounds(make_model(name))
 
@@ -127,8 +127,8 @@ def test_rows_of_a_batch_equal_rows_alone_in_16_bits(name: str, dtype: mx.Dtype)
 
 @pytest.mark.parametrize(("name", "kv_bits"), [(name, 4 + 4 * (at % 2)) for at, name in enumerate(QUANTIZED)])
 def test_rows_of_a_batch_equal_rows_alone_over_quantized_keys(name: str, kv_bits: int) -> None:
-    check_random_rounds(make_model(name, head_dim=32), kv_bits)
-    check_random_rounds(make_model(name, head_dim=32), kv_bits, first_limit=4)
+    check_random_rounds(make_model(name), kv_bits)
+    check_random_rounds(make_model(name), kv_bits, first_limit=4)
 
 
 @pytest.mark.parametrize("window", [1, 64, 100])

@@ -11,7 +11,6 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 from engine.kv_cache.probes import prefix_fault
 from engine.kv_cache.rows import Caches
 from engine.kv_cache.slices import KVSlice, State, sub_slice
-from engine.model.loading import LoadedModel
 from engine.prefix_cache import trie
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import Usage
@@ -190,7 +189,7 @@ def test_every_architecture_can_be_split_and_rebuilt(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
 @pytest.mark.parametrize("kv_bits", [4, 8])
 def test_quantized_keys_can_be_split_and_rebuilt(name: str, kv_bits: int) -> None:
-    assert prefix_fault(make_model(name, head_dim=32), kv_bits) is None
+    assert prefix_fault(make_model(name), kv_bits) is None
 
 
 def test_a_cache_that_cannot_be_rebuilt_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,11 +227,7 @@ def test_a_conversation_computes_only_its_new_tokens(name: str, start_engine: St
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
 def test_quantized_keys_are_cached_too(name: str, start_engine: StartEngine) -> None:
-    wide = lambda _: LoadedModel(make_model(name, head_dim=32), loaded.tokenizer, loaded.info)  # noqa: E731
-    loaded = make_loaded(name)
-    warm, cold = (
-        start_engine(load=wide, kv_bits=8, prefix_cache_bytes=num_bytes) for num_bytes in (10**8, 0)
-    )
+    warm, cold = (start_engine(name, kv_bits=8, prefix_cache_bytes=num_bytes) for num_bytes in (10**8, 0))
     history = prompt_of(90)
     for turn in range(3):
         answers = [ask(engine, request(history, 24)).finished() for engine in (warm, cold)]

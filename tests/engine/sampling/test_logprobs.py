@@ -78,9 +78,9 @@ def test_logprobs_equal_the_plain_loops_with_and_without_drafts(
         for entry, line in zip(found, truth, strict=True):
             # mlx-lm's own window cache rounds differently from ours.
             likeliest = sorted(line.tolist())[::-1][: one.top_logprobs]
-            assert entry.logprob == pytest.approx(line[entry.token].item(), abs=1e-5)
-            assert [value for _, _, value in entry.top] == pytest.approx(likeliest, abs=1e-5)
-            assert all(value == pytest.approx(line[token].item(), abs=1e-5) for token, _, value in entry.top)
+            assert entry.logprob == pytest.approx(line[entry.token].item(), abs=1e-4)
+            assert [value for _, _, value in entry.top] == pytest.approx(likeliest, abs=1e-4)
+            assert all(value == pytest.approx(line[token].item(), abs=1e-4) for token, _, value in entry.top)
     answers = {one.prompt: oracle(make_loaded(name), one) for one in requests}
     for chance in (1.0, 0.6):
         engine = start_engine(name, make_sources=sources(Scripted(answers, chance)), draft_type="suffix")

@@ -14,7 +14,7 @@ KINDS = [(name, None) for name in CONFIGS] + [("llama", 8), ("llama", 4)]
 
 @pytest.mark.parametrize(("name", "kv_bits"), KINDS)
 def test_rows_take_what_was_estimated(name: str, kv_bits: int | None) -> None:
-    model = make_model(name, **({"head_dim": 32} if kv_bits else {}))
+    model = make_model(name)
     footprint = measure(model, kv_bits)
     caches, length = make_caches(model, kv_bits), 0
     for chunk in (1, 50, CHUNK, CHUNK, 7, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK):

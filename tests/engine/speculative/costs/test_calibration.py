@@ -4,10 +4,13 @@ import json
 import logging
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import make_prompt_cache
 
 from config.settings import Settings
 from drafters.base import NO_DRAFT
@@ -31,7 +34,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Return the shapes measured so far, on a machine whose steps take step_s()."""
     shapes: list[tuple[int, int]] = []
 
-    def take(_rows: Any, num_rows: int, width: int) -> float:
+    def take(_rows: Any, num_rows: int, width: int, _vocab_size: int) -> float:
         shapes.append((num_rows, width))
         return step_s(num_rows, width)
 
@@ -107,7 +110,7 @@ def test_a_slow_first_measurement_is_repeated(tmp_path: Path, monkeypatch: pytes
     """The first steps of a shape may take long, as kernels are compiled."""
     seen: set[tuple[int, int]] = set()
 
-    def take(_rows: Any, num_rows: int, width: int) -> float:
+    def take(_rows: Any, num_rows: int, width: int, _vocab_size: int) -> float:
         is_first = (num_rows, width) not in seen
         seen.add((num_rows, width))
         return step_s(num_rows, width) + is_first
@@ -117,6 +120,39 @@ def test_a_slow_first_measurement_is_repeated(tmp_path: Path, monkeypatch: pytes
     calibrated.finish(lambda _: None)
     assert calibrated.costs.seconds(1, 1) == pytest.approx(step_s(1, 1))
     assert calibrated.costs.seconds(4, 9) == pytest.approx(step_s(4, 9))
+
+
+def test_steps_are_fed_as_many_distinct_tokens_as_text_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a mixture of experts, equal tokens touch few experts, and the step would seem too cheap."""
+    fed: list[mx.array] = []
+
+    class Watched:
+        def __init__(self, model: Any) -> None:
+            self.model = model
+            self.layers, self.make_cache = model.layers, partial(make_prompt_cache, model)
+
+        def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+            fed.append(tokens)
+            logits: mx.array = self.model(tokens, cache=cache)
+            # Whatever is fed, all rows would choose the same token.
+            return mx.zeros_like(logits)
+
+    monkeypatch.setattr(calibration, "ROUNDS", 1)
+    settings = Settings(calibration_file=str(tmp_path / "costs.json"), max_rows=4)
+    made = Calibration(make_loaded("gpt_oss", Watched), settings, Sharing.GROUPS, WIDEST)
+    fed.clear()
+    made.finish(lambda _: None)
+    shapes = {(tokens.shape[0], tokens.shape[1]) for tokens in fed}
+    assert {(rows, width) for rows in (1, 2, 4) for width in (1, 2, 3, 4, 5, 6, 8, 9)} <= shapes
+    for tokens in fed:
+        assert len(set(tokens.reshape(-1).tolist())) == tokens.size
+    # Nor do plain steps feed one token again and again, or rows have the same prompt.
+    plain = [tuple(tokens.reshape(-1).tolist()) for tokens in fed if tokens.shape == (4, 1)]
+    assert len(set(plain)) == len(plain) == calibration.PLAIN_STEPS
+    prompts = [tuple(tokens[0].tolist()) for tokens in fed if tokens.shape[1] == calibration.CONTEXT_TOKENS]
+    assert len(set(prompts[-4:])) == 4
 
 
 class Silent:
@@ -147,7 +183,7 @@ def test_an_engine_listens_before_it_has_measured(
     started, asked, answers = threading.Event(), request(prompt_of(20), 12), []
     num_measured = 0
 
-    def take(_rows: Any, num_rows: int, width: int) -> float:
+    def take(_rows: Any, num_rows: int, width: int, _vocab_size: int) -> float:
         nonlocal num_measured
         num_measured += 1
         # Two are made before the engine has started. A request arrives during the fifth one.
@@ -183,7 +219,7 @@ def test_a_measurement_that_fails_costs_nothing_but_its_result(
 ) -> None:
     calls = []
 
-    def take(_rows: Any, num_rows: int, width: int) -> float:
+    def take(_rows: Any, num_rows: int, width: int, _vocab_size: int) -> float:
         calls.append(width)
         if len(calls) > 4:
             raise RuntimeError("no memory")

@@ -1,0 +1,31 @@
+"""The most used families share forward passes, roll drafts back exactly and use the prefix cache."""
+
+import pytest
+
+from bench.architectures.tiny_models import TINY, make_model, tiny_config
+from engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
+from engine.kv_cache.rows import Sharing
+from engine.speculative.costs.exact_widths import find_exact_shapes
+
+FAMILIES = (
+    "llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "gemma2", "gemma3", "gemma3n", "gemma4",
+    "gpt_oss", "phi3", "ministral3", "mistral3", "mixtral", "deepseek_v3", "glm4_moe", "lfm2",
+    "granitemoehybrid", "nemotron_h", "falcon_h1",
+)  # fmt: skip
+
+ONE_GROUP = ("gemma2", "deepseek_v3")
+"""Attention that does not take keys and values of several groups of rows."""
+
+INEXACT = ("deepseek_v3",)
+"""Latent attention computes one token by other formulas than several, which differ in the last digits."""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_gets_everything(name: str) -> None:
+    model = make_model(tiny_config(name))
+    sharing = find_sharing(model)
+    assert sharing == (Sharing.BUFFERS if name in ONE_GROUP else Sharing.GROUPS)
+    assert rollback_fault(model, sharing=sharing) is None
+    assert prefix_fault(model) is None
+    exact = find_exact_shapes(model, sharing, None, TINY["vocab_size"], [(3, 4)], lambda _: None)
+    assert bool(exact) == (name not in INEXACT)
