@@ -12,15 +12,17 @@ class ScriptedInbox:
 
     def __init__(self, script: list[Any]) -> None:
         self.script = script
+        self.is_pause = False
 
     def empty(self) -> bool:
-        return not self.script or self.script[0] == "pause"
+        return not self.script or self.is_pause or self.script[0] == "pause"
 
     def get(self, timeout: float | None = None) -> Any:
-        message = self.script.pop(0)
+        message, self.is_pause = self.script.pop(0), False
         if message != "pause":
             return message
         assert timeout, "it would wait forever"
+        self.is_pause = True
         raise queue.Empty
 
 
