@@ -272,7 +272,10 @@ def _holdings(engine: Engine, app: Counted) -> dict[str, Any]:
             "rows and waiting": (engine.status().num_running, engine.status().num_waiting),
             "objects": Counter(type(one).__name__ for one in gc.get_objects() if type(one) in PER_REQUEST),
             "tasks": app.num_tasks(),
-            "threads": sorted(thread.name for thread in threading.enumerate()),
+            # The event loops' pools keep a thread for each call that ever overlapped others, up to their limits.
+            "threads": sorted(
+                thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")
+            ),
             "files": psutil.Process().num_fds(),
             "processes": len(psutil.Process().children(recursive=True)),
             "arrays": engine.counts().active_bytes,
