@@ -272,7 +272,7 @@ def _holdings(engine: Engine, app: Counted) -> dict[str, Any]:
             "rows and waiting": (engine.status().num_running, engine.status().num_waiting),
             "objects": Counter(type(one).__name__ for one in gc.get_objects() if type(one) in PER_REQUEST),
             "tasks": app.num_tasks(),
-            # The event loops' pools keep a thread for each call that ever overlapped others, up to their limits.
+            # The event loops' pools grow by a thread where calls overlap, up to their limits.
             "threads": sorted(
                 thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")
             ),
