@@ -76,7 +76,7 @@ def memory_for_three(loaded: LoadedModel) -> int:
     own = footprint.measure(loaded.model)
     if find_sharing(loaded.model):
         # Enough for two rows of 256 columns and the buffers of a third prompt; not for three of 512.
-        beside = 3 * (own.fixed_bytes + own.window_bytes(512, 256))
+        beside = 3 * own.fixed_bytes + 2 * own.window_bytes(512, 256)
         return loaded.info.weight_bytes + 1400 * own.token_bytes + beside
     return loaded.info.weight_bytes + 3 * own.row_bytes(200 + 304, 256)
 
