@@ -33,7 +33,13 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from engine.kv_cache.sliding_window import BLOCK_TOKENS, ROLLBACK_TOKENS, SLACK_TOKENS, first_needed
+from engine.kv_cache.sliding_window import (
+    BLOCK_TOKENS,
+    ROLLBACK_TOKENS,
+    SLACK_TOKENS,
+    first_needed,
+    window_columns,
+)
 
 
 class RowLengths:
@@ -186,6 +192,15 @@ class Columns:
         if not self.uniform:
             written = mx.array(ends)[:, None] + mx.arange(-width, self.num_cleared)
             self._indices = mx.arange(len(ends))[:, None], written
+        return moves
+
+    def shrink(self) -> list[Move]:
+        """Return a move for each row if a window's buffers have more columns than these rows may take."""
+        longest = max(self.shared.lengths) + SLACK_TOKENS
+        if self.window is None or self.num_reserved <= window_columns(longest, self.window, 1):
+            return []
+        moves = self._move_to_front(self.window)
+        self.num_reserved = round_block(max(self.dirty_ends) + SLACK_TOKENS)
         return moves
 
     def _look(self) -> None:

@@ -227,15 +227,20 @@ def _by_group(attention: Callable[..., mx.array], groups: Groups) -> Callable[..
     return attend
 
 
-def count_cells(lengths: Sequence[int], first_limit: int | None, slack: int) -> int:
-    """Return an upper bound of the slots times columns that rows of these lengths take in their groups.
+def count_cells(spans: Sequence[tuple[int, int]], columns: Sequence[int], first_limit: int | None) -> int:
+    """Return an upper bound of the slots times columns that rows take in their groups during a step.
 
-    lengths: (rows,) each row's columns. slack: by how many tokens a row may yet be shorter than that, so that
-    it may still be in the group of its shorter length.
+    spans: (rows,) the least and the most tokens that each row may have. If they are of different groups, the
+        row may move during the step, and then has a place in both.
+    columns: (rows,) what each row needs.
     """
     by_limit: dict[int | None, tuple[int, int]] = {}
-    for length in lengths:
-        for limit in {find_limit(length, first_limit), find_limit(max(0, length - slack), first_limit)}:
+    for (shortest, longest), num_columns in zip(spans, columns, strict=True):
+        limit = find_limit(shortest, first_limit)
+        while True:
             num_rows, most = by_limit.get(limit, (0, 0))
-            by_limit[limit] = num_rows + 1, max(most, length)
+            by_limit[limit] = num_rows + 1, max(most, num_columns)
+            if limit is None or limit >= longest:
+                break
+            limit *= 2
     return sum(num_rows * most for num_rows, most in by_limit.values())

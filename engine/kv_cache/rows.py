@@ -189,9 +189,11 @@ class BatchedRows:
             columns.remove(row)
         self.shared.remove(row)
         for columns in self._windows.values():
-            caches = self._in_window(columns)
-            if caches and (slots := max_slots(last)) < caches[0].extent[0]:
-                for cache in caches:
+            moves, slots = columns.shrink(), max_slots(last)
+            for cache in self._in_window(columns):
+                if moves:
+                    cache.move(moves)
+                if slots < cache.extent[0]:
                     cache.resize(slots, cache.extent[1])
 
     def _take_out(self, row: int) -> None:

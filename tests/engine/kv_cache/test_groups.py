@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
+from engine.kv_cache.batched import round_columns
 from engine.kv_cache.groups import count_cells, find_limit
 from engine.kv_cache.per_row import make_caches
 from engine.kv_cache.probes import batch_fault, find_sharing
@@ -48,8 +49,8 @@ def test_groups_take_no_more_than_was_counted(seed: int) -> None:
             continue
         before = list(rows.lengths)
         # As the memory budget does it: before each step, and with nothing to spare.
-        columns = [-(-(length + widest) // 256) * 256 for length in before]
-        counted = count_cells(columns, LIMIT, widest + 256)
+        columns = [round_columns(length + widest) for length in before]
+        counted = count_cells([(length, length + widest) for length in before], columns, LIMIT)
         rows.limit_growth(counted)
         fed = [[1] * rng.randint(1, widest) for _ in before]
         rows.forward_ragged(fed)
