@@ -169,6 +169,13 @@ class RaggedKVCache:
                 buffer[row : row + 1] = 0
 
 
+class RaggedChunkedKVCache(RaggedKVCache):
+    """One layer's keys and values where a token sees its own chunk up to itself. See llama4_chunks.py."""
+
+    def maybe_trim_front(self) -> None:
+        """Do nothing: the columns that no chunk can reach go when the rows are moved to the front."""
+
+
 class RaggedQuantizedKVCache(RaggedKVCache):
     """One layer's keys and values, quantized: packed numbers, scales and biases of each."""
 

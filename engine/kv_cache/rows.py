@@ -17,6 +17,7 @@ from mlx_lm.models.cache import CacheList, KVCache
 from engine.kv_cache.batched import (
     Extent,
     GroupedKVCache,
+    RaggedChunkedKVCache,
     RaggedKVCache,
     max_slots,
     round_columns,
@@ -26,12 +27,13 @@ from engine.kv_cache.batched import cache_arrays as cache_arrays
 from engine.kv_cache.columns import Columns, RowLengths
 from engine.kv_cache.gemma2_masks import take_masks_of_rows
 from engine.kv_cache.groups import FIRST_LIMIT, Group, Groups, attention_by_group
+from engine.kv_cache.llama4_chunks import take_positions_of_rows
 from engine.kv_cache.per_row import Caches as Caches
 from engine.kv_cache.per_row import FittedQuantizedKVCache, Snapshot, is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_caches
 from engine.kv_cache.recurrent import RaggedStateCache, StateHistory
 from engine.kv_cache.slices import KVSlice, State, cut_slice, take_state
-from engine.kv_cache.sliding_window import WindowKVCache
+from engine.kv_cache.sliding_window import ChunkedWindowKVCache, WindowKVCache
 
 log = logging.getLogger("reprise.engine")
 
@@ -109,6 +111,7 @@ class BatchedRows:
     def __init__(self, model: Any, first_limit: int | None = None) -> None:
         """first_limit: tokens of rows in the first group of full attention; None if all rows share one."""
         take_masks_of_rows()
+        take_positions_of_rows()
         self.model = model
         self._first_limit = first_limit
         self._clear()
@@ -118,7 +121,7 @@ class BatchedRows:
         self.caches: Caches = []
         self._groups = Groups(self.shared, self._first_limit)
         # By window, and none for full attention.
-        self._windows: dict[int, Columns] = {}
+        self._windows: dict[tuple[int, bool], Columns] = {}
         self._history: StateHistory | None = None
 
     @property
@@ -162,9 +165,10 @@ class BatchedRows:
         if is_recurrent(given):
             return RaggedStateCache(self.shared, len(given.cache))
         # Those derived from it have methods of their own.
-        if type(given) is WindowKVCache:
-            window = given.window
-            return RaggedKVCache(self._windows.setdefault(window, Columns(self.shared, window)))
+        if type(given) in (WindowKVCache, ChunkedWindowKVCache):
+            kind = given.window, type(given) is ChunkedWindowKVCache
+            columns = self._windows.setdefault(kind, Columns(self.shared, *kind))
+            return RaggedChunkedKVCache(columns) if columns.is_chunked else RaggedKVCache(columns)
         if isinstance(given, FittedQuantizedKVCache):
             return GroupedKVCache(self._groups, given.bits)
         if type(given) is not KVCache:

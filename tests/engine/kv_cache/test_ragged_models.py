@@ -119,6 +119,13 @@ def test_rows_in_groups_equal_rows_alone(name: str) -> None:
     check_random_rounds(make_model(name), seed=2, first_limit=4)
 
 
+@pytest.mark.parametrize(("chunk", "options"), [(16, {}), (100, {"first_limit": 4}), (64, {"kv_bits": 8})])
+def test_rows_of_a_batch_equal_rows_alone_with_chunked_attention(chunk: int, options: dict[str, int]) -> None:
+    # The temperature of full attention depends on the position; here it changes every 8 tokens.
+    model = make_model("llama4", attention_chunk_size=chunk, floor_scale=8, attn_scale=0.5)
+    check_random_rounds(model, **options)
+
+
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("name", IN_16_BITS)
 def test_rows_of_a_batch_equal_rows_alone_in_16_bits(name: str, dtype: mx.Dtype) -> None:
