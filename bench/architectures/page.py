@@ -14,7 +14,6 @@ SENTENCES = {
     "No Metal back-end": "It needs kernels that only Metal has.",
     "pip install": "It needs a Python package that mlx-lm does not install: `{fault}`.",
     "how a layer computes its state": "It has a recurrence that Reprise cannot replay.",
-    "has no attribute 'keys'": "Its layers write into the arrays of mlx-lm's own cache.",
     "Only length-1 arrays": "It takes one position for all rows.",
     "concatenation axis": "It keeps its latest tokens in a cache of its own.",
     "give other logits when rows share them": "Rows that share a forward pass get other logits than alone.",

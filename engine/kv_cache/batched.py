@@ -224,6 +224,24 @@ class GroupedKVCache:
         assert isinstance(part, RaggedQuantizedKVCache)
         return part.group_size
 
+    @property
+    def keys(self) -> mx.array:
+        """The buffer of the keys, if there is one group. DeepSeek V3.2 replaces it by one that waits."""
+        return self._only.arrays[0]
+
+    @keys.setter
+    def keys(self, buffer: mx.array) -> None:
+        self._only.arrays[0] = buffer
+
+    @property
+    def values(self) -> mx.array:
+        """The buffer of the values, if there is one group. DeepSeek V3.2 clears one that it does not use."""
+        return self._only.arrays[1]
+
+    @values.setter
+    def values(self, buffer: mx.array) -> None:
+        self._only.arrays[1] = buffer
+
     def part(self, group: Group) -> RaggedKVCache:
         """Return the buffers of one group."""
         if group not in self.parts:
