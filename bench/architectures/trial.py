@@ -8,7 +8,14 @@ import mlx.core as mx
 
 from bench.architectures.tiny_models import make_model, tiny_config
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
-from engine.kv_cache.probes import SHORT_LIMIT, batch_fault, kv_bits_fault, prefix_fault, rollback_fault
+from engine.kv_cache.probes import (
+    SHORT_LIMIT,
+    batch_fault,
+    find_sharing,
+    kv_bits_fault,
+    prefix_fault,
+    rollback_fault,
+)
 from engine.kv_cache.rows import Sharing
 from engine.speculative.costs.exact_widths import find_exact_shapes
 
@@ -23,6 +30,7 @@ class Findings:
 
     build: why it was not tried; then nothing else was found.
     batch, groups: why rows cannot share a forward pass, and why rows of similar length cannot share buffers.
+    by_layer: whether, with several such groups, whole attention layers run once per group.
     exact, exact_together: the WIDTHS whose logits equal those of width 1 byte for byte, for one row and for
         NUM_ROWS that share a forward pass. None: nothing is drafted with --exact.
     kv_bits: why keys and values cannot be quantized.
@@ -32,6 +40,7 @@ class Findings:
     build: str | None = None
     batch: str | None = None
     groups: str | None = None
+    by_layer: bool = False
     drafts: str | None = None
     exact: list[int] | None = None
     exact_together: list[int] | None = None
@@ -52,9 +61,11 @@ def try_architecture(name: str) -> Findings:
     # Foreign code; a module whose requirements are not installed may end the process.
     except (Exception, SystemExit) as fault:  # noqa: BLE001
         return Findings(build=printed.getvalue().strip() or str(fault))
+    sharing = find_sharing(model)
     batch = batch_fault(model)
-    groups = batch or batch_fault(model, None, SHORT_LIMIT)
-    sharing = Sharing.NOTHING if batch else Sharing.BUFFERS if groups else Sharing.GROUPS
+    groups = (
+        None if sharing >= Sharing.LAYERS else batch or batch_fault(model, None, SHORT_LIMIT, by_layer=True)
+    )
     drafts = rollback_fault(model, None, sharing)
     kv_bits = kv_bits_fault(model, KV_BITS)
     exact: dict[int, list[int]] = {}
@@ -66,6 +77,7 @@ def try_architecture(name: str) -> Findings:
     return Findings(
         batch=batch,
         groups=groups,
+        by_layer=sharing is Sharing.LAYERS,
         drafts=drafts,
         exact=exact.get(1),
         exact_together=exact.get(NUM_ROWS),

@@ -35,16 +35,20 @@ def find_sharing(model: Any, kv_bits: int | None = None) -> Sharing:
     if fault := batch_fault(model, kv_bits):
         log.info("each row has a forward pass of its own: %s", fault)
         return Sharing.NOTHING
-    if fault := batch_fault(model, kv_bits, SHORT_LIMIT):
+    if not batch_fault(model, kv_bits, SHORT_LIMIT):
+        return Sharing.GROUPS
+    if fault := batch_fault(model, kv_bits, SHORT_LIMIT, by_layer=True):
         log.info("short rows take as much memory as the longest: %s", fault)
         return Sharing.BUFFERS
-    return Sharing.GROUPS
+    return Sharing.LAYERS
 
 
-def batch_fault(model: Any, kv_bits: int | None = None, first_limit: int | None = None) -> str | None:
+def batch_fault(
+    model: Any, kv_bits: int | None = None, first_limit: int | None = None, by_layer: bool = False
+) -> str | None:
     """Explain why rows of different lengths cannot share a forward; return None if they can.
 
-    first_limit: tokens of the rows of the first group; None if all rows share one.
+    first_limit, by_layer: of BatchedRows; first_limit as short as SHORT_LIMIT makes a group for each row.
     It tries two rows that are fed different numbers of tokens, both roll back, and go on.
     """
     kept = [[5, 3, 8, 1, 4, 9, 2, 7, 6, 3, 5, 8, 2, 4], [6, 2, 9, 4, 7]]
@@ -53,7 +57,7 @@ def batch_fault(model: Any, kv_bits: int | None = None, first_limit: int | None 
         return f"the model keeps a {unknown[0]}, which rows cannot share"
     names = " and ".join(sorted(kinds))
     try:
-        rows = BatchedRows(model, first_limit)
+        rows = BatchedRows(model, first_limit, by_layer)
         for tokens in kept:
             caches = _make_short_caches(model, kv_bits)
             model(mx.array([tokens[:-3]]), cache=caches)

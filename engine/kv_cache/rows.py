@@ -25,15 +25,16 @@ from engine.kv_cache.batched import (
 )
 from engine.kv_cache.batched import cache_arrays as cache_arrays
 from engine.kv_cache.columns import Columns, RowLengths
-from engine.kv_cache.gemma2_masks import take_masks_of_rows
 from engine.kv_cache.groups import FIRST_LIMIT, Group, Groups, attention_by_group
-from engine.kv_cache.llama4_chunks import take_positions_of_rows
 from engine.kv_cache.per_row import Caches as Caches
 from engine.kv_cache.per_row import FittedQuantizedKVCache, Snapshot, is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_caches
 from engine.kv_cache.recurrent import RaggedStateCache, StateHistory
 from engine.kv_cache.slices import KVSlice, State, cut_slice, take_state
 from engine.kv_cache.sliding_window import ChunkedWindowKVCache, WindowKVCache
+from engine.kv_cache.stand_ins.attention_layers import attention_classes, layers_by_group
+from engine.kv_cache.stand_ins.gemma2 import take_masks_of_rows
+from engine.kv_cache.stand_ins.llama4 import take_positions_of_rows
 
 log = logging.getLogger("reprise.engine")
 
@@ -47,13 +48,16 @@ class Sharing(IntEnum):
     BUFFERS = 1
     """All rows share a forward pass and each layer's buffers."""
 
-    GROUPS = 2
+    LAYERS = 2
+    """As GROUPS, but attention layers run once per group, and not only attention itself."""
+
+    GROUPS = 3
     """All rows share a forward pass, and those of similar length each layer's buffers."""
 
     @property
     def first_limit(self) -> int | None:
         """The tokens that rows of the first group may have; None if there are no groups."""
-        return FIRST_LIMIT if self is Sharing.GROUPS else None
+        return FIRST_LIMIT if self >= Sharing.LAYERS else None
 
 
 class Rows(Protocol):
@@ -108,12 +112,17 @@ class BatchedRows:
     caches: one per layer, made for the first row like its own.
     """
 
-    def __init__(self, model: Any, first_limit: int | None = None) -> None:
-        """first_limit: tokens of rows in the first group of full attention; None if all rows share one."""
+    def __init__(self, model: Any, first_limit: int | None = None, by_layer: bool = False) -> None:
+        """Make an empty batch.
+
+        first_limit: tokens of rows in the first group of full attention; None if all rows share one.
+        by_layer: whether whole attention layers run group by group, and not only attention itself.
+        """
         take_masks_of_rows()
         take_positions_of_rows()
         self.model = model
         self._first_limit = first_limit
+        self._attention_classes = attention_classes(model) if by_layer else None
         self._clear()
 
     def _clear(self) -> None:
@@ -281,8 +290,12 @@ class BatchedRows:
                 for cache in self._in_window(columns):
                     cache.move(moves)
         before = [(state, list(state.cache)) for state in self._states]
+        if self._attention_classes is None:
+            by_group = attention_by_group(self._groups)
+        else:
+            by_group = layers_by_group(self._groups, self._attention_classes)
         try:
-            with recording, attention_by_group(self._groups):
+            with recording, by_group:
                 logits: mx.array = self.model(tokens, cache=self.caches)
         except BaseException:
             for state, arrays in before:
@@ -458,7 +471,9 @@ def _check_length(row: int, length: int, min_length: int, held: int) -> None:
 
 def make_rows(model: Any, sharing: Sharing) -> Rows:
     """Make an empty batch."""
-    return BatchedRows(model, sharing.first_limit) if sharing else SeparateRows(model)
+    if not sharing:
+        return SeparateRows(model)
+    return BatchedRows(model, sharing.first_limit, sharing is Sharing.LAYERS)
 
 
 def evaluate(caches: Caches) -> None:

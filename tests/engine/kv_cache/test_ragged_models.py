@@ -29,11 +29,11 @@ MAX_ROWS = 6
 class RandomBatch:
     """A batch that rows join and leave at random, and the tokens that each of its rows holds."""
 
-    def __init__(self, model: Any, kv_bits: int | None, seed: int, first_limit: int | None = None) -> None:
+    def __init__(self, model: Any, kv_bits: int | None, seed: int, **groups: Any) -> None:
         self.rng = random.Random(seed)
         self.model = model
         self.kv_bits = kv_bits
-        self.rows = BatchedRows(model, first_limit)
+        self.rows = BatchedRows(model, **groups)
         self.kept: list[list[int]] = []
         for length in (7, 300, 1, 42):
             self.join(length)
@@ -87,12 +87,12 @@ def check_random_rounds(
     model: Any,
     kv_bits: int | None = None,
     seed: int = 1,
-    first_limit: int | None = None,
     tolerance: float = 0.0,
+    **groups: Any,
 ) -> None:
     """Check that the logits of every round, and what is cut out at the end, are those of rows alone.
 
-    tolerance: by how much they may differ, of the largest number among them.
+    tolerance: by how much they may differ, of the largest number among them. groups: options of BatchedRows.
     """
 
     def agree(ours: mx.array, theirs: mx.array) -> bool:
@@ -100,7 +100,7 @@ def check_random_rounds(
             return bool(mx.array_equal(ours, theirs).item())
         return bool((mx.abs(ours - theirs).max() <= tolerance * mx.abs(theirs).max()).item())
 
-    batch = RandomBatch(model, kv_bits, seed, first_limit)
+    batch = RandomBatch(model, kv_bits, seed, **groups)
     for _ in range(NUM_ROUNDS):
         fed, logits = batch.verify()
         for row, tokens in enumerate(fed):
@@ -141,10 +141,16 @@ def test_rows_of_a_batch_equal_rows_alone_with_chunked_attention(chunk: int, opt
     check_random_rounds(model, **options)
 
 
+@pytest.mark.parametrize("name", ["gemma2", "gear", "plamo"])
+def test_rows_in_groups_by_layer_equal_rows_alone(name: str) -> None:
+    check_random_rounds(make_model(name), seed=2, first_limit=4, by_layer=True)
+
+
+@pytest.mark.parametrize("groups", [{}, {"first_limit": 4, "by_layer": True}], ids=str)
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32", "bailing_hybrid"])
-def test_rows_of_a_batch_equal_rows_alone_with_latent_attention(name: str) -> None:
+def test_rows_of_a_batch_equal_rows_alone_with_latent_attention(name: str, groups: dict[str, Any]) -> None:
     # With fewer heads many tokens have a score of zero, and it is a matter of luck which of them are chosen.
-    check_random_rounds(make_model(name, index_n_heads=8), tolerance=1e-4)
+    check_random_rounds(make_model(name, index_n_heads=8), tolerance=1e-4, **groups)
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)

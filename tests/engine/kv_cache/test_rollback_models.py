@@ -175,7 +175,7 @@ def test_removing_a_row_removes_its_snapshot() -> None:
 def test_all_share_a_forward_but_a_state_of_unknown_origin(name: str) -> None:
     model = make_model(name)
     less = {"baichuan_m1": Sharing.NOTHING}
-    sharing = less.get(name, Sharing.BUFFERS if name in LATENT else Sharing.GROUPS)
+    sharing = less.get(name, Sharing.LAYERS if name in LATENT else Sharing.GROUPS)
     assert find_sharing(model) is sharing
     assert isinstance(make_rows(model, sharing), BatchedRows if sharing else SeparateRows)
 
