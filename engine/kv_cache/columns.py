@@ -78,6 +78,12 @@ class RowLengths:
         self.are_equal = len(set(self.lengths)) == 1
         self.offset = self.lengths[0] if self.are_equal else mx.array(self.lengths)
 
+    def follow(self, other: "RowLengths") -> None:
+        """Take over what begin_forward computed for the same rows in the same order."""
+        self.widths, self.width = other.widths, other.width
+        self.fed, self.padding = other.fed, other.padding
+        self.are_equal, self.offset = other.are_equal, other.offset
+
     def end_forward(self) -> None:
         """Add each row's width to its length. Call it when the graph of the forward has been built."""
         self.lengths = [length + width for length, width in zip(self.lengths, self.widths, strict=True)]

@@ -163,13 +163,16 @@ class Groups:
 
     def begin_forward(self) -> None:
         """Compute what the layers of the next forward use, after RowLengths.begin_forward of all rows."""
-        for group in self._groups:
-            widths = [self.shared.widths[row] for row in group.rows]
-            group.lengths.begin_forward(widths, self.shared.width)
-            group.columns.begin_forward()
         order = [row for group in self._groups for row in group.rows]
         in_order = list(range(len(order)))
         self.is_single = len(self._groups) <= 1 and order == in_order
+        for group in self._groups:
+            if self.is_single:
+                group.lengths.follow(self.shared)
+            else:
+                widths = [self.shared.widths[row] for row in group.rows]
+                group.lengths.begin_forward(widths, self.shared.width)
+            group.columns.begin_forward()
         if self.is_single:
             return
         self._picks = [_pick(group.rows) for group in self._groups]
