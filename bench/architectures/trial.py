@@ -22,6 +22,7 @@ from engine.speculative.costs.exact_widths import find_exact_shapes
 WIDTHS = [2, 3, 4, 5, 8, 16, 32]
 NUM_ROWS = 3
 KV_BITS = 8
+CONTEXT_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,10 @@ def try_architecture(name: str) -> Findings:
     # Where state is rolled back by feeding tokens again, the engine drafts nothing with --exact.
     if not drafts and not (batch and any(map(is_recurrent, leaves(caches)))):
         shapes = [(rows, width) for rows in ([1] if batch else [1, NUM_ROWS]) for width in WIDTHS]
-        found = find_exact_shapes(model, sharing, None, logits.shape[-1], shapes, lambda _: None)
+        vocab_size = logits.shape[-1]
+        found = find_exact_shapes(
+            model, sharing, None, vocab_size, shapes, CONTEXT_TOKENS, lambda _: None
+        ).shapes()
         exact = {rows: [w for w in WIDTHS if (rows, w) in found] for rows, _ in shapes}
     return Findings(
         batch=batch,

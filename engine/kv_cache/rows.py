@@ -59,6 +59,13 @@ class Sharing(IntEnum):
         """The tokens that rows of the first group may have; None if there are no groups."""
         return FIRST_LIMIT if self >= Sharing.LAYERS else None
 
+    def describe(self) -> str:
+        """Say what rows share, for people."""
+        if self is Sharing.NOTHING:
+            return "a forward pass for each row"
+        more = "; short rows take as much memory as the longest" if self is Sharing.BUFFERS else ""
+        return f"one forward pass for all rows{more}"
+
 
 class Rows(Protocol):
     """The rows of one batch, in the order they were added; the last row takes the index of a removed one."""
