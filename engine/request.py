@@ -305,6 +305,7 @@ class ModelInfo:
     fingerprint: equal for equal weights and configuration under the same version of MLX.
     memory_limit: how memory limits context_tokens; None if it does not.
     draft_strategy: how the draft model's drafts are translated; None without a draft model.
+    batching: what the rows of a batch share. exact: the widths that --exact found; empty without it.
     """
 
     name: str
@@ -321,6 +322,8 @@ class ModelInfo:
     fingerprint: str = ""
     memory_limit: MemoryLimit | None = None
     draft_strategy: str | None = None
+    batching: str = ""
+    exact: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,11 +94,13 @@ def banner(
         "device": info.device,
         "memory": f"{_bytes(info.weight_bytes)} for weights{machine}",
         "context": f"{info.context_tokens} tokens",
+        "batch": info.batching,
         "drafts": drafts,
+        "exact": info.exact,
         "loaded": f"in {info.loaded_s:.1f} s",
         "address": address,
     }
-    table = "\n".join(f"  {name:<9}{value}" for name, value in rows.items())
+    table = "\n".join(f"  {name:<9}{value}" for name, value in rows.items() if value)
     path, body = (
         ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}]}')
         if has_chat_template

@@ -6,9 +6,10 @@ that forward and computes only the recurrence again, for the tokens that are kep
 forward.
 
 The recording replaces functions of mlx-lm and MLX while the graph of such a forward is built: the gated delta
-rule, the state-space recurrence of Mamba 2, and Conv1d. What a layer's state was computed from is found by
-identity: the state that such a function returned is the one that the layer puts into its cache. A layer that
-computes its state in another way can be batched, but not rolled back; engine/kv_cache/probes.py finds out.
+rule, the state-space recurrence of Mamba 2, Bailing's gated linear attention, and Conv1d. What a layer's
+state was computed from is found by identity: the state that such a function returned is the one that the
+layer puts into its cache. A layer that computes its state in another way can be batched, but not rolled back;
+engine/kv_cache/probes.py finds out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +20,16 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.convolution import Conv1d
-from mlx_lm.models import gated_delta, ssm
+from mlx_lm.models import bailing_hybrid, bailing_moe_linear, gated_delta, ssm
 from mlx_lm.models.cache import ArraysCache
 
 from engine.kv_cache.columns import RowLengths
 
 MAX_SINGLE_STEPS = 16
-"""Widest forward in which Mamba 2 takes a step per token: its formulas for several round otherwise."""
+"""Widest forward in which Mamba 2 and gated linear attention take a step per token.
+
+Their formulas for several tokens round otherwise.
+"""
 
 Replay = Callable[[mx.array, int], mx.array]
 """Returns the state after the first kept[r] tokens of row r. kept: (rows,), and its maximum as a number."""
@@ -169,6 +173,8 @@ class Recorder:
             (gated_delta, "gated_delta_ops", self._delta),
             (gated_delta, "gated_delta_kernel", self._delta),
             (ssm, "ssm_attn", self._ssm),
+            (bailing_hybrid, "recurrent_gla", partial(self._gated_linear, True)),
+            (bailing_moe_linear, "recurrent_gla", partial(self._gated_linear, False)),
             (Conv1d, "__call__", self._convolution),
         ]
         originals = [getattr(owner, name) for owner, name, _ in replaced]
@@ -232,14 +238,22 @@ class Recorder:
                         time_step_limit, kept_mask, real, step,
                     )  # fmt: skip
                     return y, after if real is None else _where_rows(real > 0, after, state)
-                outputs, after = [], state
-                for at in range(num):
-                    one = slice(at, at + 1)
-                    y, then = ssm.ssm_update(
-                        x[:, one], A_log, B[:, one], C[:, one], D, dt[:, one], dt_bias, after, time_step_limit
+
+                def take(one: slice, before: mx.array | None) -> tuple[mx.array, mx.array]:
+                    taken: tuple[mx.array, mx.array] = ssm.ssm_update(
+                        x[:, one],
+                        A_log,
+                        B[:, one],
+                        C[:, one],
+                        D,
+                        dt[:, one],
+                        dt_bias,
+                        before,
+                        time_step_limit,
                     )
-                    outputs.append(y)
-                    after = then if real is None else _where_rows(real > at, then, after)
+                    return taken
+
+                outputs, after = _by_steps(take, num, real, state)
                 return mx.concatenate(outputs, axis=1), after
 
             # A model may pass a mask but no lengths.
@@ -249,6 +263,54 @@ class Recorder:
             return result
 
         return call
+
+    def _gated_linear(self, takes_mask: bool, original: Any) -> Any:
+        fed = self._fed
+
+        def call(
+            q: mx.array, k: mx.array, v: mx.array, g: mx.array, scale: float,
+            h: mx.array | None = None, **_: Any,
+        ) -> tuple[mx.array, mx.array]:  # fmt: skip
+            # A mask that the model passes is made from the same widths.
+            width = q.shape[2]
+
+            def some(tokens: slice, state: mx.array | None, **options: Any) -> tuple[mx.array, mx.array]:
+                inputs = (array[:, :, tokens] for array in (q, k, v))
+                result: tuple[mx.array, mx.array] = original(*inputs, g=g, scale=scale, h=state, **options)
+                return result
+
+            def run(num: int, real: mx.array | None) -> tuple[mx.array, mx.array]:
+                if takes_mask and width > MAX_SINGLE_STEPS:
+                    real_mask = None if real is None else mx.arange(num) < real[:, None]
+                    return some(slice(num), h, mask=real_mask)
+                outputs, after = _by_steps(some, num, real, h)
+                return mx.concatenate(outputs, axis=2), after
+
+            result = run(width, fed)
+            if self.current:
+                self.current.replays.append((result[1], lambda kept, num: run(num, kept)[1]))
+            return result
+
+        return call
+
+
+def _by_steps(
+    take: Callable[[slice, mx.array | None], tuple[mx.array, mx.array]],
+    num: int,
+    real: mx.array | None,
+    state: mx.array | None,
+) -> tuple[list[mx.array], mx.array]:
+    """Take a step per token; return the outputs, and the state after the first real[r] tokens of row r.
+
+    take: given a token's place and the state before it, None for zeros, returns its output and the state.
+    """
+    outputs = []
+    for at in range(num):
+        y, then = take(slice(at, at + 1), state)
+        outputs.append(y)
+        state = then if real is None else _where_rows(real > at, then, state)
+    assert state is not None
+    return outputs, state
 
 
 def _where_rows(rows: mx.array, new: mx.array, old: mx.array | None) -> mx.array:

@@ -1,13 +1,14 @@
 """Decide whether the next step verifies drafts, and what every row feeds in it."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 from engine.sequence import Sequence
 from engine.speculative.accounts import StepAccounts
 from engine.speculative.costs.conditions import USUAL, Conditions, context_class
+from engine.speculative.costs.exact_widths import SHORT_TOKENS, Exactness
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width, is_any_width_worth
 from engine.speculative.draft_model.costs import DraftModelCosts
@@ -31,7 +32,7 @@ class Planner:
     """Weighs the tokens that drafts promise against the time that steps take.
 
     costs: of the target's steps.
-    exact_shapes: if not None, the only (rows, width) besides width 1 that a forward pass may have.
+    exact: if not None, it has the only (rows, width) besides width 1 that a forward pass may have.
     model_costs: costs of the draft model's part of a step; None without a draft model.
     replays: whether accepted tokens are fed again after a rejection, because of recurrent state.
 
@@ -42,18 +43,20 @@ class Planner:
     def __init__(
         self,
         costs: StepCosts,
-        exact_shapes: Collection[tuple[int, int]] | None = None,
+        exact: Exactness | None = None,
         model_costs: DraftModelCosts | None = None,
     ) -> None:
         self.costs = costs
-        self.exact_shapes = exact_shapes
+        # By whether contexts are long.
+        self._exact_shapes = None if exact is None else [exact.shapes(is_long) for is_long in (False, True)]
         self.model_costs = model_costs
         self.accounts = StepAccounts(costs, model_costs)
         self.num_plain_probes = 0
         # See _measured_widths().
-        self._measured: dict[tuple[int, int], list[int]] = {}
-        # The conditions of the step that is being planned.
+        self._measured: dict[tuple[int, int, bool], list[int]] = {}
+        # The conditions of the step that is being planned, and whether contexts are long.
         self._under = USUAL
+        self._is_long = False
 
     def conditions(self, members: SequenceOf[Sequence]) -> Conditions:
         """Return the conditions of a step of these rows."""
@@ -72,6 +75,7 @@ class Planner:
         While a step is in flight the plan is a forecast, as that step's token is missing.
         """
         self._under = self.conditions(members)
+        self._is_long = max([len(s.tokens) for s in members]) + self.costs.widths[-1] > SHORT_TOKENS
         if self.costs.is_plain_due(len(members), self._under):
             self.num_plain_probes += 1
             return []
@@ -270,8 +274,10 @@ class Planner:
 
         That happens when the draft model drafted less than planned.
         """
-        if self.exact_shapes is None:
+        if self._exact_shapes is None:
             return list(inputs)
+        longest = max([row_input.position for row_input in inputs])
+        self._is_long = longest + self.costs.widths[-1] > SHORT_TOKENS
         if self.costs.batched:
             return self._cut(inputs)
         return [self._cut([row_input])[0] for row_input in inputs]
@@ -279,8 +285,7 @@ class Planner:
     def _cut(self, inputs: SequenceOf[RowInput]) -> list[RowInput]:
         """Cut the drafts of one forward pass to its widest exact width; drop them if no width is exact."""
         widest = max(row_input.width for row_input in inputs)
-        exact = [w for w in range(2, widest + 1) if (len(inputs), w) in (self.exact_shapes or ())]
-        width = max(exact, default=1)
+        width = max(self._exact(list(range(2, widest + 1)), len(inputs)), default=1)
         if width == widest:
             return list(inputs)
         cut = [replace(row_input, draft=row_input.draft[: width - 1]) for row_input in inputs]
@@ -300,18 +305,19 @@ class Planner:
 
     def _measured_widths(self, num_rows: int, widest: int) -> list[int]:
         """Return the candidate widths where no draft becomes less certain halfway."""
-        if (found := self._measured.get((num_rows, widest))) is None:
+        asked = num_rows, widest, self._is_long
+        if (found := self._measured.get(asked)) is None:
             widths = [*(w for w in self.costs.widths if 1 < w < widest), *{widest} - {1}]
-            found = self._measured[num_rows, widest] = self._exact(widths, num_rows)
+            found = self._measured[asked] = self._exact(widths, num_rows)
         return found
 
     def _exact(self, widths: list[int], num_rows: int) -> list[int]:
         """Return those of the widths that are allowed in exact mode."""
-        if self.exact_shapes is None:
+        if self._exact_shapes is None:
             return widths
         # Rows with a forward pass each are as exact as a single row.
         together = num_rows if self.costs.batched else 1
-        return [width for width in widths if (together, width) in self.exact_shapes]
+        return [width for width in widths if (together, width) in self._exact_shapes[self._is_long]]
 
 
 def _max_draft_tokens(s: Sequence) -> int:

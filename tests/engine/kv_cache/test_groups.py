@@ -59,6 +59,20 @@ def test_groups_take_no_more_than_was_counted(seed: int) -> None:
             rows.roll_back(row, before[row] + rng.randint(1, len(tokens)))
 
 
+def test_one_group_uses_what_was_computed_for_all_rows() -> None:
+    rows = BatchedRows(make_model("llama", num_hidden_layers=1), LIMIT)
+    add_rows(rows, [3, 5])
+    rows.forward_ragged([[1, 2], [3]])
+    ((part,),) = (cache.parts.values() for cache in rows.caches)
+    ours = part.columns.shared
+    assert ours.padding is rows.shared.padding is not None
+    assert ours.fed is rows.shared.fed
+    assert ours.lengths == rows.shared.lengths == [5, 6]
+    rows.forward(mx.array([[1], [2]]))
+    assert ours.offset is rows.shared.offset
+    assert ours.lengths == rows.shared.lengths == [6, 7]
+
+
 def test_limits_double() -> None:
     assert [find_limit(num, 16) for num in (0, 16, 17, 32, 33, 1000)] == [16, 16, 32, 32, 64, 1024]
     assert find_limit(1000, None) is None
