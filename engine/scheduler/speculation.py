@@ -72,7 +72,7 @@ class Planner:
         While a step is in flight the plan is a forecast, as that step's token is missing.
         """
         self._under = self.conditions(members)
-        if self.costs.is_plain_due(len(members), self._under):
+        if self._is_plain_due(members):
             self.num_plain_probes += 1
             return []
         if self._is_out_of_budget(members):
@@ -96,6 +96,13 @@ class Planner:
             if width == 1:
                 return []
         return [_row_input(s, estimate, width) for s, estimate in zip(members, estimates, strict=True)]
+
+    def _is_plain_due(self, members: SequenceOf[Sequence]) -> bool:
+        """Whether the next step is to be plain only to learn what that costs."""
+        plain_s = self.costs.least_plain_s(len(members), self._under)
+        return self.costs.is_plain_due(len(members), self._under) or any(
+            s.drafts.slowdown_budget.wants_plain(plain_s) for s in members if s.drafts and plain_s
+        )
 
     def _is_out_of_budget(self, members: SequenceOf[Sequence]) -> bool:
         """Whether not even a step as short as a plain one is allowed, so that no draft helps."""
