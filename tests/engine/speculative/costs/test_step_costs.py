@@ -115,7 +115,7 @@ def test_a_machine_that_recovers_does_so_for_all_widths() -> None:
         costs.observe_wide([4], 1.5)
     assert costs.seconds(1, 8) < 2.6
     assert costs.most_s([8]) < 5.0
-    assert costs.most_s([2]) == pytest.approx(1.5)
+    assert costs.most_s([2]) == pytest.approx(1.5, rel=0.05)
 
 
 def test_widths_are_compared_as_measured_until_steps_show_otherwise() -> None:
