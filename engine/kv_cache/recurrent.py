@@ -31,6 +31,9 @@ MAX_SINGLE_STEPS = 16
 Their formulas for several tokens round otherwise.
 """
 
+MAX_LATER_STATES = 4
+"""Forwards of one token after a recorded one whose states are kept. Each keeps a whole state in memory."""
+
 Replay = Callable[[mx.array, int], mx.array]
 """Returns the state after the first kept[r] tokens of row r. kept: (rows,), and its maximum as a number."""
 
@@ -322,6 +325,8 @@ def _where_rows(rows: mx.array, new: mx.array, old: mx.array | None) -> mx.array
 class StateHistory:
     """The last ragged forward, so that each row's state can go back into it, at most once.
 
+    What follows may be kept too: references to the states after each of up to MAX_LATER_STATES more forwards.
+
     caches: of all layers that keep state.
     """
 
@@ -334,6 +339,17 @@ class StateHistory:
         # By row: its place in the records; None if it joined later, or has gone back already.
         self._places: list[int | None] = list(range(len(self._starts)))
         self._kept: dict[int, int] = {}
+        # After each forward that followed: the arrays of each cache.
+        self._later: list[list[list[mx.array | None]]] = []
+        self._is_followed = True
+
+    def follow(self, keeps_state: bool) -> None:
+        """Note that all rows were fed one more token. keeps_state: whether they may go back to after it."""
+        # Rows that joined or moved have other places in the arrays than in the records.
+        is_same = self._places == list(range(len(self._starts)))
+        self._is_followed &= keeps_state and is_same and len(self._later) < MAX_LATER_STATES
+        if self._is_followed:
+            self._later.append([list(cache.cache) for cache in self._caches])
 
     @contextmanager
     def record(self) -> Iterator[None]:
@@ -362,11 +378,11 @@ class StateHistory:
     def go_back(self, row: int, length: int) -> int:
         """Let a row go back to a length of at least min_length; return the length that it then has.
 
-        That is less than length if length is past the end of the recorded forward.
+        That is less than length if length is past the end of the recorded forward and of those kept after it.
         """
         place = self._places[row]
         assert place is not None
-        self._kept[row] = min(length - self._starts[place], self._widths[place])
+        self._kept[row] = min(length - self._starts[place], self._widths[place] + len(self._later))
         return self._starts[place] + self._kept[row]
 
     def stay(self, row: int) -> None:
@@ -398,11 +414,17 @@ class StateHistory:
         places = mx.array([place or 0 for place in self._places])
         goes_back = mx.array([row in self._kept for row in range(len(self._places))])
         is_same = self._places == list(range(len(self._starts)))
-        for cache, record in zip(self._caches, self._records, strict=True):
+        beyond = [max(0, num - width) for num, width in zip(kept, self._widths, strict=True)]
+        within = [num - more for num, more in zip(kept, beyond, strict=True)]
+        for at, (cache, record) in enumerate(zip(self._caches, self._records, strict=True)):
             for idx, now in enumerate(cache.cache):
                 if now is None or record.after[idx] is None:
                     continue
-                then = record.at(idx, kept, self._widths)
+                then = record.at(idx, within, self._widths)
+                for more in set(beyond) - {0}:
+                    later = self._later[more - 1][at][idx]
+                    assert later is not None
+                    then = _where_rows(mx.array(beyond) == more, later, then)
                 cache.cache[idx] = _where_rows(goes_back, then if is_same else then[places], now)
         for row in self._kept:
             self._places[row] = None
