@@ -57,6 +57,8 @@ class RaggedStateCache(ArraysCache):
     @property
     def lengths(self) -> mx.array | None:  # type: ignore[override]
         """(rows,) tokens that the current forward adds to each row; None if no row is padded."""
+        if self.record:
+            self.record.knows_lengths = True
         return self.shared.fed
 
     def make_mask(self, N: int) -> mx.array | None:
@@ -112,12 +114,14 @@ class LayerRecord:
 
     before, after: its arrays before and after. convolved: inputs of its convolutions, with the columns of
     each that are kept as state. replays: states that were computed, and how to compute them again.
+    knows_lengths: whether the layer asked which rows are padded.
     """
 
     before: list[mx.array | None]
     after: list[mx.array | None] = field(default_factory=list)
     convolved: list[tuple[mx.array, int]] = field(default_factory=list)
     replays: list[tuple[mx.array, Replay]] = field(default_factory=list)
+    knows_lengths: bool = False
     _sources: list[Replay | None] = field(default_factory=list)
 
     def end(self, after: Sequence[mx.array | None], width: int) -> None:
@@ -133,6 +137,13 @@ class LayerRecord:
                     source = partial(_last_columns, convolved.pop(at)[0], num_held)
                     break
             self._sources.append(source)
+
+    def drop_padding(self, fed: mx.array, width: int) -> list[mx.array | None]:
+        """Take padding out of what convolutions keep; return the arrays. fed: (rows,) tokens fed."""
+        for idx, source in enumerate(self._sources):
+            if isinstance(source, partial):
+                self.after[idx] = source(fed, width)
+        return list(self.after)
 
     def at(self, idx: int, kept: Sequence[int], widths: Sequence[int]) -> mx.array:
         """Return an array of the state after the first kept[r] tokens of row r: (rows, ...).
@@ -366,6 +377,9 @@ class StateHistory:
                     yield
             for cache, record in zip(self._caches, self._records, strict=True):
                 record.end(cache.cache, self._shared.width)
+                # A layer that does not ask keeps the last columns, padding or not.
+                if self._shared.fed is not None and not record.knows_lengths:
+                    cache.cache = record.drop_padding(self._shared.fed, self._shared.width)
         finally:
             for cache in self._caches:
                 cache.record = cache.recorder = None

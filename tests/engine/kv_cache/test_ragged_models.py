@@ -124,7 +124,7 @@ def check_random_rounds(
         assert agree(ours, model(mx.array([[9]]), cache=alone_caches))
 
 
-@pytest.mark.parametrize("name", ["gemma2", "bailing_moe_linear", *IN_32_BITS])
+@pytest.mark.parametrize("name", ["gemma2", "bailing_moe_linear", "olmo_hybrid", *IN_32_BITS])
 def test_rows_of_a_batch_equal_rows_alone(name: str) -> None:
     check_random_rounds(make_model(name))
 
