@@ -356,11 +356,13 @@ class StateHistory:
 
     def follow(self, keeps_state: bool) -> None:
         """Note that all rows were fed one more token. keeps_state: whether they may go back to after it."""
+        if not keeps_state or len(self._later) == MAX_LATER_STATES:
+            self._is_followed = False
         # Rows that joined or moved have other places in the arrays than in the records.
-        is_same = self._places == list(range(len(self._starts)))
-        self._is_followed &= keeps_state and is_same and len(self._later) < MAX_LATER_STATES
-        if self._is_followed:
+        elif self._is_followed and self._places == list(range(len(self._starts))):
             self._later.append([list(cache.cache) for cache in self._caches])
+        else:
+            self._is_followed = False
 
     @contextmanager
     def record(self) -> Iterator[None]:
