@@ -23,10 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Answer prompts three times plainly and three times with each draft type, and compare all pairs, "
         "token by token. Without --exact, near-ties may be decided differently on machines whose kernels "
         "depend on the width of a step; differences are then reported, but are no failure. With --exact, "
-        "any difference gives exit status 1. It also lists which widths of a step are exact on this machine: "
+        "any difference gives exit status 1. It lists the widths of a step that are exact on this machine: "
         "with one row and several, equal and different lengths (without and with a mask), and long contexts. "
-        "With --speed, answers are timed instead: with drafting as `reprise serve` drafts and without, "
-        "alternating. Exit status 1 then means that a request took "
+        "With --speed, answers are timed instead: with drafting as "
+        "`reprise serve` drafts and without, alternating. Exit status 1 then means that a request took "
         "longer than the bound on drafting allows, by more than the measured noise, or that single runs did "
         "so too often for chance."
     )

@@ -19,7 +19,7 @@ LENGTHS = (21, 70, 200)
 """Tokens in the probed rows."""
 
 LONG_LENGTHS = (1100, 8300)
-"""Tokens in long contexts. Attention on Metal has other kernels from 1,024, 4,096 or 8,192 tokens on."""
+"""Tokens of long contexts. MLX's attention on Metal has other kernels from 1,024, 4,096 or 8,192 on."""
 
 SHORT_TOKENS = 1000
 """Up to so many tokens, the step's included, a context is short."""
@@ -31,7 +31,7 @@ CHUNK_TOKENS = 512
 """Tokens of a context that are read at once."""
 
 EQUAL, DIFFERENT, LONG = "equal lengths", "different lengths", "long contexts"
-"""Circumstances: rows with short contexts, of equal lengths or of different ones; and with long contexts."""
+"""Circumstances: rows with short contexts, of equal lengths or of different ones; rows with long contexts."""
 
 Shape = tuple[int, int]
 """The number of rows of a step, and the tokens that it feeds each of them at most."""
