@@ -31,6 +31,9 @@ MAX_SINGLE_STEPS = 16
 Their formulas for several tokens round otherwise.
 """
 
+MAX_LATER_STATES = 4
+"""Forwards of one token after a recorded one whose states are kept. Each keeps a whole state in memory."""
+
 Replay = Callable[[mx.array, int], mx.array]
 """Returns the state after the first kept[r] tokens of row r. kept: (rows,), and its maximum as a number."""
 
@@ -54,6 +57,8 @@ class RaggedStateCache(ArraysCache):
     @property
     def lengths(self) -> mx.array | None:  # type: ignore[override]
         """(rows,) tokens that the current forward adds to each row; None if no row is padded."""
+        if self.record:
+            self.record.knows_lengths = True
         return self.shared.fed
 
     def make_mask(self, N: int) -> mx.array | None:
@@ -109,12 +114,14 @@ class LayerRecord:
 
     before, after: its arrays before and after. convolved: inputs of its convolutions, with the columns of
     each that are kept as state. replays: states that were computed, and how to compute them again.
+    knows_lengths: whether the layer asked which rows are padded.
     """
 
     before: list[mx.array | None]
     after: list[mx.array | None] = field(default_factory=list)
     convolved: list[tuple[mx.array, int]] = field(default_factory=list)
     replays: list[tuple[mx.array, Replay]] = field(default_factory=list)
+    knows_lengths: bool = False
     _sources: list[Replay | None] = field(default_factory=list)
 
     def end(self, after: Sequence[mx.array | None], width: int) -> None:
@@ -130,6 +137,13 @@ class LayerRecord:
                     source = partial(_last_columns, convolved.pop(at)[0], num_held)
                     break
             self._sources.append(source)
+
+    def drop_padding(self, fed: mx.array, width: int) -> list[mx.array | None]:
+        """Take padding out of what convolutions keep; return the arrays. fed: (rows,) tokens fed."""
+        for idx, source in enumerate(self._sources):
+            if isinstance(source, partial):
+                self.after[idx] = source(fed, width)
+        return list(self.after)
 
     def at(self, idx: int, kept: Sequence[int], widths: Sequence[int]) -> mx.array:
         """Return an array of the state after the first kept[r] tokens of row r: (rows, ...).
@@ -322,6 +336,8 @@ def _where_rows(rows: mx.array, new: mx.array, old: mx.array | None) -> mx.array
 class StateHistory:
     """The last ragged forward, so that each row's state can go back into it, at most once.
 
+    What follows may be kept too: references to the states after each of up to MAX_LATER_STATES more forwards.
+
     caches: of all layers that keep state.
     """
 
@@ -334,6 +350,19 @@ class StateHistory:
         # By row: its place in the records; None if it joined later, or has gone back already.
         self._places: list[int | None] = list(range(len(self._starts)))
         self._kept: dict[int, int] = {}
+        # After each forward that followed: the arrays of each cache.
+        self._later: list[list[list[mx.array | None]]] = []
+        self._is_followed = True
+
+    def follow(self, keeps_state: bool) -> None:
+        """Note that all rows were fed one more token. keeps_state: whether they may go back to after it."""
+        if not keeps_state or len(self._later) == MAX_LATER_STATES:
+            self._is_followed = False
+        # Rows that joined or moved have other places in the arrays than in the records.
+        elif self._is_followed and self._places == list(range(len(self._starts))):
+            self._later.append([list(cache.cache) for cache in self._caches])
+        else:
+            self._is_followed = False
 
     @contextmanager
     def record(self) -> Iterator[None]:
@@ -350,6 +379,9 @@ class StateHistory:
                     yield
             for cache, record in zip(self._caches, self._records, strict=True):
                 record.end(cache.cache, self._shared.width)
+                # A layer that does not ask keeps the last columns, padding or not.
+                if self._shared.fed is not None and not record.knows_lengths:
+                    cache.cache = record.drop_padding(self._shared.fed, self._shared.width)
         finally:
             for cache in self._caches:
                 cache.record = cache.recorder = None
@@ -362,11 +394,11 @@ class StateHistory:
     def go_back(self, row: int, length: int) -> int:
         """Let a row go back to a length of at least min_length; return the length that it then has.
 
-        That is less than length if length is past the end of the recorded forward.
+        That is less than length if length is past the end of the recorded forward and of those kept after it.
         """
         place = self._places[row]
         assert place is not None
-        self._kept[row] = min(length - self._starts[place], self._widths[place])
+        self._kept[row] = min(length - self._starts[place], self._widths[place] + len(self._later))
         return self._starts[place] + self._kept[row]
 
     def stay(self, row: int) -> None:
@@ -398,11 +430,17 @@ class StateHistory:
         places = mx.array([place or 0 for place in self._places])
         goes_back = mx.array([row in self._kept for row in range(len(self._places))])
         is_same = self._places == list(range(len(self._starts)))
-        for cache, record in zip(self._caches, self._records, strict=True):
+        beyond = [max(0, num - width) for num, width in zip(kept, self._widths, strict=True)]
+        within = [num - more for num, more in zip(kept, beyond, strict=True)]
+        for at, (cache, record) in enumerate(zip(self._caches, self._records, strict=True)):
             for idx, now in enumerate(cache.cache):
                 if now is None or record.after[idx] is None:
                     continue
-                then = record.at(idx, kept, self._widths)
+                then = record.at(idx, within, self._widths)
+                for more in set(beyond) - {0}:
+                    later = self._later[more - 1][at][idx]
+                    assert later is not None
+                    then = _where_rows(mx.array(beyond) == more, later, then)
                 cache.cache[idx] = _where_rows(goes_back, then if is_same else then[places], now)
         for row in self._kept:
             self._places[row] = None

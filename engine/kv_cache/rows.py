@@ -83,8 +83,12 @@ class Rows(Protocol):
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""
 
-    def forward(self, tokens: mx.array) -> mx.array:
-        """Feed (rows, width) tokens; return logits (rows, width, vocabulary), not yet evaluated."""
+    def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:
+        """Feed (rows, width) tokens; return logits (rows, width, vocabulary), not yet evaluated.
+
+        keeps_state: a wish, for a forward of width 1 after a ragged one: that recurrent state, too, can go
+            back to after it. See roll_back().
+        """
 
     def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
         """Feed row r the tokens fed[r], at least one; the widths may differ.
@@ -99,8 +103,8 @@ class Rows(Protocol):
         length: at least the row's length before the last forward_ragged. Rolling back to the present length
             is free.
         Returns length itself, unless the row has recurrent state and length is past the end of the last
-            forward_ragged: then it is the end of that forward. State goes back only into that forward, and
-            only once.
+            forward_ragged: then it is the end of that forward, or of a later one that kept its state. State
+            goes back only once.
         Raises ValueError if the row holds fewer than length tokens or cannot be rolled back that far.
         """
 
@@ -274,10 +278,13 @@ class BatchedRows:
     def _states(self) -> list[RaggedStateCache]:
         return [cache for cache in leaves(self.caches) if isinstance(cache, RaggedStateCache)]
 
-    def forward(self, tokens: mx.array) -> mx.array:
+    def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:
         """Run one forward over all rows. If building it raises, every row keeps its length and its tokens."""
         self._settle()
-        return self._forward(tokens, [tokens.shape[1]] * tokens.shape[0], nullcontext())
+        logits = self._forward(tokens, [tokens.shape[1]] * tokens.shape[0], nullcontext())
+        if self._history:
+            self._history.follow(keeps_state)
+        return logits
 
     def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
         """Run one forward over right-padded rows. Padding lands past a row's end, where it is masked."""
@@ -425,8 +432,8 @@ class SeparateRows:
         self._lengths.pop()
         self._verified.pop()
 
-    def forward(self, tokens: mx.array) -> mx.array:
-        """Run one forward per row, in order."""
+    def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:  # noqa: ARG002
+        """Run one forward per row, in order. No state is kept."""
         logits = [self.model(tokens[row : row + 1], cache=caches) for row, caches in enumerate(self.caches)]
         self._lengths = [length + tokens.shape[1] for length in self._lengths]
         return mx.concatenate(logits, axis=0)

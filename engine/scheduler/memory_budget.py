@@ -21,6 +21,7 @@ import mlx.core as mx
 from config.settings import Settings
 from engine.kv_cache.batched import GROWTH_TOKENS, max_slots, round_columns
 from engine.kv_cache.groups import count_cells
+from engine.kv_cache.recurrent import MAX_LATER_STATES
 from engine.kv_cache.rows import BatchedRows, Rows, Sharing
 from engine.kv_cache.sliding_window import SLACK_TOKENS
 from engine.model.loading import LoadedModel, ModelError
@@ -448,7 +449,7 @@ def make_memory_budget(
         max_ids = draft_model.loaded.info.context_tokens
         models.append(
             ModelMemory(
-                measure(draft_model.model, batched=bool(draft_model.sharing)),
+                _drafting_footprint(draft_model),
                 draft_model.sharing,
                 draft_width,
                 *id_limits,
@@ -466,6 +467,13 @@ def make_memory_budget(
     )
     _limit_context(loaded, settings, memory_budget, given, weight_bytes)
     return memory_budget
+
+
+def _drafting_footprint(draft_model: DraftModel) -> Footprint:
+    """Measure what a draft model needs, with the states that it keeps after drafted tokens."""
+    footprint = measure(draft_model.model, batched=bool(draft_model.sharing))
+    state_bytes = footprint.fixed_bytes // 2 if draft_model.sharing else 0
+    return replace(footprint, record_bytes=footprint.record_bytes + MAX_LATER_STATES * state_bytes)
 
 
 def _limit_context(

@@ -14,6 +14,7 @@ import mlx.core as mx
 import pytest
 
 from engine.kv_cache.per_row import make_caches
+from engine.kv_cache.recurrent import MAX_LATER_STATES
 from engine.kv_cache.rows import BatchedRows, Caches, SeparateRows
 from engine.kv_cache.slices import cut_slice, rebuild, take_state
 from tests.engine.support import VOCAB_SIZE, make_model
@@ -123,7 +124,7 @@ def check_random_rounds(
         assert agree(ours, model(mx.array([[9]]), cache=alone_caches))
 
 
-@pytest.mark.parametrize("name", ["gemma2", "bailing_moe_linear", *IN_32_BITS])
+@pytest.mark.parametrize("name", ["gemma2", "bailing_moe_linear", "olmo_hybrid", *IN_32_BITS])
 def test_rows_of_a_batch_equal_rows_alone(name: str) -> None:
     check_random_rounds(make_model(name))
 
@@ -193,6 +194,42 @@ def test_mamba_2_verifies_several_tokens_as_it_decodes_one_by_one(name: str, dty
             for at, token in enumerate(tokens[start:]):
                 single = model(mx.array([[token]]), cache=alone.caches[row])[0, 0]
                 assert mx.array_equal(logits[row, at], single).item()
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "lfm2"])
+def test_rows_go_back_to_drafted_tokens_whose_states_were_kept(name: str) -> None:
+    model = make_model(name)
+    batch = RandomBatch(model, None, 5)
+    for num_drafted in (1, 3, MAX_LATER_STATES, MAX_LATER_STATES + 2) * 2:
+        fed = [batch.make_tokens(batch.rng.choice((1, 2, 4))) for _ in batch.kept]
+        batch.rows.forward_ragged(fed)
+        for _ in range(num_drafted):
+            newest = batch.make_tokens(len(fed))
+            batch.rows.forward(mx.array(newest)[:, None], keeps_state=True)
+            for tokens, token in zip(fed, newest, strict=True):
+                tokens.append(token)
+        for row, tokens in enumerate(fed):
+            kept = batch.rng.randint(0, len(tokens))
+            reached = kept if kept == len(tokens) else min(kept, len(tokens) - num_drafted + MAX_LATER_STATES)
+            batch.kept[row] += tokens[:reached]
+            length = len(batch.kept[row]) - reached + kept
+            assert batch.rows.roll_back(row, length) == len(batch.kept[row])
+        fed, logits = batch.verify()
+        for row, tokens in enumerate(fed):
+            alone = model(mx.array([tokens]), cache=batch.prefill(batch.kept[row]))[0]
+            assert mx.array_equal(logits[row, : len(tokens)], alone).item()
+        batch.roll_back(fed)
+
+
+def test_a_forward_that_keeps_no_state_ends_what_rows_can_go_back_to() -> None:
+    batch = RandomBatch(make_model("lfm2"), None, 6)
+    starts = list(batch.rows.lengths)
+    batch.rows.forward_ragged([[5, 6]] * len(starts))
+    for keeps_state in (True, False, True):
+        batch.rows.forward(mx.array([[7]] * len(starts)), keeps_state=keeps_state)
+    assert [batch.rows.roll_back(row, start + 4) for row, start in enumerate(starts)] == [
+        start + 3 for start in starts
+    ]
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next", "mamba2", "falcon_h1"])
