@@ -1,5 +1,7 @@
 """Answer a chat request, whichever API it came through; a presenter formats the output for that API."""
 
+from functools import partial
+
 from fastapi import Request, Response
 from pydantic_core import to_json
 
@@ -10,10 +12,12 @@ from server.generation.respond import respond
 from server.generation.service import Service
 from server.http.request_log import record_of
 from server.http.tenants import client_of
-from server.output.parser import ToolCallRules, parser_factory
-from server.output.parts import MakeParser
+from server.output.parser import parser_factory
+from server.output.parts import MakeParser, ToolCallRules
 from server.output.presenter import Presenter
 from server.requests.chat import ChatRequest
+from server.tool_formats.formats import find_format
+from server.tool_formats.reader import make_reader
 
 
 async def answer_chat(
@@ -50,7 +54,13 @@ def _make_parser_factory(
     if body.shown_tools:
         tools = to_json([tool.for_template() for tool in body.shown_tools])
         client, request_id = client_of(request), record_of(request).id
+        call_format = find_format(service.engine.tokenizer.markers)
+        schemas = {tool.function.name: tool.function.parameters for tool in body.shown_tools}
         rules = ToolCallRules(
-            lambda text: service.tool_calls.parse(client, request_id, text, tools), body.parallel_tool_calls
+            lambda text: service.tool_calls.parse(client, request_id, text, tools),
+            body.parallel_tool_calls,
+            None if call_format is None else partial(make_reader, call_format, schemas),
+            is_streamed=body.stream,
+            note_read=partial(service.metrics.count_parse, "parsed"),
         )
     return parser_factory(service.engine.tokenizer.markers, prompt.is_thinking, rules)

@@ -22,6 +22,11 @@ from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.structured_output import StructuredFields
+from server.tool_formats.harmony_prompt import (
+    to_harmony_arguments,
+    to_harmony_messages,
+    to_harmony_tools,
+)
 from server.validation.grammar_errors import explain_grammar_error
 
 TokenIds = tuple[int, ...]
@@ -181,6 +186,9 @@ class PromptEncoder:
         arguments: dict[str, Any],
         predicted: str,
     ) -> ChatPrompt:
+        if self._engine.tokenizer.markers.is_harmony:
+            messages, tools = to_harmony_messages(messages), to_harmony_tools(tools)
+            arguments = to_harmony_arguments(arguments)
         prediction = tuple(self._engine.tokenizer.encode_answer(predicted)) if predicted else ()
         if len(prediction) >= self._engine.info.context_tokens:
             raise context_error(len(prediction), "prediction", self._engine.info)

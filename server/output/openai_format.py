@@ -13,13 +13,25 @@ from server.output.openai_objects import (
     Choice,
     CompletionChoice,
     CompletionLogprobs,
+    ContinuedToolCall,
     Delta,
     Envelope,
     MessageToolCall,
+    MoreArguments,
     Timings,
     UsageBlock,
 )
-from server.output.parts import ChoiceOutput, EndPart, Part, PromptPart, ReasoningPart, TextPart, ToolCallPart
+from server.output.parts import (
+    CallArgumentsPart,
+    CallStartPart,
+    ChoiceOutput,
+    EndPart,
+    Part,
+    PromptPart,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+)
 
 
 class ResponseFormat(Protocol):
@@ -83,6 +95,13 @@ class ChatFormat:
                 call = _tool_call(part)
                 call.index = part.index
                 delta = Delta(tool_calls=[call])
+            case CallStartPart():
+                call = _tool_call(ToolCallPart(part.id, part.name, ""))
+                call.index = part.index
+                delta = Delta(tool_calls=[call])
+            case CallArgumentsPart():
+                more = MoreArguments(arguments=part.text)
+                delta = Delta(tool_calls=[ContinuedToolCall(index=part.index, function=more)])
             case EndPart():
                 finish_reason = part.finish_reason
         return ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)

@@ -117,6 +117,19 @@ class MessageToolCall(BaseModel):
     function: CalledFunction
 
 
+class MoreArguments(BaseModel):
+    """The next bit of a function's arguments."""
+
+    arguments: str
+
+
+class ContinuedToolCall(BaseModel):
+    """A tool call of an earlier chunk, whose arguments continue. index: its position among the tool calls."""
+
+    index: int
+    function: MoreArguments
+
+
 class LikelyToken(BaseModel):
     """A token that was possible at a position.
 
@@ -186,7 +199,7 @@ class Delta(BaseModel):
     content: str | None = None
     refusal: None = None
     reasoning_content: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: list[MessageToolCall | ContinuedToolCall] | None = None
 
 
 class ChatChunkChoice(BaseModel):

@@ -6,7 +6,15 @@ from typing import Any, Literal
 from engine.request import TokenLogprob
 from server.output.logprobs import chat_logprobs
 from server.output.openai_format import ResponseHead
-from server.output.parts import EndPart, Part, ReasoningPart, TextPart, ToolCallPart
+from server.output.parts import (
+    CallArgumentsPart,
+    CallStartPart,
+    EndPart,
+    Part,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+)
 from server.responses_api.ids import item_id
 from server.responses_api.items import encode_reasoning
 
@@ -25,7 +33,7 @@ class OutputItems:
         self._head = head
         self._num_input = num_input
         self._includes_reasoning = includes_reasoning
-        self._open: Literal["message", "reasoning"] | None = None
+        self._open: Literal["message", "reasoning", "call"] | None = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
 
@@ -48,7 +56,13 @@ class OutputItems:
                 yield self._event("reasoning_text.delta", content_index=0, delta=part.text)
             case ToolCallPart():
                 yield from self._close("completed")
-                yield from self._call(part)
+                yield from self._start_call(part)
+                yield from self._continue_call(part.arguments)
+            case CallStartPart():
+                yield from self._close("completed")
+                yield from self._start_call(part)
+            case CallArgumentsPart():
+                yield from self._continue_call(part.text)
             case EndPart():
                 yield from self._end(part)
 
@@ -78,7 +92,14 @@ class OutputItems:
     def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[Json]:
         if self._open is None:
             return
-        content, item = self._content(), self.items[-1]
+        item = self.items[-1]
+        if self._open == "call":
+            self._open = None
+            item |= {"status": status, "arguments": "".join(self._texts)}
+            yield self._event("function_call_arguments.done", arguments=item["arguments"])
+            yield self._done(item)
+            return
+        content = self._content()
         if self._open == "message":
             logprobs = _logprobs_json(self._logprobs, with_bytes=False)
             yield self._event("output_text.done", content_index=0, text=content["text"], logprobs=logprobs)
@@ -91,7 +112,8 @@ class OutputItems:
         item |= {"status": status, "content": [content]}
         yield self._done(item)
 
-    def _call(self, call: ToolCallPart) -> Iterator[Json]:
+    def _start_call(self, call: ToolCallPart | CallStartPart) -> Iterator[Json]:
+        self._open, self._texts = "call", []
         item = {
             "id": self._new_id("fc"),
             "type": "function_call",
@@ -101,10 +123,10 @@ class OutputItems:
             "arguments": "",
         }
         yield self._added(item)
-        yield self._event("function_call_arguments.delta", delta=call.arguments)
-        yield self._event("function_call_arguments.done", arguments=call.arguments)
-        item |= {"status": "completed", "arguments": call.arguments}
-        yield self._done(item)
+
+    def _continue_call(self, arguments: str) -> Iterator[Json]:
+        self._texts.append(arguments)
+        yield self._event("function_call_arguments.delta", delta=arguments)
 
     def _new_id(self, prefix: str) -> str:
         return item_id(self._head, prefix, self._num_input + len(self.items))
