@@ -20,6 +20,7 @@ CURRENT_ID: ContextVar[str | None] = ContextVar("reprise.request_id", default=No
 """The id of the request that is being served. Every log line about the request carries it."""
 _TEXT_LINE, _TEXT_TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
 _RECORD = "reprise.record"
+MAX_IGNORED_CHARACTERS = 1000
 
 
 @dataclass(slots=True)
@@ -34,6 +35,7 @@ class RequestRecord:
     first_token_ms, tokens_per_s: None if no token was generated.
     num_forwards: forward passes of decoding. drafts: (drafted, accepted) tokens by the drafter's name.
     translation: the draft model's translation strategy, and how many drafts had each outcome.
+    ignored: what of the request had no effect, such as fields of other servers.
     """
 
     id: str
@@ -51,11 +53,19 @@ class RequestRecord:
     total_ms: float = 0.0
     finish_reason: str | None = None
     error: str | None = None
+    ignored: list[str] = field(default_factory=list)
 
     @property
     def engine_request_id(self) -> str:
         """The request's id in the engine: its id, with the unique part added if the client chose it."""
         return self.id if self.id.endswith(self.unique) else f"{self.id}-{self.unique}"
+
+    @property
+    def ignored_text(self) -> str:
+        """What of the request had no effect, in visible ASCII characters."""
+        text = ", ".join(dict.fromkeys(self.ignored))
+        text = text.encode("unicode_escape").decode()
+        return text if len(text) <= MAX_IGNORED_CHARACTERS else f"{text[:MAX_IGNORED_CHARACTERS]}..."
 
     def note(self, error: str) -> None:
         """Note an error's code. The first one is kept, since it causes those that follow."""
@@ -70,6 +80,8 @@ class RequestRecord:
             parts.append(self.finish_reason)
             parts.append(f"{self.num_prompt_tokens} prompt tokens ({self.num_cached_tokens} cached)")
             parts.append(f"{self.num_completion_tokens} completion tokens")
+        if self.ignored:
+            parts.append(f"ignored {self.ignored_text}")
         if self.first_token_ms is not None:
             parts.append(f"first token {self.first_token_ms:.0f} ms")
         if self.tokens_per_s is not None:

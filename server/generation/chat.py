@@ -1,6 +1,8 @@
 """Answer a chat request, whichever API it came through; a presenter formats the output for that API."""
 
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 
 from fastapi import Request, Response
 from pydantic_core import to_json
@@ -21,13 +23,20 @@ from server.tool_formats.reader import make_reader
 
 
 async def answer_chat(
-    request: Request, service: Service, body: ChatRequest, presenter: Presenter
+    request: Request,
+    service: Service,
+    body: ChatRequest,
+    presenter: Presenter,
+    larks: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
-    """Generate the response to a chat request. Raises ApiError before any of the response is sent."""
+    """Generate the response to a chat request. Raises ApiError before any of the response is sent.
+
+    larks: the grammars of free-form tools, by the names of the functions that stand for them.
+    """
     check_tools(service, body)
     prompt = await service.prompts.encode_chat(request, body)
     content = await service.prompts.compile_requested_grammar(request, body)
-    grammar = chat_grammar(body, service.engine.tokenizer.markers, prompt.is_thinking, content)
+    grammar = chat_grammar(body, service.engine.tokenizer.markers, prompt.is_thinking, content, larks)
     if grammar is not None and grammar is not content:
         grammar = await service.prompts.compile_grammar(request, grammar, "tools")
     make_parser = _make_parser_factory(request, service, body, prompt)

@@ -4,7 +4,8 @@ The grammar is in llguidance's dialect of Lark: <[7]> is the token 7, %json a sc
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from engine.model.markers import Markers
 from engine.request import Grammar
@@ -16,6 +17,7 @@ from server.tool_formats.grammar import (
     CallGrammar,
     UnenforceableError,
     escape_regex,
+    json_arguments,
     json_rule,
     marker_tokens,
 )
@@ -25,23 +27,29 @@ _SPACE = "SPACE: /[ \\n]{0,4}/"
 
 
 def chat_grammar(
-    body: ChatRequest, markers: Markers, is_thinking: bool, content: Grammar | None = None
+    body: ChatRequest,
+    markers: Markers,
+    is_thinking: bool,
+    content: Grammar | None = None,
+    larks: Mapping[str, str] = MappingProxyType({}),
 ) -> Grammar | None:
     """Return the grammar of the whole output, or None if it is unconstrained.
 
-    is_thinking: the prompt has already opened the reasoning. content: grammar of the content.
+    is_thinking: the prompt has already opened the reasoning. content: grammar of the content. larks: grammars
+    of the argument `input`, by the names of the functions that have one.
     Raises BadRequestError if the grammar needs tool calls and they cannot be enforced in the model's format.
     """
     tools = body.callable_tools
-    if content is None and not body.enforced_tools:
+    larks = {name: lark for name, lark in larks.items() if name in {tool.function.name for tool in tools}}
+    if content is None and not body.enforced_tools and not larks:
         return None
     if markers.is_harmony:
-        return _grammar(_harmony(body, markers, content))
+        return _grammar(_harmony(body, markers, content, larks))
     if not tools and not markers.can_think:
         return content
     rules = [*_thinking(markers, is_thinking), _TEXT, _SPACE]
     if tools:
-        rules += _calls(body, markers, content)
+        rules += _calls(body, markers, content, larks)
     if body.tool_choice.mode == "required":
         output = "calls"
     elif content is None:
@@ -57,7 +65,9 @@ def _grammar(rules: Sequence[str]) -> Grammar:
     return Grammar("lark", "\n".join(rules) + "\n")
 
 
-def _calls(body: ChatRequest, markers: Markers, content: Grammar | None) -> list[str]:
+def _calls(
+    body: ChatRequest, markers: Markers, content: Grammar | None, larks: Mapping[str, str]
+) -> list[str]:
     """Return the rules of tool calls. Raises BadRequestError."""
     tools = body.callable_tools
     call_format = find_format(markers)
@@ -70,6 +80,7 @@ def _calls(body: ChatRequest, markers: Markers, content: Grammar | None) -> list
             [(tool.function.name, tool.function.parameters) for tool in tools],
             {tool.function.name for tool in body.enforced_tools},
             {tool.function.name for tool in tools if tool.function.strict},
+            larks,
         ).rules(body.parallel_tool_calls)
     except UnenforceableError as fault:
         index = list(body.tools).index(tools[fault.tool])
@@ -118,7 +129,9 @@ def _text_and_calls(markers: Markers, is_parallel: bool) -> list[str]:
 _ANY = "/(.|\\n)*/"
 
 
-def _harmony(body: ChatRequest, markers: Markers, content: Grammar | None) -> list[str]:
+def _harmony(
+    body: ChatRequest, markers: Markers, content: Grammar | None, larks: Mapping[str, str]
+) -> list[str]:
     """Return the grammar of gpt-oss: any reasoning, then one tool call or the content."""
     token = {marker.text: marker_tokens(marker) for marker in markers.inner}
     channel, message = token["<|channel|>"], token["<|message|>"]
@@ -139,7 +152,7 @@ def _harmony(body: ChatRequest, markers: Markers, content: Grammar | None) -> li
         rules.append(
             f'call_{index}: {channel} {head} {token["<|constrain|>"]} "json" {message} arguments_{index}'
         )
-        rules.append(f"arguments_{index}: {json_rule(schema)}")
+        rules += json_arguments(index, schema, larks.get(function.name))
     calls = " | ".join(f"call_{index}" for index in range(len(tools)))
     if body.tool_choice.mode == "required":
         output = f"({calls})"

@@ -4,6 +4,7 @@ import asyncio
 import re
 import secrets
 import time
+from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection, Request
@@ -16,6 +17,8 @@ from server.logs import LOGGER, RequestRecord, attach_record, log_request, recor
 from server.metrics.registry import Metrics
 
 REQUEST_ID = "x-request-id"
+IGNORED = "x-reprise-ignored"
+"""The header that names what of a request had no effect."""
 ID_PATTERN = "[!-~]{1,128}"
 """Valid request ids. They are written to the log and sent back in a header."""
 _ID = re.compile(ID_PATTERN)
@@ -24,6 +27,11 @@ _ID = re.compile(ID_PATTERN)
 def record_of(request: HTTPConnection) -> RequestRecord:
     """Return the log record of a request."""
     return record_in(request.scope)
+
+
+def note_ignored(request: HTTPConnection, what: Iterable[str]) -> None:
+    """Note what of a request has no effect: it is logged, and named in the response's header."""
+    record_of(request).ignored += what
 
 
 async def check_request_id(request: Request) -> None:
@@ -63,6 +71,8 @@ class RequestLog:
                 record.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID] = record.id
+                if record.ignored:
+                    headers[IGNORED] = record.ignored_text
                 if speaks_anthropic(scope["path"]):
                     headers["request-id"] = record.id
             await send(message)

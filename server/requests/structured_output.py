@@ -73,27 +73,32 @@ def _choices(given: object) -> tuple[str, ...]:
 def _lark(given: object) -> str:
     if not isinstance(given, str) or not given.strip():
         raise field_error("invalid_type", "must be a Lark grammar, as a string that is not empty")
+    check_lark(given)
+    return given
+
+
+def check_lark(given: str, at: str = "") -> None:
+    """Refuse a Lark grammar beyond the limits. at: see field_error()."""
     if len(given) > MAX_LARK_CHARACTERS or given.count("\n") >= MAX_LARK_LINES:
         phrase = (
             f"is too long; at most {MAX_LARK_CHARACTERS} characters and {MAX_LARK_LINES} lines are allowed"
         )
-        raise field_error("invalid_value", phrase)
+        raise field_error("invalid_value", phrase, at)
     if option := _LARK_OPTION.search(given):
-        raise field_error(
-            "unsupported_value", f"sets {option[1]} for a rule, which is not supported; leave it out"
-        )
+        phrase = f"sets {option[1]} for a rule, which is not supported; leave it out"
+        raise field_error("unsupported_value", phrase, at)
     for match in _LARK_REPEAT.finditer(given):
         if any(int(number[:9]) > MAX_LARK_REPEATS for number in match.groups() if number):
             phrase = f"repeats something too often; at most {MAX_LARK_REPEATS} repetitions are allowed"
-            raise field_error("invalid_value", phrase)
+            raise field_error("invalid_value", phrase, at)
     for match in _EMBEDDED.finditer(given):
         try:
             schema, _ = JSONDecoder().raw_decode(given, match.end())
         except (ValueError, RecursionError):
-            raise field_error("invalid_value", "has a %json that is not followed by a JSON schema") from None
+            phrase = "has a %json that is not followed by a JSON schema"
+            raise field_error("invalid_value", phrase, at) from None
         if isinstance(schema, dict):
-            check_schema(schema)
-    return given
+            check_schema(schema, at)
 
 
 Schema = Annotated[dict[str, Any], BeforeValidator(_schema, json_schema_input_type=dict[str, Any])]

@@ -15,8 +15,10 @@ from server.output.parts import (
     TextPart,
     ToolCallPart,
 )
+from server.responses_api.chat_tools import InputDecoder, ShownTool
 from server.responses_api.ids import item_id
 from server.responses_api.items import encode_reasoning
+from server.responses_api.tools import CustomTool
 
 Json = dict[str, Any]
 
@@ -26,13 +28,18 @@ class OutputItems:
 
     items: the items so far. An item does not change after it is done.
     num_input: number of items in the request's input; the ids of output items are numbered from there.
+    tools: those of the request, whose own names the items have.
     """
 
-    def __init__(self, head: ResponseHead, num_input: int, includes_reasoning: bool) -> None:
+    def __init__(
+        self, head: ResponseHead, num_input: int, includes_reasoning: bool, tools: Sequence[ShownTool] = ()
+    ) -> None:
         self.items: list[Json] = []
         self._head = head
         self._num_input = num_input
         self._includes_reasoning = includes_reasoning
+        self._tools = {tool.name: tool for tool in tools}
+        self._decoder: InputDecoder | None = None
         self._open: Literal["message", "reasoning", "call"] | None = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
@@ -94,9 +101,13 @@ class OutputItems:
             return
         item = self.items[-1]
         if self._open == "call":
-            self._open = None
-            item |= {"status": status, "arguments": "".join(self._texts)}
-            yield self._event("function_call_arguments.done", arguments=item["arguments"])
+            self._open, whole = None, "".join(self._texts)
+            if self._decoder is None:
+                item |= {"status": status, "arguments": whole}
+                yield self._event("function_call_arguments.done", arguments=whole)
+            else:
+                item["input"] = whole
+                yield self._event("custom_tool_call_input.done", input=whole)
             yield self._done(item)
             return
         content = self._content()
@@ -114,19 +125,29 @@ class OutputItems:
 
     def _start_call(self, call: ToolCallPart | CallStartPart) -> Iterator[Json]:
         self._open, self._texts = "call", []
+        shown = self._tools.get(call.name)
+        is_custom = shown is not None and isinstance(shown.tool, CustomTool)
+        self._decoder = InputDecoder() if is_custom else None
         item = {
-            "id": self._new_id("fc"),
-            "type": "function_call",
-            "status": "in_progress",
+            "id": self._new_id("ctc" if is_custom else "fc"),
+            "type": "custom_tool_call" if is_custom else "function_call",
             "call_id": call.id,
-            "name": call.name,
-            "arguments": "",
+            "name": call.name if shown is None else shown.tool.name,
+            "input" if is_custom else "arguments": "",
         }
+        if not is_custom:
+            item["status"] = "in_progress"
+        if shown is not None and shown.namespace is not None:
+            item["namespace"] = shown.namespace
         yield self._added(item)
 
     def _continue_call(self, arguments: str) -> Iterator[Json]:
-        self._texts.append(arguments)
-        yield self._event("function_call_arguments.delta", delta=arguments)
+        text = arguments if self._decoder is None else self._decoder.feed(arguments)
+        if text:
+            self._texts.append(text)
+            is_custom = self._decoder is not None
+            name = "custom_tool_call_input.delta" if is_custom else "function_call_arguments.delta"
+            yield self._event(name, delta=text)
 
     def _new_id(self, prefix: str) -> str:
         return item_id(self._head, prefix, self._num_input + len(self.items))

@@ -7,10 +7,12 @@ argument has tags of its own, a value is enforced by its own schema: as text if 
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from engine.model.markers import Marker, Markers
 from server.tool_formats.formats import BREAK, DIGITS, CallFormat, JsonFormat, TaggedFormat
+from server.tool_formats.json_lark import escape_lark
 from server.tool_formats.values import STRING, find_types
 from server.validation.json_schema_alternatives import constrains_besides
 from server.validation.json_schema_nodes import list_of
@@ -40,7 +42,7 @@ class CallGrammar:
     """The rules of one request's tool calls.
 
     enforced: names of the tools whose arguments must follow their schemas. strict: those for which nothing of
-    a schema may be left out.
+    a schema may be left out. larks: the grammars of an argument `input`, by the names of the tools.
     """
 
     def __init__(
@@ -50,12 +52,14 @@ class CallGrammar:
         tools: Tools,
         enforced: Collection[str],
         strict: Collection[str],
+        larks: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._format = call_format
         self._markers = markers
         self._tools = tools
         self._enforced = enforced
         self._strict = strict
+        self._larks = larks
 
     def rules(self, is_parallel: bool) -> list[str]:
         """Return the rules of calls. Raises UnenforceableError.
@@ -113,11 +117,16 @@ class CallGrammar:
                 f"call_{index}: {self.text(layout.before + name + layout.between)} arguments_{index} "
                 f"{self.text(layout.after)}"
             )
-            yield f"arguments_{index}: {json_rule(shown)}"
+            yield from json_arguments(index, shown, self._larks.get(name))
         else:
             head = self.text(layout.before + name + layout.after_name)
             yield f"call_{index}: {head} arguments_{index} {self.text(layout.after)}"
-            if name in self._enforced:
+            if name in self._larks:
+                key = self.text(layout.before_key + "input" + layout.after_key)
+                end = self.text(layout.value_end + layout.after_value)
+                yield f"arguments_{index}: {key} input_{index} {end}"
+                yield f"input_{index}: {_lark(self._larks[name])}"
+            elif name in self._enforced:
                 yield from self._enforced_arguments(index, layout)
             else:
                 yield f"arguments_{index}: any_argument*"
@@ -125,7 +134,8 @@ class CallGrammar:
 
     def _any_argument(self, index: int, layout: TaggedFormat) -> Iterator[str]:
         # Defined once: the first tool without an enforced schema brings it.
-        first = next(i for i, (name, _) in enumerate(self._tools) if name not in self._enforced)
+        known = (self._enforced, self._larks)
+        first = next(i for i, (name, _) in enumerate(self._tools) if all(name not in one for one in known))
         if index == first:
             key = f'{self.text(layout.before_key)} /[^<>"\\n]+/ {self.text(layout.after_key)}'
             yield f"any_argument: {key} any_value {self.text(layout.after_value)}"
@@ -200,6 +210,21 @@ def json_rule(schema: object) -> str:
     """Return the expression for JSON of a schema."""
     styled = {**schema, "x-guidance": JSON_STYLE} if isinstance(schema, dict) else schema
     return f"%json {json.dumps(styled)}"
+
+
+def json_arguments(index: int, schema: object, lark: str | None) -> list[str]:
+    """Return the rules of a JSON object. lark: the grammar of its only member, `input`, if there is one."""
+    if lark is None:
+        return [f"arguments_{index}: {json_rule(schema)}"]
+    return [
+        f'arguments_{index}: "{{\\"input\\": \\"" input_{index} "\\"}}"',
+        f"input_{index}: {_lark(escape_lark(lark))}",
+    ]
+
+
+def _lark(grammar: str) -> str:
+    """Return the expression for text of a nested grammar."""
+    return f"%lark {{\n{grammar}\n}}"
 
 
 def escape_regex(regex: str) -> str:

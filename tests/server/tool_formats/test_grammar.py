@@ -270,3 +270,27 @@ def test_gpt_oss_keeps_to_its_channels(model, fields, answer, passes):
     content = body.requested_grammar
     grammar = chat_grammar(body, harmony(model[0]), False, content and content[0])
     assert accepts(model, grammar, answer) == passes
+
+
+LARK = 'start: "*** Begin" LF /(.+)/ LF\n%import common.LF\n'
+TEXT = '*** Begin\na "b" \\ ż\n'
+INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_free_form_input_follows_its_grammar_in_every_format(model, name):
+    write = FORMATS[name][2]
+    body = ask(function={"name": "edit", "parameters": INPUT})
+    grammar = chat_grammar(body, markers_of(name, model[0]), False, None, {"edit": LARK})
+    assert accepts(model, grammar, write("edit", {"input": TEXT}))
+    assert accepts(model, grammar, write("now", {}))
+    assert not accepts(model, grammar, write("edit", {"input": TEXT.replace("Begin", "Start")}))
+    assert not accepts(model, grammar, write("edit", {"input": "*** Begin\n"}))
+
+
+def test_gpt_oss_s_free_form_input_follows_its_grammar(model):
+    body = ask(function={"name": "edit", "parameters": INPUT})
+    grammar = chat_grammar(body, harmony(model[0]), False, None, {"edit": LARK})
+    head = CALL.replace("get_weather", "edit")
+    assert accepts(model, grammar, head + dumps({"input": TEXT}))
+    assert not accepts(model, grammar, head + dumps({"input": "x"}))
