@@ -24,7 +24,13 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "drain_s",
             "stall_seconds",
         ),
-        "Request limits": ("default_max_tokens", "max_n", "max_body_bytes", "body_timeout_s"),
+        "Request limits": (
+            "default_max_tokens",
+            "max_n",
+            "unknown_fields",
+            "max_body_bytes",
+            "body_timeout_s",
+        ),
         "Memory and caches": (
             "memory_bytes",
             "wire_weights",

@@ -31,7 +31,9 @@ class Settings:
         unset="the bundled demo model",
     )
     served_model_name: tuple[str, ...] = setting(
-        (), "Additional name under which requests may ask for the model; repeat the flag for several."
+        (),
+        "Additional name under which requests may ask for the model, or * for any name; repeat the flag for "
+        "several.",
     )
     max_context_tokens: int | None = setting(
         None,
@@ -101,6 +103,11 @@ class Settings:
         unset="all the room left in the context",
     )
     max_n: int = setting(8, "Maximum choices (n) per request.", at_least=1)
+    unknown_fields: Literal["refuse", "ignore"] = setting(
+        "refuse",
+        "What to do with a request's fields that no server has: refuse them with a 400, or ignore them. "
+        "Those of other servers that have no meaning here are always ignored, and named in x-reprise-ignored.",
+    )
     max_body_bytes: int = setting(
         8 * 2**20, "Maximum size of a request body. A larger one gets a 413.", at_least=1
     )

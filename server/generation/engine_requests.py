@@ -53,7 +53,8 @@ def make_engine_requests(
     requests: list[GenerationRequest] = []
     for prompt in prompts:
         room = _check_length(prompt, body.prompt_field, info)
-        wanted = body.requested_max_tokens or settings.default_max_tokens or room
+        # The engine generates at least one token, which is not returned if only the prompt is scored.
+        wanted = 1 if body.is_scoring else body.requested_max_tokens or settings.default_max_tokens or room
         for sampling in samplings:
             requests.append(
                 GenerationRequest(

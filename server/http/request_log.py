@@ -22,6 +22,8 @@ IGNORED = "x-reprise-ignored"
 ID_PATTERN = "[!-~]{1,128}"
 """Valid request ids. They are written to the log and sent back in a header."""
 _ID = re.compile(ID_PATTERN)
+UNPREFIXED = frozenset({"chat", "completions", "embeddings", "messages", "models", "responses"})
+"""Beginnings of paths that are served without /v1 in front, too."""
 
 
 def record_of(request: HTTPConnection) -> RequestRecord:
@@ -45,6 +47,12 @@ async def check_request_id(request: Request) -> None:
         )
 
 
+def with_prefix(path: str) -> str:
+    """Return the path with /v1 in front, if it is one that other servers have without it."""
+    _, first, *_ = f"{path}/".split("/", 2)
+    return f"/v1{path}" if first in UNPREFIXED else path
+
+
 class RequestLog:
     """The outermost ASGI middleware: request id, log line, metrics, and the handler of last resort."""
 
@@ -57,6 +65,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope["path"] = with_prefix(scope["path"])
         start_s = time.perf_counter()
         # A path may contain any character, but must not start a new line in the log.
         path = scope["path"].encode("unicode_escape").decode()[:200]

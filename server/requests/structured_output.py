@@ -9,7 +9,7 @@ from pydantic_core import from_json, to_json
 
 from engine.request import Grammar
 from server.validation.field_errors import field_error
-from server.validation.fields import RequestModel
+from server.validation.fields import AcceptsPeerFields, RequestModel
 from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema
 from server.validation.regex import check_regex
 from server.validation.unions import tagged_union
@@ -151,7 +151,7 @@ ResponseFormat = Annotated[
 ]
 
 
-class StructuredFields(RequestModel):
+class StructuredFields(AcceptsPeerFields):
     """Fields that constrain the answer. At most one of them may be used in a request."""
 
     response_format: ResponseFormat | None = Field(

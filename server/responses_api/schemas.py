@@ -10,7 +10,7 @@ from server.requests.prompt_cache import PromptCacheOptions
 from server.responses_api.items import AnyItem, InputItem
 from server.responses_api.tools import ToolChoice, Tools
 from server.validation.field_errors import field_error
-from server.validation.fields import Count, Metadata, RequestModel, unsupported
+from server.validation.fields import AcceptsPeerFields, Count, Metadata, RequestModel, unsupported
 from server.validation.unions import tagged_union
 
 MAX_TOP_LOGPROBS = 20
@@ -138,7 +138,7 @@ def _include(given: list[str]) -> list[str]:
 Input = Annotated[list[InputItem], BeforeValidator(_input, json_schema_input_type=str | list[AnyItem])]
 
 
-class ResponsesRequest(RequestModel):
+class ResponsesRequest(AcceptsPeerFields):
     """The body of POST /v1/responses. Fields shared with chats are validated as part of the chat request."""
 
     model: str | None = Field(

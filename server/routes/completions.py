@@ -30,5 +30,5 @@ async def create_completion(request: Request) -> Response:
     make_parser: MakeParser = PlainParser
     if body.echo:
         texts = await service.prompts.decode_prompts(request, body)
-        make_parser = echo_parsers(texts, body.n)
+        make_parser = echo_parsers(texts, body.n, body.is_scoring)
     return await respond(request, service, body, presenter, prompts, make_parser, grammar=grammar)
