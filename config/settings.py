@@ -105,8 +105,8 @@ class Settings:
     max_n: int = setting(8, "Maximum choices (n) per request.", at_least=1)
     unknown_fields: Literal["refuse", "ignore"] = setting(
         "refuse",
-        "What to do with a request's fields that no server has: refuse them with a 400, or ignore them. "
-        "Those of other servers that have no meaning here are always ignored, and named in x-reprise-ignored.",
+        "What to do with a request's fields that no server has: refuse them with a 400 or ignore them. "
+        "Those of other servers without a meaning here are always ignored, and named in x-reprise-ignored.",
     )
     max_body_bytes: int = setting(
         8 * 2**20, "Maximum size of a request body. A larger one gets a 413.", at_least=1

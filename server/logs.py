@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -36,6 +36,7 @@ class RequestRecord:
     num_forwards: forward passes of decoding. drafts: (drafted, accepted) tokens by the drafter's name.
     translation: the draft model's translation strategy, and how many drafts had each outcome.
     ignored: what of the request had no effect, such as fields of other servers.
+    relaxed: what of its schemas is not enforced.
     """
 
     id: str
@@ -54,18 +55,12 @@ class RequestRecord:
     finish_reason: str | None = None
     error: str | None = None
     ignored: list[str] = field(default_factory=list)
+    relaxed: list[str] = field(default_factory=list)
 
     @property
     def engine_request_id(self) -> str:
         """The request's id in the engine: its id, with the unique part added if the client chose it."""
         return self.id if self.id.endswith(self.unique) else f"{self.id}-{self.unique}"
-
-    @property
-    def ignored_text(self) -> str:
-        """What of the request had no effect, in visible ASCII characters."""
-        text = ", ".join(dict.fromkeys(self.ignored))
-        text = text.encode("unicode_escape").decode()
-        return text if len(text) <= MAX_IGNORED_CHARACTERS else f"{text[:MAX_IGNORED_CHARACTERS]}..."
 
     def note(self, error: str) -> None:
         """Note an error's code. The first one is kept, since it causes those that follow."""
@@ -81,7 +76,7 @@ class RequestRecord:
             parts.append(f"{self.num_prompt_tokens} prompt tokens ({self.num_cached_tokens} cached)")
             parts.append(f"{self.num_completion_tokens} completion tokens")
         if self.ignored:
-            parts.append(f"ignored {self.ignored_text}")
+            parts.append(f"ignored {as_header(self.ignored)}")
         if self.first_token_ms is not None:
             parts.append(f"first token {self.first_token_ms:.0f} ms")
         if self.tokens_per_s is not None:
@@ -93,6 +88,12 @@ class RequestRecord:
                 parts[-1] += f" ({_translation_text(self.translation)})"
             parts.append(f"{self.num_completion_tokens / max(1, self.num_forwards):.1f} tokens/forward")
         return ", ".join([*parts, f"total {self.total_ms:.0f} ms"])
+
+
+def as_header(names: Iterable[str]) -> str:
+    """Return names as the value of a header: visible ASCII characters, and not too many."""
+    text = ", ".join(dict.fromkeys(names)).encode("unicode_escape").decode()
+    return text if len(text) <= MAX_IGNORED_CHARACTERS else f"{text[:MAX_IGNORED_CHARACTERS]}..."
 
 
 def _translation_text(translation: Mapping[str, str | int]) -> str:

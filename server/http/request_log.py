@@ -13,12 +13,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.request import EngineError
 from server.errors import CLIENT_CLOSED_REQUEST, BadRequestError, RequestFailedError, from_engine
 from server.http.error_format import error_response, speaks_anthropic
-from server.logs import LOGGER, RequestRecord, attach_record, log_request, record_in
+from server.logs import LOGGER, RequestRecord, as_header, attach_record, log_request, record_in
 from server.metrics.registry import Metrics
 
 REQUEST_ID = "x-request-id"
 IGNORED = "x-reprise-ignored"
 """The header that names what of a request had no effect."""
+RELAXED = "x-reprise-relaxed"
+"""The header that names what of a request's schemas is not enforced."""
 ID_PATTERN = "[!-~]{1,128}"
 """Valid request ids. They are written to the log and sent back in a header."""
 _ID = re.compile(ID_PATTERN)
@@ -34,6 +36,11 @@ def record_of(request: HTTPConnection) -> RequestRecord:
 def note_ignored(request: HTTPConnection, what: Iterable[str]) -> None:
     """Note what of a request has no effect: it is logged, and named in the response's header."""
     record_of(request).ignored += what
+
+
+def note_relaxed(request: HTTPConnection, what: Iterable[str]) -> None:
+    """Note what of a request's schemas is not enforced: it is named in the response's header."""
+    record_of(request).relaxed += what
 
 
 async def check_request_id(request: Request) -> None:
@@ -81,7 +88,9 @@ class RequestLog:
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID] = record.id
                 if record.ignored:
-                    headers[IGNORED] = record.ignored_text
+                    headers[IGNORED] = as_header(record.ignored)
+                if record.relaxed:
+                    headers[RELAXED] = as_header(record.relaxed)
                 if speaks_anthropic(scope["path"]):
                     headers["request-id"] = record.id
             await send(message)

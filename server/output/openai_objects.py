@@ -190,6 +190,7 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    schema_valid: bool | Literal["unknown"] | None = None
 
 
 class Delta(BaseModel):
@@ -208,6 +209,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
+    schema_valid: bool | Literal["unknown"] | None = None
     finish_reason: FinishReason | None
 
 
@@ -218,6 +220,7 @@ class CompletionChoice(BaseModel):
     index: int
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    schema_valid: bool | Literal["unknown"] | None = None
 
 
 Choice = ChatChoice | ChatChunkChoice | CompletionChoice

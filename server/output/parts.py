@@ -75,11 +75,13 @@ class CallArgumentsPart:
 class EndPart:
     """The end of a choice that finished normally; no part follows.
 
-    stop: the stop string that ended it, if any.
+    stop: the stop string that ended it, if any. schema_valid: whether the answer satisfies schemas that were
+        not enforced in full; None if it was not checked.
     """
 
     finish_reason: FinishReason
     stop: str | None = None
+    schema_valid: bool | Literal["unknown"] | None = None
 
 
 StreamedText = TextPart | ReasoningPart
@@ -100,8 +102,13 @@ class OutputParser(Protocol):
         calls resume() with the result before it calls another method.
     """
 
-    num_reasoning_tokens: int
-    parse_pending: ParseCalls | None
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """See above."""
+
+    @property
+    def parse_pending(self) -> ParseCalls | None:
+        """See above."""
 
     def read(self, delta: Delta) -> list[Part]:
         """Return the parts that are certain after this delta; possibly none."""
@@ -168,6 +175,7 @@ class ChoiceOutput:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
     stop: str | None = None
+    schema_valid: bool | Literal["unknown"] | None = None
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> "ChoiceOutput":
@@ -194,6 +202,7 @@ class ChoiceOutput:
                     begun[-1][1].append(part.text)
                 case EndPart():
                     output.finish_reason, output.stop = part.finish_reason, part.stop
+                    output.schema_valid = part.schema_valid
         output.tool_calls += [
             ToolCallPart(start.id, start.name, "".join(arguments), start.index) for start, arguments in begun
         ]

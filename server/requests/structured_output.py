@@ -10,8 +10,9 @@ from pydantic_core import from_json, to_json
 from engine.request import Grammar
 from server.validation.field_errors import field_error
 from server.validation.fields import AcceptsPeerFields, RequestModel
-from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema
+from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema, check_size
 from server.validation.regex import check_regex
+from server.validation.relaxed_schema import relax
 from server.validation.unions import tagged_union
 
 MAX_CHOICES = 1000
@@ -31,6 +32,13 @@ def _schema(given: object) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise field_error("invalid_type", "must be a JSON schema, which is an object")
     check_schema(given)
+    return given
+
+
+def _object(given: object) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise field_error("invalid_type", "must be a JSON schema, which is an object")
+    check_size(given)
     return given
 
 
@@ -101,9 +109,6 @@ def check_lark(given: str, at: str = "") -> None:
             check_schema(schema, at)
 
 
-Schema = Annotated[dict[str, Any], BeforeValidator(_schema, json_schema_input_type=dict[str, Any])]
-
-
 class TextFormat(RequestModel):
     """Any text."""
 
@@ -126,12 +131,25 @@ class JsonSchema(RequestModel):
         description="Name of the schema: letters, digits, underscores and dashes. Not shown to the model.",
     )
     description: str | None = Field(None, description="Accepted; not shown to the model.")
-    schema_: Schema = Field(
-        alias="schema",
-        description="The JSON schema that the answer must satisfy, enforced by llguidance. For its "
-        "limits see guide.md.",
+    schema_: Annotated[dict[str, Any], BeforeValidator(_object, json_schema_input_type=dict[str, Any])] = (
+        Field(
+            alias="schema",
+            description="The JSON schema that the answer must satisfy, enforced by llguidance. For its "
+            "limits see guide.md.",
+        )
     )
-    strict: bool | None = Field(None, description="Accepted; schemas are always enforced.")
+    strict: bool = Field(
+        False,
+        description="Whether all of the schema must be enforced, or else refused. If false, what cannot be "
+        "enforced is left out and named in the header x-reprise-relaxed, and the answer is checked: see "
+        "guide.md.",
+    )
+
+    @model_validator(mode="after")
+    def check_limits(self) -> "JsonSchema":
+        """Refuse a schema that is too large, or a strict one that cannot be enforced."""
+        check_schema(self.schema_ if self.strict else relax(self.schema_).schema, ".schema")
+        return self
 
 
 class JsonSchemaFormat(RequestModel):
@@ -190,6 +208,14 @@ class StructuredFields(AcceptsPeerFields):
                 "invalid_value", f"and {given[1]} cannot be combined; send one of them", given[0]
             )
         return self
+
+    @property
+    def relaxable_schema(self) -> dict[str, Any] | None:
+        """The schema of the answer, if not all of it must be enforced."""
+        chosen = self.response_format
+        if isinstance(chosen, JsonSchemaFormat) and not chosen.json_schema.strict:
+            return chosen.json_schema.schema_
+        return None
 
     @property
     def requested_grammar(self) -> tuple[Grammar, str] | None:

@@ -56,7 +56,7 @@ class ResponsePresenter:
         """See Presenter."""
         (output,) = outputs
         text = TextPart(output.text, tuple(output.logprobs))
-        end = EndPart(output.finish_reason, output.stop)
+        end = EndPart(output.finish_reason, output.stop, output.schema_valid)
         parts: list[Part] = [ReasoningPart(output.reasoning), text, *output.tool_calls, end]
         for part in parts:
             for _ in self._output.add(part):
@@ -112,6 +112,8 @@ class ResponsePresenter:
             "total_tokens": usage.total_tokens,
         }
         response["timings"] = timings.model_dump()
+        if end.schema_valid is not None:
+            response["schema_valid"] = end.schema_valid
         self._store_response(response)
         return response
 

@@ -58,7 +58,7 @@ class JsonSchemaFormat(RequestModel):
     name: str = Field(description="1 to 64 letters, digits, underscores and dashes; not shown to the model.")
     json_schema: dict[str, Any] = Field(alias="schema", description="A JSON schema, as in chat completions.")
     description: str | None = Field(None, description="Accepted; not shown to the model.")
-    strict: bool | None = Field(None, description="Accepted; every schema is enforced.")
+    strict: bool | None = Field(None, description="Whether all of it must be enforced; see chat completions.")
 
 
 _FORMATS = {"text": PlainFormat, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat}

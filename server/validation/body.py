@@ -66,7 +66,8 @@ def parse_liberally(
 
     ignores_unknown: leave out fields that nobody has, too. Raises BadRequestError for the first fault.
     """
-    given, ignored = _parse(body), []
+    given = _parse(body)
+    ignored: list[str] = []
     if issubclass(model, AcceptsPeerFields):
         given, ignored = translate_fields(given, model.field_names())
     if not ignores_unknown:

@@ -64,6 +64,7 @@ async def test_a_request_is_one_line_of_json_with_all_its_figures(client, log, s
         "finish_reason": "stop",
         "error": None,
         "ignored": [],
+        "relaxed": [],
     }
 
 

@@ -184,7 +184,7 @@ BAD = [
         "pattern",
     ),
     (
-        text_format(type="json_schema", name="n", schema={"items": [{}]}),
+        text_format(type="json_schema", name="n", strict=True, schema={"items": [{}]}),
         "text.format.schema.items",
         "unsupported_schema",
         "use prefixItems",
