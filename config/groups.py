@@ -5,7 +5,15 @@ from types import MappingProxyType
 
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "Model": ("model", "served_model_name", "max_context_tokens", "kv_bits", "trust_remote_code"),
+        "Model": (
+            "model",
+            "served_model_name",
+            "chat_template",
+            "sampling_defaults",
+            "max_context_tokens",
+            "kv_bits",
+            "trust_remote_code",
+        ),
         "Address and access": (
             "host",
             "port",

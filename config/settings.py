@@ -35,6 +35,14 @@ class Settings:
         "Additional name under which requests may ask for the model, or * for any name; repeat the flag for "
         "several.",
     )
+    chat_template: str | None = setting(
+        None, "File with a chat template, in place of the model's own.", unset="the model's own"
+    )
+    sampling_defaults: Literal["model", "openai"] = setting(
+        "model",
+        "Sampling of requests that leave it out: model for what the model's generation_config.json says, "
+        "openai for OpenAI's defaults (temperature 1).",
+    )
     max_context_tokens: int | None = setting(
         None,
         "Maximum tokens of prompt and answer together. Lowers the model's own limit; if the model's "

@@ -292,6 +292,22 @@ class MemoryLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """The sampling of requests that do not say otherwise. None: the API's own default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The fields that are set, by name."""
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The loaded model, as the server shows it.
 
@@ -305,6 +321,7 @@ class ModelInfo:
     fingerprint: equal for equal weights and configuration under the same version of MLX.
     memory_limit: how memory limits context_tokens; None if it does not.
     draft_strategy: how the draft model's drafts are translated; None without a draft model.
+    sampling_defaults: what its makers recommend.
     """
 
     name: str
@@ -321,6 +338,7 @@ class ModelInfo:
     fingerprint: str = ""
     memory_limit: MemoryLimit | None = None
     draft_strategy: str | None = None
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
 
 
 @dataclass(frozen=True, slots=True)

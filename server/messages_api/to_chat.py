@@ -32,13 +32,14 @@ _FIELD_NAMES = (
 """(field of the chat request, field of the Messages request), for errors found in the chat request."""
 
 
+_SAMPLING = ("temperature", "top_p", "top_k")
+
+
 def to_chat_request(body: MessagesRequest) -> ChatRequest:
     """Return the chat request. Raises BadRequestError that names the fields of the Messages request."""
     chat = _prompt_fields(body) | {
         "max_tokens": body.max_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
+        **{name: getattr(body, name) for name in _SAMPLING if name in body.model_fields_set},
         "stream": body.stream,
         "draft": body.draft,
     }

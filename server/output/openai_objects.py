@@ -244,13 +244,44 @@ class Envelope(BaseModel):
         return self.model_dump_json(exclude_unset=True).encode()
 
 
+class ModelMeta(BaseModel):
+    """The model's sizes, as llama-server has them.
+
+    n_ctx, n_ctx_train: tokens that this server takes; clients read either. size: bytes of the weights.
+    """
+
+    n_vocab: int
+    n_ctx: int
+    n_ctx_train: int
+    n_params: int
+    size: int
+
+
+class Modalities(BaseModel):
+    """The kinds of input and output."""
+
+    input: list[Literal["text"]] = ["text"]
+    output: list[Literal["text"]] = ["text"]
+
+
 class ModelCard(BaseModel):
-    """The served model under one of its names."""
+    """The served model under one of its names.
+
+    context_length, max_model_len: tokens of prompt and answer together. tools, reasoning: whether the server
+    knows the model's format of tool calls, and of reasoning. sampling_defaults: of requests that leave it out.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["reprise"] = "reprise"
+    context_length: int
+    max_model_len: int
+    meta: ModelMeta
+    modalities: Modalities = Modalities()
+    tools: bool
+    reasoning: bool
+    sampling_defaults: dict[str, float]
 
 
 class ModelList(BaseModel):
