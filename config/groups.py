@@ -36,6 +36,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "default_max_tokens",
             "max_n",
             "unknown_fields",
+            "keep_billing_line",
             "max_body_bytes",
             "body_timeout_s",
         ),

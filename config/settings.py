@@ -116,6 +116,11 @@ class Settings:
         "What to do with a request's fields that no server has: refuse them with a 400 or ignore them. "
         "Those of other servers without a meaning here are always ignored, and named in x-reprise-ignored.",
     )
+    keep_billing_line: bool = setting(
+        False,
+        "Keep the line at the head of Claude Code's system prompt that changes with every request. Without "
+        "it the prompts of a session share their beginning, which is then cached.",
+    )
     max_body_bytes: int = setting(
         8 * 2**20, "Maximum size of a request body. A larger one gets a 413.", at_least=1
     )

@@ -55,16 +55,33 @@ class DraftChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """A limit for the reasoning of an answer: at num_tokens, the marker that ends it is forced.
+
+    start, end: the tokens of the markers; end has at least one. is_open: the prompt has opened the reasoning.
+    is_repeated: the answer may have several reasoning sections, which share the budget.
+    """
+
+    num_tokens: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    is_open: bool = False
+    is_repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """A grammar that an answer must match. Each token is chosen among those that the grammar allows.
 
     kind: what text is: a JSON schema, a regular expression, or a grammar in Lark's syntax, as llguidance
-        reads them.
+        reads them; or any, for a budget alone.
+    thinking: the budget of the reasoning; None for no limit.
     compiled: what Engine.compile_grammar() made of it; None before. Only the engine reads it.
     """
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "any"]
     text: str
+    thinking: ThinkingBudget | None = None
     compiled: Any = field(default=None, compare=False, repr=False)
 
 

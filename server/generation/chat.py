@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError, to_json
 
 from engine.request import Grammar
 from server.errors import BadRequestError
-from server.generation.chat_grammar import chat_grammar
+from server.generation.chat_grammar import chat_grammar, with_budget
 from server.generation.prompts import ChatPrompt
 from server.generation.respond import respond
 from server.generation.service import Service
@@ -48,6 +48,9 @@ async def answer_chat(
         return await service.prompts.compile_grammar(request, grammar, "tools")
 
     grammar, relaxed_tools = await _compile_tools(request, body, compile_whole)
+    grammar = with_budget(
+        grammar, service.engine.tokenizer.markers, body.thinking_budget_tokens, prompt.is_thinking
+    )
     schemas = WholeSchemas(
         to_json(body.relaxable_schema).decode() if is_relaxed else None,
         {tool.function.name: to_json(tool.function.parameters).decode() for tool in relaxed_tools},

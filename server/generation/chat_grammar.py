@@ -5,10 +5,11 @@ The grammar is in llguidance's dialect of Lark: <[7]> is the token 7, %json a sc
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from engine.model.markers import Markers
-from engine.request import Grammar
+from engine.request import Grammar, ThinkingBudget
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
 from server.tool_formats.formats import find_format
@@ -59,6 +60,20 @@ def chat_grammar(
         output = "(calls | content)" if tools else "content"
         rules.append(_content(content))
     return _grammar([f"start: thinking {output}", *rules])
+
+
+def with_budget(
+    grammar: Grammar | None, markers: Markers, num_tokens: int | None, is_thinking: bool
+) -> Grammar | None:
+    """Return a grammar that also holds the reasoning to a number of tokens, if one is given.
+
+    is_thinking: the prompt has already opened the reasoning.
+    """
+    if num_tokens is None or markers.think_end is None:
+        return grammar
+    start = () if markers.think_start is None else markers.think_start.tokens
+    budget = ThinkingBudget(num_tokens, start, markers.think_end.tokens, is_thinking, markers.is_harmony)
+    return replace(grammar or Grammar("any", ""), thinking=budget)
 
 
 def _grammar(rules: Sequence[str]) -> Grammar:
@@ -180,5 +195,7 @@ def _content(grammar: Grammar) -> str:
             return f"content: {json_rule(json.loads(grammar.text))}"
         case "lark":
             return f"content: %lark {{\n{grammar.text}\n}}"
+        case "any":
+            return "content: TEXT"
         case "regex":
             return f"content: %lark {{\nstart: /{escape_regex(grammar.text)}/\n}}"

@@ -182,7 +182,7 @@ class ConversationFields(AcceptsPeerFields):
         "it must not.",
     )
     thinking: Thinking | None = Field(
-        None, description="Whether to think before responding; by default the chat template decides."
+        None, description="Whether to think before responding. By default not, if the template has a choice."
     )
     output_config: OutputConfig | None = Field(
         None, description="The format of the output, and how much to think."

@@ -268,7 +268,7 @@ class ModelCard(BaseModel):
     """The served model under one of its names.
 
     context_length, max_model_len: tokens of prompt and answer together. tools, reasoning: whether the server
-    knows the model's format of tool calls, and of reasoning. sampling_defaults: of requests that leave it out.
+    knows the model's format of tool calls, and of reasoning. sampling_defaults: if a request leaves it out.
     """
 
     id: str

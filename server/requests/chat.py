@@ -50,6 +50,11 @@ class ChatRequest(GenerationFields):
         description="Passed to the chat template as reasoning_effort; none also sets enable_thinking to "
         "false. It has no effect if the model's template does not use these arguments.",
     )
+    thinking_budget_tokens: Count | None = Field(
+        None,
+        description="Maximum tokens of the reasoning: at this number its end marker is forced. It has no "
+        "effect if the model's format of reasoning is unknown. Not in OpenAI's API.",
+    )
     logprobs: bool = Field(
         False, description="Whether to return the log probability of each token of the content."
     )

@@ -48,7 +48,7 @@ _VLLM = (
         "return_token_ids",
     ),
     *("return_tokens_as_token_ids", "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids"),
-    *("thinking_token_budget", "truncate_prompt_tokens", "use_beam_search", "vllm_xargs"),
+    *("truncate_prompt_tokens", "use_beam_search", "vllm_xargs"),
 )
 _LLAMA_SERVER = (
     *("adaptive_decay", "adaptive_target", "backend_sampling", "cache_prompt", "chat_format"),
@@ -83,7 +83,7 @@ _LLAMA_SERVER = (
         "t_max_prompt_ms",
         "tfs_z",
     ),
-    *("thinking_budget_tokens", "thinking_forced_open", "timings_per_token", "top_n_sigma", "typical_p"),
+    *("thinking_forced_open", "timings_per_token", "top_n_sigma", "typical_p"),
     *("use_penalties", "xtc_probability", "xtc_threshold"),
 )
 _OLLAMA = ("context", "images", "keep_alive", "logit_bias_type", "raw", "system", "template", "think_budget")
@@ -108,6 +108,7 @@ _RENAMED = {
     "n_predict": "max_tokens",
     "num_predict": "max_tokens",
     "json_schema": "guided_json",
+    "thinking_token_budget": "thinking_budget_tokens",
 }
 _STRUCTURED = {name: f"guided_{name}" for name in ("json", "regex", "choice", "grammar")}
 
@@ -218,6 +219,8 @@ class _Body:
         for key, setting in value.items():
             if key == "effort":
                 self._set(f"{name}.effort", "reasoning_effort", setting)
+            elif key in ("max_tokens", "budget_tokens"):
+                self._set(f"{name}.{key}", "thinking_budget_tokens", setting)
             elif key == "enabled":
                 self.take_thinking("enable_thinking", setting)
             elif key == "type" and setting in ("enabled", "disabled"):
