@@ -304,6 +304,8 @@ class Worker:
     def _read_in_flight(self) -> None:
         """Read the step in flight, and free the rows of sequences that it ended."""
         if step := self.batch.take_in_flight():
+            # It may be computed already: MLX's CPU build holds up the dispatch of a step until it nearly is.
+            step.is_steady = False
             self._read(step)
             self._retire()
 

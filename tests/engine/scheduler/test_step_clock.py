@@ -163,3 +163,44 @@ def test_chunks_and_steps_are_waited_for_in_the_order_of_dispatch(
     # All but the last were waited for, each before anything else was dispatched.
     assert waited == (in_flight + dispatched)[: len(waited)]
     assert waited.count("chunk") == 9
+
+
+def test_a_step_that_is_read_before_the_next_is_dispatched_does_not_teach_what_steps_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MLX's CPU build holds up its dispatch until it is nearly computed, so it seems to take no time."""
+    asked = request(prompt_of(12), 60, name="decodes")
+    known = {asked.prompt: expected_tokens("llama", asked)}
+    coin = Coin(known, 0.5, num_ids=4096, name="suffix")
+    driven = Driven(
+        make_loaded("llama"),
+        lambda _: DraftSources({"suffix": coin}, scored(1.0)),
+        draft_type="suffix",
+        num_draft_tokens=2,
+        prefix_cache_bytes=0,
+    )
+    worker, read_early, learned = driven.worker, [], []
+    read, charge = worker._read_in_flight, worker.planner.accounts.charge_plain
+    plan = worker.planner.plan
+
+    def plan_twice(members: Any) -> Any:
+        # The forecast drafts; with the step in flight read, nothing is.
+        return plan(members) if worker.batch.in_flight and len(members[0].tokens) % 3 else []
+
+    def note_read() -> None:
+        before = len(learned)
+        read()
+        read_early.extend(range(before, len(learned)))
+
+    def note_charge(budgets: Any, under: Any, taken_s: Any, is_steady: bool, *rest: Any) -> None:
+        learned.append(is_steady)
+        charge(budgets, under, taken_s, is_steady, *rest)
+
+    monkeypatch.setattr(worker.planner, "plan", plan_twice)
+    monkeypatch.setattr(worker, "_read_in_flight", note_read)
+    monkeypatch.setattr(worker.planner.accounts, "charge_plain", note_charge)
+    driven.ask(asked)
+    driven.finish()
+    assert len(read_early) > 5
+    assert not any(learned[at] for at in read_early)
+    assert any(learned)
