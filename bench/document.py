@@ -26,11 +26,15 @@ SECTIONS = ("decode", "sweep", "economics", "translation", "peers", "replay", "v
 
 
 def new_document(
-    command: str, model: ModelInfo | None = None, costs: StepCosts | None = None, **sections: Any
+    command: str | argparse.Namespace,
+    model: ModelInfo | None = None,
+    costs: StepCosts | None = None,
+    **sections: Any,
 ) -> Document:
     """Build a document dated now, with a description of this machine.
 
-    command: the command line; see command_line(). model, costs: of the engine, if one ran. sections: by name.
+    command: the command line, or the arguments parsed from it. model, costs: of the engine, if one ran.
+    sections: by name.
     Raises ValueError for a section that is not in SECTIONS.
     """
     if unknown := sections.keys() - set(SECTIONS):
@@ -42,7 +46,7 @@ def new_document(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
         "model": describe_model(model) if model else None,
-        "command": command,
+        "command": command if isinstance(command, str) else command_line(command),
         "cost_curve": cost_curve(costs) if costs else [],
         **sections,
     }

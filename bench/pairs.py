@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.errors import BenchError
+from bench.errors import ArgumentsError
 
 Encode = Callable[[str], Sequence[int]]
 """Returns the token ids of a text, without the special tokens that begin or end a prompt."""
@@ -24,7 +24,7 @@ LARGEST_ID = 2**31 - 1
 _MAX_SHOWN_CHARS = 40
 
 
-class PairsError(BenchError):
+class PairsError(ArgumentsError):
     """A file of pairs cannot be read or written; the message gives the file, the line and the reason."""
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from bench import argument_types
+from bench import options
 from bench.errors import ArgumentsError, BenchError
 from bench.pairs import Pair, write_pairs
 
@@ -254,8 +254,8 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("repository", type=Path, metavar="REPO", help="A local git repository.")
-    add("-o", "--output", type=argument_types.output_file, required=True, metavar="FILE")
-    number = argument_types.count
+    add("-o", "--output", type=options.output_file, required=True, metavar="FILE")
+    number = options.count
     add("--count", type=number, default=defaults.count, help=f"Maximum pairs ({defaults.count}).")
     add("--per-commit", type=number, default=defaults.per_commit,
         help=f"Maximum files of one commit ({defaults.per_commit}).")  # fmt: skip

@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import argument_types
+from bench import options
 from bench.local_engine import LocalEngine
 from bench.machine import describe_machine
-from bench.prompts import PromptMaker
+from bench.serving.prompts import PromptMaker
 from config.settings import BUNDLED_MODEL, Settings
 from engine.request import Finished, GenerationRequest, Sampling
 from engine.speculative.costs.step_costs import StepCosts
@@ -45,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Chat about a long document for several turns, with a prefix cache and without, and report the time "
         "to the first token of each turn. Exit status 1 if any token differs."
     )
-    count = argument_types.count
+    count = options.count
     add = parser.add_argument
-    add("--model", type=argument_types.model_folder, metavar="DIR", help="Default: the bundled model.")
+    add("--model", type=options.model_folder, metavar="DIR", help="Default: the bundled model.")
     add(
         "--prompt-tokens",
         type=count,

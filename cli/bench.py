@@ -8,17 +8,18 @@ HELP = "Run a benchmark, such as a server under load, or decoding with and witho
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one subcommand per benchmark, each with its own arguments."""
     # Imported here so that other commands do not load the workloads.
-    from bench import decode, serve, turns
+    from bench import decode, turns
     from bench.economics import run_economics as economics
     from bench.page import run_page as report
-    from bench.peers import run_peers as peers
     from bench.replay import run_replay as replay
+    from bench.serving import run_peers as peers
+    from bench.serving import run_serve as serve
     from bench.sweep import run_sweep as sweep
     from bench.translation import run_translation as translation
     from bench.workloads import run_workloads as workloads
 
     commands = {
-        "serve": (serve, "Load a server with chats and report latency and throughput."),
+        "serve": (serve, serve.SUMMARY),
         "decode": (decode, decode.SUMMARY),
         "turns": (turns, "Measure the time to the first token in each turn of a long chat."),
         "economics": (economics, economics.SUMMARY),

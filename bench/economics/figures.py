@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.economics.fitting import Estimate, break_even, fit_line, geometric_mean_of, jackknife, mean_of
 from bench.economics.trials import CONTROLLED, Trial
+from bench.statistics import Estimate, break_even, fit_line, geometric_mean_of, jackknife, mean_of
 
 BUCKETS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """The edges of the acceptance buckets; each bucket includes its lower edge, the last one both."""

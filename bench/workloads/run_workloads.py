@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bench import argument_types
+from bench import options
 from bench.errors import ArgumentsError
 from bench.outputs import make_console
-from bench.rendering import Renderer, render, render_turn
+from bench.rendering import render, render_turn
 from bench.workloads import VERSION, WORKLOADS, Chat, Turn, lengths_of, make_chats
 from config.settings import BUNDLED_MODEL
 
@@ -51,15 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--workloads", type=_names, default=tuple(WORKLOADS), metavar="A,B",
         help="Default: all.")  # fmt: skip
-    add("--model", type=argument_types.model_folder, metavar="DIR",
+    add("--model", type=options.model_folder, metavar="DIR",
         help="Model whose tokenizer and chat template are used. Default: the bundled model.")  # fmt: skip
-    add("--prompt-tokens", type=argument_types.levels, metavar="N,M",
+    add("--prompt-tokens", type=options.levels, metavar="N,M",
         help="Lengths of first prompts, for workloads with a choice. Default: the workload's.")  # fmt: skip
-    add("--chats", type=argument_types.count, default=4, metavar="N",
+    add("--chats", type=options.count, default=4, metavar="N",
         help="Chats of each workload and length. Default: 4.")  # fmt: skip
     add("--seed", type=int, default=1, metavar="N", help="Seed of the chats. Default: 1.")
     add("--show", action="store_true", help="Print the first chat of each workload instead of the table.")
-    add("--write", type=argument_types.output_file, metavar="FILE",
+    add("--write", type=options.output_file, metavar="FILE",
         help="Write all turns with a right answer to FILE.")  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def chat_name(workload: str, prompt_tokens: int | None) -> str:
     return workload if prompt_tokens is None else f"{workload} {prompt_tokens}"
 
 
-def size(chats: Sequence[Chat], tokenizer: Renderer) -> Size:
+def size(chats: Sequence[Chat], tokenizer: Any) -> Size:
     """Measure the length of chats. chats: at least one."""
     answers = [
         len(tokenizer.encode_answer(turn.reference))

@@ -4,46 +4,18 @@ import random
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bench.errors import BenchError
+from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
 
-_TEXT = """
-able about above across after again against air all almost along also animal answer apple area arm around
-arrow ask autumn away back ball bank basket bear because bed before began behind bell below best better
-between bird black blue boat body book both bottle bottom bread bridge bright bring brother brown build
-busy butter call candle car carry castle cat chair change child city clean clear clock close cloud coat
-cold color come corner count country cover cross dark day deep desk different door down draw dream dress
-drink drive dry duck each early earth east easy edge eight empty end engine enough evening every eye face
-fall family farm fast father feather field find fire first fish five floor flower fly follow food foot
-forest forward found four fresh friend front fruit full garden gate gave giant glass gold good grass gray
-great green ground grow half hand happy hard harvest hat head hear heavy help high hill hold home honey
-horse hot hour house hundred ice idea inside iron island joy jump keep key kind king kitchen ladder lake
-lamp land large last late laugh lead leaf learn left lemon letter light line lion list little long look
-low machine make many map mark market meadow milk minute mirror money moon morning mother mountain mouse
-mouth move music name narrow near neck nest never new next night nine north number oak ocean often old
-one onion open orange order other outside over page paint paper part path pencil people piano picture
-piece place plain plan plant plate play pocket point pond quick quiet rabbit rain reach read red rest
-rice ring rise river road rock roof room root rope rose round row run sad sail salt same sand school sea
-second seed seven shadow sheep ship shoe short show side silver simple sing sister six sky sleep slow
-small smile snow soft song sound south space spoon spring square stair star start station still stone
-story street strong summer sun sweet swim table tail tall teach ten thick thin thing third three thunder
-tiger time together top tower town train tree true turn twenty two under until valley village voice wait
-walk wall warm watch water wave way week well west wheat wheel where white wide wild wind window winter
-wise wolf wood word work world write yard year yellow young zebra
-"""
-_WORDS = _TEXT.split()
+if TYPE_CHECKING:
+    from engine.model.tokenizer import Tokenizer
 
+_SHORT = ("able", "air", "all", "arm", "ask", "ball", "bed", "bird", "boy", "day", "deep", "dog", "ear")
+_WORDS = [*NOUNS, *ADJECTIVES, *VERBS, *_SHORT]
 _OPENING_WORDS = 4
-_TRIES = 40
-
-
-class ChatTokenizer(Protocol):
-    """The part of engine.model.tokenizer.Tokenizer that is used here."""
-
-    def render_chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Return the token ids of the messages up to where the answer begins."""
-        ...
+_TRIES = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +40,7 @@ class PromptMaker:
     Raises BenchError if the template leaves no room for words, or no unused first words are left.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, num_tokens: int, seed: int) -> None:
+    def __init__(self, tokenizer: "Tokenizer", num_tokens: int, seed: int) -> None:
         self.num_tokens = num_tokens
         self._tokenizer = tokenizer
         self._random = random.Random(seed)

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.exchange import NotHttpError, Response, Transcript
+from bench.serving.exchange import NotHttpError, Response, Transcript
 
 TOO_BUSY = 429
 _TEXT_FIELDS = ("content", "reasoning", "reasoning_content")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,8 +18,6 @@ from typing import IO, Any, NoReturn, Self
 import httpx
 
 from bench.errors import BenchError
-from bench.measurement import Arrival, Measurement, Round
-from bench.prompts import Prompt
 
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 _POLL_S = 0.1
@@ -146,11 +145,23 @@ class MlxLmServer(ServerProcess):
         self, model: str, command: Sequence[str] = (sys.executable, "-m", "mlx_lm", "server")
     ) -> None:
         # It does not say which port it got for port 0.
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         given = ["--model", model, "--host", "127.0.0.1", "--port", str(port)]
         # Its /v1/models fails where no model was ever downloaded.
         super().__init__(self.name, [*command, *given], "/health", port)
+
+
+class LlamaServer(ServerProcess):
+    """llama.cpp's `llama-server`, where it is installed, with a model in its own format."""
+
+    name = "llama-server"
+
+    def __init__(self, file: str, streams: int) -> None:
+        if shutil.which(self.name) is None:
+            raise BenchError(f"{self.name} is not installed, or not on PATH")
+        port = free_port()
+        given = ["-m", file, "--host", "127.0.0.1", "--port", str(port), "--parallel", str(streams)]
+        super().__init__(self.name, [self.name, *given], "/health", port)
 
 
 class BareLoop:
@@ -189,30 +200,6 @@ class BareLoop:
         _pipe(self._process.stdout).close()
         self._log.close()
 
-    def measure(self, prompts: Sequence[Prompt], max_tokens: int, number: int) -> Round:
-        """Run one round, one prompt after the other."""
-        began = time.perf_counter()
-        measurements = []
-        for request, prompt in enumerate(prompts):
-            started_s = time.perf_counter() - began
-            result = self.answer(prompt.ids, max_tokens)
-            arrived_s = [float(at_s) for at_s in result["arrived_s"]]
-            measurements.append(
-                Measurement(
-                    request=request,
-                    num_prompt_tokens_asked=len(prompt.ids),
-                    max_tokens=max_tokens,
-                    num_prompt_tokens=len(prompt.ids),
-                    num_completion_tokens=int(result["tokens"]),
-                    counted_by="loop",
-                    started_s=started_s,
-                    duration_s=arrived_s[-1],
-                    arrivals=tuple(Arrival(at_s, 1.0) for at_s in arrived_s),
-                    finish_reason="length",
-                )
-            )
-        return Round(self.name, 1, number, time.perf_counter() - began, tuple(measurements))
-
     def answer(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
         """Answer one prompt; return the fields of bench.bare_loop.Result by name."""
         job = {"prompt": list(prompt), "max_tokens": max_tokens}
@@ -231,6 +218,12 @@ class BareLoop:
             return answer
         status = self._process.wait()
         raise BenchError(f"the bare loop exited with status {status}: {self._log.last_line()}")
+
+
+def free_port() -> int:
+    """Return a port on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 def is_ready(url: str, path: str = "/v1/models") -> bool:
