@@ -29,17 +29,25 @@ def read_prompts(path: Path) -> list[Chat]:
     max_tokens or max_completion_tokens, response_format with a JSON schema, and "output", the text of the
     right answer. If the last message is the assistant's, it is the right answer. A line with a text "prompt"
     and no messages is sent without a chat template. A line whose messages begin with all messages of an
-    earlier line is the next turn of that line's chat.
+    earlier line is the next turn of that line's chat. A line of Spec-Bench's questions, with "turns" and a
+    "category", is a chat of its first turn, and the category its workload.
 
     Raises OSError if the file cannot be read, ValueError with file and line number if a line is invalid.
     """
     chats: list[list[Turn]] = []
+    categories: list[Chat] = []
     continuable: dict[tuple[str, ...], int] = {}
     for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            turn = _turn(json.loads(line))
+            parsed = json.loads(line)
+            if isinstance(parsed, dict) and isinstance(parsed.get("turns"), list) and parsed["turns"]:
+                # Later turns would need the model's own answers.
+                turn = _turn({"messages": [{"role": "user", "content": parsed["turns"][0]}]})
+                categories.append(Chat(str(parsed.get("category") or path.stem), (turn,)))
+                continue
+            turn = _turn(parsed)
         except RecursionError:
             raise ValueError(f"{path}: line {number} is nested too deep") from None
         except (UnicodeDecodeError, json.JSONDecodeError) as fault:
@@ -55,9 +63,9 @@ def read_prompts(path: Path) -> list[Chat]:
         chats[at].append(turn)
         if messages:
             continuable[messages] = at
-    if not chats:
+    if not chats and not categories:
         raise ValueError(f"{path}: the file contains no chats")
-    return [Chat(path.stem, tuple(turns)) for turns in chats]
+    return [*(Chat(path.stem, tuple(turns)) for turns in chats), *categories]
 
 
 def own_chats(path: Path | None, workloads: Sequence[str]) -> list[Chat] | None:
