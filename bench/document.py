@@ -42,14 +42,11 @@ def new_document(
             f"{', '.join(sorted(unknown))}: unknown section; the sections are {', '.join(SECTIONS)}"
         )
     return {
-        "reprise": version("reprise"),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
-        "model": describe_model(model) if model else None,
+        "reprise": version("reprise"), "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine(), "model": describe_model(model) if model else None,
         "command": command if isinstance(command, str) else command_line(command),
-        "cost_curve": cost_curve(costs) if costs else [],
-        **sections,
-    }
+        "cost_curve": cost_curve(costs) if costs else [], **sections,
+    }  # fmt: skip
 
 
 def command_line(arguments: argparse.Namespace) -> str:

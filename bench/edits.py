@@ -17,18 +17,8 @@ KINDS = ("rename", "values", "docstrings", "delete", "lines", "several")
 
 SMALLEST_FILE, LARGEST_FILE = 2_500, 9_000  # characters
 _WORDS = (
-    "fetch",
-    "store",
-    "current",
-    "final",
-    "outer",
-    "merge",
-    "record",
-    "known",
-    "stable",
-    "remote",
-    "scale",
-)
+    "fetch", "store", "current", "final", "outer", "merge", "record", "known", "stable", "remote", "scale",
+)  # fmt: skip
 
 
 def edit_cases(roots: Sequence[Path], encode: Encode, count: int, seed: int) -> list[TokenPair]:
@@ -187,12 +177,9 @@ def _fix_lines(text: str, rng: random.Random) -> tuple[str, str]:
 
 
 _EDITS: dict[str, Callable[[str, random.Random], tuple[str, str]]] = {
-    "rename": _rename,
-    "values": _values,
-    "docstrings": _add_docstrings,
-    "delete": _delete,
+    "rename": _rename, "values": _values, "docstrings": _add_docstrings, "delete": _delete,
     "lines": _fix_lines,
-}
+}  # fmt: skip
 
 
 def _python_files(roots: Sequence[Path], rng: random.Random) -> Iterator[str]:

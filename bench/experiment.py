@@ -24,7 +24,6 @@ class Experiment(Generic[CaseT]):
 
     arms: by name, in order. order: they are reversed in every other round, so that a machine that slows down
     favors none, or "rotate": each case begins with the next one.
-    by_round: whether all cases run before the next round; otherwise all rounds of a case run together.
     rounds: measured ones. has_warm_up: whether a case also runs unmeasured before.
     resume: a file that records every run and has those of an interrupted experiment. key: of this experiment;
     a file of another one is refused.
@@ -36,7 +35,6 @@ class Experiment(Generic[CaseT]):
     rounds: int
     has_warm_up: Callable[[str], bool] = lambda _: True
     order: Literal["reverse", "rotate"] = "reverse"
-    by_round: bool = False
     resume: Path | None = None
     key: str = ""
     watch: Callable[[str, str, int], None] = lambda *_: None
@@ -61,11 +59,7 @@ class Experiment(Generic[CaseT]):
     def schedule(self) -> Iterator[tuple[int, str, str]]:
         """Yield (round, case, arm) of every run, in order."""
         numbers = range(self.rounds + 1)
-        pairs = (
-            [(number, case) for number in numbers for case in self.cases]
-            if self.by_round
-            else [(number, case) for case in self.cases for number in numbers]
-        )
+        pairs = [(number, case) for case in self.cases for number in numbers]
         names = list(self.arms)
         pairs = [(number, case) for number, case in pairs if number or self.has_warm_up(case)]
         for at, (number, case) in enumerate(pairs):

@@ -93,13 +93,10 @@ class LocalEngine:
             bias += [(first + number, FORCE) for number in range(turn.num_allowed)]
             temperature = EVEN_OUT if turn.num_allowed else turn.temperature
             request = GenerationRequest(
-                f"bench-{at}",
-                prompt,
-                min(turn.max_tokens or max_tokens, max_tokens, room),
-                Sampling(seed + at, temperature=temperature, logit_bias=tuple(bias)),
-                draft=draft,
+                f"bench-{at}", prompt, min(turn.max_tokens or max_tokens, max_tokens, room),
+                Sampling(seed + at, temperature=temperature, logit_bias=tuple(bias)), draft=draft,
                 prediction=prediction,
-            )
+            )  # fmt: skip
             grammar = Grammar("json_schema", turn.schema) if turn.schema else None
             made.append(replace(request, grammar=grammar))
         return made

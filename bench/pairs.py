@@ -128,13 +128,9 @@ def _pair(line: bytes, where: str) -> Pair:
     if turn is not None and (isinstance(turn, bool) or not isinstance(turn, int)):
         raise PairsError(f"{where}: turn must be a whole number, not {_shorten(turn)}")
     return Pair(
-        prompt,
-        output,
-        _name(value, "workload", where),
-        _name(value, "chat", where),
-        turn,
+        prompt, output, _name(value, "workload", where), _name(value, "chat", where), turn,
         _name(value, "id", where),
-    )
+    )  # fmt: skip
 
 
 def _text(pair: dict[str, Any], key: str, where: str) -> Text:

@@ -49,12 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", type=options.model_folder, metavar="DIR", help="Default: the bundled model.")
     add(
-        "--prompt-tokens",
-        type=count,
-        default=2000,
-        metavar="N",
+        "--prompt-tokens", type=count, default=2000, metavar="N",
         help="Tokens of the first prompt. Default: 2000.",
-    )
+    )  # fmt: skip
     add("--turns", type=count, default=5, metavar="N", help="Turns of the chat. Default: 5.")
     add("--max-tokens", type=count, default=48, metavar="N", help="Tokens of each answer. Default: 48.")
     add("--repeats", type=count, default=3, metavar="N", help="Chats with and without the cache. Default: 3.")

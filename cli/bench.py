@@ -8,7 +8,7 @@ HELP = "Run a benchmark, such as a server under load, or decoding with and witho
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one subcommand per benchmark, each with its own arguments."""
     # Imported here so that other commands do not load the workloads.
-    from bench import decode, turns
+    from bench import decode, run_all, turns
     from bench.economics import run_economics as economics
     from bench.page import run_page as report
     from bench.replay import run_replay as replay
@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from bench.workloads import run_workloads as workloads
 
     commands = {
+        "all": (run_all, run_all.SUMMARY),
         "serve": (serve, serve.SUMMARY),
         "decode": (decode, decode.SUMMARY),
         "turns": (turns, "Measure the time to the first token in each turn of a long chat."),

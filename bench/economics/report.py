@@ -11,7 +11,7 @@ from bench.economics import figures
 from bench.economics.advice import advise, described
 from bench.economics.figures import Choice, Fit
 from bench.economics.trials import CONTROLLED, Trial
-from bench.statistics import CONFIDENCE
+from bench.statistics import CONFIDENCE, ratio
 from bench.tables import Column, interval, print_rows
 
 INTERVALS = (
@@ -78,13 +78,10 @@ def section(trials: Sequence[Trial], curve: Mapping[int, float], meter: EnergySo
 
 def rows(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """Return a flat row for each trial."""
+    names = ("workload", "chat", "draft_type", "num_draft_tokens", "is_gated")
     return [
-        {
-            "workload": trial.workload,
-            "chat": trial.chat,
-            "draft_type": trial.draft_type,
-            "num_draft_tokens": trial.num_draft_tokens,
-            "is_gated": trial.is_gated,
+        {name: getattr(trial, name) for name in names}
+        | {
             "tokens": len(trial.spent.tokens),
             "decode_tps": trial.spent.tps,
             "plain_tps": trial.plain_tps,
@@ -95,9 +92,7 @@ def rows(trials: Sequence[Trial]) -> list[dict[str, Any]]:
             "forwards": trial.spent.num_forwards,
             "drafter_s": trial.spent.drafter_s,
             "parity": "PASS" if trial.is_equal else "FAIL",
-            "energy_j_per_token": None
-            if trial.spent.joules is None
-            else trial.spent.joules / len(trial.spent.tokens),
+            "energy_j_per_token": ratio(trial.spent.joules, len(trial.spent.tokens)),
         }
         for trial in trials
     ]
@@ -119,25 +114,17 @@ def energy_in_words(energy: Mapping[str, Any]) -> str:
 
 
 FITS = [
-    Column("num_draft_tokens", "draft tokens"),
-    Column("n", "runs"),
-    Column("a", "a", "1"),
-    Column("b", "b", "1"),
-    Column("r_squared", "r²", "2"),
-    Column("step_cost", "step cost,\nplain steps", "2"),
-    Column("break_even", "break-even", "3"),
+    Column("num_draft_tokens", "draft tokens"), Column("n", "runs"), Column("a", "a", "1"),
+    Column("b", "b", "1"), Column("r_squared", "r²", "2"),
+    Column("step_cost", "step cost,\nplain steps", "2"), Column("break_even", "break-even", "3"),
     Column(lambda row: interval(row, digits=3), "95 %"),
-]
+]  # fmt: skip
 CHOICES = [
     Column("workload", "workload"),
     Column(lambda row: row["draft_type"] + (", gated" if row["is_gated"] else ""), "drafts"),
-    Column("num_draft_tokens", "max draft"),
-    Column("n", "chats"),
-    Column("acceptance", "accepted", "%"),
-    Column("share_drafted", "of answer", "%"),
-    Column("speedup", "speedup", "2"),
-    Column(interval, "95 %"),
-]
+    Column("num_draft_tokens", "max draft"), Column("n", "chats"), Column("acceptance", "accepted", "%"),
+    Column("share_drafted", "of answer", "%"), Column("speedup", "speedup", "2"), Column(interval, "95 %"),
+]  # fmt: skip
 
 
 def print_report(console: Console, results: Mapping[str, Any]) -> None:
@@ -179,29 +166,17 @@ def _plain_tps(trials: Sequence[Trial]) -> float:
 def _fit(fit: Fit, plain_tps: float) -> dict[str, Any]:
     even = fit.break_even
     return {
-        "num_draft_tokens": fit.num_draft_tokens,
-        "a": fit.a.value * plain_tps,
-        "b": fit.b.value * plain_tps,
-        "break_even": even.value if isfinite(even.value) else None,
-        "low": even.low,
-        "high": even.high,
-        "n": fit.num_trials,
-        "r_squared": fit.r_squared,
+        "num_draft_tokens": fit.num_draft_tokens, "a": fit.a.value * plain_tps,
+        "b": fit.b.value * plain_tps, "break_even": even.value if isfinite(even.value) else None,
+        "low": even.low, "high": even.high, "n": fit.num_trials, "r_squared": fit.r_squared,
         "step_cost": fit.step_cost,
-    }
+    }  # fmt: skip
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
     return {
-        "workload": choice.workload,
-        "draft_type": choice.draft_type,
-        "num_draft_tokens": choice.num_draft_tokens,
-        "is_gated": choice.is_gated,
-        "n": choice.num_chats,
-        "speedup": choice.speedup.value,
-        "low": choice.speedup.low,
-        "high": choice.speedup.high,
-        "acceptance": choice.acceptance,
-        "share_drafted": choice.share_drafted,
-        "pays": choice.pays,
-    }
+        "workload": choice.workload, "draft_type": choice.draft_type,
+        "num_draft_tokens": choice.num_draft_tokens, "is_gated": choice.is_gated, "n": choice.num_chats,
+        "speedup": choice.speedup.value, "low": choice.speedup.low, "high": choice.speedup.high,
+        "acceptance": choice.acceptance, "share_drafted": choice.share_drafted, "pays": choice.pays,
+    }  # fmt: skip

@@ -1,6 +1,6 @@
 """The report: one self-contained HTML page with interactive plots, drawn from result documents.
 
-sections.py makes sections of Vega-Lite charts, tables and texts; assembly.py puts them into one file with
+sections.py collects sections of Vega-Lite charts, tables and texts; assembly.py puts them into one file with
 Vega's JavaScript. The open page fetches nothing; its policy allows only its own script and style.
 """
 

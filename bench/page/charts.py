@@ -10,17 +10,14 @@ SHARES = ("acceptance", "drafted_share", "known", "occupancy", "overwritten", "c
 """Measures that are shares, shown as percentages."""
 
 MEASURES = {
-    "speedup": "speedup over plain decoding",
-    "decode_tps": "tokens per second while decoding",
-    "tokens_per_s": "tokens per second",
-    "tokens_per_forward": "tokens per forward pass",
+    "speedup": "speedup over plain decoding", "decode_tps": "tokens per second while decoding",
+    "tokens_per_s": "tokens per second", "tokens_per_forward": "tokens per forward pass",
     "acceptance": "share of drafted tokens accepted",
     "drafted_share": "share of the answer that was drafted",
     "coverage": "share of the answer that was drafted and accepted",
-    "ttft_ms": "milliseconds to the first token",
-    "inter_token_ms": "milliseconds between tokens",
+    "ttft_ms": "milliseconds to the first token", "inter_token_ms": "milliseconds between tokens",
     "drafter_us_per_token": "microseconds of drafting per token",
-}
+}  # fmt: skip
 """What plots can show, by the names in rows."""
 
 ABOVE_PLAIN = {"type": "quantitative", "scale": {"domainMid": 1, "range": ["#e8833a", "#f3f1ea", "#4aa3ea"]}}
@@ -122,12 +119,9 @@ def dots(
         "encoding": {"x": {"field": "plain"} | x},
     }
     return {
-        "data": {"values": list(rows)},
-        "params": params,
-        "transform": transform,
-        "height": 15 * len(best) * (1 + len({row.get(series) for row in rows})),
-        "layer": [plain, *layers],
-    }
+        "data": {"values": list(rows)}, "params": params, "transform": transform,
+        "height": 15 * len(best) * (1 + len({row.get(series) for row in rows})), "layer": [plain, *layers],
+    }  # fmt: skip
 
 
 def lines(

@@ -108,20 +108,13 @@ def _row(name: str, workload: str, of_curves: Mapping[str, Group]) -> Row:
     rule, first = RULES[name], next(iter(of_curves.values()))
     by_curve = {curve: _figures(group) for curve, group in of_curves.items()}
     return {
-        "drafter": name,
-        "rule": rule.title,
-        "used_by": rule.used_by,
-        "is_hindsight": rule.is_hindsight,
-        "memory": "warm" if rule.is_warm else "cold",
-        "workload": workload,
-        "pairs": first.num_pairs,
-        "tokens": first.outcome.num_tokens,
-        "prompt_tokens": first.num_prompt_tokens,
+        "drafter": name, "rule": rule.title, "used_by": rule.used_by, "is_hindsight": rule.is_hindsight,
+        "memory": "warm" if rule.is_warm else "cold", "workload": workload, "pairs": first.num_pairs,
+        "tokens": first.outcome.num_tokens, "prompt_tokens": first.num_prompt_tokens,
         **next(iter(by_curve.values())),
         "speedup": {curve: figures["speedup"] for curve, figures in by_curve.items()},
-        "slowest": {curve: figures["slowest"] for curve, figures in by_curve.items()},
-        "by_curve": by_curve,
-    }
+        "slowest": {curve: figures["slowest"] for curve, figures in by_curve.items()}, "by_curve": by_curve,
+    }  # fmt: skip
 
 
 def _figures(group: Group) -> dict[str, Any]:

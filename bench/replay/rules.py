@@ -182,20 +182,8 @@ RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL} | {
 """Name -> rule."""
 
 COMPARED = (
-    "auto",
-    "auto-warm",
-    "suffix",
-    "ngram-simple",
-    "ngram-mod",
-    "two-widths",
-    "newest-2",
-    "newest-3",
-    "earliest-2",
-    "longest-5",
-    "ngram-12",
-    "ngram-mod-24",
-    "ngram-mod-24-warm",
-    "hindsight",
+    "auto", "auto-warm", "suffix", "ngram-simple", "ngram-mod", "two-widths", "newest-2", "newest-3",
+    "earliest-2", "longest-5", "ngram-12", "ngram-mod-24", "ngram-mod-24-warm", "hindsight",
     "hindsight-longest",
-)
+)  # fmt: skip
 """The rules that are replayed by default."""

@@ -80,12 +80,9 @@ class ServerProcess:
     def __enter__(self) -> Self:
         self._log = Log()
         self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log.file,
-            stderr=subprocess.STDOUT,
+            self._command, stdin=subprocess.DEVNULL, stdout=self._log.file, stderr=subprocess.STDOUT,
             text=True,
-        )
+        )  # fmt: skip
         try:
             self._wait_until_ready()
         except BaseException:

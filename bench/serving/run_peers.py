@@ -51,19 +51,14 @@ def _ratio(row: tables.Row) -> str | None:
 
 
 COLUMNS = [
-    Column("workload", "workload", is_key=True),
-    Column("streams", "streams", trivial=1),
-    Column("name", "peer", is_key=True),
-    Column("requests", "requests"),
-    Column("failed", "failed"),
-    Column("tokens", "tokens"),
-    Column("tokens_per_s", "tokens/s", "1"),
-    Column(_ratio, "ratio"),
+    Column("workload", "workload", is_key=True), Column("streams", "streams", trivial=1),
+    Column("name", "peer", is_key=True), Column("requests", "requests"), Column("failed", "failed"),
+    Column("tokens", "tokens"), Column("tokens_per_s", "tokens/s", "1"), Column(_ratio, "ratio"),
     Column("decode_speedup", "decode ratio", "2"),
     Column(_pair("ttft_ms", "ttft_p95_ms", "0"), "first token"),
     Column(_pair("inter_token_ms", "inter_token_p95_ms", "1"), "inter-token"),
     Column(lambda row: None if row["equal"] is None else f"{row['equal']} of {row['judged']}", "equal texts"),
-]
+]  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -234,29 +229,22 @@ def _row(rows: Sequence[Row], name: str, first: str, texts: dict[int, str]) -> R
     judged = [row for row in answered if row["question"] in texts and not row["has_tools"] and name != first]
     num_equal = sum(_bare(row["text"]) == _bare(texts[row["question"]]) for row in judged)
     return {
-        "name": name,
-        "workload": rows[0]["workload"],
-        "streams": streams,
-        "requests": len(asked),
-        "failed": len(asked) - len(answered),
-        "tokens": sum(row["tokens"] for row in answered),
+        "name": name, "workload": rows[0]["workload"], "streams": streams, "requests": len(asked),
+        "failed": len(asked) - len(answered), "tokens": sum(row["tokens"] for row in answered),
         "tokens_per_s": speeds.middle(measured),
         "tokens_per_s_low": min((one for one in measured if one), default=None),
         "tokens_per_s_high": max((one for one in measured if one), default=None),
         "decode_tps": speeds.middle(speeds.by_round(rows, name, decoding)),
-        "ttft_ms": speeds.milliseconds(firsts, 0.5),
-        "ttft_p95_ms": speeds.milliseconds(firsts, 0.95),
+        "ttft_ms": speeds.milliseconds(firsts, 0.5), "ttft_p95_ms": speeds.milliseconds(firsts, 0.95),
         "inter_token_ms": speeds.milliseconds(gaps, 0.5),
         "inter_token_p95_ms": speeds.milliseconds(gaps, 0.95),
-        "speedup": ratio.of_medians if ratio else None,
-        "speedup_low": ratio.lowest if ratio else None,
+        "speedup": ratio.of_medians if ratio else None, "speedup_low": ratio.lowest if ratio else None,
         "speedup_high": ratio.highest if ratio else None,
         "decode_speedup": decode_ratio.of_medians if decode_ratio else None,
-        "equal": num_equal if judged else None,
-        "judged": len(judged),
+        "equal": num_equal if judged else None, "judged": len(judged),
         "parity": None if not judged else "PASS" if num_equal == len(judged) else "FAIL",
         "error": errors[0] if errors else None,
-    }
+    }  # fmt: skip
 
 
 def _batched(rows: Sequence[Row]) -> float | None:
@@ -320,11 +308,8 @@ def _peers(
         loops = {LOOP: ["--may-end"]}
         if drafting:
             loops[SPECULATIVE] = [
-                "--may-end",
-                *drafting,
-                "--num-draft-tokens",
-                str(arguments.num_draft_tokens),
-            ]
+                "--may-end", *drafting, "--num-draft-tokens", str(arguments.num_draft_tokens),
+            ]  # fmt: skip
         for name, flags in loops.items():
             with console.status(f"loading the model for {name}"):
                 loop = children.enter_context(BareLoop(model, arguments=flags))

@@ -53,13 +53,9 @@ class RequestOptions:
     def body(self, model: str, question: Question) -> bytes:
         """Build the body of POST /v1/chat/completions."""
         fields: dict[str, Any] = {
-            "model": model,
-            "messages": list(question.messages),
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+            "model": model, "messages": list(question.messages), "max_tokens": self.max_tokens,
+            "temperature": self.temperature, "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
         if question.tools:
             fields["tools"] = list(question.tools)
         if self.forbidden_ids:
@@ -138,16 +134,12 @@ class Server:
             "num_prompt_tokens": usage.get("prompt_tokens"),
             "num_cached_tokens": details.get("cached_tokens"),
             "tokens": num_tokens if answer.error is None else 0,
-            "counted_by": "usage" if is_reported else "text",
-            "num_chunks": len(answer.chunks),
-            "started_s": transcript.started - began,
-            "duration_s": answer.ended - transcript.started,
+            "counted_by": "usage" if is_reported else "text", "num_chunks": len(answer.chunks),
+            "started_s": transcript.started - began, "duration_s": answer.ended - transcript.started,
             "arrivals": [[time - transcript.started, tokens] for time, tokens in by_time.items()],
-            "finish_reason": answer.finish_reason,
-            "error": answer.error,
-            "is_refused": answer.is_refused,
+            "finish_reason": answer.finish_reason, "error": answer.error, "is_refused": answer.is_refused,
             "text": "".join(texts),
-        }
+        }  # fmt: skip
 
 
 @dataclass
@@ -181,15 +173,12 @@ class Loop:
         for time in times:
             by_time[time] = by_time.get(time, 0.0) + 1.0
         return _asked(at, question, options) | {
-            "num_prompt_tokens": len(question.ids),
-            "tokens": len(times),
-            "counted_by": "loop",
-            "started_s": started - began,
-            "duration_s": times[-1] if times else perf_counter() - started,
+            "num_prompt_tokens": len(question.ids), "tokens": len(times), "counted_by": "loop",
+            "started_s": started - began, "duration_s": times[-1] if times else perf_counter() - started,
             "arrivals": [list(pair) for pair in by_time.items()],
             "finish_reason": "length" if len(times) == options.max_tokens else "stop",
             "text": self.decode(ids),
-        }
+        }  # fmt: skip
 
 
 def failure(at: int, question: Question, options: RequestOptions, error: str) -> Row:

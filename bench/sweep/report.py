@@ -90,17 +90,12 @@ def _print_measured(console: Console, measured: Rows, replayed: Rows) -> None:
 
 
 HELD = [
-    Column("entries", "entries", "0"),
-    Column("ngram_size", "n-gram\nsize"),
-    Column("occupancy", "occupied", "%"),
-    Column("overwritten", "over-\nwritten", "%"),
-    Column("foreign_drafts", "foreign\ndrafts", "%"),
-    Column("known", "known", "%"),
-    Column("known_again", "known in\nrepeated texts", "%"),
-    Column("acceptance", "accepted", "%"),
-    Column("tokens_per_forward", "tokens/\nforward", "2"),
-    Column("speedup", "speedup", "2"),
-]
+    Column("entries", "entries", "0"), Column("ngram_size", "n-gram\nsize"),
+    Column("occupancy", "occupied", "%"), Column("overwritten", "over-\nwritten", "%"),
+    Column("foreign_drafts", "foreign\ndrafts", "%"), Column("known", "known", "%"),
+    Column("known_again", "known in\nrepeated texts", "%"), Column("acceptance", "accepted", "%"),
+    Column("tokens_per_forward", "tokens/\nforward", "2"), Column("speedup", "speedup", "2"),
+]  # fmt: skip
 
 
 def _print_tables(console: Console, rows: Rows, of_ngram_sizes: Rows, settings: Settings) -> None:

@@ -88,21 +88,16 @@ def _row(setup: Setup, size: int, traffic: Sequence[TrafficRequest], measured: s
         drafted.add(table.collisions.since(before))
     both = seen[True] + seen[False]
     return {
-        "workload": f"{len(traffic):,} requests",
-        "entries": size,
-        "ngram_size": table.n,
-        "bytes": table.num_bytes,
-        "requests": len(traffic),
+        "workload": f"{len(traffic):,} requests", "entries": size, "ngram_size": table.n,
+        "bytes": table.num_bytes, "requests": len(traffic),
         "traffic_tokens": sum(len(request.prompt) + len(request.answer) for request in traffic),
-        "measured": len(measured),
-        "occupancy": table.occupied / size,
-        "collisions": written.overwritten,
+        "measured": len(measured), "occupancy": table.occupied / size, "collisions": written.overwritten,
         "overwritten": written.overwritten / max(1, written.written),
         "foreign_drafts": drafted.foreign / max(1, drafted.drafted),
         "known": both.right / max(1, both.count),
         "known_again": seen[True].right / seen[True].count if seen[True].count else None,
         **figures(outcome),
-    }
+    }  # fmt: skip
 
 
 def smallest_without_loss(rows: Sequence[Mapping[str, Any]]) -> int:

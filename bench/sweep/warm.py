@@ -133,15 +133,10 @@ def _rows(
                         together.add(outcomes[key])
                     same = [is_equal for one in included for is_equal in equal[workload, one]]
                     yield {
-                        "pair": pair,
-                        "workload": workload,
-                        "draft_type": draft_type,
-                        "memory": state,
-                        "turn": turn,
-                        **figures(together),
-                        "same_answer": sum(same) / len(same),
+                        "pair": pair, "workload": workload, "draft_type": draft_type, "memory": state,
+                        "turn": turn, **figures(together), "same_answer": sum(same) / len(same),
                         "measured_speedup": _speedup(keys, measured),
-                    }
+                    }  # fmt: skip
 
 
 def _speedup(keys: Sequence[Key], measured: Sequence[Row]) -> float | None:

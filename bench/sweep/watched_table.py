@@ -64,12 +64,9 @@ class Lookups:
 
     def __add__(self, other: "Lookups") -> "Lookups":
         return Lookups(
-            self.right + other.right,
-            self.wrong + other.wrong,
-            self.foreign + other.foreign,
-            self.empty + other.empty,
-            self.foreign_right + other.foreign_right,
-        )
+            self.right + other.right, self.wrong + other.wrong, self.foreign + other.foreign,
+            self.empty + other.empty, self.foreign_right + other.foreign_right,
+        )  # fmt: skip
 
 
 class WatchedTable(NgramModTable):

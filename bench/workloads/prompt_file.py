@@ -12,13 +12,8 @@ from server.requests.chat import ChatRequest
 from server.validation.field_errors import validate
 
 READ = (
-    "messages",
-    "tools",
-    "temperature",
-    "max_tokens",
-    "max_completion_tokens",
-    "response_format",
-)
+    "messages", "tools", "temperature", "max_tokens", "max_completion_tokens", "response_format",
+)  # fmt: skip
 """The fields of a request that are read."""
 
 
@@ -103,13 +98,10 @@ def _turn(line: object) -> Turn:
         *_, last = body.messages
         messages, reference = messages[:-1], last.content if reference is None else reference
     return Turn(
-        messages,
-        reference,
-        tools=tuple(line.get("tools") or ()),
+        messages, reference, tools=tuple(line.get("tools") or ()),
         temperature=body.temperature if line.get("temperature") is not None else 0.0,
-        schema=_schema(line.get("response_format")),
-        max_tokens=body.requested_max_tokens,
-    )
+        schema=_schema(line.get("response_format")), max_tokens=body.requested_max_tokens,
+    )  # fmt: skip
 
 
 def _plain(line: dict[str, Any], reference: str | None) -> Turn:
