@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import polars as pl
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -136,6 +135,9 @@ def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Write rows as CSV, with all fields of any row; nested values are written as JSON. Raises OSError."""
+    # Imported here, because `reprise verify` needs tables and not polars, which is installed for benchmarks.
+    import polars as pl
+
     names = list(dict.fromkeys(name for row in rows for name in row))
     flat = [{name: _flat(row.get(name)) for name in names} for row in rows]
     pl.DataFrame(flat, infer_schema_length=None, strict=False).write_csv(path)

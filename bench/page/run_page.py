@@ -7,6 +7,8 @@ from typing import Any
 from bench import document, options
 from bench.page.assembly import write_page
 
+SUMMARY = "Draw the --json results of other benchmarks as one HTML page."
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench report` to the parser."""

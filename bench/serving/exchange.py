@@ -1,7 +1,7 @@
 """One streamed HTTP request, with the time of every read.
 
 The client often shares two cores with the server, so work that it does during a stream slows the server down.
-So no HTTP library is used: each read is stored with its time and parsed only after the round. The request
+So each read is stored with its time, and parsed by h11 only after the round. The request
 asks for "Connection: close", so the end of the connection marks the end of the response.
 """
 
@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from urllib.parse import urlsplit
+
+import h11
 
 IDLE_LIMIT_S = 300.0
 """A request fails after this long without data."""
@@ -94,57 +96,32 @@ class NotHttpError(ValueError):
 
 
 class Response:
-    """Incremental parser of an HTTP/1 response, with a chunked body or one that ends with the connection."""
+    """Incremental parser of an HTTP/1 response, whose body may end with the connection."""
 
     def __init__(self) -> None:
         self.status: int | None = None
         self.body = bytearray()
-        self._chunked = False
-        self._held = b""
         self._line = b""
+        self._connection = h11.Connection(h11.CLIENT)
+        # h11 reads a response only after a request; post() wrote the real one.
+        self._connection.send(h11.Request(method="POST", target="/", headers=[("Host", "")]))
+        self._connection.send(h11.EndOfMessage())
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Parse the next read; yield the lines of the body that it completes, without line ends.
 
         Raises NotHttpError.
         """
-        self._held += data
-        if self.status is None and not self._read_head():
-            return
-        for part in self._parts():
-            self.body += part
-            *lines, self._line = (self._line + part).split(b"\n")
-            yield from (line.rstrip(b"\r") for line in lines)
-
-    def _read_head(self) -> bool:
-        head, end, rest = self._held.partition(b"\r\n\r\n")
-        if not end:
-            return False
-        first, *fields = head.split(b"\r\n")
-        words = first.split(b" ", 2)
-        if not first.startswith(b"HTTP/1.") or len(words) < 2 or not words[1].isdigit():
-            raise NotHttpError(f"the response is not HTTP: {first[:80]!r}")
-        self._chunked = any(
-            name.lower() == b"transfer-encoding" and b"chunked" in value.lower()
-            for name, _, value in (field.partition(b":") for field in fields)
-        )
-        self.status, self._held = int(words[1]), rest
-        return True
-
-    def _parts(self) -> Iterator[bytes]:
-        """Yield the complete parts of the body; an incomplete chunk stays in the buffer."""
-        if not self._chunked:
-            held, self._held = self._held, b""
-            yield held
-            return
-        while (end := self._held.find(b"\r\n")) >= 0:
-            size_text = self._held[:end].partition(b";")[0]
-            try:
-                size = int(size_text, 16)
-            except ValueError:
-                raise NotHttpError(f"invalid chunk size {size_text[:80]!r}") from None
-            stop = end + 2 + size
-            if size == 0 or len(self._held) < stop + 2:
-                return
-            part, self._held = self._held[end + 2 : stop], self._held[stop + 2 :]
-            yield part
+        try:
+            self._connection.receive_data(data)
+            while (event := self._connection.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
+                if isinstance(event, h11.Response):
+                    self.status = event.status_code
+                if isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+                    return
+                if isinstance(event, h11.Data):
+                    self.body += event.data
+                    *lines, self._line = (self._line + event.data).split(b"\n")
+                    yield from (line.rstrip(b"\r") for line in lines)
+        except h11.RemoteProtocolError as fault:
+            raise NotHttpError(f"the response is not HTTP, {fault}: {data[:80]!r}") from None
