@@ -57,18 +57,12 @@ class Outcome:
 
     def add(self, other: "Outcome") -> None:
         """Add the counts of another answer."""
-        self.num_tokens += other.num_tokens
-        self.num_forwards += other.num_forwards
-        self.cost += other.cost
-        self.num_drafting += other.num_drafting
-        self.num_drafted += other.num_drafted
-        self.num_accepted += other.num_accepted
+        for name in ("num_tokens", "num_forwards", "cost", "num_drafting", "num_drafted", "num_accepted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.widths.update(other.widths)
-        while len(self.by_position) < len(other.by_position):
-            self.by_position.append([0, 0])
+        self.by_position += [[0, 0] for _ in range(len(other.by_position) - len(self.by_position))]
         for mine, theirs in zip(self.by_position, other.by_position, strict=False):
-            mine[0] += theirs[0]
-            mine[1] += theirs[1]
+            mine[:] = [mine[0] + theirs[0], mine[1] + theirs[1]]
 
     def cost_on(self, costs: Costs) -> float:
         """Return what these forward passes would cost with other step costs."""
