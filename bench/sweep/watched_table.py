@@ -16,8 +16,8 @@ NO_OWNER = 0x9E3779B97F4A7C15
 class WatchedTable(NgramModTable):
     """The server's table, with the hash of the n-gram that wrote each slot: 8 more bytes per slot.
 
-    collisions: counts since the table was made. "written": tokens written; "overwritten": of these, those
-    that replaced another n-gram's; "drafted": tokens drafted; "foreign": of these, tokens that another n-gram had
+    collisions: counts since the table was made. "written": tokens written; "overwritten": those of them that
+    replaced another n-gram's; "drafted": tokens drafted; "foreign": those of them that another n-gram had
     written.
     """
 
