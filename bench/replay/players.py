@@ -5,7 +5,7 @@ from time import thread_time_ns
 from typing import Protocol
 
 from bench.pairs import TokenPair
-from bench.policies import Chooser, Costs, Outcome, replay
+from bench.replay.policies import Chooser, Costs, Outcome, replay
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, SharedTable, Slices, finish
 from drafters.repetition import score_in_slices

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.cost_curves import FLAT, Curve
-from bench.lookups import FixedLookup, LongCopyLookup, WipedTableLookup
-from bench.policies import LIMIT, Always, Chooser, Hindsight, TwoWidths
+from bench.replay.lookups import FixedLookup, LongCopyLookup, WipedTableLookup
 from bench.replay.players import FixedPlayer, Player, ServerPlayer
+from bench.replay.policies import LIMIT, Always, Chooser, Hindsight, TwoWidths
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from bench import document, options, outputs
 from bench.cost_curves import Curve, built_in, describe, read_curve
-from bench.edits import KINDS
 from bench.errors import ArgumentsError
 from bench.replay.calibration import calibrate, print_calibration
+from bench.replay.edits import KINDS
 from bench.replay.report import count_text, flat, print_report, rows_of
 from bench.replay.rules import COMPARED, RULES, Setup
 from bench.replay.shards import Job, run_job

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.pairs import TokenPair
-from bench.policies import Outcome
+from bench.replay.policies import Outcome
 from bench.sweep.answering import Advance
 from bench.sweep.replaying import Setup, figures
 from bench.sweep.traffic import AGAIN, TrafficRequest

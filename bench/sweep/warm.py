@@ -14,7 +14,7 @@ from bench.decode.answering import Answering
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
 from bench.pairs import TokenPair
-from bench.policies import Outcome
+from bench.replay.policies import Outcome
 from bench.sweep.answering import Advance, AnsweredChat, Variant, measure, speed_of
 from bench.sweep.replaying import TABLE_ENTRIES, Setup, figures
 from drafters.base import Drafter

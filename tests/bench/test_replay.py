@@ -12,11 +12,11 @@ from zlib import crc32
 import pytest
 
 from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve
-from bench.edits import KINDS, edit, edit_cases, trap_cases
 from bench.pairs import Pair, TokenPair, write_pairs
-from bench.policies import Always, Hindsight, Outcome, replay
 from bench.replay.calibration import calibrate
+from bench.replay.edits import KINDS, edit, edit_cases, trap_cases
 from bench.replay.players import ServerPlayer
+from bench.replay.policies import Always, Hindsight, Outcome, replay
 from bench.replay.report import rows_of
 from bench.replay.rules import COMPARED, RULES, Setup
 from bench.replay.run_replay import main
