@@ -2,7 +2,7 @@
 
 {"reprise": version, "date": ISO, "machine": ..., "model": ..., "command": "reprise bench ...",
 "cost_curve": [{"width": 1, "seconds": ...}, ...], and "decode", "sweep", "economics", "translation", "peers",
-"replay" or "verify"}
+"serve", "replay" or "verify"}
 """
 
 import argparse
@@ -21,7 +21,7 @@ from engine.speculative.costs.step_costs import StepCosts
 
 Document = dict[str, Any]
 
-SECTIONS = ("decode", "sweep", "economics", "translation", "peers", "replay", "verify")
+SECTIONS = ("decode", "sweep", "economics", "translation", "peers", "serve", "replay", "verify")
 """The names of the sections; each command writes one."""
 
 

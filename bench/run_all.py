@@ -127,7 +127,7 @@ FIGURES = [
     Figure(
         "serving",
         "serve --bare --concurrency 1,8 --against mlx_lm.server --prompt-tokens 128 --max-tokens 128",
-        "--max-tokens 16 --rounds 1", lambda found: found["levels"], _SERVED,
+        "--max-tokens 16 --rounds 1", lambda found: found["serve"]["levels"], _SERVED,
     ),
     Figure("break-even", _ECONOMICS, _QUICK_FITS, _of("economics", "fits"), _OF_FITS),
     Figure("choices", _ECONOMICS, _QUICK_FITS, _of("economics", "choices"), _OF_CHOICES),

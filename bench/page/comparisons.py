@@ -1,8 +1,11 @@
 """Sections that compare: translation strategies, peers, and rules of other projects."""
 
+from collections import Counter
 from collections.abc import Mapping
+from statistics import median
+from typing import Any
 
-from bench.page.charts import Row, dots, lines, measures_of, menu
+from bench.page.charts import dots, lines, measures_of, menu
 from bench.page.parts import (
     Built,
     Document,
@@ -65,24 +68,45 @@ def peers(document: Document) -> Built:
         row["peer"] = str(row.get(field))
         streams = f", {row['streams']} streams" if (row.get("streams") or 1) > 1 else ""
         row["chats"] = f"{row.get('workload') or 'all prompts'}{streams}"
-    measures = measures_of(rows, ["tokens_per_s", "speedup", "decode_tps", "ttft_ms", "inter_token_ms"])
-    best: dict[str, Row] = {}
-    for row in rows:
-        if (
-            measures
-            and is_number(row.get(measures[0]))
-            and row[measures[0]] > best.get(row["chats"], {}).get(measures[0], 0)
-        ):
-            best[row["chats"]] = row
-    wins = [row["peer"] for row in best.values()]
-    ranks = ", ".join(
-        f"{name} was fastest on {wins.count(name)} of {len(wins)}" for name in dict.fromkeys(wins)
+    return _compared(rows, f"Ratios are to {rows[0]['peer']}.")
+
+
+def serve(document: Document) -> Built:
+    """Return the section on servers under load."""
+    rows = [
+        {
+            "chats": "1 stream" if row["concurrency"] == 1 else f"{row['concurrency']} streams",
+            "peer": row["side"], "requests": row["num_requests"], "failed": row["num_failed"],
+            "tokens_per_s": median(row["tokens_per_s"]), "tokens_per_s_low": min(row["tokens_per_s"]),
+            "tokens_per_s_high": max(row["tokens_per_s"]), "decode_tps": row["decode_tokens_per_s"],
+            **{f"ttft_{name}_ms": 1000 * value for name, value in (row["first_token_s"] or {}).items()},
+            "ttft_ms": row["first_token_s"] and 1000 * row["first_token_s"]["p50"],
+            "inter_token_ms": row["inter_token_s"] and 1000 * row["inter_token_s"]["p50"],
+        }
+        for row in rows_of(document, "serve", "levels")
+    ]  # fmt: skip
+    return (
+        _compared(rows, "Prompts are random words, and all answers have the same length.") if rows else None
     )
-    parts = [table("Peers as a table", rows, ("chats", "peer"))]
+
+
+def _compared(rows: list[dict[str, Any]], note: str) -> Built:
+    """Return a section that compares peers on the same chats."""
+    measures = measures_of(rows, ["tokens_per_s", "speedup", "decode_tps", "ttft_ms", "inter_token_ms"])
+    parts = [table("Peers as a table", rows, ("name", "workload", "streams"))]
+    lead = f"{len({row['peer'] for row in rows})} peers with the same prompts, alternating."
     if measures:
         spec = dots(rows, "chats", "peer", measures, about=["requests", "failed", "parity", "error"])
-        parts.insert(0, chart("The same prompts on each peer", spec, f"Ratios are to {rows[0]['peer']}."))
-    return f"{len({row['peer'] for row in rows})} peers with the same prompts, alternating. {ranks}.", parts
+        parts.insert(0, chart("The same prompts on each peer", spec, note))
+        known = [row for row in rows if is_number(row.get(measures[0]))]
+        chats = dict.fromkeys(row["chats"] for row in known)
+        fastest = [
+            max((row for row in known if row["chats"] == one), key=lambda row: row[measures[0]])
+            for one in chats
+        ]
+        wins = Counter(row["peer"] for row in fastest)
+        lead += "".join(f" {name} was fastest on {count} of {len(chats)}." for name, count in wins.items())
+    return lead, parts
 
 
 def replay(document: Document) -> Built:

@@ -113,6 +113,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Document], Built]]] = {
     "economics": ("When drafting pays", "Economics", economics.economics),
     "translation": ("Across vocabularies", "Translation", comparisons.translation),
     "peers": ("Compared with others", "Peers", comparisons.peers),
+    "serve": ("Servers under load", "Load", comparisons.serve),
     "replay": ("Replayed without a model", "Replay", comparisons.replay),
 }
 """By id: the title, the name in the table of contents, and the function that builds it from a document."""

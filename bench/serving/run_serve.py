@@ -1,7 +1,6 @@
 """`reprise bench serve`: measure one or two servers under concurrent chats, and optionally the bare loop."""
 
 import argparse
-import json
 import os
 import random
 import sys
@@ -13,10 +12,9 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import options, outputs, tables
+from bench import document, options, outputs, tables
 from bench.errors import ArgumentsError
 from bench.experiment import Experiment, Row
-from bench.machine import describe_machine
 from bench.serving import speeds
 from bench.serving.processes import BareLoop, MlxLmServer, OwnServer, exit_on_sigterm
 from bench.serving.prompts import PromptMaker
@@ -26,9 +24,6 @@ from bench.tables import Column
 from config.settings import BUNDLED_MODEL
 
 SUMMARY = "Load a server with chats and report latency and throughput."
-FORMAT = 2
-"""Version of the JSON; raised when a field changes its meaning or is removed."""
-
 _WIDTH = 100
 QUANTITIES: dict[str, tuple[bool, speeds.Take]] = {
     "tokens/s": (True, speeds.throughput),
@@ -127,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Seed of the prompts; also sent with each request if the temperature is above 0. "
         "Default: a new seed, which is printed. With a repeated seed, a running server may have the prompts "
         "in its prefix cache.")  # fmt: skip
-    options.add(parser, max_tokens=128, rounds=3, json=None)
+    options.add(parser, max_tokens=128, rounds=3, **options.OUTPUTS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -170,7 +165,7 @@ def _run(arguments: argparse.Namespace) -> int:
     request = RequestOptions(
         arguments.max_tokens, arguments.temperature, request_seed, tuple(sorted(tokenizer.eos_ids))
     )
-    machine = describe_machine()
+    record = document.new_document(arguments)
     with exit_on_sigterm(), ExitStack() as children:
         peers: list[Peer] = [*_servers(arguments, children, lambda text: len(tokenizer.encode(text)))]
         names = [peer.name for peer in peers]
@@ -190,14 +185,13 @@ def _run(arguments: argparse.Namespace) -> int:
     }
     settings = {"model": arguments.model.resolve().name} | settings | {"seed": seed}
     settings |= {"requests": arguments.requests} if arguments.requests else {}
-    report = {
-        "benchmark": "serve", "format": FORMAT, "machine": machine, "settings": settings,
-        "levels": levels_of(rows),
-        "comparisons": comparisons, "notes": notes, "rounds": _rounds(rows),
+    section = {
+        "settings": settings, "levels": levels_of(rows), "comparisons": comparisons, "notes": notes,
+        "rounds": _rounds(rows),
     }  # fmt: skip
-    _print(outputs.make_console(_WIDTH), report)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report) + "\n", encoding="utf-8")
+    record["serve"] = section
+    _print(outputs.make_console(_WIDTH), record)
+    outputs.write(arguments, record, rows)
     return int(any(row["error"] is not None for row in rows))
 
 
@@ -326,10 +320,11 @@ def _remarks(row: Row) -> list[str]:
     return remarks
 
 
-def _print(console: Console, report: dict[str, Any]) -> None:
+def _print(console: Console, record: document.Document) -> None:
+    report = record["serve"]
     settings = ", ".join(f"{name} {value}" for name, value in report["settings"].items())
     console.print(settings, highlight=False, markup=False)
-    outputs.print_machine(console, report)
+    outputs.print_machine(console, record)
     # Two tables, so that both fit a terminal of 80 columns.
     tables.print_rows(console, report["levels"], LEVELS, group="concurrency")
     tables.print_rows(console, report["levels"], LATENCIES, group="concurrency")

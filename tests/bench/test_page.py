@@ -90,7 +90,7 @@ def test_the_command_draws_several_documents_as_one_page(tmp_path, capsys):
         file.write_text(json.dumps(made_up(seed=number)))
     page_file = tmp_path / "report.html"
     assert main(["bench", "report", *map(str, files), "--html", str(page_file)]) == 0
-    assert "decode, sweep, economics, translation, peers, replay" in capsys.readouterr().out
+    assert "decode, sweep, economics, translation, peers, serve, replay" in capsys.readouterr().out
     sections = {one["id"]: one for one in json.loads(_Elements(page_file.read_text()).texts[1][1])}
     assert [one["name"] for one in sections["peers"]["variants"]] == ["document (1)", "document (2)"]
 

@@ -10,7 +10,7 @@ from tests.bench.documents.made_up import made_up
 
 SECTIONS = [
     "speedup", "parity", "answers", "acceptance", "costs", "sweep", "economics", "translation", "peers",
-    "replay",
+    "serve", "replay",
 ]  # fmt: skip
 """The sections with figures; the last section of a page has the sources."""
 
