@@ -5,7 +5,15 @@ from types import MappingProxyType
 
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "Model": ("model", "served_model_name", "max_context_tokens", "kv_bits", "trust_remote_code"),
+        "Model": (
+            "model",
+            "served_model_name",
+            "chat_template",
+            "sampling_defaults",
+            "max_context_tokens",
+            "kv_bits",
+            "trust_remote_code",
+        ),
         "Address and access": (
             "host",
             "port",
@@ -24,7 +32,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "drain_s",
             "stall_seconds",
         ),
-        "Request limits": ("default_max_tokens", "max_n", "max_body_bytes", "body_timeout_s"),
+        "Request limits": (
+            "default_max_tokens",
+            "max_n",
+            "unknown_fields",
+            "keep_billing_line",
+            "max_body_bytes",
+            "body_timeout_s",
+        ),
         "Memory and caches": (
             "memory_bytes",
             "wire_weights",

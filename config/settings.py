@@ -31,7 +31,17 @@ class Settings:
         unset="the bundled demo model",
     )
     served_model_name: tuple[str, ...] = setting(
-        (), "Additional name under which requests may ask for the model; repeat the flag for several."
+        (),
+        "Additional name under which requests may ask for the model, or * for any name; repeat the flag for "
+        "several.",
+    )
+    chat_template: str | None = setting(
+        None, "File with a chat template, in place of the model's own.", unset="the model's own"
+    )
+    sampling_defaults: Literal["model", "openai"] = setting(
+        "model",
+        "Sampling of requests that leave it out: model for what the model's generation_config.json says, "
+        "openai for OpenAI's defaults (temperature 1).",
     )
     max_context_tokens: int | None = setting(
         None,
@@ -101,6 +111,16 @@ class Settings:
         unset="all the room left in the context",
     )
     max_n: int = setting(8, "Maximum choices (n) per request.", at_least=1)
+    unknown_fields: Literal["refuse", "ignore"] = setting(
+        "refuse",
+        "What to do with a request's fields that no server has: refuse them with a 400 or ignore them. "
+        "Those of other servers without a meaning here are always ignored, and named in x-reprise-ignored.",
+    )
+    keep_billing_line: bool = setting(
+        False,
+        "Keep the line at the head of Claude Code's system prompt that changes with every request. Without "
+        "it the prompts of a session share their beginning, which is then cached.",
+    )
     max_body_bytes: int = setting(
         8 * 2**20, "Maximum size of a request body. A larger one gets a 413.", at_least=1
     )

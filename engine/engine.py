@@ -3,7 +3,7 @@
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,6 +14,7 @@ import mlx.core as mx
 from config.settings import Settings
 from drafters.base import TableFileError
 from engine.faults.watchdog import Watchdog
+from engine.kv_cache.probes import find_sharing
 from engine.lifecycle import Lifecycle
 from engine.loop import Call, Cancel, Inbox, Loop, Stop, Submit
 from engine.model.loading import (
@@ -40,6 +41,7 @@ from engine.request import (
 from engine.sampling.grammar import Grammars
 from engine.setup import MakeSources, make_worker
 from engine.speculative import shared_table
+from engine.speculative.costs.exact_widths import Exactness, Shape, find_exact_shapes
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
 from engine.stats import EngineStats
@@ -195,6 +197,19 @@ class Engine:
             return top[1] - top[0]
 
         return float(self._between_steps(measure))
+
+    def find_exact(self, shapes: Iterable[Shape]) -> Exactness:
+        """Try of which (rows, width) the logits equal those of width 1 byte for byte; takes a while."""
+
+        def find() -> Exactness:
+            loaded, kv_bits = self._require_loaded(), self.settings.kv_bits
+            info, sharing = loaded.info, find_sharing(loaded.model, kv_bits)
+            return find_exact_shapes(
+                loaded.model, sharing, kv_bits, info.vocab_size, shapes, info.context_tokens, lambda _: None
+            )
+
+        found: Exactness = self._between_steps(find)
+        return found
 
     def stop(self, drain_s: float) -> None:
         """Refuse new requests, give running ones drain_s seconds to finish, then end the thread.

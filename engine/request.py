@@ -55,16 +55,33 @@ class DraftChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """A limit for the reasoning of an answer: at num_tokens, the marker that ends it is forced.
+
+    start, end: the tokens of the markers; end has at least one. is_open: the prompt has opened the reasoning.
+    is_repeated: the answer may have several reasoning sections, which share the budget.
+    """
+
+    num_tokens: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    is_open: bool = False
+    is_repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """A grammar that an answer must match. Each token is chosen among those that the grammar allows.
 
     kind: what text is: a JSON schema, a regular expression, or a grammar in Lark's syntax, as llguidance
-        reads them.
+        reads them; or any, for a budget alone.
+    thinking: the budget of the reasoning; None for no limit.
     compiled: what Engine.compile_grammar() made of it; None before. Only the engine reads it.
     """
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "any"]
     text: str
+    thinking: ThinkingBudget | None = None
     compiled: Any = field(default=None, compare=False, repr=False)
 
 
@@ -292,6 +309,22 @@ class MemoryLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """The sampling of requests that do not say otherwise. None: the API's own default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The fields that are set, by name."""
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The loaded model, as the server shows it.
 
@@ -305,6 +338,8 @@ class ModelInfo:
     fingerprint: equal for equal weights and configuration under the same version of MLX.
     memory_limit: how memory limits context_tokens; None if it does not.
     draft_strategy: how the draft model's drafts are translated; None without a draft model.
+    batching: what the rows of a batch share. exact: the widths that --exact found; empty without it.
+    sampling_defaults: what its makers recommend.
     """
 
     name: str
@@ -321,6 +356,9 @@ class ModelInfo:
     fingerprint: str = ""
     memory_limit: MemoryLimit | None = None
     draft_strategy: str | None = None
+    batching: str = ""
+    exact: str = ""
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
 
 
 @dataclass(frozen=True, slots=True)

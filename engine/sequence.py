@@ -30,6 +30,7 @@ from engine.request import (
 from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.logprobs import Likelihood
 from engine.sampling.sampler import Penalties, RowSampling
+from engine.sampling.thinking_budget import make_matcher
 from engine.speculative.costs.conditions import GREEDY, sampling_class
 from engine.speculative.draft_model.reader import UnreadableTextError
 from engine.speculative.proposers import SequenceDrafts
@@ -124,7 +125,7 @@ class Sequence:
     ) -> "Sequence":
         """Make the sequence of a request, which has only its prompt. Raises GrammarError."""
         text = Detokenizer(tokenizer, request.stop)
-        matcher = grammars.matcher(request.grammar) if request.grammar else None
+        matcher = make_matcher(grammars, request.grammar, tokenizer.vocab_size) if request.grammar else None
         return cls(
             request,
             sink,

@@ -19,7 +19,7 @@ from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.speculation import Planner
 from engine.speculative.costs.calibration import Calibration
-from engine.speculative.costs.exact_widths import find_exact_shapes
+from engine.speculative.costs.exact_widths import Exactness, find_exact_shapes
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.model import DraftModel
@@ -69,6 +69,7 @@ def make_worker(
     if make_sources and (fault := rollback_fault(loaded.model, settings.kv_bits, sharing)):
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
+    loaded.info = replace(loaded.info, batching=sharing.describe())
     model = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
     memory_budget = make_memory_budget(loaded, settings, sharing, model, make_sources is not None)
     batch = Batch(loaded.model, loaded.info.vocab_size, sharing, model)
@@ -87,7 +88,9 @@ def make_worker(
                 one.finish(partial(progress, "Measuring what steps cost"))
     costs.batched = bool(sharing)
     trying = partial(progress, "Trying which widths are exact")
-    exact = _exact_shapes(loaded, settings, sharing, costs, trying) if settings.exact else None
+    exact = _find_exact(loaded, settings, sharing, costs, trying) if settings.exact else None
+    if exact:
+        loaded.info = replace(loaded.info, exact=exact.describe())
     drafting_costs = DraftModelCosts(model_costs, costs, bool(model.sharing), is_measured) if model else None
     planner = Planner(costs, exact, drafting_costs)
     proposers = Proposers(sources, settings, bool(model), loaded.tokenizer.line_ends)
@@ -172,21 +175,18 @@ def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Setting
     return DraftModel(draft, translation)
 
 
-def _exact_shapes(
+def _find_exact(
     loaded: LoadedModel, settings: Settings, sharing: Sharing, costs: StepCosts, progress: Progress
-) -> frozenset[tuple[int, int]]:
+) -> Exactness:
     if not sharing and any(is_recurrent(cache) for cache in leaves(make_caches(loaded.model))):
         # A rollback feeds the accepted tokens again, at a width that depends on what was rejected.
         log.info("exact: the model keeps recurrent state, so nothing is drafted")
-        return frozenset()
+        return Exactness()
     max_rows = settings.max_rows if sharing else 1
     shapes = [(rows, width) for rows in range(1, max_rows + 1) for width in costs.widths if width > 1]
+    info = loaded.info
     found = find_exact_shapes(
-        loaded.model, sharing, settings.kv_bits, loaded.info.vocab_size, shapes, progress
+        loaded.model, sharing, settings.kv_bits, info.vocab_size, shapes, info.context_tokens, progress
     )
-    alone = [str(width) for rows, width in sorted(found) if rows == 1]
-    log.info(
-        "exact: %d of %d shapes equal width 1 byte for byte; for one row the widths %s",
-        len(found), len(shapes), ", ".join(alone) or "none, so nothing is drafted",
-    )  # fmt: skip
+    log.info("exact: widths that equal width 1 byte for byte: %s", found.describe())
     return found

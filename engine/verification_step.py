@@ -115,7 +115,7 @@ def _apply_grammar(sequence: Sequence, row: RowInput) -> RowInput:
 
     A fault in the grammar ends this sequence only.
     """
-    if sequence.matcher is None or sequence.ended:
+    if not sequence.matcher or sequence.ended:
         return row
     try:
         masks = sequence.matcher.masks(row.draft[: sequence.matcher.count_allowed(row.draft)])

@@ -18,7 +18,7 @@ from server.http.api_keys import load_keys
 from server.http.body_limit import BodyLimit
 from server.http.error_handlers import install_error_handlers
 from server.http.openapi import complete_document
-from server.http.request_log import RequestLog, check_request_id
+from server.http.request_log import IGNORED, RELAXED, RequestLog, check_request_id
 from server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
@@ -108,7 +108,7 @@ def create_app(engine: EngineProtocol, settings: Settings) -> FastAPI:
             allow_origins=settings.cors_origin,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "request-id", "retry-after", "x-should-retry"),
+            expose_headers=("x-request-id", "request-id", "retry-after", "x-should-retry", IGNORED, RELAXED),
             # Browsers ask for this before a public site's page may reach a server on a private network.
             allow_private_network=True,
         )

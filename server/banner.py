@@ -74,6 +74,13 @@ def describe_drafts(settings: Settings, can_draft: bool, strategy: str | None = 
     return f"{settings.draft_type}{model}, {costs}"
 
 
+def describe_sampling(settings: Settings, info: ModelInfo) -> str:
+    """Describe the sampling of requests that leave it out."""
+    known = info.sampling_defaults.known if settings.sampling_defaults == "model" else {}
+    shown = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in known.items())
+    return f"{shown} (generation_config.json)" if shown else "OpenAI's defaults"
+
+
 def banner(
     info: ModelInfo,
     names: tuple[str, ...],
@@ -81,11 +88,13 @@ def banner(
     drafts: str,
     has_chat_template: bool,
     needs_key: bool,
+    sampling: str = "OpenAI's defaults",
 ) -> str:
     """Return the text that says what is served and where, with a curl command to try it.
 
     drafts: as describe_drafts() returns it.
     needs_key: whether the curl command needs an API key, for which it has a placeholder.
+    sampling: as describe_sampling() returns it.
     """
     kind = f"{info.architecture}, {_parameters(info.num_parameters)}, {info.dtype}"
     machine = f", {_bytes(info.memory_bytes)} in this machine" if info.memory_bytes else ""
@@ -94,11 +103,14 @@ def banner(
         "device": info.device,
         "memory": f"{_bytes(info.weight_bytes)} for weights{machine}",
         "context": f"{info.context_tokens} tokens",
+        "batch": info.batching,
+        "sampling": sampling,
         "drafts": drafts,
+        "exact": info.exact,
         "loaded": f"in {info.loaded_s:.1f} s",
         "address": address,
     }
-    table = "\n".join(f"  {name:<9}{value}" for name, value in rows.items())
+    table = "\n".join(f"  {name:<9}{value}" for name, value in rows.items() if value)
     path, body = (
         ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}]}')
         if has_chat_template

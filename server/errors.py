@@ -89,7 +89,8 @@ class ModelNotFoundError(NotFoundError):
     def __init__(self, requested: str, served: tuple[str, ...]) -> None:
         names = " or ".join(f"'{name}'" for name in served)
         super().__init__(
-            f"The model '{shortened(requested)}' does not exist; this server serves {names}.",
+            f"The model '{shortened(requested)}' does not exist; this server serves {names}. Start it with "
+            "--served-model-name '*' to have it answer to any name.",
             param="model",
             code="model_not_found",
         )

@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ CURRENT_ID: ContextVar[str | None] = ContextVar("reprise.request_id", default=No
 """The id of the request that is being served. Every log line about the request carries it."""
 _TEXT_LINE, _TEXT_TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
 _RECORD = "reprise.record"
+MAX_IGNORED_CHARACTERS = 1000
 
 
 @dataclass(slots=True)
@@ -34,6 +35,8 @@ class RequestRecord:
     first_token_ms, tokens_per_s: None if no token was generated.
     num_forwards: forward passes of decoding. drafts: (drafted, accepted) tokens by the drafter's name.
     translation: the draft model's translation strategy, and how many drafts had each outcome.
+    ignored: what of the request had no effect, such as fields of other servers.
+    relaxed: what of its schemas is not enforced.
     """
 
     id: str
@@ -51,6 +54,8 @@ class RequestRecord:
     total_ms: float = 0.0
     finish_reason: str | None = None
     error: str | None = None
+    ignored: list[str] = field(default_factory=list)
+    relaxed: list[str] = field(default_factory=list)
 
     @property
     def engine_request_id(self) -> str:
@@ -70,6 +75,8 @@ class RequestRecord:
             parts.append(self.finish_reason)
             parts.append(f"{self.num_prompt_tokens} prompt tokens ({self.num_cached_tokens} cached)")
             parts.append(f"{self.num_completion_tokens} completion tokens")
+        if self.ignored:
+            parts.append(f"ignored {as_header(self.ignored)}")
         if self.first_token_ms is not None:
             parts.append(f"first token {self.first_token_ms:.0f} ms")
         if self.tokens_per_s is not None:
@@ -81,6 +88,12 @@ class RequestRecord:
                 parts[-1] += f" ({_translation_text(self.translation)})"
             parts.append(f"{self.num_completion_tokens / max(1, self.num_forwards):.1f} tokens/forward")
         return ", ".join([*parts, f"total {self.total_ms:.0f} ms"])
+
+
+def as_header(names: Iterable[str]) -> str:
+    """Return names as the value of a header: visible ASCII characters, and not too many."""
+    text = ", ".join(dict.fromkeys(names)).encode("unicode_escape").decode()
+    return text if len(text) <= MAX_IGNORED_CHARACTERS else f"{text[:MAX_IGNORED_CHARACTERS]}..."
 
 
 def _translation_text(translation: Mapping[str, str | int]) -> str:

@@ -14,7 +14,6 @@ SENTENCES = {
     "No Metal back-end": "It needs kernels that only Metal has.",
     "pip install": "It needs a Python package that mlx-lm does not install: `{fault}`.",
     "how a layer computes its state": "It has a recurrence that Reprise cannot replay.",
-    "has no attribute 'keys'": "Its layers write into the arrays of mlx-lm's own cache.",
     "Only length-1 arrays": "It takes one position for all rows.",
     "concatenation axis": "It keeps its latest tokens in a cache of its own.",
     "give other logits when rows share them": "Rows that share a forward pass get other logits than alone.",
@@ -33,6 +32,7 @@ SENTENCES = {
 
 NO_EXACT = "State is rolled back by feeding tokens again, so nothing is drafted with `--exact`."
 ONE_GROUP = "Its attention does not take keys and values of several groups of rows."
+BY_LAYER = "Its attention layers run once for each group of rows, which reads their weights that often."
 ONE_DIFFERS = "mlx-lm computes one token by other formulas than several, which round otherwise."
 WIDE_DIFFER = "mlx-lm computes many tokens by other formulas than few, which round otherwise."
 
@@ -113,8 +113,13 @@ class _Reasons:
 def _cells(found: Findings, reasons: _Reasons) -> list[str]:
     if found.build:
         return [f"not tried ({reasons.number(_sentence(found.build))})", *["-"] * 5]
-    is_one_group = found.groups and not found.batch
-    batch = f"one group ({reasons.number(ONE_GROUP)})" if is_one_group else reasons.verdict(found.batch)
+    batch = reasons.verdict(found.batch)
+    if not found.batch and (found.groups or found.by_layer):
+        batch = (
+            f"one group ({reasons.number(ONE_GROUP)})"
+            if found.groups
+            else f"yes ({reasons.number(BY_LAYER)})"
+        )
     cells = [batch, reasons.verdict(found.drafts)]
     if found.exact is None and not found.drafts:
         cells += [f"none ({reasons.number(NO_EXACT)})", "-"]

@@ -8,13 +8,21 @@ import mlx.core as mx
 
 from bench.architectures.tiny_models import make_model, tiny_config
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
-from engine.kv_cache.probes import SHORT_LIMIT, batch_fault, kv_bits_fault, prefix_fault, rollback_fault
+from engine.kv_cache.probes import (
+    SHORT_LIMIT,
+    batch_fault,
+    find_sharing,
+    kv_bits_fault,
+    prefix_fault,
+    rollback_fault,
+)
 from engine.kv_cache.rows import Sharing
 from engine.speculative.costs.exact_widths import find_exact_shapes
 
 WIDTHS = [2, 3, 4, 5, 8, 16, 32]
 NUM_ROWS = 3
 KV_BITS = 8
+CONTEXT_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,7 @@ class Findings:
 
     build: why it was not tried; then nothing else was found.
     batch, groups: why rows cannot share a forward pass, and why rows of similar length cannot share buffers.
+    by_layer: whether, with several such groups, whole attention layers run once per group.
     exact, exact_together: the WIDTHS whose logits equal those of width 1 byte for byte, for one row and for
         NUM_ROWS that share a forward pass. None: nothing is drafted with --exact.
     kv_bits: why keys and values cannot be quantized.
@@ -32,6 +41,7 @@ class Findings:
     build: str | None = None
     batch: str | None = None
     groups: str | None = None
+    by_layer: bool = False
     drafts: str | None = None
     exact: list[int] | None = None
     exact_together: list[int] | None = None
@@ -52,20 +62,26 @@ def try_architecture(name: str) -> Findings:
     # Foreign code; a module whose requirements are not installed may end the process.
     except (Exception, SystemExit) as fault:  # noqa: BLE001
         return Findings(build=printed.getvalue().strip() or str(fault))
+    sharing = find_sharing(model)
     batch = batch_fault(model)
-    groups = batch or batch_fault(model, None, SHORT_LIMIT)
-    sharing = Sharing.NOTHING if batch else Sharing.BUFFERS if groups else Sharing.GROUPS
+    groups = (
+        None if sharing >= Sharing.LAYERS else batch or batch_fault(model, None, SHORT_LIMIT, by_layer=True)
+    )
     drafts = rollback_fault(model, None, sharing)
     kv_bits = kv_bits_fault(model, KV_BITS)
     exact: dict[int, list[int]] = {}
     # Where state is rolled back by feeding tokens again, the engine drafts nothing with --exact.
     if not drafts and not (batch and any(map(is_recurrent, leaves(caches)))):
         shapes = [(rows, width) for rows in ([1] if batch else [1, NUM_ROWS]) for width in WIDTHS]
-        found = find_exact_shapes(model, sharing, None, logits.shape[-1], shapes, lambda _: None)
+        vocab_size = logits.shape[-1]
+        found = find_exact_shapes(
+            model, sharing, None, vocab_size, shapes, CONTEXT_TOKENS, lambda _: None
+        ).shapes()
         exact = {rows: [w for w in WIDTHS if (rows, w) in found] for rows, _ in shapes}
     return Findings(
         batch=batch,
         groups=groups,
+        by_layer=sharing is Sharing.LAYERS,
         drafts=drafts,
         exact=exact.get(1),
         exact_together=exact.get(NUM_ROWS),

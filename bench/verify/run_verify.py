@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Answer prompts three times plainly and three times with each draft type, and compare all pairs, "
         "token by token. Without --exact, near-ties may be decided differently on machines whose kernels "
         "depend on the width of a step; differences are then reported, but are no failure. With --exact, "
-        "any difference gives exit status 1. With --speed, answers are timed instead: with drafting as "
+        "any difference gives exit status 1. It lists the widths of a step that are exact on this machine: "
+        "with one row and several, equal and different lengths (without and with a mask), and long contexts. "
+        "With --speed, answers are timed instead: with drafting as "
         "`reprise serve` drafts and without, alternating. Exit status 1 then means that a request took "
         "longer than the bound on drafting allows, by more than the measured noise, or that single runs did "
         "so too often for chance."
@@ -68,8 +70,10 @@ def _check_tokens(chats: list[Chat] | None, arguments: argparse.Namespace, conso
         groups = tokens.group(local, chats, arguments)
         verdicts = tokens.verify(local, groups, arguments, console)
         tokens.print_verdicts(console, verdicts, local, arguments.exact)
+        exact = tokens.find_exact(local, arguments)
+        tokens.print_exact(console, local, exact)
         rows = [verdict.as_row() for verdict in verdicts]
-        _finish(arguments, console, local, rows)
+        _finish(arguments, console, local, rows, exact=exact.describe())
     differing = any(verdict.parity.num_differing for verdict in verdicts)
     return int(differing and arguments.exact)
 
@@ -86,12 +90,20 @@ def _check_speed(chats: list[Chat] | None, arguments: argparse.Namespace, consol
 
 
 def _finish(
-    arguments: argparse.Namespace, console: Console, local: LocalEngine, rows: list[dict[str, object]]
+    arguments: argparse.Namespace,
+    console: Console,
+    local: LocalEngine,
+    rows: list[dict[str, object]],
+    **found: str,
 ) -> None:
     """Print the machine, and write the JSON that the user asked for."""
     console.print(", ".join(f"{key} {value}" for key, value in describe_machine().items()))
     if arguments.json:
-        checked = {"what": "speed" if arguments.speed else "tokens", "seed": arguments.seed, "rows": rows}
+        checked = {
+            "what": "speed" if arguments.speed else "tokens",
+            "seed": arguments.seed,
+            "rows": rows,
+        } | found
         command = document.command_line(arguments)
         record = document.new_document(command, local.engine.info, local.engine.costs, verify=checked)
         document.write(arguments.json, record)

@@ -23,11 +23,13 @@ from bench.workloads import Chat, make_chats
 from config.settings import Settings
 from engine.request import DraftChoice, DraftType, GenerationRequest, Sampling
 from engine.speculative.costs.calibration import WIDTHS
+from engine.speculative.costs.exact_widths import Exactness
 from engine.speculative.costs.step_costs import StepCosts
 
 RUNS = 3
 TEMPERATURES = (0.0, 0.8)
 LOOKUPS: tuple[DraftType, ...] = ("suffix", "ngram-simple", "ngram-mod")
+EXACT_ROWS = (1, 2, 4)
 POLISH = ("edits_polish", "passages_polish")
 
 
@@ -182,6 +184,29 @@ def print_verdicts(console: Console, verdicts: Sequence[Verdict], local: LocalEn
             ", ".join(shares) or "-", first,
         )  # fmt: skip
     console.print(table)
+
+
+def find_exact(local: LocalEngine, arguments: argparse.Namespace) -> Exactness:
+    """Try which widths of a step are exact, with one row and with several."""
+    widths = sorted({*(w for w in WIDTHS if w > 1), arguments.num_draft_tokens + 1})
+    shapes = [(rows, w) for rows in EXACT_ROWS for w in widths if w <= arguments.num_draft_tokens + 1]
+    return local.engine.find_exact(shapes)
+
+
+def print_exact(console: Console, local: LocalEngine, found: Exactness) -> None:
+    """Print what a batch shares, and the exact widths by number of rows and circumstance."""
+    table = Table(title="Tokens per row and step whose logits equal those of plain decoding, byte for byte")
+    for name in ("rows", "with", "exact"):
+        table.add_column(name)
+    for num_rows in EXACT_ROWS:
+        for circumstance, exact in found.by_circumstance(num_rows).items():
+            table.add_row(str(num_rows), circumstance, exact)
+    console.print(table)
+    console.print(f"batch: {local.engine.info.batching}. Contexts tried: {_list(found.lengths)} tokens.")
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _place(first: Divergence) -> str:

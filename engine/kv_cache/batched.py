@@ -33,6 +33,24 @@ class RaggedKVCache:
         """The number of tokens before this forward: an int if all rows agree, else (rows,)."""
         return self.columns.shared.offset
 
+    @property
+    def keys(self) -> mx.array:
+        """The buffer of the keys, unless quantized. DeepSeek V3.2 makes it wait for another array."""
+        return self.arrays[0]
+
+    @keys.setter
+    def keys(self, buffer: mx.array) -> None:
+        self.arrays[0] = buffer
+
+    @property
+    def values(self) -> mx.array:
+        """The buffer of the values, unless quantized. DeepSeek V3.2 clears one that it does not use."""
+        return self.arrays[1]
+
+    @values.setter
+    def values(self, buffer: mx.array) -> None:
+        self.arrays[1] = buffer
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write the new keys and values and return all keys and values that this forward reads.
 
@@ -169,6 +187,13 @@ class RaggedKVCache:
                 buffer[row : row + 1] = 0
 
 
+class RaggedChunkedKVCache(RaggedKVCache):
+    """One layer's keys and values where a token sees its own chunk up to itself. See stand_ins/llama4.py."""
+
+    def maybe_trim_front(self) -> None:
+        """Do nothing: the columns that no chunk can reach go when the rows are moved to the front."""
+
+
 class RaggedQuantizedKVCache(RaggedKVCache):
     """One layer's keys and values, quantized: packed numbers, scales and biases of each."""
 
@@ -216,6 +241,24 @@ class GroupedKVCache:
         part = next(iter(self.parts.values()))
         assert isinstance(part, RaggedQuantizedKVCache)
         return part.group_size
+
+    @property
+    def keys(self) -> mx.array:
+        """The buffer of the keys, if there is one group."""
+        return self._only.keys
+
+    @keys.setter
+    def keys(self, buffer: mx.array) -> None:
+        self._only.keys = buffer
+
+    @property
+    def values(self) -> mx.array:
+        """The buffer of the values, if there is one group."""
+        return self._only.values
+
+    @values.setter
+    def values(self, buffer: mx.array) -> None:
+        self._only.values = buffer
 
     def part(self, group: Group) -> RaggedKVCache:
         """Return the buffers of one group."""
@@ -270,7 +313,8 @@ class GroupedKVCache:
 
     @property
     def _only(self) -> RaggedKVCache:
-        return self.part(next(iter(self.groups)))
+        (group,) = self.groups
+        return self.part(group)
 
 
 def _per_group(keys_and_values: Sequence[tuple[Any, Any]]) -> tuple[PerGroup, PerGroup]:

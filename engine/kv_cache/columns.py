@@ -33,7 +33,13 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from engine.kv_cache.sliding_window import BLOCK_TOKENS, ROLLBACK_TOKENS, SLACK_TOKENS, first_needed
+from engine.kv_cache.sliding_window import (
+    BLOCK_TOKENS,
+    ROLLBACK_TOKENS,
+    SLACK_TOKENS,
+    first_needed,
+    window_columns,
+)
 
 
 class RowLengths:
@@ -78,6 +84,12 @@ class RowLengths:
         self.are_equal = len(set(self.lengths)) == 1
         self.offset = self.lengths[0] if self.are_equal else mx.array(self.lengths)
 
+    def follow(self, other: "RowLengths") -> None:
+        """Take over what begin_forward computed for the same rows in the same order."""
+        self.widths, self.width = other.widths, other.width
+        self.fed, self.padding = other.fed, other.padding
+        self.are_equal, self.offset = other.are_equal, other.offset
+
     def end_forward(self) -> None:
         """Add each row's width to its length. Call it when the graph of the forward has been built."""
         self.lengths = [length + width for length, width in zip(self.lengths, self.widths, strict=True)]
@@ -96,6 +108,7 @@ class Columns:
     """Where the rows' tokens lie in the buffers of all layers of one kind.
 
     window: tokens that a token sees, itself included; None for full attention.
+    is_chunked: whether a token sees only those of its own chunk of window tokens, up to itself.
     max_cells: slots times columns up to which buffers may grow ahead of need; None means no limit.
     num_reserved: columns that a window's buffers have, or get when they are made.
     dirty_ends: (rows,) first column from which on all of a row's columns are zero; at least its end.
@@ -106,9 +119,10 @@ class Columns:
     num_cleared: columns of zeros that it writes after its width.
     """
 
-    def __init__(self, shared: RowLengths, window: int | None = None) -> None:
+    def __init__(self, shared: RowLengths, window: int | None = None, is_chunked: bool = False) -> None:
         self.shared = shared
         self.window = window
+        self.is_chunked = is_chunked
         self.max_cells: int | None = None
         self.num_reserved = 0
         self.bases: list[int] = []
@@ -118,6 +132,7 @@ class Columns:
         self.uniform = True
         self.read_start = self.read_end = self.num_cleared = 0
         self._indices: tuple[mx.array, mx.array] | None = None
+        self._masks: dict[tuple[int, bool, int | None], mx.array | str | None] = {}
 
     def end_of(self, row: int) -> int:
         """Return the column after a row's last token."""
@@ -174,6 +189,7 @@ class Columns:
         Returns a move for each row if the buffers must be laid out anew with num_reserved columns, else none.
         """
         moves: list[Move] = []
+        self._masks = {}
         self._look()
         if self.window is not None and self.num_used > self.num_reserved:
             moves = self._move_to_front(self.window)
@@ -186,6 +202,15 @@ class Columns:
         if not self.uniform:
             written = mx.array(ends)[:, None] + mx.arange(-width, self.num_cleared)
             self._indices = mx.arange(len(ends))[:, None], written
+        return moves
+
+    def shrink(self) -> list[Move]:
+        """Return a move for each row if a window's buffers have more columns than these rows may take."""
+        longest = max(self.shared.lengths) + SLACK_TOKENS
+        if self.window is None or self.num_reserved <= window_columns(longest, self.window, 1):
+            return []
+        moves = self._move_to_front(self.window)
+        self.num_reserved = round_block(max(self.dirty_ends) + SLACK_TOKENS)
         return moves
 
     def _look(self) -> None:
@@ -219,6 +244,7 @@ class Columns:
 
     def end_forward(self) -> None:
         """Record what the forward has erased, after RowLengths.end_forward."""
+        self._masks = {}
         if not self.uniform:
             self.dirty_ends = [self.end_of(row) for row in range(len(self.bases))]
 
@@ -245,6 +271,12 @@ class Columns:
         window_size: tokens that each token sees, itself included, if fewer than the window.
         The booleans have shape (rows, 1, num_fed, read_end - read_start), or 1 instead of rows if uniform.
         """
+        asked = num_fed, return_array, window_size
+        if asked not in self._masks:
+            self._masks[asked] = self._make_mask(*asked)
+        return self._masks[asked]
+
+    def _make_mask(self, num_fed: int, return_array: bool, window_size: int | None) -> mx.array | str | None:
         sizes = [size for size in (window_size, self.window) if size]
         window = min(sizes) if sizes else None
         starts_at_zero = self.read_start == 0 and not any(self.bases)
@@ -256,7 +288,9 @@ class Columns:
         writes = mx.array(self.shared.lengths[:num_masks])[:, None, None] + mx.arange(num_fed)[:, None]
         mask = reads <= writes
         if window is not None:
-            mask = mask & (writes - reads < window)
+            mask = mask & (
+                reads // window == writes // window if self.is_chunked else writes - reads < window
+            )
         return (mask if starts_at_zero else mask & (reads >= 0))[:, None]
 
 

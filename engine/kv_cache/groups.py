@@ -6,7 +6,8 @@ of up to limit tokens, and the limits double. A row that outgrows its group is c
 All layers still take all rows at once, so weights are read once. Only attention is computed group by group.
 mlx-lm's models do not know of it: their caches return keys, values and masks as PerGroup objects, which they
 pass on unseen, and attention_by_group() replaces MLX's attention by one that takes them apart. probes.py
-finds out whether a model does more with them; if so, all its rows share one group.
+finds out whether a model does more with them; if so, its whole attention layers run group by group
+(stand_ins/attention_layers.py), or if that fails too, all its rows share one group.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -80,6 +81,11 @@ class Groups:
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows in all groups."""
+        return len(self._places)
 
     def add(self) -> None:
         """Append a row that is in no group yet."""
@@ -157,13 +163,16 @@ class Groups:
 
     def begin_forward(self) -> None:
         """Compute what the layers of the next forward use, after RowLengths.begin_forward of all rows."""
-        for group in self._groups:
-            widths = [self.shared.widths[row] for row in group.rows]
-            group.lengths.begin_forward(widths, self.shared.width)
-            group.columns.begin_forward()
         order = [row for group in self._groups for row in group.rows]
         in_order = list(range(len(order)))
         self.is_single = len(self._groups) <= 1 and order == in_order
+        for group in self._groups:
+            if self.is_single:
+                group.lengths.follow(self.shared)
+            else:
+                widths = [self.shared.widths[row] for row in group.rows]
+                group.lengths.begin_forward(widths, self.shared.width)
+            group.columns.begin_forward()
         if self.is_single:
             return
         self._picks = [_pick(group.rows) for group in self._groups]
@@ -227,15 +236,20 @@ def _by_group(attention: Callable[..., mx.array], groups: Groups) -> Callable[..
     return attend
 
 
-def count_cells(lengths: Sequence[int], first_limit: int | None, slack: int) -> int:
-    """Return an upper bound of the slots times columns that rows of these lengths take in their groups.
+def count_cells(spans: Sequence[tuple[int, int]], columns: Sequence[int], first_limit: int | None) -> int:
+    """Return an upper bound of the slots times columns that rows take in their groups during a step.
 
-    lengths: (rows,) each row's columns. slack: by how many tokens a row may yet be shorter than that, so that
-    it may still be in the group of its shorter length.
+    spans: (rows,) the least and the most tokens that each row may have. If they are of different groups, the
+        row may move during the step, and then has a place in both.
+    columns: (rows,) what each row needs.
     """
     by_limit: dict[int | None, tuple[int, int]] = {}
-    for length in lengths:
-        for limit in {find_limit(length, first_limit), find_limit(max(0, length - slack), first_limit)}:
+    for (shortest, longest), num_columns in zip(spans, columns, strict=True):
+        limit = find_limit(shortest, first_limit)
+        while True:
             num_rows, most = by_limit.get(limit, (0, 0))
-            by_limit[limit] = num_rows + 1, max(most, length)
+            by_limit[limit] = num_rows + 1, max(most, num_columns)
+            if limit is None or limit >= longest:
+                break
+            limit *= 2
     return sum(num_rows * most for num_rows, most in by_limit.values())

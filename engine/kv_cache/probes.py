@@ -35,25 +35,31 @@ def find_sharing(model: Any, kv_bits: int | None = None) -> Sharing:
     if fault := batch_fault(model, kv_bits):
         log.info("each row has a forward pass of its own: %s", fault)
         return Sharing.NOTHING
-    if fault := batch_fault(model, kv_bits, SHORT_LIMIT):
+    if not batch_fault(model, kv_bits, SHORT_LIMIT):
+        return Sharing.GROUPS
+    if fault := batch_fault(model, kv_bits, SHORT_LIMIT, by_layer=True):
         log.info("short rows take as much memory as the longest: %s", fault)
         return Sharing.BUFFERS
-    return Sharing.GROUPS
+    return Sharing.LAYERS
 
 
-def batch_fault(model: Any, kv_bits: int | None = None, first_limit: int | None = None) -> str | None:
+def batch_fault(
+    model: Any, kv_bits: int | None = None, first_limit: int | None = None, by_layer: bool = False
+) -> str | None:
     """Explain why rows of different lengths cannot share a forward; return None if they can.
 
-    first_limit: tokens of the rows of the first group; None if all rows share one.
-    It tries two rows that are fed different numbers of tokens, both roll back, and go on.
+    first_limit, by_layer: of BatchedRows; first_limit as short as SHORT_LIMIT makes a group for each row.
+    It tries two rows that are fed different numbers of tokens, both roll back, and go on; a token for each,
+    and the second row alone.
     """
     kept = [[5, 3, 8, 1, 4, 9, 2, 7, 6, 3, 5, 8, 2, 4], [6, 2, 9, 4, 7]]
+    more = [[3], [8, 1]]
     kinds = {type(cache).__name__: cache for cache in leaves(make_caches(model, kv_bits))}
     if unknown := [name for name, cache in kinds.items() if not _is_known(cache)]:
         return f"the model keeps a {unknown[0]}, which rows cannot share"
     names = " and ".join(sorted(kinds))
     try:
-        rows = BatchedRows(model, first_limit)
+        rows = BatchedRows(model, first_limit, by_layer)
         for tokens in kept:
             caches = _make_short_caches(model, kv_bits)
             model(mx.array([tokens[:-3]]), cache=caches)
@@ -64,10 +70,14 @@ def batch_fault(model: Any, kv_bits: int | None = None, first_limit: int | None 
             if rows.roll_back(row, len(tokens) - 1 - row) != len(tokens) - 1 - row:
                 return f"rows that share the model's {names} cannot be rolled back"
         rest = rows.forward_ragged([kept[0][-1:], kept[1][-2:]])
+        plain = rows.forward(mx.array([tokens[:1] for tokens in more]))
+        rows.remove(0)
+        single = rows.forward(mx.array([more[1][1:]]))
         for row, tokens in enumerate(kept):
-            alone = model(mx.array([tokens]), cache=_make_short_caches(model, kv_bits))[0, -3:]
-            together = mx.concatenate([wide[row, : 2 - row], rest[row, : 1 + row]])
-            if not _agree(together, alone):
+            caches = _make_short_caches(model, kv_bits)
+            alone = model(mx.array([[*tokens, *more[row]]]), cache=caches)[0, -3 - len(more[row]) :]
+            parts = [wide[row, : 2 - row], rest[row, : 1 + row], plain[row], *([single[0]] if row else [])]
+            if not _agree(mx.concatenate(parts), alone):
                 return f"the model's {names} give other logits when rows share them"
     # A model that expects its cache's offset to be a single number may raise anything here.
     except Exception as fault:
@@ -79,7 +89,8 @@ def _make_short_caches(model: Any, kv_bits: int | None) -> Caches:
     """Make a row's caches with windows so short that a few tokens pass them."""
     caches = make_caches(model, kv_bits)
     for cache in leaves(caches):
-        if isinstance(cache, WindowKVCache):
+        # The model itself knows how long chunks are.
+        if type(cache) is WindowKVCache:
             cache.window = min(cache.window, SHORT_WINDOW)
     return caches
 

@@ -6,9 +6,10 @@ that forward and computes only the recurrence again, for the tokens that are kep
 forward.
 
 The recording replaces functions of mlx-lm and MLX while the graph of such a forward is built: the gated delta
-rule, the state-space recurrence of Mamba 2, and Conv1d. What a layer's state was computed from is found by
-identity: the state that such a function returned is the one that the layer puts into its cache. A layer that
-computes its state in another way can be batched, but not rolled back; engine/kv_cache/probes.py finds out.
+rule, the state-space recurrence of Mamba 2, Bailing's gated linear attention, and Conv1d. What a layer's
+state was computed from is found by identity: the state that such a function returned is the one that the
+layer puts into its cache. A layer that computes its state in another way can be batched, but not rolled back;
+engine/kv_cache/probes.py finds out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +20,19 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.convolution import Conv1d
-from mlx_lm.models import gated_delta, ssm
+from mlx_lm.models import bailing_hybrid, bailing_moe_linear, gated_delta, ssm
 from mlx_lm.models.cache import ArraysCache
 
 from engine.kv_cache.columns import RowLengths
 
 MAX_SINGLE_STEPS = 16
-"""Widest forward in which Mamba 2 takes a step per token: its formulas for several round otherwise."""
+"""Widest forward in which Mamba 2 and gated linear attention take a step per token.
+
+Their formulas for several tokens round otherwise.
+"""
+
+MAX_LATER_STATES = 4
+"""Forwards of one token after a recorded one whose states are kept. Each keeps a whole state in memory."""
 
 Replay = Callable[[mx.array, int], mx.array]
 """Returns the state after the first kept[r] tokens of row r. kept: (rows,), and its maximum as a number."""
@@ -50,6 +57,8 @@ class RaggedStateCache(ArraysCache):
     @property
     def lengths(self) -> mx.array | None:  # type: ignore[override]
         """(rows,) tokens that the current forward adds to each row; None if no row is padded."""
+        if self.record:
+            self.record.knows_lengths = True
         return self.shared.fed
 
     def make_mask(self, N: int) -> mx.array | None:
@@ -105,12 +114,14 @@ class LayerRecord:
 
     before, after: its arrays before and after. convolved: inputs of its convolutions, with the columns of
     each that are kept as state. replays: states that were computed, and how to compute them again.
+    knows_lengths: whether the layer asked which rows are padded.
     """
 
     before: list[mx.array | None]
     after: list[mx.array | None] = field(default_factory=list)
     convolved: list[tuple[mx.array, int]] = field(default_factory=list)
     replays: list[tuple[mx.array, Replay]] = field(default_factory=list)
+    knows_lengths: bool = False
     _sources: list[Replay | None] = field(default_factory=list)
 
     def end(self, after: Sequence[mx.array | None], width: int) -> None:
@@ -126,6 +137,13 @@ class LayerRecord:
                     source = partial(_last_columns, convolved.pop(at)[0], num_held)
                     break
             self._sources.append(source)
+
+    def drop_padding(self, fed: mx.array, width: int) -> list[mx.array | None]:
+        """Take padding out of what convolutions keep; return the arrays. fed: (rows,) tokens fed."""
+        for idx, source in enumerate(self._sources):
+            if isinstance(source, partial):
+                self.after[idx] = source(fed, width)
+        return list(self.after)
 
     def at(self, idx: int, kept: Sequence[int], widths: Sequence[int]) -> mx.array:
         """Return an array of the state after the first kept[r] tokens of row r: (rows, ...).
@@ -169,6 +187,8 @@ class Recorder:
             (gated_delta, "gated_delta_ops", self._delta),
             (gated_delta, "gated_delta_kernel", self._delta),
             (ssm, "ssm_attn", self._ssm),
+            (bailing_hybrid, "recurrent_gla", partial(self._gated_linear, True)),
+            (bailing_moe_linear, "recurrent_gla", partial(self._gated_linear, False)),
             (Conv1d, "__call__", self._convolution),
         ]
         originals = [getattr(owner, name) for owner, name, _ in replaced]
@@ -232,14 +252,22 @@ class Recorder:
                         time_step_limit, kept_mask, real, step,
                     )  # fmt: skip
                     return y, after if real is None else _where_rows(real > 0, after, state)
-                outputs, after = [], state
-                for at in range(num):
-                    one = slice(at, at + 1)
-                    y, then = ssm.ssm_update(
-                        x[:, one], A_log, B[:, one], C[:, one], D, dt[:, one], dt_bias, after, time_step_limit
+
+                def take(one: slice, before: mx.array | None) -> tuple[mx.array, mx.array]:
+                    taken: tuple[mx.array, mx.array] = ssm.ssm_update(
+                        x[:, one],
+                        A_log,
+                        B[:, one],
+                        C[:, one],
+                        D,
+                        dt[:, one],
+                        dt_bias,
+                        before,
+                        time_step_limit,
                     )
-                    outputs.append(y)
-                    after = then if real is None else _where_rows(real > at, then, after)
+                    return taken
+
+                outputs, after = _by_steps(take, num, real, state)
                 return mx.concatenate(outputs, axis=1), after
 
             # A model may pass a mask but no lengths.
@@ -250,6 +278,54 @@ class Recorder:
 
         return call
 
+    def _gated_linear(self, takes_mask: bool, original: Any) -> Any:
+        fed = self._fed
+
+        def call(
+            q: mx.array, k: mx.array, v: mx.array, g: mx.array, scale: float,
+            h: mx.array | None = None, **_: Any,
+        ) -> tuple[mx.array, mx.array]:  # fmt: skip
+            # A mask that the model passes is made from the same widths.
+            width = q.shape[2]
+
+            def some(tokens: slice, state: mx.array | None, **options: Any) -> tuple[mx.array, mx.array]:
+                inputs = (array[:, :, tokens] for array in (q, k, v))
+                result: tuple[mx.array, mx.array] = original(*inputs, g=g, scale=scale, h=state, **options)
+                return result
+
+            def run(num: int, real: mx.array | None) -> tuple[mx.array, mx.array]:
+                if takes_mask and width > MAX_SINGLE_STEPS:
+                    real_mask = None if real is None else mx.arange(num) < real[:, None]
+                    return some(slice(num), h, mask=real_mask)
+                outputs, after = _by_steps(some, num, real, h)
+                return mx.concatenate(outputs, axis=2), after
+
+            result = run(width, fed)
+            if self.current:
+                self.current.replays.append((result[1], lambda kept, num: run(num, kept)[1]))
+            return result
+
+        return call
+
+
+def _by_steps(
+    take: Callable[[slice, mx.array | None], tuple[mx.array, mx.array]],
+    num: int,
+    real: mx.array | None,
+    state: mx.array | None,
+) -> tuple[list[mx.array], mx.array]:
+    """Take a step per token; return the outputs, and the state after the first real[r] tokens of row r.
+
+    take: given a token's place and the state before it, None for zeros, returns its output and the state.
+    """
+    outputs = []
+    for at in range(num):
+        y, then = take(slice(at, at + 1), state)
+        outputs.append(y)
+        state = then if real is None else _where_rows(real > at, then, state)
+    assert state is not None
+    return outputs, state
+
 
 def _where_rows(rows: mx.array, new: mx.array, old: mx.array | None) -> mx.array:
     """Take some rows, (rows,) booleans, from a new state, and all others from the old one; None is zeros."""
@@ -259,6 +335,8 @@ def _where_rows(rows: mx.array, new: mx.array, old: mx.array | None) -> mx.array
 
 class StateHistory:
     """The last ragged forward, so that each row's state can go back into it, at most once.
+
+    What follows may be kept too: references to the states after each of up to MAX_LATER_STATES more forwards.
 
     caches: of all layers that keep state.
     """
@@ -272,6 +350,19 @@ class StateHistory:
         # By row: its place in the records; None if it joined later, or has gone back already.
         self._places: list[int | None] = list(range(len(self._starts)))
         self._kept: dict[int, int] = {}
+        # After each forward that followed: the arrays of each cache.
+        self._later: list[list[list[mx.array | None]]] = []
+        self._is_followed = True
+
+    def follow(self, keeps_state: bool) -> None:
+        """Note that all rows were fed one more token. keeps_state: whether they may go back to after it."""
+        if not keeps_state or len(self._later) == MAX_LATER_STATES:
+            self._is_followed = False
+        # Rows that joined or moved have other places in the arrays than in the records.
+        elif self._is_followed and self._places == list(range(len(self._starts))):
+            self._later.append([list(cache.cache) for cache in self._caches])
+        else:
+            self._is_followed = False
 
     @contextmanager
     def record(self) -> Iterator[None]:
@@ -288,6 +379,9 @@ class StateHistory:
                     yield
             for cache, record in zip(self._caches, self._records, strict=True):
                 record.end(cache.cache, self._shared.width)
+                # A layer that does not ask keeps the last columns, padding or not.
+                if self._shared.fed is not None and not record.knows_lengths:
+                    cache.cache = record.drop_padding(self._shared.fed, self._shared.width)
         finally:
             for cache in self._caches:
                 cache.record = cache.recorder = None
@@ -300,11 +394,11 @@ class StateHistory:
     def go_back(self, row: int, length: int) -> int:
         """Let a row go back to a length of at least min_length; return the length that it then has.
 
-        That is less than length if length is past the end of the recorded forward.
+        That is less than length if length is past the end of the recorded forward and of those kept after it.
         """
         place = self._places[row]
         assert place is not None
-        self._kept[row] = min(length - self._starts[place], self._widths[place])
+        self._kept[row] = min(length - self._starts[place], self._widths[place] + len(self._later))
         return self._starts[place] + self._kept[row]
 
     def stay(self, row: int) -> None:
@@ -336,11 +430,17 @@ class StateHistory:
         places = mx.array([place or 0 for place in self._places])
         goes_back = mx.array([row in self._kept for row in range(len(self._places))])
         is_same = self._places == list(range(len(self._starts)))
-        for cache, record in zip(self._caches, self._records, strict=True):
+        beyond = [max(0, num - width) for num, width in zip(kept, self._widths, strict=True)]
+        within = [num - more for num, more in zip(kept, beyond, strict=True)]
+        for at, (cache, record) in enumerate(zip(self._caches, self._records, strict=True)):
             for idx, now in enumerate(cache.cache):
                 if now is None or record.after[idx] is None:
                     continue
-                then = record.at(idx, kept, self._widths)
+                then = record.at(idx, within, self._widths)
+                for more in set(beyond) - {0}:
+                    later = self._later[more - 1][at][idx]
+                    assert later is not None
+                    then = _where_rows(mx.array(beyond) == more, later, then)
                 cache.cache[idx] = _where_rows(goes_back, then if is_same else then[places], now)
         for row in self._kept:
             self._places[row] = None

@@ -17,6 +17,7 @@ from mlx_lm.models.cache import CacheList, KVCache
 from engine.kv_cache.batched import (
     Extent,
     GroupedKVCache,
+    RaggedChunkedKVCache,
     RaggedKVCache,
     max_slots,
     round_columns,
@@ -24,14 +25,16 @@ from engine.kv_cache.batched import (
 )
 from engine.kv_cache.batched import cache_arrays as cache_arrays
 from engine.kv_cache.columns import Columns, RowLengths
-from engine.kv_cache.gemma2_masks import take_masks_of_rows
 from engine.kv_cache.groups import FIRST_LIMIT, Group, Groups, attention_by_group
 from engine.kv_cache.per_row import Caches as Caches
 from engine.kv_cache.per_row import FittedQuantizedKVCache, Snapshot, is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_caches
 from engine.kv_cache.recurrent import RaggedStateCache, StateHistory
 from engine.kv_cache.slices import KVSlice, State, cut_slice, take_state
-from engine.kv_cache.sliding_window import WindowKVCache
+from engine.kv_cache.sliding_window import ChunkedWindowKVCache, WindowKVCache
+from engine.kv_cache.stand_ins.attention_layers import attention_classes, layers_by_group
+from engine.kv_cache.stand_ins.gemma2 import take_masks_of_rows
+from engine.kv_cache.stand_ins.llama4 import take_positions_of_rows
 
 log = logging.getLogger("reprise.engine")
 
@@ -45,13 +48,23 @@ class Sharing(IntEnum):
     BUFFERS = 1
     """All rows share a forward pass and each layer's buffers."""
 
-    GROUPS = 2
+    LAYERS = 2
+    """As GROUPS, but attention layers run once per group, and not only attention itself."""
+
+    GROUPS = 3
     """All rows share a forward pass, and those of similar length each layer's buffers."""
 
     @property
     def first_limit(self) -> int | None:
         """The tokens that rows of the first group may have; None if there are no groups."""
-        return FIRST_LIMIT if self is Sharing.GROUPS else None
+        return FIRST_LIMIT if self >= Sharing.LAYERS else None
+
+    def describe(self) -> str:
+        """Say what rows share, for people."""
+        if self is Sharing.NOTHING:
+            return "a forward pass for each row"
+        more = "; short rows take as much memory as the longest" if self is Sharing.BUFFERS else ""
+        return f"one forward pass for all rows{more}"
 
 
 class Rows(Protocol):
@@ -70,8 +83,12 @@ class Rows(Protocol):
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its index."""
 
-    def forward(self, tokens: mx.array) -> mx.array:
-        """Feed (rows, width) tokens; return logits (rows, width, vocabulary), not yet evaluated."""
+    def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:
+        """Feed (rows, width) tokens; return logits (rows, width, vocabulary), not yet evaluated.
+
+        keeps_state: a wish, for a forward of width 1 after a ragged one: that recurrent state, too, can go
+            back to after it. See roll_back().
+        """
 
     def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
         """Feed row r the tokens fed[r], at least one; the widths may differ.
@@ -86,8 +103,8 @@ class Rows(Protocol):
         length: at least the row's length before the last forward_ragged. Rolling back to the present length
             is free.
         Returns length itself, unless the row has recurrent state and length is past the end of the last
-            forward_ragged: then it is the end of that forward. State goes back only into that forward, and
-            only once.
+            forward_ragged: then it is the end of that forward, or of a later one that kept its state. State
+            goes back only once.
         Raises ValueError if the row holds fewer than length tokens or cannot be rolled back that far.
         """
 
@@ -106,11 +123,17 @@ class BatchedRows:
     caches: one per layer, made for the first row like its own.
     """
 
-    def __init__(self, model: Any, first_limit: int | None = None) -> None:
-        """first_limit: tokens of rows in the first group of full attention; None if all rows share one."""
+    def __init__(self, model: Any, first_limit: int | None = None, by_layer: bool = False) -> None:
+        """Make an empty batch.
+
+        first_limit: tokens of rows in the first group of full attention; None if all rows share one.
+        by_layer: whether whole attention layers run group by group, and not only attention itself.
+        """
         take_masks_of_rows()
+        take_positions_of_rows()
         self.model = model
         self._first_limit = first_limit
+        self._attention_classes = attention_classes(model) if by_layer else None
         self._clear()
 
     def _clear(self) -> None:
@@ -118,7 +141,7 @@ class BatchedRows:
         self.caches: Caches = []
         self._groups = Groups(self.shared, self._first_limit)
         # By window, and none for full attention.
-        self._windows: dict[int, Columns] = {}
+        self._windows: dict[tuple[int, bool], Columns] = {}
         self._history: StateHistory | None = None
 
     @property
@@ -162,9 +185,10 @@ class BatchedRows:
         if is_recurrent(given):
             return RaggedStateCache(self.shared, len(given.cache))
         # Those derived from it have methods of their own.
-        if type(given) is WindowKVCache:
-            window = given.window
-            return RaggedKVCache(self._windows.setdefault(window, Columns(self.shared, window)))
+        if type(given) in (WindowKVCache, ChunkedWindowKVCache):
+            kind = given.window, type(given) is ChunkedWindowKVCache
+            columns = self._windows.setdefault(kind, Columns(self.shared, *kind))
+            return RaggedChunkedKVCache(columns) if columns.is_chunked else RaggedKVCache(columns)
         if isinstance(given, FittedQuantizedKVCache):
             return GroupedKVCache(self._groups, given.bits)
         if type(given) is not KVCache:
@@ -189,9 +213,11 @@ class BatchedRows:
             columns.remove(row)
         self.shared.remove(row)
         for columns in self._windows.values():
-            caches = self._in_window(columns)
-            if caches and (slots := max_slots(last)) < caches[0].extent[0]:
-                for cache in caches:
+            moves, slots = columns.shrink(), max_slots(last)
+            for cache in self._in_window(columns):
+                if moves:
+                    cache.move(moves)
+                if slots < cache.extent[0]:
                     cache.resize(slots, cache.extent[1])
 
     def _take_out(self, row: int) -> None:
@@ -252,10 +278,13 @@ class BatchedRows:
     def _states(self) -> list[RaggedStateCache]:
         return [cache for cache in leaves(self.caches) if isinstance(cache, RaggedStateCache)]
 
-    def forward(self, tokens: mx.array) -> mx.array:
+    def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:
         """Run one forward over all rows. If building it raises, every row keeps its length and its tokens."""
         self._settle()
-        return self._forward(tokens, [tokens.shape[1]] * tokens.shape[0], nullcontext())
+        logits = self._forward(tokens, [tokens.shape[1]] * tokens.shape[0], nullcontext())
+        if self._history:
+            self._history.follow(keeps_state)
+        return logits
 
     def forward_ragged(self, fed: Sequence[Sequence[int]]) -> mx.array:
         """Run one forward over right-padded rows. Padding lands past a row's end, where it is masked."""
@@ -277,8 +306,12 @@ class BatchedRows:
                 for cache in self._in_window(columns):
                     cache.move(moves)
         before = [(state, list(state.cache)) for state in self._states]
+        if self._attention_classes is None:
+            by_group = attention_by_group(self._groups)
+        else:
+            by_group = layers_by_group(self._groups, self._attention_classes)
         try:
-            with recording, attention_by_group(self._groups):
+            with recording, by_group:
                 logits: mx.array = self.model(tokens, cache=self.caches)
         except BaseException:
             for state, arrays in before:
@@ -399,8 +432,8 @@ class SeparateRows:
         self._lengths.pop()
         self._verified.pop()
 
-    def forward(self, tokens: mx.array) -> mx.array:
-        """Run one forward per row, in order."""
+    def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:  # noqa: ARG002
+        """Run one forward per row, in order. No state is kept."""
         logits = [self.model(tokens[row : row + 1], cache=caches) for row, caches in enumerate(self.caches)]
         self._lengths = [length + tokens.shape[1] for length in self._lengths]
         return mx.concatenate(logits, axis=0)
@@ -454,7 +487,9 @@ def _check_length(row: int, length: int, min_length: int, held: int) -> None:
 
 def make_rows(model: Any, sharing: Sharing) -> Rows:
     """Make an empty batch."""
-    return BatchedRows(model, sharing.first_limit) if sharing else SeparateRows(model)
+    if not sharing:
+        return SeparateRows(model)
+    return BatchedRows(model, sharing.first_limit, sharing is Sharing.LAYERS)
 
 
 def evaluate(caches: Caches) -> None:

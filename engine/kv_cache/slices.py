@@ -53,6 +53,18 @@ def take_state(caches: Caches) -> State:
     return taken
 
 
+def start_copies(*copies: Sequence[mx.array | None]) -> None:
+    """Start computing arrays one after the other, without waiting for them.
+
+    What they are copied from may not be computed yet either, such as buffers that have just shrunk. All at
+    once, the old and the new buffers of every layer might be in memory together.
+    """
+    for arrays in copies:
+        for array in arrays:
+            if array is not None:
+                mx.async_eval(array)
+
+
 def num_bytes(arrays: Sequence[mx.array | None]) -> int:
     """Return the bytes of a KV slice or a state."""
     return sum(array.nbytes for array in arrays if array is not None)

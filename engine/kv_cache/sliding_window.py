@@ -12,13 +12,14 @@ ROLLBACK_TOKENS = 256
 """Maximum tokens to forget over several updates: a draft model feeds up to 255 drafted tokens one by one."""
 
 
-def max_columns(window: int, max_width: int) -> int:
+def window_columns(num_tokens: int, window: int, max_width: int) -> int:
     """Return the maximum columns of a buffer if no update brings more than max_width tokens.
 
-    Rows that share buffers need up to three blocks more than the window, for they begin and end in different
-    columns of a block.
+    num_tokens: of the longest text, and SLACK_TOKENS more. Rows that share buffers need up to three blocks
+        more than the window, for they begin and end in different columns of a block.
     """
-    return window + 4 * BLOCK_TOKENS + max(ROLLBACK_TOKENS, max_width) + max_width + SLACK_TOKENS
+    seen = window + 2 * BLOCK_TOKENS + max(ROLLBACK_TOKENS, max_width) + max_width + SLACK_TOKENS
+    return min(num_tokens, seen) + 2 * BLOCK_TOKENS
 
 
 def first_needed(position: int, window: int) -> int:

@@ -43,7 +43,9 @@ class ChildProcess:
     library: the folder of the library that does the job.
     """
 
-    def __init__(self, job: Literal["templates", "tool_calls"], library: Path, limits: Limits) -> None:
+    def __init__(
+        self, job: Literal["templates", "tool_calls", "schemas"], library: Path, limits: Limits
+    ) -> None:
         self._job = job
         self._library = library
         self._limits = limits

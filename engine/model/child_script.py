@@ -63,7 +63,46 @@ def handle_tool_calls(mlx_lm: Path) -> Handle:
     return handle
 
 
-JOBS: dict[str, Callable[[Path], Handle]] = {"templates": handle_templates, "tool_calls": handle_tool_calls}
+def handle_schemas(_: Path) -> Handle:
+    """Return a function that checks JSON. A call has a text and a schema, both as JSON."""
+    os.nice(PARSER_NICENESS)
+    validators: Any = importlib.import_module("jsonschema.validators")
+    registry = importlib.import_module("referencing").Registry()
+
+    def handle(call: dict[str, Any]) -> Reply:
+        try:
+            schema = json.loads(call["schema"])
+            kind = validators.validator_for(schema, validators.Draft202012Validator)
+            # With an empty registry nothing is fetched.
+            validator = kind(schema, registry=registry, format_checker=kind.FORMAT_CHECKER)
+            return {"valid": bool(validator.is_valid(_load(call["text"])))}
+        except _NotJsonError:
+            return {"valid": False}
+        # A schema comes from a client, and may be wrong in any way.
+        except Exception:
+            return {"valid": None}
+
+    # Import what the library imports at first use: later no file can be opened.
+    handle({"schema": '{"$ref": "#/$defs/a", "$defs": {"a": {"format": "date"}}}', "text": '"a"'})
+    return handle
+
+
+class _NotJsonError(Exception):
+    """A text is not JSON."""
+
+
+def _load(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise _NotJsonError from None
+
+
+JOBS: dict[str, Callable[[Path], Handle]] = {
+    "templates": handle_templates,
+    "tool_calls": handle_tool_calls,
+    "schemas": handle_schemas,
+}
 
 
 def read_calls(parse: Parse, text: str, tools: list[dict[str, Any]]) -> list[dict[str, str | None]]:

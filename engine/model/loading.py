@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerFast
 from config.settings import Settings
 from engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
 from engine.model.detokenizer import Detokenizer
+from engine.model.generation_config import read_sampling_defaults
 from engine.model.tokenizer import Tokenizer
 from engine.request import ModelInfo
 
@@ -84,7 +85,9 @@ def make_loader(settings: Settings) -> Load:
     """Return a function that loads the model named by the settings, for the engine's thread to call."""
     source = settings.model_source
     name = BUNDLED_NAME if settings.model is None else display_name(source)
-    return partial(load_model, source, name, settings.max_context_tokens, **_load_options(settings))
+    template = read_template(settings.chat_template)
+    options = _load_options(settings)
+    return partial(load_model, source, name, settings.max_context_tokens, chat_template=template, **options)
 
 
 def make_draft_loader(settings: Settings) -> Load | None:
@@ -93,6 +96,16 @@ def make_draft_loader(settings: Settings) -> Load | None:
         return None
     name = settings.draft_model
     return partial(load_model, name, name, None, **_load_options(settings))
+
+
+def read_template(file: str | None) -> str | None:
+    """Return the text of a chat template's file; None for no file. Raises ModelError."""
+    if file is None:
+        return None
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as fault:
+        raise ModelError(f"cannot read the chat template {file}: {fault}") from fault
 
 
 def _load_options(settings: Settings) -> dict[str, Any]:
@@ -115,11 +128,13 @@ def load_model(
     *,
     trusts_code: bool = False,
     cache_folder: Path | None = None,
+    chat_template: str | None = None,
 ) -> LoadedModel:
     """Load a model folder (config.json, model*.safetensors, tokenizer), or a name on the model hub.
 
     trusts_code: run Python code that comes with the model, if the model requires it.
     cache_folder: keeps tables of the tokens between starts, if there is one.
+    chat_template: takes the place of the model's own.
     Raises ModelError if mlx-lm cannot load it.
     """
     start = time.perf_counter()
@@ -135,7 +150,8 @@ def load_model(
                 lazy=True,
                 return_config=True,
                 # Without this setting, transformers asks at the terminal.
-                tokenizer_config={"trust_remote_code": trusts_code},
+                tokenizer_config={"trust_remote_code": trusts_code}
+                | ({} if chat_template is None else {"chat_template": chat_template}),
                 trust_remote_code=trusts_code,
             )
         model, wrapped, config = loaded
@@ -164,6 +180,9 @@ def load_model(
     except Exception as fault:
         raise ModelError(f"the model {source} is loaded but cannot be used: {fault}") from fault
     info = describe(model, config, name, vocab_size, max_context_tokens, time.perf_counter() - start)
+    # Of a model from the hub, the tokenizer knows where it was downloaded to.
+    home = folder if folder.exists() else Path(str(getattr(wrapped, "name_or_path", source)))
+    info = replace(info, sampling_defaults=read_sampling_defaults(home))
     return LoadedModel(model, tokenizer, info)
 
 

@@ -6,6 +6,9 @@ Plain data without MLX, so that the server can import it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+HARMONY = "harmony"
+"""The format of gpt-oss: channels for reasoning, tool calls and content."""
+
 
 @dataclass(frozen=True, slots=True)
 class Marker:
@@ -21,7 +24,8 @@ class Markers:
 
     call_end: None, even if call_start is set, where a tool call extends to the end of the answer.
     separators: markers around content that are not part of it.
-    call_format: mlx-lm's name for the format of tool calls, such as json_tools.
+    inner: special tokens that the format of tool calls uses between the markers.
+    call_format: mlx-lm's name for the format of tool calls, such as json_tools, or one of call_formats.py.
     """
 
     think_start: Marker | None = None
@@ -29,6 +33,7 @@ class Markers:
     call_start: Marker | None = None
     call_end: Marker | None = None
     separators: tuple[Marker, ...] = ()
+    inner: tuple[Marker, ...] = ()
     call_format: str = ""
 
     @property
@@ -42,9 +47,15 @@ class Markers:
         return self.call_start is not None
 
     @property
+    def is_harmony(self) -> bool:
+        """Whether every part of the answer is a message in a channel of its own, as gpt-oss writes it."""
+        return self.call_format == HARMONY
+
+    @property
     def all(self) -> tuple[Marker, ...]:
         """All markers of the model."""
-        some = (self.think_start, self.think_end, self.call_start, self.call_end, *self.separators)
+        outer = (self.think_start, self.think_end, self.call_start, self.call_end)
+        some = (*outer, *self.separators, *self.inner)
         return tuple(marker for marker in some if marker is not None)
 
     def count_reasoning_tokens(self, answer: Sequence[int], is_open: bool, num_blocks: int) -> int:

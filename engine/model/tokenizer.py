@@ -4,15 +4,16 @@ Wraps mlx-lm's tokenizer. Two calls must not run at once: the server makes all o
 own. The engine's thread detokenizes with objects that share no mutable state with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from engine.model.call_formats import HARMONY_ENDS, inner_tokens, recognize
 from engine.model.chat_templates import isolate_templates
-from engine.model.markers import Marker, Markers, ends_with
+from engine.model.markers import HARMONY, Marker, Markers, ends_with
 from engine.model.token_table import TokenTable, read_table
 from engine.model.tool_calls import PARSERS, WrittenCall
 
@@ -66,7 +67,12 @@ class Tokenizer:
     @property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""
-        return frozenset(self.wrapped.eos_token_ids)
+        return frozenset(self.wrapped.eos_token_ids) | self._format_ends
+
+    @cached_property
+    def _format_ends(self) -> frozenset[int]:
+        """The tokens that end an answer in the model's format, in case its configuration leaves them out."""
+        return frozenset(map(self.backend.token_to_id, HARMONY_ENDS if self.markers.is_harmony else ()))
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of one token, which may be part of a character; none for an id without a token."""
@@ -91,8 +97,11 @@ class Tokenizer:
 
     @cached_property
     def markers(self) -> Markers:
-        """The markers of reasoning and tool calls that mlx-lm knows for the model."""
+        """The markers of reasoning and tool calls that mlx-lm or call_formats.py knows for the model."""
         wrapped = self.wrapped
+        found = recognize(wrapped) if wrapped.tool_parser is None else None
+        if found is not None and found.name == HARMONY:
+            return self._harmony_markers()
         think_start, think_end = self._marker(wrapped.think_start), self._marker(wrapped.think_end)
         separators = dict.fromkeys(wrapped.structural_markers)
         for state, transitions in wrapped.response_transitions.items():
@@ -104,14 +113,31 @@ class Tokenizer:
                 if next_state not in ("reasoning", "tool"):
                     separators[text] = None
         parser = wrapped.tool_parser
+        call_format = "" if parser is None else parser.__module__.rpartition(".")[2]
+        call_start, call_end = wrapped.tool_call_start, wrapped.tool_call_end
+        if found is not None:
+            call_format, call_start, call_end = found.name, found.start, found.end
         return Markers(
             think_start,
             think_end,
-            self._marker(wrapped.tool_call_start),
-            self._marker(wrapped.tool_call_end),
-            tuple(marker for text in separators if (marker := self._marker(text))),
-            "" if parser is None else parser.__module__.rpartition(".")[2],
+            self._marker(call_start),
+            self._marker(call_end),
+            self._markers_of(separators),
+            self._markers_of(inner_tokens(wrapped, call_format)),
+            call_format,
         )
+
+    def _harmony_markers(self) -> Markers:
+        return Markers(
+            self._marker("<|channel|>analysis<|message|>"),
+            self._marker("<|end|>"),
+            self._marker("<|call|>"),
+            inner=self._markers_of(inner_tokens(self.wrapped, HARMONY)),
+            call_format=HARMONY,
+        )
+
+    def _markers_of(self, texts: Iterable[str]) -> tuple[Marker, ...]:
+        return tuple(marker for text in texts if (marker := self._marker(text)))
 
     def _marker(self, text: str | None) -> Marker | None:
         return Marker(text, tuple(self.encode_answer(text))) if text else None
@@ -153,7 +179,7 @@ class Tokenizer:
         tools: the tools of the request in OpenAI's form, as a JSON array.
         Raises ParseLimitError if it takes too much time or memory.
         """
-        return PARSERS.parse(self.markers.call_format, text, tools) if self.markers.call_format else []
+        return PARSERS.parse(self.markers.call_format, text, tools) if self.wrapped.tool_parser else []
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of plain text, with the beginning-of-sequence token if the model wants one."""

@@ -72,8 +72,7 @@ def from_stored(one: Stored) -> mx.array:
 
 
 def copy_contents(kv_slice: KVSlice, state: State) -> Contents:
-    """Evaluate the arrays and copy them."""
-    mx.eval(kv_slice, state)
+    """Evaluate the arrays one after the other and copy them."""
     return Contents([to_stored(a) for a in kv_slice], [None if a is None else to_stored(a) for a in state])
 
 

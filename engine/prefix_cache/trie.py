@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from engine.kv_cache.per_row import Caches
-from engine.kv_cache.slices import KVSlice, State, num_bytes, rebuild, sub_slice
+from engine.kv_cache.slices import KVSlice, State, num_bytes, rebuild, start_copies, sub_slice
 
 MAX_ARRAYS = 100_000
 """Maximum arrays to keep. Metal allows about 499,000 buffers at a time, and the rows need some of them."""
@@ -116,6 +116,7 @@ class PrefixCache:
         path_bytes = sum(num_bytes(node.kv_slice) for node in _with_ancestors(last))
         if path_bytes + num_bytes(kv_slice) + num_bytes(state) > self.budget_bytes:
             return
+        start_copies(kv_slice, state)
         mx.eval(kv_slice, state)
         node = self._split(last, matched) if matched < last.end else last
         if matched < len(added):

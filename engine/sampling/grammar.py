@@ -44,6 +44,9 @@ MAX_LEXER_STATES = 250_000
 _LIMIT_REACHED = re.compile("too many|max is|too big|too complex", re.IGNORECASE)
 """Matches llguidance's errors about a limit of the above."""
 
+ANY = "any"
+"""What a grammar of this kind is compiled to."""
+
 Mask = NDArray[np.bool_]
 """(vocabulary,) True where a token is allowed."""
 
@@ -72,7 +75,10 @@ class Grammars:
 
     def compile(self, grammar: Grammar) -> Grammar:
         """Return the grammar as compiled, which may take long. Raises GrammarError if it cannot be used."""
-        return grammar if grammar.compiled is not None else replace(grammar, compiled=self._find(grammar))
+        if grammar.compiled is not None:
+            return grammar
+        text = replace(grammar, thinking=None)
+        return replace(grammar, compiled=ANY if grammar.kind == "any" else self._find(text))
 
     def matcher(self, grammar: Grammar) -> "Matcher":
         """Make a matcher for an empty answer. It takes microseconds if the grammar is compiled.
@@ -179,6 +185,8 @@ def _to_llguidance(grammar: Grammar) -> str:
                 return LLMatcher.grammar_from_regex(grammar.text)
             case "lark":
                 return LLMatcher.grammar_from_lark(grammar.text)
+            case "any":
+                raise GrammarError("has no text")
     except ValueError as fault:
         raise GrammarError(str(fault)) from fault
 

@@ -2,7 +2,7 @@
 
 MLX dispatches operations ahead of the device, and keeps what they used until they have run. How far it gets
 is a matter of timing. So forward passes are measured under a memory limit of 0, where MLX waits after nearly
-every operation: that is what they need. memory_budget.py adds the room in which MLX may run ahead.
+every operation: that is what they need. memory_budget.py limits how far MLX may run ahead.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from engine.kv_cache.per_row import Caches, arrays_of, is_recurrent, leaves, make_caches
 from engine.kv_cache.rows import BatchedRows, evaluate
-from engine.kv_cache.sliding_window import BLOCK_TOKENS, max_columns
+from engine.kv_cache.sliding_window import window_columns
 
 PROBE_TOKENS = 16
 """More than 8: up to there Metal has an attention kernel of its own, which never writes scores to memory."""
@@ -61,26 +61,27 @@ class Footprint:
         windows = self.window_bytes(num_tokens, chunk_tokens)
         return self.fixed_bytes + self.token_bytes * num_tokens + windows
 
-    def window_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
+    def window_bytes(self, num_tokens: int, max_width: int) -> int:
         """Return the part of row_bytes() for sliding windows."""
-        return sum(
-            each * min(num_tokens + chunk_tokens + BLOCK_TOKENS, max_columns(window, chunk_tokens))
-            for each, window in self.windows
-        )
+        return sum(each * window_columns(num_tokens, window, max_width) for each, window in self.windows)
 
-    def growth_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
-        """Return what growing a row's caches to num_tokens takes besides them.
+    def growth_bytes(self, num_rows: int, num_cells: int, num_tokens: int, max_width: int) -> int:
+        """Return what the growth of num_rows rows takes besides the caches that have grown.
 
         Layers grow one after the other, and each has its old and its new buffer for a moment.
+        num_cells: slots times columns of the buffers that keep all tokens. num_tokens: of the longest row.
         """
-        if not self.token_bytes:
-            longest = max((window for _, window in self.windows), default=0)
-            num_tokens = min(num_tokens + chunk_tokens, max_columns(longest, chunk_tokens))
-        return self.layer_bytes * num_tokens
+        cells = [num_rows * window_columns(num_tokens, window, max_width) for _, window in self.windows]
+        if self.token_bytes:
+            cells.append(num_cells)
+        return self.layer_bytes * max(cells, default=0)
 
     def forward_bytes(self, num_fed: int, num_seen: int) -> int:
-        """Return the bytes that a forward pass over num_fed tokens needs; the longest row holds num_seen."""
-        return ceil(num_fed * (self.fed_bytes + self.seen_bytes * num_seen))
+        """Return the bytes that a forward pass over num_fed tokens needs.
+
+        num_seen: the sum, over these tokens, of the columns that each attends to.
+        """
+        return ceil(num_fed * self.fed_bytes + num_seen * self.seen_bytes)
 
 
 def measure(model: Any, kv_bits: int | None = None, batched: bool = False) -> Footprint:

@@ -4,11 +4,11 @@ A request is admitted if its prompt and a part of its answer fit, so running req
 together. Then the prefix cache shrinks first, and after it the youngest request is preempted. The oldest
 never is, and any sequence fits alone: MemoryBudget.max_tokens() limits the context to that.
 
-    estimate = what is kept + the growth of one layer + working memory + room to run ahead
+    estimate = what is kept + the growth of one layer + working memory
 
-MLX dispatches operations ahead of the device and keeps what they used until they have run; the last part of
-the estimate has room for that. Before each step MLX's own limit is lowered by as much: above it MLX waits for
-the device before it dispatches more, so running ahead never takes more than there is room for.
+MLX dispatches operations ahead of the device and keeps what they used until they have run. It may use all
+memory that is left for that: before each step its own limit is set one operation below the end of memory.
+Above the limit MLX waits for the device before it dispatches the next operation.
 """
 
 import logging
@@ -21,7 +21,9 @@ import mlx.core as mx
 from config.settings import Settings
 from engine.kv_cache.batched import GROWTH_TOKENS, max_slots, round_columns
 from engine.kv_cache.groups import count_cells
+from engine.kv_cache.recurrent import MAX_LATER_STATES
 from engine.kv_cache.rows import BatchedRows, Rows, Sharing
+from engine.kv_cache.sliding_window import SLACK_TOKENS
 from engine.model.loading import LoadedModel, ModelError
 from engine.prefix_cache.trie import PrefixCache
 from engine.request import MemoryLimit
@@ -115,24 +117,18 @@ class Estimate:
     """Bytes that a step needs.
 
     kept: kept from step to step. growth: for the growth of one layer. working: while the step runs.
-    ahead: room in which MLX may run ahead.
+    operation: at most taken by one operation of the step.
     """
 
     kept: int = 0
     growth: int = 0
     working: int = 0
-    ahead: int = 0
+    operation: int = 0
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.kept + self.growth + self.working + self.ahead
-
-    @property
-    def room_above(self) -> int:
-        """Bytes that one more operation may take when MLX already holds more than it should."""
-        # Half of a layer's growth is its keys.
-        return max(self.ahead, self.growth // 2)
+        return self.kept + self.growth + self.working
 
 
 class MemoryBudget:
@@ -228,11 +224,11 @@ class MemoryBudget:
         """
         estimate = self._estimate(
             [self._demand(s, len(s.tokens)) for s in members],
-            [self._demand(s, len(s.tokens)) for s in prefilling],
+            [self._demand(s, self._length_to_prefill(s)) for s in prefilling],
         )
         self.max_chunk_tokens = self.chunk_tokens
         needed = estimate.total + sum(self._reading_bytes(len(s.tokens)) for s in reading)
-        self._limit_mlx(estimate.room_above)
+        self._limit_mlx(estimate.operation)
         self._shrink_prefixes(self.room_bytes - needed)
         if needed > self.room_bytes:
             return False
@@ -244,14 +240,15 @@ class MemoryBudget:
             more = min(spare // 2 // token_bytes, self._largest_chunk_tokens - self.chunk_tokens)
             self.max_chunk_tokens += more
             self._used_bytes += more * token_bytes
-            self._limit_mlx(estimate.room_above + more * token_bytes // 2)
+            self._limit_mlx(estimate.operation + more * token_bytes)
             spare -= more * token_bytes
         for model, model_rows in zip(self._models, rows, strict=True):
             footprint = model.footprint
             if isinstance(model_rows, BatchedRows) and footprint.token_bytes:
                 # Prompts have buffers of their own until they join.
-                lengths = [self._row_columns(model, len(s.tokens)) for s in members]
-                num_cells = self._num_cells(model, lengths)
+                lengths = [len(s.tokens) for s in members]
+                columns = [self._row_columns(model, length) for length in lengths]
+                num_cells = self._num_cells(model, lengths, columns)
                 # Larger buffers also need more memory when they grow.
                 cell_bytes = footprint.token_bytes + footprint.layer_bytes
                 model_rows.limit_growth(num_cells + spare // len(self._models) // cell_bytes)
@@ -259,9 +256,9 @@ class MemoryBudget:
                 self._used_bytes += max(0, held - num_cells) * cell_bytes
         return True
 
-    def _limit_mlx(self, room_above: int) -> None:
-        """Make MLX wait for the device after each operation while it holds more than all but room_above."""
-        mx.set_memory_limit(max(0, self._weight_bytes + self.room_bytes - room_above))
+    def _limit_mlx(self, operation: int) -> None:
+        """Make MLX wait for the device while there is no room for one more operation of that many bytes."""
+        mx.set_memory_limit(max(0, self._weight_bytes + self.room_bytes - operation))
 
     def may_measure(self, lengths: SequenceOf[int]) -> bool:
         """Whether rows of these lengths, and a step over them, fit beside the cached prefixes alone."""
@@ -328,7 +325,8 @@ class MemoryBudget:
         everyone = [*rows, *prompts]
         if not everyone:
             return Estimate()
-        longest = max(length for length, _ in everyone)
+        lengths = [length for length, _ in everyone]
+        longest = max(lengths)
         longest_prompt = max((length for length, _ in prompts), default=0)
         kept = sum(sampling.row_bytes for _, sampling in everyone)
         growth = forward = logits = 0
@@ -341,33 +339,36 @@ class MemoryBudget:
             ]
             if model.sharing:
                 # A prompt joins the rows, where it takes as many columns as the longest of its group.
-                num_rows, most, num_cells = len(columns), max(columns), self._num_cells(model, columns)
-                kept += footprint.token_bytes * num_cells
-                kept += num_rows * footprint.fixed_bytes
-                # Windows have spare columns, and spare slots.
-                widest = max(self.chunk_tokens, model.width)
-                kept += max_slots(num_rows) * footprint.window_bytes(most + GROWTH_TOKENS, widest)
-                model_growth = (
-                    footprint.layer_bytes * num_cells
-                    if footprint.token_bytes
-                    else num_rows * footprint.growth_bytes(most, widest)
+                num_cells = self._num_cells(model, lengths, columns)
+                most = model.num_ids(longest) + self._ahead_tokens + SLACK_TOKENS
+                num_slots = max_slots(len(everyone))
+                kept += footprint.token_bytes * num_cells + len(everyone) * footprint.fixed_bytes
+                # Until then it has windows for its chunks.
+                kept += max(
+                    num_slots * footprint.window_bytes(most, model.width),
+                    max_slots(len(rows)) * footprint.window_bytes(most, model.width)
+                    + len(prompts) * footprint.window_bytes(most, self.chunk_tokens),
                 )
+                model_growth = footprint.growth_bytes(num_slots, num_cells, most, model.width)
             else:
                 kept += sum(footprint.row_bytes(each, self.chunk_tokens) for each in columns)
-                model_growth = sum(footprint.growth_bytes(each, self.chunk_tokens) for each in columns)
+                model_growth = sum(
+                    footprint.growth_bytes(1, each, each, self.chunk_tokens) for each in columns
+                )
             kept += len(rows) * (footprint.record_bytes + model.width * footprint.record_token_bytes)
             growth = max(growth, model_growth)
+            seen = model.width * self._num_cells(model, lengths[: len(rows)], columns[: len(rows)])
+            forward = max(forward, footprint.forward_bytes(len(rows) * model.width, seen))
             # The draft model reads the text of rows.
-            fed_at_once = longest_prompt if model is self._models[0] else model.num_ids(longest)
-            num_fed = max(len(rows) * model.width, min(self.chunk_tokens, fed_at_once))
-            num_seen = model.num_ids(longest) + self._ahead_tokens
-            forward = max(forward, footprint.forward_bytes(num_fed, num_seen))
+            read = longest_prompt if model is self._models[0] else model.num_ids(longest)
+            num_fed = min(self.chunk_tokens, read)
+            forward = max(forward, footprint.forward_bytes(num_fed, num_fed * (read + self._ahead_tokens)))
             logits = max(logits, model.logits_bytes(len(rows), model.width))
             if any(sampling.prompt_logprobs for _, sampling in prompts):
                 logits = max(logits, model.logits_bytes(1, PROMPT_LOGPROBS_CHUNK))
-        # No operation of sampling takes more than half of what a piece does.
         working = max(forward, logits + for_sampling)
-        return Estimate(kept, growth, working, max(forward, for_sampling // 2))
+        # No operation of sampling takes more than half of what a piece does; half of a growth is its keys.
+        return Estimate(kept, growth, working, max(forward, for_sampling // 2, growth // 2))
 
     def _sampling_bytes(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> int:
         """Return what sampling takes at most, and prompts' log probabilities."""
@@ -377,20 +378,37 @@ class MemoryBudget:
         num_arrays = max([num_arrays, *(sampling.num_arrays for _, sampling in rows)])
         return sampling_bytes(num_draws, num_arrays, self._vocab_size) if num_draws else 0
 
+    def _length_to_prefill(self, sequence: Sequence) -> int:
+        """Return how many tokens a prompt's caches hold at most after the next step."""
+        num_tokens = len(sequence.tokens)
+        if not self._models[-1].sharing:
+            # A draft model's rows that do not share buffers are counted as if they held the text already.
+            return num_tokens
+        return min(num_tokens, sequence.prefill.num_computed + self.chunk_tokens)
+
     def _fed_token_bytes(self, longest: int) -> int:
         """Return what each further token of a chunk needs; the longest row or prompt has longest tokens."""
-        return 1 + max(
-            # Twice, as MLX runs ahead.
-            2 * model.footprint.forward_bytes(1, model.num_ids(longest))
-            # The buffer of a sliding window has room for two chunks.
-            + 2 * sum(each for each, _ in model.footprint.windows)
-            for model in self._models
+        target = self._models[0].footprint
+        return (
+            1
+            + target.token_bytes
+            + target.layer_bytes
+            + max(
+                model.footprint.forward_bytes(1, model.num_ids(longest) + self._ahead_tokens)
+                # The buffer of a sliding window has room for two chunks.
+                + 2 * sum(each for each, _ in model.footprint.windows)
+                for model in self._models
+            )
         )
 
-    def _num_cells(self, model: ModelMemory, columns: SequenceOf[int]) -> int:
-        """Return the cells that rows take at most that share buffers, given the columns that each needs."""
-        # A row is in the group of its present length, which lacks all that a step may add, and rounding.
-        return count_cells(columns, model.sharing.first_limit, self._ahead_tokens + 2 * GROWTH_TOKENS)
+    def _num_cells(self, model: ModelMemory, lengths: SequenceOf[int], columns: SequenceOf[int]) -> int:
+        """Return the most cells that rows take that share buffers, given their lengths and their columns."""
+        # How many ids a text has less than it may have is not known if it is translated.
+        is_known = model.ids_per_token == 1
+        spans = [
+            (length - 1 if is_known else 0, model.num_ids(length) + self._ahead_tokens) for length in lengths
+        ]
+        return count_cells(spans, columns, model.sharing.first_limit)
 
     def _row_columns(self, model: ModelMemory, length: int) -> int:
         columns = model.num_ids(length) + self._ahead_tokens
@@ -431,7 +449,7 @@ def make_memory_budget(
         max_ids = draft_model.loaded.info.context_tokens
         models.append(
             ModelMemory(
-                measure(draft_model.model, batched=bool(draft_model.sharing)),
+                _drafting_footprint(draft_model),
                 draft_model.sharing,
                 draft_width,
                 *id_limits,
@@ -449,6 +467,13 @@ def make_memory_budget(
     )
     _limit_context(loaded, settings, memory_budget, given, weight_bytes)
     return memory_budget
+
+
+def _drafting_footprint(draft_model: DraftModel) -> Footprint:
+    """Measure what a draft model needs, with the states that it keeps after drafted tokens."""
+    footprint = measure(draft_model.model, batched=bool(draft_model.sharing))
+    state_bytes = footprint.fixed_bytes // 2 if draft_model.sharing else 0
+    return replace(footprint, record_bytes=footprint.record_bytes + MAX_LATER_STATES * state_bytes)
 
 
 def _limit_context(

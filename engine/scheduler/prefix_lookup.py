@@ -14,13 +14,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 from config.settings import Settings
 from engine.kv_cache.probes import prefix_fault
 from engine.kv_cache.rows import Caches, Rows, make_caches
-from engine.kv_cache.slices import KVSlice, State, cut_slice, has_state, rebuild, take_state
+from engine.kv_cache.slices import (
+    KVSlice,
+    State,
+    cut_slice,
+    has_state,
+    rebuild,
+    start_copies,
+    take_state,
+)
 from engine.model.loading import ModelError
 from engine.prefix_cache.block_hashes import count_shared
 from engine.prefix_cache.disk import PrefixStore
@@ -248,7 +255,7 @@ class PrefixLookup:
             return 0, None
         kv_slice = cut_best(0, best)
         # Copied now: until then the rows' next forward could not write to their buffers in place.
-        mx.async_eval(kv_slice)
+        start_copies(kv_slice)
         return best, kv_slice
 
     def _choose_kept_lengths(self, sequence: Sequence, kept: int, length: int) -> None:

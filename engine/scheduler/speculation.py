@@ -1,13 +1,15 @@
 """Decide whether the next step verifies drafts, and what every row feeds in it."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 from engine.sequence import Sequence
 from engine.speculative.accounts import StepAccounts
 from engine.speculative.costs.conditions import USUAL, Conditions, context_class
+from engine.speculative.costs.exact_widths import SHORT_TOKENS, Exactness
+from engine.speculative.costs.slowdown_budget import LOW_STEPS
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width, is_any_width_worth
 from engine.speculative.draft_model.costs import DraftModelCosts
@@ -31,7 +33,7 @@ class Planner:
     """Weighs the tokens that drafts promise against the time that steps take.
 
     costs: of the target's steps.
-    exact_shapes: if not None, the only (rows, width) besides width 1 that a forward pass may have.
+    exact: if not None, it has the only (rows, width) besides width 1 that a forward pass may have.
     model_costs: costs of the draft model's part of a step; None without a draft model.
     replays: whether accepted tokens are fed again after a rejection, because of recurrent state.
 
@@ -42,18 +44,22 @@ class Planner:
     def __init__(
         self,
         costs: StepCosts,
-        exact_shapes: Collection[tuple[int, int]] | None = None,
+        exact: Exactness | None = None,
         model_costs: DraftModelCosts | None = None,
     ) -> None:
         self.costs = costs
-        self.exact_shapes = exact_shapes
+        # By whether contexts are long.
+        self._exact_shapes = None if exact is None else [exact.shapes(is_long) for is_long in (False, True)]
         self.model_costs = model_costs
         self.accounts = StepAccounts(costs, model_costs)
         self.num_plain_probes = 0
         # See _measured_widths().
-        self._measured: dict[tuple[int, int], list[int]] = {}
-        # The conditions of the step that is being planned.
+        self._measured: dict[tuple[int, int, bool], list[int]] = {}
+        # Of the step that is being planned: its conditions, whether contexts are long, and the maximum
+        # seconds that budgets allow it.
         self._under = USUAL
+        self._is_long = False
+        self._left_s = math.inf
 
     def conditions(self, members: SequenceOf[Sequence]) -> Conditions:
         """Return the conditions of a step of these rows."""
@@ -72,10 +78,17 @@ class Planner:
         While a step is in flight the plan is a forecast, as that step's token is missing.
         """
         self._under = self.conditions(members)
-        if self.costs.is_plain_due(len(members), self._under):
+        self._is_long = max([len(s.tokens) for s in members]) + self.costs.widths[-1] > SHORT_TOKENS
+        plain_s = self.costs.least_plain_s(len(members), self._under) or math.inf
+        budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
+        self._left_s = min([budget.left_s(plain_s) for budget in budgets], default=math.inf)
+        if self.costs.is_plain_due(len(members), self._under) or (
+            self._left_s < LOW_STEPS * plain_s and any(budget.wants_plain(plain_s) for budget in budgets)
+        ):
             self.num_plain_probes += 1
             return []
-        if self._is_out_of_budget(members):
+        # Not even a step as short as a plain one is allowed, so no draft helps.
+        if self._left_s < plain_s:
             return []
         estimates, min_tokens = [], MIN_GAIN * self._min_ratio(len(members))
         is_worth = self._make_is_worth(len(members))
@@ -89,18 +102,16 @@ class Planner:
         # If no draft would pay with all rows like its own, no width pays for all rows together.
         width = 1
         if any(estimate.is_worth for estimate in estimates):
-            estimates = [self._any_draft(s, estimate) for s, estimate in zip(members, estimates, strict=True)]
+            estimates = [
+                estimate if estimate.is_worth else self._any_draft(s, estimate)
+                for s, estimate in zip(members, estimates, strict=True)
+            ]
             width = self._choose(members, estimates)
         if width == 1:
             estimates, width = self._probe(members, estimates)
             if width == 1:
                 return []
         return [_row_input(s, estimate, width) for s, estimate in zip(members, estimates, strict=True)]
-
-    def _is_out_of_budget(self, members: SequenceOf[Sequence]) -> bool:
-        """Whether not even a step as short as a plain one is allowed, so that no draft helps."""
-        plain_s = self.costs.least_plain_s(len(members), self._under) or math.inf
-        return any(s.drafts.slowdown_budget.left_s(plain_s) < plain_s for s in members if s.drafts)
 
     def model_pays(self, forecast: DraftForecast, limit: int) -> bool:
         """Whether drafts of up to limit tokens by the draft model would pay for a single row."""
@@ -216,8 +227,10 @@ class Planner:
         num_rows, fed_widths = len(members), self._make_fed_widths(estimates)
         is_model_asked = self._is_model_asked(estimates)
 
+        even_s = self.costs.even_steps(num_rows, self._under) if self.costs.batched else None
+
         def step_s(width: int) -> float:
-            step_s = self.costs.step_s(fed_widths(width), self._under)
+            step_s = even_s(width) if even_s else self.costs.step_s(fed_widths(width), self._under)
             if is_model_asked:
                 step_s += self._spread_s(num_rows, _planned(members, estimates, width))
             return step_s
@@ -242,11 +255,6 @@ class Planner:
         self, members: SequenceOf[Sequence], estimates: SequenceOf[DraftEstimate]
     ) -> Callable[[int], bool]:
         """Return a function: whether every row's slowdown budget allows a step of a width, with all costs."""
-        plain_s = self.costs.least_plain_s(len(members), self._under)
-        if plain_s is None:
-            return lambda _: False
-        budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
-        left_s = min([budget.left_s(plain_s) for budget in budgets], default=math.inf)
         fed_widths = self._make_fed_widths(estimates)
         is_model_asked = self._is_model_asked(estimates)
 
@@ -256,7 +264,7 @@ class Planner:
                 work = _planned(members, estimates, width)
                 doubt = MODEL_DOUBT if self.model_costs.is_new else 1.0
                 taken_s += doubt * self.model_s(len(members), work.num_fed, work.num_drafted)
-            return taken_s <= left_s
+            return taken_s <= self._left_s
 
         return is_allowed
 
@@ -270,8 +278,10 @@ class Planner:
 
         That happens when the draft model drafted less than planned.
         """
-        if self.exact_shapes is None:
+        if self._exact_shapes is None:
             return list(inputs)
+        longest = max([row_input.position for row_input in inputs])
+        self._is_long = longest + self.costs.widths[-1] > SHORT_TOKENS
         if self.costs.batched:
             return self._cut(inputs)
         return [self._cut([row_input])[0] for row_input in inputs]
@@ -279,8 +289,7 @@ class Planner:
     def _cut(self, inputs: SequenceOf[RowInput]) -> list[RowInput]:
         """Cut the drafts of one forward pass to its widest exact width; drop them if no width is exact."""
         widest = max(row_input.width for row_input in inputs)
-        exact = [w for w in range(2, widest + 1) if (len(inputs), w) in (self.exact_shapes or ())]
-        width = max(exact, default=1)
+        width = max(self._exact(list(range(2, widest + 1)), len(inputs)), default=1)
         if width == widest:
             return list(inputs)
         cut = [replace(row_input, draft=row_input.draft[: width - 1]) for row_input in inputs]
@@ -300,18 +309,19 @@ class Planner:
 
     def _measured_widths(self, num_rows: int, widest: int) -> list[int]:
         """Return the candidate widths where no draft becomes less certain halfway."""
-        if (found := self._measured.get((num_rows, widest))) is None:
+        asked = num_rows, widest, self._is_long
+        if (found := self._measured.get(asked)) is None:
             widths = [*(w for w in self.costs.widths if 1 < w < widest), *{widest} - {1}]
-            found = self._measured[num_rows, widest] = self._exact(widths, num_rows)
+            found = self._measured[asked] = self._exact(widths, num_rows)
         return found
 
     def _exact(self, widths: list[int], num_rows: int) -> list[int]:
         """Return those of the widths that are allowed in exact mode."""
-        if self.exact_shapes is None:
+        if self._exact_shapes is None:
             return widths
         # Rows with a forward pass each are as exact as a single row.
         together = num_rows if self.costs.batched else 1
-        return [width for width in widths if (together, width) in self.exact_shapes]
+        return [width for width in widths if (together, width) in self._exact_shapes[self._is_long]]
 
 
 def _max_draft_tokens(s: Sequence) -> int:
@@ -349,13 +359,11 @@ def without_drafts(members: SequenceOf[Sequence]) -> list[RowInput]:
 
 
 def _row_input(s: Sequence, estimate: DraftEstimate, width: int) -> RowInput:
-    newest, position = s.tokens[-1], len(s.tokens)
-    num_drafted = _num_drafted(estimate, width)
-    if num_drafted == 0:
-        return RowInput(newest, position)
-    if estimate.draft.source == MODEL:
-        num_to_draft = s.drafts.forecast.num_to_draft(num_drafted) if s.drafts else num_drafted
-        return RowInput(
-            newest, position, source=estimate.draft, num_wanted=num_drafted, num_to_draft=num_to_draft
-        )
-    return RowInput(newest, position, estimate.draft.tokens[:num_drafted], estimate.draft)
+    newest, position, draft = s.tokens[-1], len(s.tokens), estimate.draft
+    if tokens := draft.tokens[: width - 1]:
+        return RowInput(newest, position, tokens, draft)
+    # The draft model makes its tokens later.
+    if s.drafts and draft.source == MODEL and (num_wanted := _num_drafted(estimate, width)):
+        num_to_draft = s.drafts.forecast.num_to_draft(num_wanted)
+        return RowInput(newest, position, source=draft, num_wanted=num_wanted, num_to_draft=num_to_draft)
+    return RowInput(newest, position)

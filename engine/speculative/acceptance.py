@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, compress, count
 from operator import mul
 
 from drafters.base import Draft
@@ -73,6 +73,8 @@ class Acceptance:
         self.line_ends = line_ends
         self.own = AcceptanceCounts(DECAY)
         self._num_lines = 0
+        # They are wanted several times for every draft. What other requests learn meanwhile can wait.
+        self._line_end_rates: dict[int, float] = {}
 
     def rate(self, draft: Draft) -> float:
         """Return the chance that the next token of such a draft is accepted, in (0, 1)."""
@@ -87,13 +89,13 @@ class Acceptance:
         line_ends, tokens = self._line_ends_in(draft), draft.tokens
         if line_ends.isdisjoint(tokens):
             return DraftEstimate(_sum_steady(rate, len(tokens)), draft=draft)
-        stops = tuple([at for at, token in enumerate(tokens) if token in line_ends])
-        rates = [rate] * len(tokens)
-        for lines, at in enumerate(stops, self._num_lines):
-            if lines <= 3 or at == stops[0]:
-                line_end_rate = min(rate, self._line_end_rate(lines))
-            rates[at] = line_end_rate
-        return DraftEstimate(_sum_up(rates), stops, draft=draft)
+        rates, stops, lines = [rate] * len(tokens), [], self._num_lines
+        for at in compress(count(), map(line_ends.__contains__, tokens)):
+            if (line_end_rate := self._line_end_rate(lines)) < rate:
+                rates[at] = line_end_rate
+                stops.append(at)
+            lines += 1
+        return DraftEstimate(_sum_up(rates), tuple(stops), draft=draft)
 
     def learn(self, draft: Draft, num_verified: int, num_accepted: int) -> None:
         """Learn from num_verified tokens of a draft, of which the first num_accepted were accepted."""
@@ -117,13 +119,18 @@ class Acceptance:
         return frozenset() if draft.source in FRESH_SOURCES else self.line_ends
 
     def _line_end_rate(self, lines: int) -> float:
-        key, prior = (LINE_END, min(lines, 3)), LINE_END_PRIORS[min(lines, 3)]
-        start = self.global_counts.rate(key, prior, GLOBAL_LINE_END_PRIOR_TOKENS)
-        return self.own.rate(key, start, LINE_END_PRIOR_TOKENS)
+        at = lines if lines < 3 else 3
+        if (found := self._line_end_rates.get(at)) is None:
+            key = LINE_END, at
+            start = self.global_counts.rate(key, LINE_END_PRIORS[at], GLOBAL_LINE_END_PRIOR_TOKENS)
+            found = self._line_end_rates[at] = self.own.rate(key, start, LINE_END_PRIOR_TOKENS)
+        return found
 
     def _add(self, key: BucketKey, num_accepted: int, num_rejected: int) -> None:
         self.own.add(key, num_accepted, num_rejected)
         self.global_counts.add(key, num_accepted, num_rejected)
+        if key[0] == LINE_END:
+            self._line_end_rates.pop(key[1], None)
 
 
 def _sum_up(rates: Sequence[float]) -> tuple[float, ...]:

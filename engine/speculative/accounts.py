@@ -47,6 +47,8 @@ class StepAccounts:
         for budget in budgets:
             if budget:
                 budget.charge(taken_s, plain_s, 1)
+                if is_steady:
+                    budget.num_unseen = 0
 
     def charge_verification(
         self,

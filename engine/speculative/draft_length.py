@@ -23,7 +23,7 @@ class DraftEstimate:
     """One row's best draft, and what to expect of it. A row without a draft has num_tokens 0.
 
     expected: (num_tokens + 1,) tokens that a step commits on average with the first 0, 1, 2, ... tokens.
-    stops: lengths at which the draft becomes much less certain.
+    stops: lengths at which the draft becomes less certain, and so may be cut.
     draft: the drafted tokens and their source; the draft model makes its tokens once the width is known.
     is_worth: whether the draft pays in a step where all rows are like this one.
     """
@@ -73,10 +73,8 @@ def choose_width(
     """
     widest = max([len(e.expected) for e in estimates])
     rows = [e.expected if len(e.expected) == widest else _tokens_by_width(e, widest) for e in estimates]
-    speeds: dict[int, float] = {}
-    for width in widths:
-        at = min(width, widest) - 1
-        speeds[width] = sum([row[at] for row in rows]) / step_s(width)
+    num_tokens = list(map(sum, zip(*rows, strict=True)))
+    speeds = {width: num_tokens[min(width, widest) - 1] / step_s(width) for width in widths}
     min_speed = MIN_GAIN * len(rows) / step_s(1)
     worth = [width for width, speed in speeds.items() if speed > min_speed]
     # The best that is allowed: is_allowed() takes long, so few widths are checked.

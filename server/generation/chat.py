@@ -1,35 +1,85 @@
 """Answer a chat request, whichever API it came through; a presenter formats the output for that API."""
 
-from fastapi import Request, Response
-from pydantic_core import to_json
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 
+from fastapi import Request, Response
+from pydantic_core import PydanticCustomError, to_json
+
+from engine.request import Grammar
 from server.errors import BadRequestError
-from server.generation.chat_grammar import chat_grammar
+from server.generation.chat_grammar import chat_grammar, with_budget
 from server.generation.prompts import ChatPrompt
 from server.generation.respond import respond
 from server.generation.service import Service
-from server.http.request_log import record_of
+from server.http.request_log import note_relaxed, record_of
 from server.http.tenants import client_of
-from server.output.parser import ToolCallRules, parser_factory
-from server.output.parts import MakeParser
+from server.output.checked import WholeSchemas, checked
+from server.output.parser import parser_factory
+from server.output.parts import MakeParser, ToolCallRules
 from server.output.presenter import Presenter
 from server.requests.chat import ChatRequest
+from server.requests.tools import Tool, check_enforced_in_full
+from server.tool_formats.formats import find_format
+from server.tool_formats.reader import make_reader
 
 
 async def answer_chat(
-    request: Request, service: Service, body: ChatRequest, presenter: Presenter
+    request: Request,
+    service: Service,
+    body: ChatRequest,
+    presenter: Presenter,
+    larks: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
-    """Generate the response to a chat request. Raises ApiError before any of the response is sent."""
+    """Generate the response to a chat request. Raises ApiError before any of the response is sent.
+
+    larks: the grammars of free-form tools, by the names of the functions that stand for them.
+    """
     check_tools(service, body)
     prompt = await service.prompts.encode_chat(request, body)
-    content = await service.prompts.compile_requested_grammar(request, body)
-    grammar = chat_grammar(body, service.engine.tokenizer.markers, prompt.is_thinking, content)
-    if grammar is not None and grammar is not content:
-        grammar = await service.prompts.compile_grammar(request, grammar, "tools")
-    make_parser = _make_parser_factory(request, service, body, prompt)
+    content, is_relaxed = await service.prompts.compile_requested_grammar(request, body)
+
+    async def compile_whole(asked: ChatRequest) -> Grammar | None:
+        markers = service.engine.tokenizer.markers
+        grammar = chat_grammar(asked, markers, prompt.is_thinking, content, larks)
+        if grammar is None or grammar is content:
+            return grammar
+        return await service.prompts.compile_grammar(request, grammar, "tools")
+
+    grammar, relaxed_tools = await _compile_tools(request, body, compile_whole)
+    grammar = with_budget(
+        grammar, service.engine.tokenizer.markers, body.thinking_budget_tokens, prompt.is_thinking
+    )
+    schemas = WholeSchemas(
+        to_json(body.relaxable_schema).decode() if is_relaxed else None,
+        {tool.function.name: to_json(tool.function.parameters).decode() for tool in relaxed_tools},
+    )
+    make_parser = checked(_make_parser_factory(request, service, body, prompt), schemas)
     return await respond(
         request, service, body, presenter, [prompt.tokens], make_parser, prompt.prediction, grammar
     )
+
+
+async def _compile_tools(
+    request: Request,
+    body: ChatRequest,
+    compile_whole: Callable[[ChatRequest], Awaitable[Grammar | None]],
+) -> tuple[Grammar | None, list[Tool]]:
+    """Return the compiled grammar, and the tools whose schemas it does not follow in full.
+
+    Raises BadRequestError if even what can be enforced of the schemas cannot be.
+    """
+    relaxed, dropped = body.relax_tools()
+    if not dropped:
+        return await compile_whole(body), []
+    try:
+        check_enforced_in_full(body.enforced_tools)
+        return await compile_whole(body), []
+    except (BadRequestError, PydanticCustomError):
+        grammar = await compile_whole(relaxed)
+        note_relaxed(request, [path for paths in dropped.values() for path in paths])
+        return grammar, [tool for tool in body.tools if tool.function.name in dropped]
 
 
 def check_tools(service: Service, body: ChatRequest) -> None:
@@ -50,7 +100,13 @@ def _make_parser_factory(
     if body.shown_tools:
         tools = to_json([tool.for_template() for tool in body.shown_tools])
         client, request_id = client_of(request), record_of(request).id
+        call_format = find_format(service.engine.tokenizer.markers)
+        schemas = {tool.function.name: tool.function.parameters for tool in body.shown_tools}
         rules = ToolCallRules(
-            lambda text: service.tool_calls.parse(client, request_id, text, tools), body.parallel_tool_calls
+            lambda text: service.tool_calls.parse(client, request_id, text, tools),
+            body.parallel_tool_calls,
+            None if call_format is None else partial(make_reader, call_format, schemas),
+            is_streamed=body.stream,
+            note_read=partial(service.metrics.count_parse, "parsed"),
         )
     return parser_factory(service.engine.tokenizer.markers, prompt.is_thinking, rules)

@@ -4,64 +4,111 @@ The grammar is in llguidance's dialect of Lark: <[7]> is the token 7, %json a sc
 """
 
 import json
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
-from engine.model.markers import Marker, Markers
-from engine.request import Grammar
+from engine.model.markers import Markers
+from engine.request import Grammar, ThinkingBudget
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
-from server.requests.tools import Tool
+from server.tool_formats.formats import find_format
+from server.tool_formats.grammar import (
+    ANY_ARGUMENTS,
+    CallGrammar,
+    UnenforceableError,
+    escape_regex,
+    json_arguments,
+    json_rule,
+    marker_tokens,
+)
 
-CALL_FORMAT = "json_tools"
-"""The only tool call format that grammars support, by mlx-lm's name."""
-
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Spacing of JSON, the same as in the prompts that models see."""
-
-_ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 _TEXT = "TEXT: /(.|\\n)*/"
 _SPACE = "SPACE: /[ \\n]{0,4}/"
 
 
 def chat_grammar(
-    body: ChatRequest, markers: Markers, is_thinking: bool, content: Grammar | None = None
+    body: ChatRequest,
+    markers: Markers,
+    is_thinking: bool,
+    content: Grammar | None = None,
+    larks: Mapping[str, str] = MappingProxyType({}),
 ) -> Grammar | None:
     """Return the grammar of the whole output, or None if it is unconstrained.
 
-    is_thinking: the prompt has already opened the reasoning. content: grammar of the content.
-    Raises BadRequestError if the grammar needs tool calls and the model's tool call format is unsupported.
+    is_thinking: the prompt has already opened the reasoning. content: grammar of the content. larks: grammars
+    of the argument `input`, by the names of the functions that have one.
+    Raises BadRequestError if the grammar needs tool calls and they cannot be enforced in the model's format.
     """
-    must_call = body.tool_choice.mode == "required"
     tools = body.callable_tools
-    enforced = {tool.function.name for tool in body.enforced_tools}
-    if content is None and not enforced:
+    larks = {name: lark for name, lark in larks.items() if name in {tool.function.name for tool in tools}}
+    if content is None and not body.enforced_tools and not larks:
         return None
+    if markers.is_harmony:
+        return _grammar(_harmony(body, markers, content, larks))
     if not tools and not markers.can_think:
         return content
     rules = [*_thinking(markers, is_thinking), _TEXT, _SPACE]
     if tools:
-        _check_format(body, markers, content)
-        rules += _calls(tools, enforced, markers, body.parallel_tool_calls)
-    if must_call:
+        rules += _calls(body, markers, content, larks)
+    if body.tool_choice.mode == "required":
         output = "calls"
     elif content is None:
         output = "text_and_calls"
-        rules.append(f"text_and_calls: TEXT {'(call TEXT)*' if body.parallel_tool_calls else 'call?'}")
+        rules += _text_and_calls(markers, body.parallel_tool_calls)
     else:
         output = "(calls | content)" if tools else "content"
         rules.append(_content(content))
-    return Grammar("lark", "\n".join([f"start: thinking {output}", *rules]) + "\n")
+    return _grammar([f"start: thinking {output}", *rules])
 
 
-def _check_format(body: ChatRequest, markers: Markers, content: Grammar | None) -> None:
-    """Raise BadRequestError if the request demands what cannot be enforced for this model."""
-    start = markers.call_start
-    # If text may precede a call, the marker must be a single token. As plain text, the model could generate
-    # a marker of several tokens without starting a call.
-    may_have_text = body.tool_choice.mode != "required" and content is None
-    if markers.call_format == CALL_FORMAT and start and (len(start.tokens) == 1 or not may_have_text):
-        return
+def with_budget(
+    grammar: Grammar | None, markers: Markers, num_tokens: int | None, is_thinking: bool
+) -> Grammar | None:
+    """Return a grammar that also holds the reasoning to a number of tokens, if one is given.
+
+    is_thinking: the prompt has already opened the reasoning.
+    """
+    if num_tokens is None or markers.think_end is None:
+        return grammar
+    start = () if markers.think_start is None else markers.think_start.tokens
+    budget = ThinkingBudget(num_tokens, start, markers.think_end.tokens, is_thinking, markers.is_harmony)
+    return replace(grammar or Grammar("any", ""), thinking=budget)
+
+
+def _grammar(rules: Sequence[str]) -> Grammar:
+    return Grammar("lark", "\n".join(rules) + "\n")
+
+
+def _calls(
+    body: ChatRequest, markers: Markers, content: Grammar | None, larks: Mapping[str, str]
+) -> list[str]:
+    """Return the rules of tool calls. Raises BadRequestError."""
+    tools = body.callable_tools
+    call_format = find_format(markers)
+    if call_format is None:
+        raise _no_format(body, markers, content)
+    try:
+        return CallGrammar(
+            call_format,
+            markers,
+            [(tool.function.name, tool.function.parameters) for tool in tools],
+            {tool.function.name for tool in body.enforced_tools},
+            {tool.function.name for tool in tools if tool.function.strict},
+            larks,
+        ).rules(body.parallel_tool_calls)
+    except UnenforceableError as fault:
+        index = list(body.tools).index(tools[fault.tool])
+        param = f"tools[{index}].function.parameters"
+        raise BadRequestError(
+            f"'{param}' {fault}, which is {markers.call_format}. Leave out 'strict', or change the schema.",
+            param=param,
+            code="unsupported_schema",
+        ) from fault
+
+
+def _no_format(body: ChatRequest, markers: Markers, content: Grammar | None) -> BadRequestError:
+    """Make the error for a request that demands what no grammar can enforce for this model."""
     if body.tool_choice.mode == "required":
         param, remedy = "tool_choice", "Leave it at 'auto'"
     elif content is not None:
@@ -71,78 +118,84 @@ def _check_format(body: ChatRequest, markers: Markers, content: Grammar | None) 
         )
     else:
         param, remedy = "tools", "Leave out 'strict'"
-    raise BadRequestError(
-        f"'{param}': tool calls can be enforced only for models that write them as JSON after the token "
-        f"<tool_call>; this model's format is {markers.call_format}. {remedy}.",
+    return BadRequestError(
+        f"'{param}': tool calls cannot be enforced in this model's format, {markers.call_format}. {remedy}.",
         param=param,
         code="unsupported_value",
     )
+
+
+def _text_and_calls(markers: Markers, is_parallel: bool) -> list[str]:
+    """Return the rules for text with calls in it."""
+    start = markers.call_start
+    assert start is not None
+    both = "(to_call more)* {0}" if is_parallel else "to_call more | {0}"
+    if len(start.tokens) == 1:
+        return [f"text_and_calls: {both.format('TEXT')}", f"to_call: TEXT {marker_tokens(start)}"]
+    # The text of the marker begins a call, whichever tokens it is written with.
+    marker = json.dumps(start.text, ensure_ascii=False)
+    return [
+        f"text_and_calls: {both.format('LAST')}",
+        f"to_call[lazy]: TEXT {marker}",
+        f"LAST: TEXT & ~({_ANY} {marker} {_ANY})",
+    ]
+
+
+_ANY = "/(.|\\n)*/"
+
+
+def _harmony(
+    body: ChatRequest, markers: Markers, content: Grammar | None, larks: Mapping[str, str]
+) -> list[str]:
+    """Return the grammar of gpt-oss: any reasoning, then one tool call or the content."""
+    token = {marker.text: marker_tokens(marker) for marker in markers.inner}
+    channel, message = token["<|channel|>"], token["<|message|>"]
+    again = f'{token["<|end|>"]} {token["<|start|>"]} "assistant"'
+    rules = [
+        f'analysis: {channel} "analysis" {message} TEXT {again}',
+        f'preamble: {channel} "commentary" {message} TEXT {again}',
+        f'final: {channel} "final" {message} content',
+        _TEXT,
+        "content: TEXT" if content is None else _content(content),
+    ]
+    tools = body.callable_tools
+    enforced = {tool.function.name for tool in body.enforced_tools}
+    for index, tool in enumerate(tools):
+        function = tool.function
+        head = json.dumps(f"commentary to=functions.{function.name} ")
+        schema = function.parameters if function.name in enforced else ANY_ARGUMENTS
+        rules.append(
+            f'call_{index}: {channel} {head} {token["<|constrain|>"]} "json" {message} arguments_{index}'
+        )
+        rules += json_arguments(index, schema, larks.get(function.name))
+    calls = " | ".join(f"call_{index}" for index in range(len(tools)))
+    if body.tool_choice.mode == "required":
+        output = f"({calls})"
+    else:
+        output = f"({calls} | final)" if tools else "final"
+    before = "(analysis | preamble)*" if content is None else "analysis*"
+    return [f"start: {before} {output}", *rules]
 
 
 def _thinking(markers: Markers, is_thinking: bool) -> list[str]:
     """Return the rule for the reasoning that may precede the rest of the output."""
     if markers.think_end is None:
         return ['thinking: ""']
-    rest = f"TEXT {_tokens(markers.think_end)} SPACE"
+    rest = f"TEXT {marker_tokens(markers.think_end)} SPACE"
     if is_thinking:
         return [f"thinking: {rest}"]
     if markers.think_start is None:
         return ['thinking: ""']
-    return [f"thinking: (SPACE {_tokens(markers.think_start)} {rest})?"]
-
-
-def _calls(
-    tools: Sequence[Tool], enforced: Collection[str], markers: Markers, is_parallel: bool
-) -> list[str]:
-    """Return the rules for tool calls.
-
-    enforced: names of the tools whose arguments must follow their schemas.
-    """
-    names = " | ".join(f"call_{index}" for index in range(len(tools)))
-    start = "" if markers.call_start is None else _tokens(markers.call_start)
-    end = "" if markers.call_end is None else _tokens(markers.call_end)
-    rules = [
-        "calls: call (SPACE call)*" if is_parallel else "calls: call",
-        f"call: {start} ({names}) {end}",
-    ]
-    for index, tool in enumerate(tools):
-        function = tool.function
-        head = json.dumps(f'\n{{"name": {json.dumps(function.name)}, "arguments": ')
-        schema = function.parameters if function.name in enforced else _ANY_ARGUMENTS
-        rules += [
-            f'call_{index}: {head} arguments_{index} "}}\\n"',
-            f"arguments_{index}: {_json(schema)}",
-        ]
-    return rules
+    return [f"thinking: (SPACE {marker_tokens(markers.think_start)} {rest})?"]
 
 
 def _content(grammar: Grammar) -> str:
     match grammar.kind:
         case "json_schema":
-            return f"content: {_json(json.loads(grammar.text))}"
+            return f"content: {json_rule(json.loads(grammar.text))}"
         case "lark":
             return f"content: %lark {{\n{grammar.text}\n}}"
+        case "any":
+            return "content: TEXT"
         case "regex":
-            return f"content: %lark {{\nstart: /{_escaped(grammar.text)}/\n}}"
-
-
-def _json(schema: object) -> str:
-    styled = {**schema, "x-guidance": JSON_STYLE} if isinstance(schema, dict) else schema
-    return f"%json {json.dumps(styled)}"
-
-
-def _escaped(regex: str) -> str:
-    r"""Escape the slashes and line breaks of a regular expression, so that it can stand between slashes."""
-    escaped, is_escaped = "", False
-    for character in regex:
-        if character == "\n":
-            character = "n" if is_escaped else "\\n"
-        elif character == "/" and not is_escaped:
-            character = "\\/"
-        is_escaped = character == "\\" and not is_escaped
-        escaped += character
-    return escaped
-
-
-def _tokens(marker: Marker) -> str:
-    return " ".join(f"<[{token}]>" for token in marker.tokens)
+            return f"content: %lark {{\nstart: /{escape_regex(grammar.text)}/\n}}"

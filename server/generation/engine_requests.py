@@ -49,11 +49,13 @@ def make_engine_requests(
     _check_bias(body, info)
     _check_draft(body, settings)
     seed = secrets.randbits(63) if body.seed is None else body.seed
-    samplings = [_sampling(body, choice_seed(seed, choice), info) for choice in range(body.n)]
+    defaults = settings.sampling_defaults == "model"
+    samplings = [_sampling(body, choice_seed(seed, choice), info, defaults) for choice in range(body.n)]
     requests: list[GenerationRequest] = []
     for prompt in prompts:
         room = _check_length(prompt, body.prompt_field, info)
-        wanted = body.requested_max_tokens or settings.default_max_tokens or room
+        # The engine generates at least one token, which is not returned if only the prompt is scored.
+        wanted = 1 if body.is_scoring else body.requested_max_tokens or settings.default_max_tokens or room
         for sampling in samplings:
             requests.append(
                 GenerationRequest(
@@ -169,15 +171,20 @@ def _mebibytes(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:,.1f} MiB"
 
 
-def _sampling(body: GenerationFields, seed: int, info: ModelInfo) -> Sampling:
+def _sampling(body: GenerationFields, seed: int, info: ModelInfo, uses_defaults: bool) -> Sampling:
+    """Return the sampling of a choice. uses_defaults: what the body leaves out is as the model recommends."""
+    defaults = info.sampling_defaults.known if uses_defaults else {}
+    left_out = {name: value for name, value in defaults.items() if name not in body.model_fields_set}
+    temperature = float(left_out.get("temperature", body.temperature))
+    top_k = int(left_out.get("top_k", body.top_k))
     return Sampling(
         seed=seed,
-        temperature=0.0 if body.temperature < GREEDY_BELOW else body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k if 0 < body.top_k < info.vocab_size else 0,
-        min_p=body.min_p,
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_p=left_out.get("top_p", body.top_p),
+        top_k=top_k if 0 < top_k < info.vocab_size else 0,
+        min_p=left_out.get("min_p", body.min_p),
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
-        repetition_penalty=body.repetition_penalty,
+        repetition_penalty=left_out.get("repetition_penalty", body.repetition_penalty),
         logit_bias=body.logit_bias,
     )

@@ -12,17 +12,25 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
-from pydantic_core import to_json
+from pydantic_core import PydanticCustomError, to_json
 
 from engine.request import EngineError, Grammar, GrammarError
 from server.engine_protocol import EngineProtocol
 from server.errors import BadRequestError, ClientGoneError, from_engine
 from server.generation.engine_requests import check_token_ids, context_error
+from server.http.request_log import note_relaxed
 from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
 from server.requests.structured_output import StructuredFields
+from server.tool_formats.harmony_prompt import (
+    to_harmony_arguments,
+    to_harmony_messages,
+    to_harmony_tools,
+)
 from server.validation.grammar_errors import explain_grammar_error
+from server.validation.json_schema import check_schema
+from server.validation.relaxed_schema import relax
 
 TokenIds = tuple[int, ...]
 ResultT = TypeVar("ResultT")
@@ -41,6 +49,11 @@ class ChatPrompt:
     tokens: TokenIds
     prediction: TokenIds = ()
     is_thinking: bool = False
+
+
+def json_grammar(schema: dict[str, Any]) -> Grammar:
+    """Return the grammar of JSON that satisfies a schema."""
+    return Grammar("json_schema", to_json(schema).decode())
 
 
 class PromptEncoder:
@@ -99,12 +112,39 @@ class PromptEncoder:
             message = f"'{param}' {explain_grammar_error(str(fault))}."
             raise BadRequestError(message, param=param, code="unsupported_grammar") from fault
 
-    async def compile_requested_grammar(self, request: Request, body: StructuredFields) -> Grammar | None:
-        """Compile and return the grammar that the request demands, if any. Raises as compile_grammar()."""
+    async def compile_requested_grammar(
+        self, request: Request, body: StructuredFields
+    ) -> tuple[Grammar | None, bool]:
+        """Compile and return the grammar that the request demands, if any. Raises as compile_grammar().
+
+        What cannot be enforced of a schema that is not strict is left out, and noted; also return whether
+        anything was.
+        """
         if body.requested_grammar is None:
-            return None
+            return None, False
         grammar, param = body.requested_grammar
-        return await self.compile_grammar(request, grammar, param)
+        schema = body.relaxable_schema
+        if schema is None:
+            return await self.compile_grammar(request, grammar, param), False
+        return await self.compile_relaxed(request, schema, param)
+
+    async def compile_relaxed(
+        self, request: Request, schema: dict[str, Any], param: str
+    ) -> tuple[Grammar, bool]:
+        """Compile the grammar of a schema, or of what can be enforced of it; return whether it is the latter.
+
+        Raises as compile_grammar().
+        """
+        try:
+            check_schema(schema)
+            return await self.compile_grammar(request, json_grammar(schema), param), False
+        except (BadRequestError, PydanticCustomError):
+            relaxed = relax(schema)
+            if not relaxed.dropped and relaxed.schema == schema:
+                raise
+            compiled = await self.compile_grammar(request, json_grammar(relaxed.schema), param)
+            note_relaxed(request, [f"{param}.{path}" for path in relaxed.dropped])
+            return compiled, True
 
     async def encode_text(self, request: Request, text: str, param: str, is_prompt: bool) -> TokenIds:
         """Return the token ids of a text. Raises BadRequestError, and what _run() raises.
@@ -181,6 +221,9 @@ class PromptEncoder:
         arguments: dict[str, Any],
         predicted: str,
     ) -> ChatPrompt:
+        if self._engine.tokenizer.markers.is_harmony:
+            messages, tools = to_harmony_messages(messages), to_harmony_tools(tools)
+            arguments = to_harmony_arguments(arguments)
         prediction = tuple(self._engine.tokenizer.encode_answer(predicted)) if predicted else ()
         if len(prediction) >= self._engine.info.context_tokens:
             raise context_error(len(prediction), "prediction", self._engine.info)

@@ -24,13 +24,20 @@ serves other requests."""
 class RequestOutput:
     """Parsed output of a submission, with one parser for each choice.
 
-    record: the request's log record, completed by close().
+    record: the request's log record, completed by close(). is_scoring: nothing that is generated is returned.
     """
 
     def __init__(
-        self, service: Service, record: RequestRecord, submission: Submission, make_parser: MakeParser
+        self,
+        service: Service,
+        record: RequestRecord,
+        submission: Submission,
+        make_parser: MakeParser,
+        *,
+        is_scoring: bool = False,
     ) -> None:
         self.submission = submission
+        self._is_scoring = is_scoring
         self._service = service
         self._record = record
         self._parsers = [make_parser() for _ in submission.engine_requests]
@@ -129,9 +136,13 @@ class RequestOutput:
         """Return the token counts so far."""
         submission = self.submission
         num_reasoning = sum(parser.num_reasoning_tokens for parser in self._parsers)
-        return count_usage(
+        usage = count_usage(
             submission.engine_requests, submission.ended, submission.num_choices, num_reasoning
         )
+        if self._is_scoring:
+            # The token that the engine needs to generate is not part of the response.
+            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
+        return usage
 
     def timings(self) -> Timings:
         """Return the timings. All sequences must have ended."""

@@ -22,6 +22,9 @@ from server.metrics.loop_lag import LoopLag
 from server.metrics.registry import Metrics
 from server.responses_api.store import ResponseStore
 
+ANY_MODEL = "*"
+"""The name in --served-model-name that stands for every name."""
+
 
 class Service:
     """The shared objects of one app. Create it on the app's event loop.
@@ -66,7 +69,8 @@ class Service:
     @cached_property
     def model_names(self) -> tuple[str, ...]:
         """The model's name and its aliases, without duplicates."""
-        return tuple(dict.fromkeys((self.engine.info.name, *self.settings.served_model_name)))
+        names = dict.fromkeys((self.engine.info.name, *self.settings.served_model_name))
+        return tuple(name for name in names if name != ANY_MODEL)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -100,7 +104,7 @@ class Service:
         """
         if requested is None:
             return self.model_names[0]
-        if requested not in self.model_names:
+        if requested not in self.model_names and ANY_MODEL not in self.settings.served_model_name:
             raise ModelNotFoundError(requested, self.model_names)
         return requested
 

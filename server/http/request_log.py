@@ -4,6 +4,7 @@ import asyncio
 import re
 import secrets
 import time
+from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection, Request
@@ -12,18 +13,34 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.request import EngineError
 from server.errors import CLIENT_CLOSED_REQUEST, BadRequestError, RequestFailedError, from_engine
 from server.http.error_format import error_response, speaks_anthropic
-from server.logs import LOGGER, RequestRecord, attach_record, log_request, record_in
+from server.logs import LOGGER, RequestRecord, as_header, attach_record, log_request, record_in
 from server.metrics.registry import Metrics
 
 REQUEST_ID = "x-request-id"
+IGNORED = "x-reprise-ignored"
+"""The header that names what of a request had no effect."""
+RELAXED = "x-reprise-relaxed"
+"""The header that names what of a request's schemas is not enforced."""
 ID_PATTERN = "[!-~]{1,128}"
 """Valid request ids. They are written to the log and sent back in a header."""
 _ID = re.compile(ID_PATTERN)
+UNPREFIXED = frozenset({"chat", "completions", "embeddings", "messages", "models", "responses"})
+"""Beginnings of paths that are served without /v1 in front, too."""
 
 
 def record_of(request: HTTPConnection) -> RequestRecord:
     """Return the log record of a request."""
     return record_in(request.scope)
+
+
+def note_ignored(request: HTTPConnection, what: Iterable[str]) -> None:
+    """Note what of a request has no effect: it is logged, and named in the response's header."""
+    record_of(request).ignored += what
+
+
+def note_relaxed(request: HTTPConnection, what: Iterable[str]) -> None:
+    """Note what of a request's schemas is not enforced: it is named in the response's header."""
+    record_of(request).relaxed += what
 
 
 async def check_request_id(request: Request) -> None:
@@ -35,6 +52,12 @@ async def check_request_id(request: Request) -> None:
             param=REQUEST_ID,
             code="invalid_request_id",
         )
+
+
+def with_prefix(path: str) -> str:
+    """Return the path with /v1 in front, if it is one that other servers have without it."""
+    _, first, *_ = f"{path}/".split("/", 2)
+    return f"/v1{path}" if first in UNPREFIXED else path
 
 
 class RequestLog:
@@ -49,6 +72,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope["path"] = with_prefix(scope["path"])
         start_s = time.perf_counter()
         # A path may contain any character, but must not start a new line in the log.
         path = scope["path"].encode("unicode_escape").decode()[:200]
@@ -63,6 +87,10 @@ class RequestLog:
                 record.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID] = record.id
+                if record.ignored:
+                    headers[IGNORED] = as_header(record.ignored)
+                if record.relaxed:
+                    headers[RELAXED] = as_header(record.relaxed)
                 if speaks_anthropic(scope["path"]):
                     headers["request-id"] = record.id
             await send(message)

@@ -13,6 +13,8 @@ from server.messages_api.to_chat import with_request_names
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
 from server.output.parts import (
+    CallArgumentsPart,
+    CallStartPart,
     ChoiceOutput,
     EndPart,
     Part,
@@ -39,7 +41,7 @@ class MessagePresenter:
         )
         self._diagnoses = body.diagnostics is not None and body.diagnostics.previous_message_id is not None
         self._block_idx = -1
-        self._open: Literal["text", "thinking"] | None = None
+        self._open: Literal["text", "thinking", "tool_use"] | None = None
 
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, _timings: Timings) -> bytes:
         """See Presenter."""
@@ -95,16 +97,21 @@ class MessagePresenter:
                     self._delta("thinking_delta", "thinking", text) if self._shows_thinking else b""
                 )
             case ToolCallPart():
-                return b"".join(
-                    (
-                        self._close_block(),
-                        self._start(_tool_use(part, {})),
-                        self._delta("input_json_delta", "partial_json", part.arguments),
-                        self._stop(),
-                    )
-                )
+                return self._start_call(part) + self._continue_call(part.arguments)
+            case CallStartPart():
+                return self._start_call(part)
+            case CallArgumentsPart():
+                return self._continue_call(part.text)
             case EndPart():
                 return self._close_block()
+
+    def _start_call(self, call: ToolCallPart | CallStartPart) -> bytes:
+        closing = self._close_block()
+        self._open = "tool_use"
+        return closing + self._start(_tool_use(call, {}))
+
+    def _continue_call(self, arguments: str) -> bytes:
+        return self._delta("input_json_delta", "partial_json", arguments)
 
     def _open_block(self, kind: Literal["text", "thinking"], **empty: str) -> bytes:
         """Start a block of this kind, unless one is open."""
@@ -176,7 +183,7 @@ def _usage(usage: UsageBlock) -> dict[str, Any]:
     }
 
 
-def _tool_use(call: ToolCallPart, arguments: object) -> dict[str, Any]:
+def _tool_use(call: ToolCallPart | CallStartPart, arguments: object) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
 

@@ -24,7 +24,14 @@ from server.messages_api.tools import NamedChoice, ToolChoice, Tools
 from server.requests.chat_template import MAX_MESSAGES
 from server.requests.drafts import DraftFields
 from server.validation.field_errors import field_error
-from server.validation.fields import INT32_MAX, MAX_STOP_CHARACTERS, Count, RequestModel, unsupported
+from server.validation.fields import (
+    INT32_MAX,
+    MAX_STOP_CHARACTERS,
+    AcceptsPeerFields,
+    Count,
+    RequestModel,
+    unsupported,
+)
 
 MAX_STOP_SEQUENCES = 64
 _BLOCKS_OF_ROLES = {
@@ -158,7 +165,7 @@ _REMOTE = {
 }
 
 
-class ConversationFields(RequestModel):
+class ConversationFields(AcceptsPeerFields):
     """The fields that determine the prompt, common to both bodies."""
 
     model: str | None = Field(
@@ -175,7 +182,7 @@ class ConversationFields(RequestModel):
         "it must not.",
     )
     thinking: Thinking | None = Field(
-        None, description="Whether to think before responding; by default the chat template decides."
+        None, description="Whether to think before responding. By default not, if the template has a choice."
     )
     output_config: OutputConfig | None = Field(
         None, description="The format of the output, and how much to think."

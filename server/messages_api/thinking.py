@@ -19,7 +19,7 @@ class ThinkingOn(RequestModel):
         None,
         ge=MIN_BUDGET_TOKENS,
         le=INT32_MAX,
-        description="Required with enabled, but ignored: max_tokens limits thinking and text together.",
+        description="Required with enabled. Maximum tokens of the thinking: at this number it is ended.",
     )
     display: Literal["summarized", "omitted"] = Field(
         "summarized",

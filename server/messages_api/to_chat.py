@@ -17,7 +17,7 @@ from server.messages_api.blocks import (
     join_texts,
 )
 from server.messages_api.schemas import ConversationFields, InputMessage, MessagesRequest
-from server.messages_api.thinking import ThinkingOff
+from server.messages_api.thinking import ThinkingOn
 from server.requests.chat import ChatRequest
 from server.validation.field_errors import validate
 
@@ -32,13 +32,19 @@ _FIELD_NAMES = (
 """(field of the chat request, field of the Messages request), for errors found in the chat request."""
 
 
-def to_chat_request(body: MessagesRequest) -> ChatRequest:
-    """Return the chat request. Raises BadRequestError that names the fields of the Messages request."""
-    chat = _prompt_fields(body) | {
+BILLING_LINE = "x-anthropic-billing-header:"
+"""The beginning of a line that Claude Code puts at the head of the system prompt."""
+_SAMPLING = ("temperature", "top_p", "top_k")
+
+
+def to_chat_request(body: MessagesRequest, *, drops_billing: bool = True) -> ChatRequest:
+    """Return the chat request. Raises BadRequestError that names the fields of the Messages request.
+
+    drops_billing: see kept_system().
+    """
+    chat = _prompt_fields(body, drops_billing) | {
         "max_tokens": body.max_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
+        **{name: getattr(body, name) for name in _SAMPLING if name in body.model_fields_set},
         "stream": body.stream,
         "draft": body.draft,
     }
@@ -46,9 +52,9 @@ def to_chat_request(body: MessagesRequest) -> ChatRequest:
     return _chat(chat).model_copy(update={"stop": tuple(body.stop_sequences)})
 
 
-def to_prompt_request(body: ConversationFields) -> ChatRequest:
+def to_prompt_request(body: ConversationFields, *, drops_billing: bool = True) -> ChatRequest:
     """Return a chat request with the same prompt. Raises BadRequestError as to_chat_request() does."""
-    return _chat(_prompt_fields(body))
+    return _chat(_prompt_fields(body, drops_billing))
 
 
 def with_request_names(fault: BadRequestError) -> BadRequestError:
@@ -67,10 +73,22 @@ def _chat(given: dict[str, Any]) -> ChatRequest:
         raise with_request_names(fault) from fault
 
 
-def _prompt_fields(body: ConversationFields) -> dict[str, Any]:
+def kept_system(blocks: Sequence[TextBlock]) -> list[TextBlock]:
+    """Return the system prompt without the line at its head that Claude Code changes with every request.
+
+    It would make every prompt differ from its beginning on, so that nothing of it were cached.
+    """
+    if not blocks or not blocks[0].text.startswith(BILLING_LINE):
+        return list(blocks)
+    _, _, rest = blocks[0].text.partition("\n")
+    first = [blocks[0].model_copy(update={"text": rest.lstrip("\n")})] if rest.strip() else []
+    return [*first, *blocks[1:]]
+
+
+def _prompt_fields(body: ConversationFields, drops_billing: bool) -> dict[str, Any]:
     """Return the fields that determine the prompt."""
     messages = list(_messages(body.messages))
-    if system := join_texts(body.system):
+    if system := join_texts(kept_system(body.system) if drops_billing else body.system):
         messages.insert(0, {"role": "system", "content": system})
     chat: dict[str, Any] = {"model": body.model, "messages": messages}
     if body.tools:
@@ -79,8 +97,9 @@ def _prompt_fields(body: ConversationFields) -> dict[str, Any]:
         chat["tool_choice"] = body.tool_choice.as_openai()
         if getattr(body.tool_choice, "disable_parallel_tool_use", False):
             chat["parallel_tool_calls"] = False
-    if body.thinking is not None:
-        chat["chat_template_kwargs"] = {"enable_thinking": not isinstance(body.thinking, ThinkingOff)}
+    chat["chat_template_kwargs"] = {"enable_thinking": isinstance(body.thinking, ThinkingOn)}
+    if isinstance(body.thinking, ThinkingOn):
+        chat["thinking_budget_tokens"] = body.thinking.budget_tokens
     if body.output_config is not None and (effort := body.output_config.effort):
         chat["reasoning_effort"] = effort
     if (output_format := body.requested_format) is not None:

@@ -3,17 +3,18 @@
 from collections.abc import Sequence
 
 from engine.request import Delta, Finished
-from server.output.parts import MakeParser, Part, PlainParser, PromptPart
+from server.output.parts import EndPart, MakeParser, Part, PlainParser, PromptPart
 
 
 class EchoParser(PlainParser):
     """Parser of a choice that starts with its prompt. All of the prompt's text is in its first part.
 
-    prompt: the prompt's text.
+    prompt: the prompt's text. is_alone: the prompt is all that is returned.
     """
 
-    def __init__(self, prompt: str) -> None:
+    def __init__(self, prompt: str, is_alone: bool = False) -> None:
         self._prompt = prompt
+        self._is_alone = is_alone
         self._has_started = False
 
     def read(self, delta: Delta) -> list[Part]:
@@ -22,10 +23,12 @@ class EchoParser(PlainParser):
             text = "" if self._has_started else self._prompt
             self._has_started = True
             return [PromptPart(text, delta.logprobs)]
-        return self._start() + super().read(delta)
+        return self._start() + ([] if self._is_alone else super().read(delta))
 
     def end(self, finished: Finished) -> list[Part]:
         """See OutputParser."""
+        if self._is_alone:
+            return [*self._start(), EndPart("length")]
         return self._start() + super().end(finished)
 
     def _start(self) -> list[Part]:
@@ -36,7 +39,7 @@ class EchoParser(PlainParser):
         return [PromptPart(self._prompt)]
 
 
-def echo_parsers(prompts: Sequence[str], n: int) -> MakeParser:
-    """Return a function that makes the choices' parsers in order, n for each prompt."""
+def echo_parsers(prompts: Sequence[str], n: int, is_alone: bool = False) -> MakeParser:
+    """Return a function that makes the choices' parsers in order, n for each prompt. See EchoParser."""
     texts = iter([prompt for prompt in prompts for _ in range(n)])
-    return lambda: EchoParser(next(texts))
+    return lambda: EchoParser(next(texts), is_alone)

@@ -13,13 +13,25 @@ from server.output.openai_objects import (
     Choice,
     CompletionChoice,
     CompletionLogprobs,
+    ContinuedToolCall,
     Delta,
     Envelope,
     MessageToolCall,
+    MoreArguments,
     Timings,
     UsageBlock,
 )
-from server.output.parts import ChoiceOutput, EndPart, Part, PromptPart, ReasoningPart, TextPart, ToolCallPart
+from server.output.parts import (
+    CallArgumentsPart,
+    CallStartPart,
+    ChoiceOutput,
+    EndPart,
+    Part,
+    PromptPart,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+)
 
 
 class ResponseFormat(Protocol):
@@ -63,7 +75,12 @@ class ChatFormat:
         if output.tool_calls:
             message.tool_calls = [_tool_call(call) for call in output.tool_calls]
         logprobs = chat_logprobs(output.logprobs) if self._wants_logprobs else None
-        return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=output.finish_reason)
+        choice = ChatChoice(
+            index=index, message=message, logprobs=logprobs, finish_reason=output.finish_reason
+        )
+        if output.schema_valid is not None:
+            choice.schema_valid = output.schema_valid
+        return choice
 
     def opening_choice(self, index: int) -> Choice:
         """See ResponseFormat."""
@@ -83,9 +100,19 @@ class ChatFormat:
                 call = _tool_call(part)
                 call.index = part.index
                 delta = Delta(tool_calls=[call])
+            case CallStartPart():
+                call = _tool_call(ToolCallPart(part.id, part.name, ""))
+                call.index = part.index
+                delta = Delta(tool_calls=[call])
+            case CallArgumentsPart():
+                more = MoreArguments(arguments=part.text)
+                delta = Delta(tool_calls=[ContinuedToolCall(index=part.index, function=more)])
             case EndPart():
                 finish_reason = part.finish_reason
-        return ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
+        chunk = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
+        if isinstance(part, EndPart) and part.schema_valid is not None:
+            chunk.schema_valid = part.schema_valid
+        return chunk
 
 
 def _tool_call(call: ToolCallPart) -> MessageToolCall:
@@ -113,7 +140,12 @@ class CompletionFormat:
         if output.prompt is not None:
             parts.insert(0, output.prompt)
         text, logprobs = "".join(part.text for part in parts), self._logprobs(index, *parts)
-        return CompletionChoice(text=text, index=index, logprobs=logprobs, finish_reason=output.finish_reason)
+        choice = CompletionChoice(
+            text=text, index=index, logprobs=logprobs, finish_reason=output.finish_reason
+        )
+        if output.schema_valid is not None:
+            choice.schema_valid = output.schema_valid
+        return choice
 
     def opening_choice(self, _index: int) -> None:
         """See ResponseFormat."""

@@ -117,6 +117,19 @@ class MessageToolCall(BaseModel):
     function: CalledFunction
 
 
+class MoreArguments(BaseModel):
+    """The next bit of a function's arguments."""
+
+    arguments: str
+
+
+class ContinuedToolCall(BaseModel):
+    """A tool call of an earlier chunk, whose arguments continue. index: its position among the tool calls."""
+
+    index: int
+    function: MoreArguments
+
+
 class LikelyToken(BaseModel):
     """A token that was possible at a position.
 
@@ -177,6 +190,7 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    schema_valid: bool | Literal["unknown"] | None = None
 
 
 class Delta(BaseModel):
@@ -186,7 +200,7 @@ class Delta(BaseModel):
     content: str | None = None
     refusal: None = None
     reasoning_content: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: list[MessageToolCall | ContinuedToolCall] | None = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -195,6 +209,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
+    schema_valid: bool | Literal["unknown"] | None = None
     finish_reason: FinishReason | None
 
 
@@ -205,6 +220,7 @@ class CompletionChoice(BaseModel):
     index: int
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    schema_valid: bool | Literal["unknown"] | None = None
 
 
 Choice = ChatChoice | ChatChunkChoice | CompletionChoice
@@ -228,13 +244,44 @@ class Envelope(BaseModel):
         return self.model_dump_json(exclude_unset=True).encode()
 
 
+class ModelMeta(BaseModel):
+    """The model's sizes, as llama-server has them.
+
+    n_ctx, n_ctx_train: tokens that this server takes; clients read either. size: bytes of the weights.
+    """
+
+    n_vocab: int
+    n_ctx: int
+    n_ctx_train: int
+    n_params: int
+    size: int
+
+
+class Modalities(BaseModel):
+    """The kinds of input and output."""
+
+    input: list[Literal["text"]] = ["text"]
+    output: list[Literal["text"]] = ["text"]
+
+
 class ModelCard(BaseModel):
-    """The served model under one of its names."""
+    """The served model under one of its names.
+
+    context_length, max_model_len: tokens of prompt and answer together. tools, reasoning: whether the server
+    knows the model's format of tool calls, and of reasoning. sampling_defaults: if a request leaves it out.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["reprise"] = "reprise"
+    context_length: int
+    max_model_len: int
+    meta: ModelMeta
+    modalities: Modalities = Modalities()
+    tools: bool
+    reasoning: bool
+    sampling_defaults: dict[str, float]
 
 
 class ModelList(BaseModel):

@@ -8,7 +8,7 @@ from pydantic_core import to_json
 from server.errors import ApiError
 from server.output.openai_format import ResponseFormat, ResponseHead
 from server.output.openai_objects import Choice, Timings, UsageBlock
-from server.output.parts import ChoiceOutput, Part, ReasoningPart, StreamedText, TextPart, merge
+from server.output.parts import ChoiceOutput, Mergeable, Part, ReasoningPart, StreamedText, TextPart, merge
 from server.output.presenter import Events
 
 DONE = b"data: [DONE]\n\n"
@@ -94,11 +94,11 @@ def _merge_by_choice(events: Events) -> list[tuple[int, Part]]:
     The order of parts within a choice is kept.
     """
     merged: list[tuple[int, Part]] = []
-    texts: dict[int, list[StreamedText]] = {}
+    texts: dict[int, list[Mergeable]] = {}
     for index, part in events:
         if index in texts and not isinstance(part, type(texts[index][0])):
             merged.append((index, merge(texts.pop(index))))
-        if isinstance(part, StreamedText):
+        if isinstance(part, Mergeable):
             texts.setdefault(index, []).append(part)
         else:
             merged.append((index, part))

@@ -1,7 +1,6 @@
 """Parse the model's text into content, reasoning and tool calls."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Literal
@@ -9,9 +8,11 @@ from typing import Literal
 from engine.model.markers import Marker, Markers
 from engine.model.tool_calls import WrittenCall
 from engine.request import Delta, Finished
+from server.output.harmony import HarmonyParser
 from server.output.logprob_alignment import LogprobAlignment
-from server.output.partial_text import JsonStringTracker, count_partial_marker, find_first_marker
 from server.output.parts import (
+    CallArgumentsPart,
+    CallStartPart,
     EndPart,
     MakeParser,
     ParseCalls,
@@ -20,22 +21,13 @@ from server.output.parts import (
     ReasoningPart,
     TextPart,
     ToolCallPart,
+    ToolCallRules,
 )
+from server.tool_formats.partial_text import JsonStringTracker, count_partial_marker, find_first_marker
+from server.tool_formats.reader import CallPiece, CallReader, OpenedCall
 
 SELF_CONTAINED_FORMATS = frozenset({"json_tools"})
 """Tool call formats in which a call that was cut short cannot be mistaken for a complete one."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallRules:
-    """How to parse tool calls.
-
-    parse: returns the tool calls in a text, none if the text is not a tool call.
-    is_parallel: whether a choice may have several tool calls; if not, it ends with the first.
-    """
-
-    parse: Callable[[str], Awaitable[Sequence[WrittenCall]]]
-    is_parallel: bool = True
 
 
 def parser_factory(markers: Markers, is_thinking: bool, rules: ToolCallRules | None) -> MakeParser:
@@ -44,6 +36,8 @@ def parser_factory(markers: Markers, is_thinking: bool, rules: ToolCallRules | N
     is_thinking: the prompt has already opened the reasoning.
     rules: None to leave tool calls in the text.
     """
+    if markers.is_harmony:
+        return lambda: HarmonyParser(markers, rules)
     if not markers.can_think and (rules is None or not markers.can_call):
         return PlainParser
     return lambda: MarkerParser(markers, is_thinking, rules)
@@ -54,7 +48,8 @@ class MarkerParser:
 
     Reasoning may come before the content or after a tool call; a reasoning marker within content is text.
     A tool call is emitted once its end marker has arrived and it can be parsed; otherwise its text, markers
-    included, stays in the content or the reasoning. Whitespace between markers is dropped.
+    included, stays in the content or the reasoning. In a stream, a call of a known tool begins with its name,
+    and its arguments follow as they are written. Whitespace between markers is dropped.
 
     Takes time in proportion to the text, however it is split: text that has been read is not searched again.
     """
@@ -84,6 +79,9 @@ class MarkerParser:
         self._call_ending = ""
         self._finished: Finished | None = None
         self._json_strings = JsonStringTracker()
+        self._reader: CallReader | None = None
+        self._read_parts: list[Part] = []
+        self._num_read = 0
         self._call_within: Literal["content", "reasoning"] = "content"
         self._alignment = LogprobAlignment()
 
@@ -124,11 +122,12 @@ class MarkerParser:
                 is_whole = self._markers.call_end is None or (
                     finished.reason == "stop" and self._markers.call_format in SELF_CONTAINED_FORMATS
                 )
-                if is_whole:
-                    self._finished = finished
-                    self._request_parse("")
-                    return self._take_parts()
-                self._emit_call_as_text("")
+                if not self._emit_read_calls("", can_be_whole=is_whole):
+                    if is_whole:
+                        self._finished = finished
+                        self._request_parse("")
+                        return self._take_parts()
+                    self._emit_call_as_text("")
         return self._finish(finished)
 
     def _finish(self, finished: Finished) -> list[Part]:
@@ -239,26 +238,80 @@ class MarkerParser:
 
     def _start_call(self) -> None:
         self._state, self._call, self._json_strings = "call", [], JsonStringTracker()
+        self._read_parts, self._num_read = [], 0
+        make_reader = None if self._rules is None else self._rules.make_reader
+        self._reader = None if make_reader is None else make_reader()
 
     def _append_to_call(self, text: str) -> None:
         if text:
             self._call.append(text)
+            self._read(text)
         if self._markers.call_format == "json_tools":
             self._json_strings.feed(text)
 
     def _handle_marker_in_call(self, text: str) -> None:
         end, start = self._markers.call_end, self._call_start
-        if self._json_strings.is_open:
+        reader = self._reader
+        if self._json_strings.is_open or (reader and reader.is_quoting and not reader.is_broken):
             self._append_to_call(text)
         elif end and text == end.text:
-            self._request_parse(end.text)
+            self._read(text)
+            if not self._emit_read_calls(end.text):
+                self._request_parse(end.text)
         elif start and text == start.text:
             # The earlier start marker was only mentioned in the text.
-            self._emit_call_as_text("")
+            if not self._emit_read_calls("", can_be_whole=False):
+                self._emit_call_as_text("")
             self._start_call()
         else:
-            self._emit_call_as_text("")
+            if not self._emit_read_calls("", can_be_whole=False):
+                self._emit_call_as_text("")
             self._handle_marker(text)
+
+    def _read(self, text: str) -> None:
+        """Let the reader read text of the section, and emit or keep what it has read."""
+        if self._reader is not None and not self._reader.is_broken and self._rules is not None:
+            for piece in self._reader.feed(text):
+                self._take_piece(piece, self._rules)
+
+    def _take_piece(self, piece: CallPiece, rules: ToolCallRules) -> None:
+        is_opening = isinstance(piece, OpenedCall)
+        self._num_read += is_opening
+        if self._num_read > 1 and not rules.is_parallel:
+            return
+        index = self._num_calls + self._num_read - 1
+        parts = self._parts if rules.is_streamed else self._read_parts
+        if isinstance(piece, OpenedCall):
+            parts.append(CallStartPart(piece.id or f"call_{token_hex(12)}", piece.name, index))
+        else:
+            parts.append(CallArgumentsPart(piece, index))
+
+    def _emit_read_calls(self, ending: str, can_be_whole: bool = True) -> bool:
+        """Emit the section's calls as the reader has read them; return whether it could read all.
+
+        In a stream, what has been sent stays a call even if the rest of the section is malformed.
+        ending: the marker that ends the section, which the reader has read too.
+        can_be_whole: false if the section was cut short.
+        """
+        reader, rules = self._reader, self._rules
+        if reader is None or rules is None:
+            return False
+        rest = reader.rest.removesuffix(ending)
+        has_end = self._markers.call_end is not None
+        is_whole = bool(reader.num_closed) and not reader.is_open and not reader.is_broken
+        is_whole = can_be_whole and is_whole and (not has_end or rest.strip(" \n]") == "")
+        if not is_whole and not (rules.is_streamed and self._num_read):
+            return False
+        if is_whole:
+            rules.note_read()
+        self._parts += self._read_parts
+        self._num_calls += self._num_read if rules.is_parallel else min(1, self._num_read)
+        self._alignment.skip(self._call_text(ending))
+        self._state = "content" if rules.is_parallel else "done"
+        self._has_content = self._drops_whitespace = False
+        if not has_end and rest.strip() and rules.is_parallel:
+            self._emit_text(rest)
+        return True
 
     def _request_parse(self, ending: str) -> None:
         """Wait for the calls in the collected text, which its end marker, if any, has ended."""

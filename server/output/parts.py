@@ -10,6 +10,7 @@ from typing import Literal, Protocol, TypeVar
 
 from engine.model.tool_calls import WrittenCall
 from engine.request import Delta, Finished, TokenLogprob
+from server.tool_formats.reader import CallReader
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -54,19 +55,39 @@ class ToolCallPart:
 
 
 @dataclass(frozen=True, slots=True)
+class CallStartPart:
+    """The beginning of a tool call whose arguments follow in parts. index: see ToolCallPart."""
+
+    id: str
+    name: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CallArgumentsPart:
+    """The next bit of the arguments of the call that began last. index: see ToolCallPart."""
+
+    text: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EndPart:
     """The end of a choice that finished normally; no part follows.
 
-    stop: the stop string that ended it, if any.
+    stop: the stop string that ended it, if any. schema_valid: whether the answer satisfies schemas that were
+        not enforced in full; None if it was not checked.
     """
 
     finish_reason: FinishReason
     stop: str | None = None
+    schema_valid: bool | Literal["unknown"] | None = None
 
 
 StreamedText = TextPart | ReasoningPart
-StreamedTextT = TypeVar("StreamedTextT", bound=StreamedText)
-Part = StreamedText | ToolCallPart | EndPart
+Mergeable = StreamedText | CallArgumentsPart
+MergeableT = TypeVar("MergeableT", bound=Mergeable)
+Part = Mergeable | ToolCallPart | CallStartPart | EndPart
 
 
 ParseCalls = Callable[[], Awaitable[Sequence[WrittenCall]]]
@@ -81,8 +102,13 @@ class OutputParser(Protocol):
         calls resume() with the result before it calls another method.
     """
 
-    num_reasoning_tokens: int
-    parse_pending: ParseCalls | None
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """See above."""
+
+    @property
+    def parse_pending(self) -> ParseCalls | None:
+        """See above."""
 
     def read(self, delta: Delta) -> list[Part]:
         """Return the parts that are certain after this delta; possibly none."""
@@ -95,6 +121,25 @@ class OutputParser(Protocol):
 
 
 MakeParser = Callable[[], OutputParser]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallRules:
+    """How to parse tool calls.
+
+    parse: returns the tool calls in a text, none if the text is not a tool call.
+    is_parallel: whether a choice may have several tool calls; if not, it ends with the first.
+    make_reader: returns a reader for the calls of one section; None if only parse knows the format.
+    is_streamed: the arguments are emitted as the reader reads them. Otherwise a call is emitted once it is
+        known to be one, else its text is.
+    note_read: called for each section that the reader has read.
+    """
+
+    parse: Callable[[str], Awaitable[Sequence[WrittenCall]]]
+    is_parallel: bool = True
+    make_reader: Callable[[], CallReader] | None = None
+    is_streamed: bool = False
+    note_read: Callable[[], None] = lambda: None
 
 
 class PlainParser:
@@ -130,6 +175,7 @@ class ChoiceOutput:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
     stop: str | None = None
+    schema_valid: bool | Literal["unknown"] | None = None
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> "ChoiceOutput":
@@ -138,6 +184,7 @@ class ChoiceOutput:
         prompt: list[PromptPart] = []
         texts: list[str] = []
         reasoning: list[str] = []
+        begun: list[tuple[CallStartPart, list[str]]] = []
         for part in parts:
             match part:
                 case PromptPart():
@@ -149,21 +196,30 @@ class ChoiceOutput:
                     reasoning.append(part.text)
                 case ToolCallPart():
                     output.tool_calls.append(part)
+                case CallStartPart():
+                    begun.append((part, []))
+                case CallArgumentsPart():
+                    begun[-1][1].append(part.text)
                 case EndPart():
                     output.finish_reason, output.stop = part.finish_reason, part.stop
+                    output.schema_valid = part.schema_valid
+        output.tool_calls += [
+            ToolCallPart(start.id, start.name, "".join(arguments), start.index) for start, arguments in begun
+        ]
+        output.tool_calls.sort(key=lambda call: call.index)
         output.prompt = merge(prompt) if prompt else None
         output.text, output.reasoning = "".join(texts), "".join(reasoning)
         return output
 
 
 def merge_adjacent(parts: Iterable[Part]) -> Iterator[Part]:
-    """Yield the parts, with each run of text parts, or of reasoning parts, merged into one."""
-    run: list[StreamedText] = []
+    """Yield the parts, with each run of text, of reasoning, or of a call's arguments merged into one."""
+    run: list[Mergeable] = []
     for part in parts:
         if run and type(part) is not type(run[0]):
             yield merge(run)
             run = []
-        if isinstance(part, StreamedText):
+        if isinstance(part, Mergeable):
             run.append(part)
         else:
             yield part
@@ -171,7 +227,7 @@ def merge_adjacent(parts: Iterable[Part]) -> Iterator[Part]:
         yield merge(run)
 
 
-def merge(parts: Sequence[StreamedTextT]) -> StreamedTextT:
+def merge(parts: Sequence[MergeableT]) -> MergeableT:
     """Return one part in place of several of the same kind, at least one."""
     first = parts[0]
     if len(parts) == 1:

@@ -20,7 +20,11 @@ has the same in machine-readable form at `/openapi.json`.
 - `a.b` is the field `b` of the object `a`; `a[].b` is the field `b` of each object in the array `a`.
 - A field that is absent or null has its default, if there is one. Types are not converted: `"1"` is not a
   number.
-- An unknown field, and a value outside its limits, is refused with a 400 that names the field.
+- An unknown field, and a value outside its limits, is refused with a 400 that names the field. Fields of
+  other servers (vLLM, llama-server, Ollama, OpenRouter) are understood or left out; the header
+  `x-reprise-ignored` names those that were left out. With `--unknown-fields ignore`, unknown fields are left
+  out too.
+- Paths work without `/v1`.
 - Bodies are JSON and need the header `Content-Type: application/json`.
 - If the server was started with API keys (`--api-key`, `--api-key-file`), every endpoint except `/health`
   needs one: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it. A stored

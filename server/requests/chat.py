@@ -11,6 +11,7 @@ from server.requests.prompt_cache import PromptCacheOptions
 from server.requests.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_choice, check_enforced
 from server.validation.field_errors import field_error
 from server.validation.fields import Count, superseded, unsupported
+from server.validation.relaxed_schema import relax
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
@@ -48,6 +49,11 @@ class ChatRequest(GenerationFields):
         None,
         description="Passed to the chat template as reasoning_effort; none also sets enable_thinking to "
         "false. It has no effect if the model's template does not use these arguments.",
+    )
+    thinking_budget_tokens: Count | None = Field(
+        None,
+        description="Maximum tokens of the reasoning: at this number its end marker is forced. It has no "
+        "effect if the model's format of reasoning is unknown. Not in OpenAI's API.",
     )
     logprobs: bool = Field(
         False, description="Whether to return the log probability of each token of the content."
@@ -110,6 +116,23 @@ class ChatRequest(GenerationFields):
         """The tools whose schemas are enforced: strict ones, or all callable ones if a call is required."""
         must_call = self.tool_choice.mode == "required"
         return [tool for tool in self.callable_tools if must_call or tool.function.strict]
+
+    def relax_tools(self) -> tuple["ChatRequest", dict[str, list[str]]]:
+        """Return the request with what can be enforced of its enforced schemas, unless they are strict.
+
+        Also return the paths of what was left out, by the names of the tools.
+        """
+        relaxable = {tool.function.name for tool in self.enforced_tools if not tool.function.strict}
+        tools, dropped = [], {}
+        for index, tool in enumerate(self.tools):
+            function = tool.function
+            relaxed = relax(function.parameters) if function.name in relaxable else None
+            if relaxed is not None and relaxed.schema != function.parameters:
+                at = f"tools[{index}].function.parameters"
+                dropped[function.name] = [f"{at}.{path}" for path in relaxed.dropped]
+                function = function.model_copy(update={"parameters": relaxed.schema})
+            tools.append(tool.model_copy(update={"function": function}))
+        return self.model_copy(update={"tools": tuple(tools)}), dropped
 
     @property
     def template_arguments(self) -> dict[str, Any]:

@@ -133,6 +133,11 @@ class GenerationFields(StructuredFields):
         return False
 
     @property
+    def is_scoring(self) -> bool:
+        """Whether nothing is generated: only the prompt's log probabilities are asked for."""
+        return False
+
+    @property
     def wants_usage_chunk(self) -> bool:
         """Whether the stream ends with a chunk of token counts."""
         return self.stream_options is not None and self.stream_options.include_usage

@@ -9,9 +9,10 @@ from pydantic_core import from_json, to_json
 
 from engine.request import Grammar
 from server.validation.field_errors import field_error
-from server.validation.fields import RequestModel
-from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema
+from server.validation.fields import AcceptsPeerFields, RequestModel
+from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema, check_size
 from server.validation.regex import check_regex
+from server.validation.relaxed_schema import relax
 from server.validation.unions import tagged_union
 
 MAX_CHOICES = 1000
@@ -31,6 +32,13 @@ def _schema(given: object) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise field_error("invalid_type", "must be a JSON schema, which is an object")
     check_schema(given)
+    return given
+
+
+def _object(given: object) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise field_error("invalid_type", "must be a JSON schema, which is an object")
+    check_size(given)
     return given
 
 
@@ -73,30 +81,32 @@ def _choices(given: object) -> tuple[str, ...]:
 def _lark(given: object) -> str:
     if not isinstance(given, str) or not given.strip():
         raise field_error("invalid_type", "must be a Lark grammar, as a string that is not empty")
+    check_lark(given)
+    return given
+
+
+def check_lark(given: str, at: str = "") -> None:
+    """Refuse a Lark grammar beyond the limits. at: see field_error()."""
     if len(given) > MAX_LARK_CHARACTERS or given.count("\n") >= MAX_LARK_LINES:
         phrase = (
             f"is too long; at most {MAX_LARK_CHARACTERS} characters and {MAX_LARK_LINES} lines are allowed"
         )
-        raise field_error("invalid_value", phrase)
+        raise field_error("invalid_value", phrase, at)
     if option := _LARK_OPTION.search(given):
-        raise field_error(
-            "unsupported_value", f"sets {option[1]} for a rule, which is not supported; leave it out"
-        )
+        phrase = f"sets {option[1]} for a rule, which is not supported; leave it out"
+        raise field_error("unsupported_value", phrase, at)
     for match in _LARK_REPEAT.finditer(given):
         if any(int(number[:9]) > MAX_LARK_REPEATS for number in match.groups() if number):
             phrase = f"repeats something too often; at most {MAX_LARK_REPEATS} repetitions are allowed"
-            raise field_error("invalid_value", phrase)
+            raise field_error("invalid_value", phrase, at)
     for match in _EMBEDDED.finditer(given):
         try:
             schema, _ = JSONDecoder().raw_decode(given, match.end())
         except (ValueError, RecursionError):
-            raise field_error("invalid_value", "has a %json that is not followed by a JSON schema") from None
+            phrase = "has a %json that is not followed by a JSON schema"
+            raise field_error("invalid_value", phrase, at) from None
         if isinstance(schema, dict):
-            check_schema(schema)
-    return given
-
-
-Schema = Annotated[dict[str, Any], BeforeValidator(_schema, json_schema_input_type=dict[str, Any])]
+            check_schema(schema, at)
 
 
 class TextFormat(RequestModel):
@@ -121,12 +131,25 @@ class JsonSchema(RequestModel):
         description="Name of the schema: letters, digits, underscores and dashes. Not shown to the model.",
     )
     description: str | None = Field(None, description="Accepted; not shown to the model.")
-    schema_: Schema = Field(
-        alias="schema",
-        description="The JSON schema that the answer must satisfy, enforced by llguidance. For its "
-        "limits see guide.md.",
+    schema_: Annotated[dict[str, Any], BeforeValidator(_object, json_schema_input_type=dict[str, Any])] = (
+        Field(
+            alias="schema",
+            description="The JSON schema that the answer must satisfy, enforced by llguidance. For its "
+            "limits see guide.md.",
+        )
     )
-    strict: bool | None = Field(None, description="Accepted; schemas are always enforced.")
+    strict: bool = Field(
+        False,
+        description="Whether all of the schema must be enforced, or else refused. If false, what cannot be "
+        "enforced is left out and named in the header x-reprise-relaxed, and the answer is checked: see "
+        "guide.md.",
+    )
+
+    @model_validator(mode="after")
+    def check_limits(self) -> "JsonSchema":
+        """Refuse a schema that is too large, or a strict one that cannot be enforced."""
+        check_schema(self.schema_ if self.strict else relax(self.schema_).schema, ".schema")
+        return self
 
 
 class JsonSchemaFormat(RequestModel):
@@ -146,7 +169,7 @@ ResponseFormat = Annotated[
 ]
 
 
-class StructuredFields(RequestModel):
+class StructuredFields(AcceptsPeerFields):
     """Fields that constrain the answer. At most one of them may be used in a request."""
 
     response_format: ResponseFormat | None = Field(
@@ -185,6 +208,14 @@ class StructuredFields(RequestModel):
                 "invalid_value", f"and {given[1]} cannot be combined; send one of them", given[0]
             )
         return self
+
+    @property
+    def relaxable_schema(self) -> dict[str, Any] | None:
+        """The schema of the answer, if not all of it must be enforced."""
+        chosen = self.response_format
+        if isinstance(chosen, JsonSchemaFormat) and not chosen.json_schema.strict:
+            return chosen.json_schema.schema_
+        return None
 
     @property
     def requested_grammar(self) -> tuple[Grammar, str] | None:

@@ -9,7 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from server.errors import shortened
 from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel
-from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema
+from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema, check_size
+from server.validation.relaxed_schema import relax
 
 MAX_TOOLS = 128
 MAX_NAME_CHARACTERS = 64
@@ -152,17 +153,30 @@ def check_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
 
 
 def check_enforced(tools: Sequence[Tool], names: Collection[str]) -> None:
-    """Refuse schemas that must be enforced but cannot be. names: the tools whose schemas are enforced."""
+    """Refuse schemas that must be enforced but cannot be. names: the tools whose schemas are enforced.
+
+    Of a schema that is not strict, only what can be enforced counts.
+    """
     num_bytes = 0
     for index, tool in enumerate(tools):
         if tool.function.name in names:
-            num_bytes += len(check_schema(tool.function.parameters, f"tools[{index}].function.parameters"))
+            schema, at = tool.function.parameters, f"tools[{index}].function.parameters"
+            if not tool.function.strict:
+                check_size(schema, at)
+                schema = relax(schema).schema
+            num_bytes += len(check_schema(schema, at))
     if num_bytes > MAX_ENFORCED_BYTES:
         phrase = (
             f"have {num_bytes} bytes of schemas to enforce; at most {MAX_ENFORCED_BYTES} are allowed. "
             "Send fewer or smaller ones"
         )
         raise field_error("schema_too_large", phrase, "tools")
+
+
+def check_enforced_in_full(tools: Sequence[Tool]) -> None:
+    """Refuse schemas that cannot be enforced in full. Raises PydanticCustomError."""
+    for tool in tools:
+        check_schema(tool.function.parameters)
 
 
 Tools = Annotated[

@@ -136,35 +136,72 @@ class FunctionCall(RequestModel):
     id: ItemId = None
     status: ItemStatus = "completed"
     caller: unsupported(_DIRECT) = None  # type: ignore[valid-type]
-    namespace: unsupported() = None  # type: ignore[valid-type]
+    namespace: str | None = Field(None, description="The namespace that the function is in.")
     is_async: unsupported(False) = Field(None, alias="async")  # type: ignore[valid-type]
 
     def as_listed(self, item_id: str) -> dict[str, Any]:
         """Return the JSON object to store and to list."""
         head = {"id": item_id, "type": self.type, "call_id": self.call_id, "status": self.status}
-        return {**head, "name": self.name, "arguments": self.arguments}
+        where = {} if self.namespace is None else {"namespace": self.namespace}
+        return {**head, "name": self.name, **where, "arguments": self.arguments}
 
 
-class FunctionCallOutput(RequestModel):
-    """The output of a function for an earlier function call."""
+class CustomToolCall(RequestModel):
+    """A call of a free-form tool that the model made earlier."""
 
-    type: Literal["function_call_output"]
-    call_id: str = Field(description="The call_id of that function call.")
+    type: Literal["custom_tool_call"]
+    call_id: str = Field(description="The id that the output refers to.")
+    name: str = Field(description="The name of the tool.")
+    input: str = Field(description="The input, as text.")
+    id: ItemId = None
+    status: ItemStatus = "completed"
+    caller: unsupported(_DIRECT) = None  # type: ignore[valid-type]
+    namespace: str | None = Field(None, description="The namespace that the tool is in.")
+    is_async: unsupported(False) = Field(None, alias="async")  # type: ignore[valid-type]
+
+    def as_listed(self, item_id: str) -> dict[str, Any]:
+        """Return the JSON object to store and to list."""
+        where = {} if self.namespace is None else {"namespace": self.namespace}
+        head = {"id": item_id, "type": self.type, "call_id": self.call_id, "name": self.name}
+        return {**head, **where, "input": self.input}
+
+
+class _CallOutput(RequestModel):
+    """The fields that both kinds of outputs have."""
+
+    call_id: str = Field(description="The call_id of the call that was made.")
     output: Content = Field(description="The output: a string, or text parts.")
     id: ItemId = None
     status: ItemStatus = "completed"
     caller: unsupported(_DIRECT) = None  # type: ignore[valid-type]
-    namespace: unsupported() = None  # type: ignore[valid-type]
+    name: str | None = Field(None, description="Accepted; the call has the name.")
+    namespace: str | None = Field(None, description="Accepted; the call has the namespace.")
 
     @property
     def text(self) -> str:
         """The text of all parts."""
         return _text_of(self.output)
 
+
+class FunctionCallOutput(_CallOutput):
+    """The output of a function for an earlier function call."""
+
+    type: Literal["function_call_output"]
+
     def as_listed(self, item_id: str) -> dict[str, Any]:
         """Return the JSON object to store and to list."""
         head = {"id": item_id, "type": self.type, "call_id": self.call_id, "status": self.status}
         return {**head, "output": self.text}
+
+
+class CustomToolCallOutput(_CallOutput):
+    """The output of a free-form tool for an earlier call."""
+
+    type: Literal["custom_tool_call_output"]
+
+    def as_listed(self, item_id: str) -> dict[str, Any]:
+        """Return the JSON object to store and to list."""
+        return {"id": item_id, "type": self.type, "call_id": self.call_id, "output": self.text}
 
 
 class ReasoningItem(RequestModel):
@@ -212,12 +249,16 @@ class ItemReference(RequestModel):
     id: str = Field(description="The item's id.")
 
 
-ConversationItem = InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem
+AnyCall = FunctionCall | CustomToolCall
+AnyCallOutput = FunctionCallOutput | CustomToolCallOutput
+ConversationItem = InputMessage | AnyCall | AnyCallOutput | ReasoningItem
 AnyItem = ConversationItem | ItemReference
 _KINDS: dict[str, type[RequestModel]] = {
     "message": InputMessage,
     "function_call": FunctionCall,
     "function_call_output": FunctionCallOutput,
+    "custom_tool_call": CustomToolCall,
+    "custom_tool_call_output": CustomToolCallOutput,
     "reasoning": ReasoningItem,
     "item_reference": ItemReference,
 }

@@ -6,9 +6,19 @@ from typing import Any, Literal
 from engine.request import TokenLogprob
 from server.output.logprobs import chat_logprobs
 from server.output.openai_format import ResponseHead
-from server.output.parts import EndPart, Part, ReasoningPart, TextPart, ToolCallPart
+from server.output.parts import (
+    CallArgumentsPart,
+    CallStartPart,
+    EndPart,
+    Part,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+)
+from server.responses_api.chat_tools import InputDecoder, ShownTool
 from server.responses_api.ids import item_id
 from server.responses_api.items import encode_reasoning
+from server.responses_api.tools import CustomTool
 
 Json = dict[str, Any]
 
@@ -18,14 +28,19 @@ class OutputItems:
 
     items: the items so far. An item does not change after it is done.
     num_input: number of items in the request's input; the ids of output items are numbered from there.
+    tools: those of the request, whose own names the items have.
     """
 
-    def __init__(self, head: ResponseHead, num_input: int, includes_reasoning: bool) -> None:
+    def __init__(
+        self, head: ResponseHead, num_input: int, includes_reasoning: bool, tools: Sequence[ShownTool] = ()
+    ) -> None:
         self.items: list[Json] = []
         self._head = head
         self._num_input = num_input
         self._includes_reasoning = includes_reasoning
-        self._open: Literal["message", "reasoning"] | None = None
+        self._tools = {tool.name: tool for tool in tools}
+        self._decoder: InputDecoder | None = None
+        self._open: Literal["message", "reasoning", "call"] | None = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
 
@@ -48,7 +63,13 @@ class OutputItems:
                 yield self._event("reasoning_text.delta", content_index=0, delta=part.text)
             case ToolCallPart():
                 yield from self._close("completed")
-                yield from self._call(part)
+                yield from self._start_call(part)
+                yield from self._continue_call(part.arguments)
+            case CallStartPart():
+                yield from self._close("completed")
+                yield from self._start_call(part)
+            case CallArgumentsPart():
+                yield from self._continue_call(part.text)
             case EndPart():
                 yield from self._end(part)
 
@@ -78,7 +99,18 @@ class OutputItems:
     def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[Json]:
         if self._open is None:
             return
-        content, item = self._content(), self.items[-1]
+        item = self.items[-1]
+        if self._open == "call":
+            self._open, whole = None, "".join(self._texts)
+            if self._decoder is None:
+                item |= {"status": status, "arguments": whole}
+                yield self._event("function_call_arguments.done", arguments=whole)
+            else:
+                item["input"] = whole
+                yield self._event("custom_tool_call_input.done", input=whole)
+            yield self._done(item)
+            return
+        content = self._content()
         if self._open == "message":
             logprobs = _logprobs_json(self._logprobs, with_bytes=False)
             yield self._event("output_text.done", content_index=0, text=content["text"], logprobs=logprobs)
@@ -91,20 +123,31 @@ class OutputItems:
         item |= {"status": status, "content": [content]}
         yield self._done(item)
 
-    def _call(self, call: ToolCallPart) -> Iterator[Json]:
+    def _start_call(self, call: ToolCallPart | CallStartPart) -> Iterator[Json]:
+        self._open, self._texts = "call", []
+        shown = self._tools.get(call.name)
+        is_custom = shown is not None and isinstance(shown.tool, CustomTool)
+        self._decoder = InputDecoder() if is_custom else None
         item = {
-            "id": self._new_id("fc"),
-            "type": "function_call",
-            "status": "in_progress",
+            "id": self._new_id("ctc" if is_custom else "fc"),
+            "type": "custom_tool_call" if is_custom else "function_call",
             "call_id": call.id,
-            "name": call.name,
-            "arguments": "",
+            "name": call.name if shown is None else shown.tool.name,
+            "input" if is_custom else "arguments": "",
         }
+        if not is_custom:
+            item["status"] = "in_progress"
+        if shown is not None and shown.namespace is not None:
+            item["namespace"] = shown.namespace
         yield self._added(item)
-        yield self._event("function_call_arguments.delta", delta=call.arguments)
-        yield self._event("function_call_arguments.done", arguments=call.arguments)
-        item |= {"status": "completed", "arguments": call.arguments}
-        yield self._done(item)
+
+    def _continue_call(self, arguments: str) -> Iterator[Json]:
+        text = arguments if self._decoder is None else self._decoder.feed(arguments)
+        if text:
+            self._texts.append(text)
+            is_custom = self._decoder is not None
+            name = "custom_tool_call_input.delta" if is_custom else "function_call_arguments.delta"
+            yield self._event(name, delta=text)
 
     def _new_id(self, prefix: str) -> str:
         return item_id(self._head, prefix, self._num_input + len(self.items))

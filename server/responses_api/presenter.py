@@ -11,10 +11,22 @@ from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
 from server.output.parts import ChoiceOutput, EndPart, Part, ReasoningPart, TextPart, merge_adjacent
 from server.output.presenter import KEEP_ALIVE, Events
+from server.responses_api.chat_tools import ShownTool
 from server.responses_api.ids import response_id
 from server.responses_api.output_items import Json, OutputItems
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 from server.responses_api.to_chat import request_name
+from server.responses_api.tools import (
+    AllowedTools,
+    AnyChoice,
+    AnyTool,
+    CustomTool,
+    FunctionTool,
+    IgnoredTool,
+    NamedCustom,
+    NamedFunction,
+    NamespaceTool,
+)
 
 StoreResponse = Callable[[Json], None]
 """Called with a response that finished normally, before its last event is sent."""
@@ -23,23 +35,28 @@ StoreResponse = Callable[[Json], None]
 class ResponsePresenter:
     """Presenter for /v1/responses. A request has one choice.
 
-    num_input: number of items in the request's input.
+    num_input: number of items in the request's input. tools: those that the model is shown.
     """
 
     def __init__(
-        self, head: ResponseHead, body: ResponsesRequest, num_input: int, store_response: StoreResponse
+        self,
+        head: ResponseHead,
+        body: ResponsesRequest,
+        num_input: int,
+        store_response: StoreResponse,
+        tools: Sequence[ShownTool],
     ) -> None:
         self._head = head
         self._echo = _echo(body)
         self._store_response = store_response
         self._num_events = 0
-        self._output = OutputItems(head, num_input, body.includes_reasoning)
+        self._output = OutputItems(head, num_input, body.includes_reasoning, tools)
 
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
         """See Presenter."""
         (output,) = outputs
         text = TextPart(output.text, tuple(output.logprobs))
-        end = EndPart(output.finish_reason, output.stop)
+        end = EndPart(output.finish_reason, output.stop, output.schema_valid)
         parts: list[Part] = [ReasoningPart(output.reasoning), text, *output.tool_calls, end]
         for part in parts:
             for _ in self._output.add(part):
@@ -95,6 +112,8 @@ class ResponsePresenter:
             "total_tokens": usage.total_tokens,
         }
         response["timings"] = timings.model_dump()
+        if end.schema_valid is not None:
+            response["schema_valid"] = end.schema_valid
         self._store_response(response)
         return response
 
@@ -130,17 +149,8 @@ def _echo(body: ResponsesRequest) -> Json:
         "temperature": body.temperature,
         "top_p": body.top_p,
         "top_logprobs": body.top_logprobs or 0,
-        "tools": [
-            {
-                "type": "function",
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": tool.parameters,
-                "strict": tool.strict,
-            }
-            for tool in body.tools
-        ],
-        "tool_choice": _dump(body.tool_choice),
+        "tools": [_tool(tool) for tool in body.tools if not isinstance(tool, IgnoredTool)],
+        "tool_choice": _choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "text": _text(body),
         "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
@@ -155,13 +165,33 @@ def _echo(body: ResponsesRequest) -> Json:
     }
 
 
+def _tool(tool: AnyTool) -> Json:
+    match tool:
+        case FunctionTool():
+            shown = {"type": "function", "name": tool.name, "description": tool.description}
+            return shown | {"parameters": tool.parameters, "strict": tool.strict}
+        case CustomTool():
+            shown = {"type": "custom", "name": tool.name, "description": tool.description}
+            return shown | {"format": tool.format.model_dump()}
+        case NamespaceTool():
+            shown = {"type": "namespace", "name": tool.name, "description": tool.description or ""}
+            return shown | {"tools": [_tool(inner) for inner in tool.tools]}
+    return {"type": tool.type}
+
+
 def _text(body: ResponsesRequest) -> Json:
     text_format = body.text.format
-    shown = _dump(text_format)
+    shown = text_format.model_dump()
     if isinstance(text_format, JsonSchemaFormat):
         shown = {"strict": False, **text_format.model_dump(by_alias=True, exclude_none=True)}
     return {"format": shown}
 
 
-def _dump(value: Any) -> Any:
-    return value if isinstance(value, str) else value.model_dump()
+def _choice(choice: AnyChoice) -> Any:
+    match choice:
+        case NamedFunction() | NamedCustom():
+            where = {} if choice.namespace is None else {"namespace": choice.namespace}
+            return {"type": choice.type, "name": choice.name, **where}
+        case AllowedTools():
+            return {"type": choice.type, "mode": choice.mode, "tools": list(map(_choice, choice.tools))}
+    return choice

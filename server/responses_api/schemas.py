@@ -10,7 +10,7 @@ from server.requests.prompt_cache import PromptCacheOptions
 from server.responses_api.items import AnyItem, InputItem
 from server.responses_api.tools import ToolChoice, Tools
 from server.validation.field_errors import field_error
-from server.validation.fields import Count, Metadata, RequestModel, unsupported
+from server.validation.fields import AcceptsPeerFields, Count, Metadata, RequestModel, unsupported
 from server.validation.unions import tagged_union
 
 MAX_TOP_LOGPROBS = 20
@@ -58,7 +58,7 @@ class JsonSchemaFormat(RequestModel):
     name: str = Field(description="1 to 64 letters, digits, underscores and dashes; not shown to the model.")
     json_schema: dict[str, Any] = Field(alias="schema", description="A JSON schema, as in chat completions.")
     description: str | None = Field(None, description="Accepted; not shown to the model.")
-    strict: bool | None = Field(None, description="Accepted; every schema is enforced.")
+    strict: bool | None = Field(None, description="Whether all of it must be enforced; see chat completions.")
 
 
 _FORMATS = {"text": PlainFormat, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat}
@@ -138,7 +138,7 @@ def _include(given: list[str]) -> list[str]:
 Input = Annotated[list[InputItem], BeforeValidator(_input, json_schema_input_type=str | list[AnyItem])]
 
 
-class ResponsesRequest(RequestModel):
+class ResponsesRequest(AcceptsPeerFields):
     """The body of POST /v1/responses. Fields shared with chats are validated as part of the chat request."""
 
     model: str | None = Field(

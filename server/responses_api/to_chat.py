@@ -4,10 +4,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic_core import to_json
+
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
+from server.responses_api.chat_tools import ShownTool, function_name, show_tools
 from server.responses_api.items import (
     ConversationItem,
+    CustomToolCall,
+    CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
     InputMessage,
@@ -15,7 +20,7 @@ from server.responses_api.items import (
 )
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 from server.responses_api.store import Turn
-from server.responses_api.tools import AllowedTools, NamedFunction
+from server.responses_api.tools import AllowedTools, NamedCustom, NamedFunction
 from server.validation.field_errors import validate
 
 CHAT_FIELDS = (
@@ -39,7 +44,6 @@ CHAT_FIELDS = (
 _NAMES = (
     (re.compile(r"messages\b"), "input"),
     (re.compile(r"max_(completion_)?tokens\b"), "max_output_tokens"),
-    (re.compile(r"(tools\[\d+\])\.function\b"), r"\1"),
     (re.compile(r"tool_choice\.(function|allowed_tools)\b"), "tool_choice"),
     (re.compile(r"(tool_choice\.tools\[\d+\])\.function\b"), r"\1"),
     (re.compile(r"response_format\.json_schema\b"), "text.format"),
@@ -81,9 +85,9 @@ class MessageBuilder:
                 if item.text:
                     message["reasoning_content"] = message.get("reasoning_content", "") + item.text
                     self._set_origin("reasoning_content", f"{origin}.content")
-            case FunctionCall():
+            case FunctionCall() | CustomToolCall():
                 self._add_call(item, origin)
-            case FunctionCallOutput():
+            case FunctionCallOutput() | CustomToolCallOutput():
                 names = {"content": f"{origin}.output", "tool_call_id": f"{origin}.call_id"}
                 message = {"role": "tool", "content": item.text, "tool_call_id": item.call_id}
                 self._append(message, origin, names)
@@ -128,9 +132,13 @@ class MessageBuilder:
         self._last_kind = kind
         return self._assistant
 
-    def _add_call(self, item: FunctionCall, origin: str) -> None:
+    def _add_call(self, item: FunctionCall | CustomToolCall, origin: str) -> None:
         calls = self._assistant_message("call", origin).setdefault("tool_calls", [])
-        function = {"name": item.name, "arguments": item.arguments}
+        if isinstance(item, CustomToolCall):
+            arguments = to_json({"input": item.input}).decode()
+        else:
+            arguments = item.arguments
+        function = {"name": function_name(item.namespace, item.name), "arguments": arguments}
         self._set_origin(f"tool_calls[{len(calls)}].function", origin)
         self._set_origin(f"tool_calls[{len(calls)}].id", f"{origin}.call_id")
         calls.append({"id": item.call_id, "type": "function", "function": function})
@@ -161,6 +169,7 @@ class ChatConversion:
         self.body = body
         self.previous = previous
         self.items = items
+        self.shown_tools = show_tools(body.tools)
         self._messages = MessageBuilder()
 
     def chat(self) -> ChatRequest:
@@ -171,7 +180,7 @@ class ChatConversion:
             self._messages.add(item, PREVIOUS)
         for index, item in enumerate(self.items):
             self._messages.add(item, f"input[{index}]")
-        given = {"messages": self._messages.end(), **_fields(self.body)}
+        given = {"messages": self._messages.end(), **_fields(self.body, self.shown_tools)}
         try:
             return validate(given, ChatRequest)
         except BadRequestError as fault:
@@ -182,9 +191,14 @@ class ChatConversion:
         param = fault.param
         if param is None:
             return fault
-        name = self._messages.origin(param) or request_name(param)
+        name = self._messages.origin(param) or self._tool_origin(param) or request_name(param)
         message = fault.message.replace(f"'{param}'", f"'{name}'")
         return BadRequestError(message, param=name, code=fault.code, headers=fault.headers)
+
+    def _tool_origin(self, param: str) -> str | None:
+        """Map a path within the chat's tools to a path in the request. Return None for other paths."""
+        match = re.match(r"tools\[(\d+)\](?:\.function\b)?", param)
+        return match and self.shown_tools[int(match[1])].origin + param[match.end() :]
 
 
 def request_name(param: str) -> str:
@@ -195,17 +209,16 @@ def request_name(param: str) -> str:
     return param
 
 
-def _fields(body: ResponsesRequest) -> dict[str, Any]:
+def _fields(body: ResponsesRequest, tools: Sequence[ShownTool]) -> dict[str, Any]:
     """Return the fields of the chat request apart from its messages. None means the default."""
     return {
         "model": body.model,
         "stream": body.stream,
         "max_completion_tokens": body.max_output_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "tools": [_tool(tool.model_dump(exclude_unset=True)) for tool in body.tools] or None,
-        "tool_choice": _tool_choice(body.tool_choice) if body.tools or body.tool_choice != "auto" else None,
-        "parallel_tool_calls": body.parallel_tool_calls if body.tools else None,
+        **{name: getattr(body, name) for name in ("temperature", "top_p") if name in body.model_fields_set},
+        "tools": [tool.as_chat() for tool in tools] or None,
+        "tool_choice": _tool_choice(body.tool_choice) if tools or body.tool_choice != "auto" else None,
+        "parallel_tool_calls": body.parallel_tool_calls if tools else None,
         "response_format": _response_format(body),
         "reasoning_effort": body.reasoning.effort,
         "logprobs": body.wants_logprobs or None,
@@ -214,15 +227,11 @@ def _fields(body: ResponsesRequest) -> dict[str, Any]:
     }
 
 
-def _tool(given: dict[str, Any]) -> dict[str, Any]:
-    names = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: given[name] for name in names if name in given}}
-
-
-def _tool_choice(choice: str | NamedFunction | AllowedTools) -> str | dict[str, Any]:
+def _tool_choice(choice: str | NamedFunction | NamedCustom | AllowedTools) -> str | dict[str, Any]:
     match choice:
-        case NamedFunction():
-            return {"type": "function", "function": {"name": choice.name}}
+        case NamedFunction() | NamedCustom():
+            name = function_name(choice.namespace, choice.name)
+            return {"type": "function", "function": {"name": name}}
         case AllowedTools():
             allowed = [_tool_choice(tool) for tool in choice.tools]
             return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": allowed}}

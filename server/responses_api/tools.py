@@ -1,15 +1,28 @@
-"""Tools of a request to /v1/responses: only functions, whose fields are not nested as in chats."""
+"""Tools of a request to /v1/responses: functions, free-form tools, and namespaces of both.
+
+This server runs no tools itself. Those that OpenAI would run, or that a client builds in, are left out and
+named in the header x-reprise-ignored.
+"""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
-from server.requests.tools import MAX_TOOLS, FunctionDefinition
+from server.requests.structured_output import check_lark
+from server.requests.tools import MAX_TOOLS, FunctionDefinition, ToolName
+from server.tool_formats.json_lark import escape_lark
 from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel, unsupported
+from server.validation.regex import check_regex
 from server.validation.unions import tagged_union
 
-_FUNCTIONS_ONLY = {"": "but this server runs no tools; send functions and run them yourself"}
+_NOT_RUN = {"": "but this server runs no tools; send functions and run them yourself"}
+IGNORED_TYPES = (
+    *("apply_patch", "code_interpreter", "computer", "computer_use", "computer_use_preview", "file_search"),
+    *("image_generation", "local_shell", "mcp", "programmatic_tool_calling", "shell", "tool_search"),
+    *("web_search", "web_search_preview", "web_search_2025_08_26", "web_search_preview_2025_03_11"),
+)
+"""Types of tools that are left out: OpenAI runs them, or a client does that has its own format for them."""
 
 
 def _check_count(given: object) -> object:
@@ -24,6 +37,24 @@ class NamedFunction(RequestModel):
 
     type: Literal["function"]
     name: str = Field(description="The function's name.")
+    namespace: str | None = Field(None, description="The namespace that the function is in.")
+
+
+class NamedCustom(RequestModel):
+    """One of the free-form tools, named."""
+
+    type: Literal["custom"]
+    name: str = Field(description="The tool's name.")
+    namespace: str | None = Field(None, description="The namespace that the tool is in.")
+
+
+_NAMED: dict[str, type[RequestModel]] = {"function": NamedFunction, "custom": NamedCustom}
+NamedTool = Annotated[
+    NamedFunction | NamedCustom,
+    PlainValidator(
+        tagged_union(_NAMED, refused=_NOT_RUN), json_schema_input_type=NamedFunction | NamedCustom
+    ),
+]
 
 
 class AllowedTools(RequestModel):
@@ -31,24 +62,122 @@ class AllowedTools(RequestModel):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = Field(description="auto: the model may call one; required: it must.")
-    tools: Annotated[list[NamedFunction], BeforeValidator(_check_count)] = Field(
+    tools: Annotated[list[NamedTool], BeforeValidator(_check_count)] = Field(
         description="The tools that may be called."
     )
 
 
-class FunctionTool(FunctionDefinition):
-    """A function that the model may ask the client to call."""
+class _ClientTool(RequestModel):
+    """The fields that functions and free-form tools share."""
 
-    type: Literal["function"]
-    output_schema: dict[str, Any] | None = Field(None, description="Accepted; not shown to the model.")
-    defer_loading: unsupported(False) = None  # type: ignore[valid-type]
+    defer_loading: bool = Field(False, description="Accepted; every tool is shown to the model at once.")
     allowed_callers: unsupported(["direct"]) = None  # type: ignore[valid-type]
     is_async: unsupported(False) = Field(None, alias="async")  # type: ignore[valid-type]
 
 
-_one_choice = tagged_union(
-    {"function": NamedFunction, "allowed_tools": AllowedTools}, refused=_FUNCTIONS_ONLY
-)
+class FunctionTool(FunctionDefinition, _ClientTool):
+    """A function that the model may ask the client to call."""
+
+    type: Literal["function"]
+    output_schema: dict[str, Any] | None = Field(None, description="Accepted; not shown to the model.")
+
+
+class TextInput(RequestModel):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+def _definition(given: object) -> str:
+    if not isinstance(given, str) or not given:
+        raise field_error("invalid_type", "must be a grammar, as a string that is not empty")
+    return given
+
+
+class GrammarInput(RequestModel):
+    """Text that follows a grammar. It is enforced."""
+
+    type: Literal["grammar"]
+    syntax: Literal["lark", "regex"] = Field(description="The syntax of the definition.")
+    definition: Annotated[str, BeforeValidator(_definition, json_schema_input_type=str)] = Field(
+        description="A regular expression, or a grammar in llguidance's variant of Lark."
+    )
+
+    @model_validator(mode="after")
+    def check_definition(self) -> "GrammarInput":
+        """Refuse a grammar that is too large, or that cannot be followed within JSON."""
+        if self.syntax == "regex":
+            check_regex(self.definition, ".definition")
+            return self
+        check_lark(self.definition, ".definition")
+        try:
+            escape_lark(self.definition)
+        except ValueError as fault:
+            raise field_error("unsupported_value", str(fault), ".definition") from None
+        return self
+
+
+InputFormat = Annotated[
+    TextInput | GrammarInput,
+    PlainValidator(
+        tagged_union({"text": TextInput, "grammar": GrammarInput}),
+        json_schema_input_type=TextInput | GrammarInput,
+    ),
+]
+
+
+class CustomTool(_ClientTool):
+    """A free-form tool: its input is text, not JSON."""
+
+    type: Literal["custom"]
+    name: ToolName = Field(description="The tool's name.")
+    description: str | None = Field(
+        None, description="What the tool does and when to call it. Shown to the model."
+    )
+    format: InputFormat = Field(
+        TextInput(type="text"), description="The format of the input; a grammar is enforced."
+    )
+
+
+_CLIENT_TOOLS: dict[str, type[RequestModel]] = {"function": FunctionTool, "custom": CustomTool}
+
+
+class NamespaceTool(RequestModel):
+    """A group of tools. The model is shown them under the namespace's name and their own."""
+
+    type: Literal["namespace"]
+    name: str = Field(min_length=1, description="The namespace's name.")
+    description: str | None = Field(None, description="Accepted; not shown to the model.")
+    tools: Annotated[
+        list[
+            Annotated[
+                FunctionTool | CustomTool,
+                PlainValidator(tagged_union(_CLIENT_TOOLS), json_schema_input_type=FunctionTool | CustomTool),
+            ]
+        ],
+        BeforeValidator(_check_count),
+    ] = Field(description="The tools in the namespace.")
+
+
+class IgnoredTool(RequestModel):
+    """A tool that is left out. Its fields are not read."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str = Field(
+        description="A tool that OpenAI's servers or the client itself would run, such as local_shell or "
+        "web_search; it is left out."
+    )
+
+
+AnyTool = FunctionTool | CustomTool | NamespaceTool | IgnoredTool
+_KINDS: dict[str, type[RequestModel]] = {
+    **_CLIENT_TOOLS,
+    "namespace": NamespaceTool,
+    **dict.fromkeys(IGNORED_TYPES, IgnoredTool),
+}
+
+_one_choice = tagged_union({**_NAMED, "allowed_tools": AllowedTools}, refused=_NOT_RUN)
 
 
 def _tool_choice(given: object) -> Any:
@@ -61,17 +190,9 @@ def _tool_choice(given: object) -> Any:
     return given
 
 
-AnyChoice = Literal["none", "auto", "required"] | NamedFunction | AllowedTools
+AnyChoice = Literal["none", "auto", "required"] | NamedFunction | NamedCustom | AllowedTools
 ToolChoice = Annotated[AnyChoice, PlainValidator(_tool_choice, json_schema_input_type=AnyChoice)]
 Tools = Annotated[
-    list[
-        Annotated[
-            FunctionTool,
-            PlainValidator(
-                tagged_union({"function": FunctionTool}, refused=_FUNCTIONS_ONLY),
-                json_schema_input_type=FunctionTool,
-            ),
-        ],
-    ],
+    list[Annotated[AnyTool, PlainValidator(tagged_union(_KINDS), json_schema_input_type=AnyTool)]],
     BeforeValidator(_check_count),
 ]

@@ -1,10 +1,12 @@
 """POST /v1/completions."""
 
 from fastapi import APIRouter, Request, Response
+from pydantic_core import to_json
 
 from server.generation.respond import respond, response_head
 from server.generation.service import service_of
 from server.http.openapi import body_schema
+from server.output.checked import WholeSchemas, checked
 from server.output.echo import echo_parsers
 from server.output.openai_format import CompletionFormat
 from server.output.openai_presenter import OpenAIPresenter
@@ -26,9 +28,11 @@ async def create_completion(request: Request) -> Response:
     head = response_head(request, service, body.model)
     response_format = CompletionFormat(body.num_top_logprobs is not None)
     presenter = OpenAIPresenter(head, response_format, body.n * len(prompts), body.wants_usage_chunk)
-    grammar = await service.prompts.compile_requested_grammar(request, body)
+    grammar, is_relaxed = await service.prompts.compile_requested_grammar(request, body)
     make_parser: MakeParser = PlainParser
     if body.echo:
         texts = await service.prompts.decode_prompts(request, body)
-        make_parser = echo_parsers(texts, body.n)
+        make_parser = echo_parsers(texts, body.n, body.is_scoring)
+    schema = to_json(body.relaxable_schema).decode() if is_relaxed else None
+    make_parser = checked(make_parser, WholeSchemas(schema))
     return await respond(request, service, body, presenter, prompts, make_parser, grammar=grammar)

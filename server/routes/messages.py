@@ -6,12 +6,12 @@ from fastapi.responses import JSONResponse
 from server.errors import BadRequestError
 from server.generation.chat import answer_chat, check_tools
 from server.generation.respond import response_head
-from server.generation.service import service_of
+from server.generation.service import Service, service_of
 from server.http.openapi import body_schema
-from server.http.request_log import record_of
+from server.http.request_log import note_ignored, record_of
 from server.messages_api.presenter import MessagePresenter
-from server.messages_api.schemas import CountTokensRequest, MessagesRequest
-from server.messages_api.to_chat import to_chat_request, to_prompt_request, with_request_names
+from server.messages_api.schemas import ConversationFields, CountTokensRequest, MessagesRequest
+from server.messages_api.to_chat import kept_system, to_chat_request, to_prompt_request, with_request_names
 from server.validation.body import read_body
 
 router = APIRouter()
@@ -25,8 +25,10 @@ async def create_message(request: Request) -> Response:
     service.check_ready()
     head = response_head(request, service, body.model)
     presenter = MessagePresenter(head, record_of(request).id, body)
+    drops_billing = _drops_billing(request, service, body)
     try:
-        return await answer_chat(request, service, to_chat_request(body), presenter)
+        chat = to_chat_request(body, drops_billing=drops_billing)
+        return await answer_chat(request, service, chat, presenter)
     except BadRequestError as fault:
         raise with_request_names(fault) from fault
 
@@ -39,9 +41,17 @@ async def count_tokens(request: Request) -> JSONResponse:
     service.check_ready()
     service.check_model(body.model)
     try:
-        chat = to_prompt_request(body)
+        chat = to_prompt_request(body, drops_billing=_drops_billing(request, service, body))
         check_tools(service, chat)
         prompt = await service.prompts.encode_chat(request, chat)
     except BadRequestError as fault:
         raise with_request_names(fault) from fault
     return JSONResponse({"input_tokens": len(prompt.tokens)})
+
+
+def _drops_billing(request: Request, service: Service, body: ConversationFields) -> bool:
+    """Return whether to take the billing line out of the system prompt; note it if it is there."""
+    drops = not service.settings.keep_billing_line
+    if drops and kept_system(body.system) != body.system:
+        note_ignored(request, ["system.x-anthropic-billing-header"])
+    return drops

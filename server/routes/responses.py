@@ -10,7 +10,9 @@ from server.generation.chat import answer_chat, check_tools
 from server.generation.respond import response_head
 from server.generation.service import Service, service_of
 from server.http.openapi import body_schema, query_schema
+from server.http.request_log import note_ignored
 from server.http.tenants import key_digest
+from server.responses_api.chat_tools import ignored_tools
 from server.responses_api.ids import item_id
 from server.responses_api.items import ItemReference
 from server.responses_api.presenter import ResponsePresenter
@@ -21,7 +23,14 @@ from server.validation.body import read_body
 from server.validation.field_errors import validate
 
 router = APIRouter()
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
 
 
 @router.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
@@ -45,9 +54,11 @@ async def create_response(request: Request) -> Response:
                 lambda: add(key_digest(request), response, conversion.previous, all_items, len(stored_input))
             )
 
-    presenter = ResponsePresenter(head, body, len(input_items), store)
+    note_ignored(request, ignored_tools(body.tools))
+    presenter = ResponsePresenter(head, body, len(input_items), store, conversion.shown_tools)
+    larks = {tool.name: tool.lark for tool in conversion.shown_tools if tool.lark is not None}
     try:
-        return await answer_chat(request, service, chat, presenter)
+        return await answer_chat(request, service, chat, presenter, larks)
     except BadRequestError as fault:
         raise conversion.with_request_names(fault) from fault
 

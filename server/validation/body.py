@@ -2,7 +2,8 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import Request
@@ -11,8 +12,10 @@ from pydantic_core import from_json
 
 from engine.stations import station
 from server.errors import BadRequestError, ContentTypeError
-from server.logs import is_logging_prompts, log_prompt
-from server.validation.field_errors import validate
+from server.logs import is_logging_prompts, log_prompt, record_in
+from server.validation.field_errors import validate, validate_known
+from server.validation.fields import AcceptsPeerFields
+from server.validation.peer_fields import translate_fields
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -37,10 +40,13 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise ContentTypeError(content_type)
     body = await request.body()
+    ignores_unknown = request.app.state.service.settings.unknown_fields == "ignore"
+    parse = partial(parse_liberally, body, model, ignores_unknown=ignores_unknown)
     if len(body) <= SMALL_BYTES:
-        parsed = parse_body(body, model)
+        parsed, ignored = parse()
     else:
-        parsed = await asyncio.get_running_loop().run_in_executor(_THREAD, parse_body, body, model)
+        parsed, ignored = await asyncio.get_running_loop().run_in_executor(_THREAD, parse)
+    record_in(request.scope).ignored += ignored
     if is_logging_prompts():
         log_prompt("asked", body.decode())
     return parsed
@@ -49,6 +55,29 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
 @station("bodies")
 def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
     """Parse a body and validate it as the model. Raises BadRequestError for the first fault."""
+    return validate(_parse(body), model)
+
+
+@station("bodies")
+def parse_liberally(
+    body: bytes, model: type[ModelT], *, ignores_unknown: bool = False
+) -> tuple[ModelT, list[str]]:
+    """Parse a body that may have other servers' fields; return it and the fields that were left out.
+
+    ignores_unknown: leave out fields that nobody has, too. Raises BadRequestError for the first fault.
+    """
+    given = _parse(body)
+    ignored: list[str] = []
+    if issubclass(model, AcceptsPeerFields):
+        given, ignored = translate_fields(given, model.field_names())
+    if not ignores_unknown:
+        return validate(given, model), ignored
+    parsed, unknown = validate_known(given, model)
+    return parsed, [*ignored, *unknown]
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+    """Parse a body. Raises BadRequestError unless it is a JSON object within the limits."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as fault:
@@ -66,7 +95,7 @@ def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
         raise BadRequestError(f"The request body is not valid JSON: {fault}.", code="invalid_json") from None
     if not isinstance(given, dict):
         raise BadRequestError("The request body must be a JSON object.", code="invalid_type")
-    return validate(given, model)
+    return given
 
 
 def check_values(body: bytes) -> None:

@@ -31,6 +31,9 @@ _JSON_TYPES = {
     str: "a string",
     list: "an array",
 }
+MAX_DROPPED = 1000
+"""Maximum unknown fields of one body that are left out with --unknown-fields ignore."""
+MISSING = object()
 _MAX_SHOWN = 10**20
 """Larger numbers are left out of messages."""
 
@@ -51,14 +54,50 @@ def validate(given: dict[str, Any], model: type[ModelT]) -> ModelT:
         raise _bad_request(_first_error(fault)) from None
 
 
-def _first_error(fault: ValidationError) -> ErrorDetails:
-    """Return the first error. For a model that tagged_union() built, return that model's first error."""
-    error = fault.errors(include_url=False)[0]
+def validate_known(given: dict[str, Any], model: type[ModelT]) -> tuple[ModelT, list[str]]:
+    """Validate parsed JSON without the fields that the model does not know; return the paths of those.
+
+    Raises BadRequestError for the first other fault. Changes what it is given.
+    """
+    dropped: list[str] = []
+    while True:
+        try:
+            return model.model_validate(given), dropped
+        except ValidationError as fault:
+            error = _first_error(fault)
+            unknown = [found for found in map(_deepest, _errors(fault)) if found["type"] == "extra_forbidden"]
+            num_dropped = sum(_drop(given, one["loc"]) for one in unknown)
+            if len(dropped) >= MAX_DROPPED or not num_dropped:
+                raise _bad_request(error) from None
+            dropped += [shortened(_path(one["loc"], ""), 200) for one in unknown]
+
+
+def _drop(given: Any, location: tuple[int | str, ...]) -> bool:
+    """Remove a field from parsed JSON; return whether it was there."""
+    for part in location[:-1]:
+        try:
+            given = given[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return isinstance(given, dict) and given.pop(location[-1], MISSING) is not MISSING
+
+
+def _errors(fault: ValidationError) -> list[ErrorDetails]:
+    return fault.errors(include_url=False)
+
+
+def _deepest(error: ErrorDetails) -> ErrorDetails:
+    """Return an error, or for a model that tagged_union() built that model's first error."""
     inner = error.get("ctx", {}).get("error")
     if not isinstance(inner, ValidationError):
         return error
     deeper = _first_error(inner)
     return {**deeper, "loc": (*error["loc"], *deeper["loc"])}
+
+
+def _first_error(fault: ValidationError) -> ErrorDetails:
+    """Return the first error. For a model that tagged_union() built, return that model's first error."""
+    return _deepest(_errors(fault)[0])
 
 
 def _bad_request(error: ErrorDetails) -> BadRequestError:

@@ -45,6 +45,15 @@ class RequestModel(BaseModel):
         return any(name == (field.alias or attribute) for attribute, field in cls.model_fields.items())
 
 
+class AcceptsPeerFields(RequestModel):
+    """Base of bodies in which fields of other servers are understood or left out. See peer_fields.py."""
+
+    @classmethod
+    def field_names(cls) -> frozenset[str]:
+        """Return the names of the body's own fields."""
+        return frozenset(field.alias or name for name, field in cls.model_fields.items())
+
+
 def unsupported(
     *no_ops: object,
     phrase: str = "is not supported yet; leave it out",

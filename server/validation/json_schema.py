@@ -56,11 +56,7 @@ def check_schema(schema: dict[str, Any], at: str = "") -> bytes:
     at: path from the validated field to the schema, see field_error().
     Raises PydanticCustomError.
     """
-    # Serializing megabytes takes longer than noticing that they exceed the limit.
-    text = to_json(schema) if _is_within(schema, MAX_SCHEMA_BYTES) else b""
-    if not 0 < len(text) <= MAX_SCHEMA_BYTES:
-        phrase = f"is too large; a schema may have at most {MAX_SCHEMA_BYTES} bytes as JSON"
-        raise field_error("schema_too_large", phrase, at)
+    text = check_size(schema, at)
     counts = _Counts()
     for node, path, depth in _nodes(schema, at):
         if depth > MAX_SCHEMA_DEPTH:
@@ -75,6 +71,16 @@ def check_schema(schema: dict[str, Any], at: str = "") -> bytes:
         Alternatives(schema).check(at)
     if counts.references and (endless := find_endless(schema)) is not None:
         raise field_error("invalid_schema", f"has no end: '{shortened(endless)}' always contains itself", at)
+    return text
+
+
+def check_size(schema: dict[str, Any], at: str = "") -> bytes:
+    """Refuse a schema that is too large; return its JSON text. at: see field_error()."""
+    # Serializing megabytes takes longer than noticing that they exceed the limit.
+    text = to_json(schema) if _is_within(schema, MAX_SCHEMA_BYTES) else b""
+    if not 0 < len(text) <= MAX_SCHEMA_BYTES:
+        phrase = f"is too large; a schema may have at most {MAX_SCHEMA_BYTES} bytes as JSON"
+        raise field_error("schema_too_large", phrase, at)
     return text
 
 

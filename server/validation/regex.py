@@ -38,7 +38,7 @@ def check_regex(regex: str, at: str = "") -> None:
             groups[-1] = _wider(groups[-1], last)
             continue
         else:
-            index = _end_of_atom(regex, index) - 1
+            index = end_of_atom(regex, index) - 1
             last = (1, False)
         index += 1
 
@@ -63,7 +63,7 @@ def _repeated(regex: str, index: int, last: tuple[int, bool], at: str) -> tuple[
     return (inner * count, True), end
 
 
-def _end_of_atom(regex: str, index: int) -> int:
+def end_of_atom(regex: str, index: int) -> int:
     """Return the end of an escape, a character class or a single character."""
     if regex[index] == "\\":
         named = re.compile(r"\\[pPxuU]\{[^}]*\}").match(regex, index)

@@ -22,12 +22,15 @@ def test_reasons_are_numbered_once_and_said_in_a_sentence():
             "second": Findings(batch=unknown, exact=[], prefix="some fault\nin two lines"),
             "third": Findings(batch=unknown, drafts="KVCache: rejected tokens leave a trace"),
             "fourth": Findings(build="it is missing"),
+            "three": Findings(by_layer=True),
         }
     )
     assert "| first | yes | yes | all | 2, 3 (1) | yes | yes |" in page
     assert "| second | no (3) | yes | none (4) | - | no (5) | yes |" in page
     assert "| third | no (3) | no (6) | - | - | yes | yes |" in page
     assert "| fourth | not tried (2) | - | - | - | - | - |" in page
+    assert "| three | yes (7) |" in page
+    assert "7. Its attention layers run once for each group" in page
     assert "5. It fails: some fault.\n" in page
 
 

@@ -24,6 +24,15 @@ def test_drafting_on_the_bundled_model_is_certified(
     printed = capsys.readouterr().out
     assert printed.count("PASS") == 3
     assert "FAIL" not in printed
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines()]
+    exact = [row for row in cells if row[-1:] == ["all up to 8"]]
+    several = [
+        [str(rows), what]
+        for rows in (2, 4)
+        for what in ("equal lengths", "different lengths", "long contexts")
+    ]
+    assert [row[:2] for row in exact] == [["1", "short contexts"], ["1", "long contexts"], *several]
+    assert "one forward pass for all rows" in printed
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -182,7 +182,7 @@ def test_a_call_is_streamed(client):
 
 def test_errors_are_those_of_the_sdk(client):
     with pytest.raises(openai.BadRequestError) as raised:
-        client.responses.create(input="x", tools=[{"type": "web_search"}], **GREEDY)
+        client.responses.create(input="x", tools=[{"type": "web_surf"}], **GREEDY)
     assert raised.value.param == "tools[0].type"
     with pytest.raises(openai.BadRequestError) as raised:
         client.responses.create(input="x", background=True, **GREEDY)

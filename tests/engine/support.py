@@ -36,6 +36,10 @@ NAMES = (
     "falcon_h1",
     # Latent attention (MLA), whose keys are values too, and a mixture of experts.
     "deepseek_v3",
+    # The same, and an index that chooses the tokens to attend to, in a list of caches per layer.
+    "deepseek_v32",
+    # Latent attention and gated linear attention.
+    "bailing_hybrid",
     # Chunked attention, and full attention in every fourth layer.
     "llama4",
     # Recurrent state with a sliding window, and with full attention, in a list of caches per layer.

@@ -52,7 +52,7 @@ def test_rows_that_join_and_leave_do_not_change_the_others(start_engine: StartEn
         assert list(answer.finished().tokens) == oracle(loaded, one)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_next"])
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_next", "llama4", "deepseek_v3"])
 def test_rows_that_outgrow_their_groups_do_not_change(
     name: str, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

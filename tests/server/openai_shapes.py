@@ -64,7 +64,9 @@ def valid_completion(given: dict[str, Any]) -> Completion:
 
 
 def valid_model(given: dict[str, Any]) -> Model:
-    return valid(Model, given)
+    own = ("context_length", "max_model_len", "meta", "modalities", "tools", "reasoning", "sampling_defaults")
+    assert all(name in given for name in own)
+    return valid(Model, {name: value for name, value in given.items() if name not in own})
 
 
 def stream_data(body: str) -> list[str]:

@@ -1,12 +1,14 @@
 """The progress bar, and how the banner describes drafts."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from config.settings import Settings
-from server.banner import LoadingBar, describe_drafts
+from server.banner import LoadingBar, banner, describe_drafts
+from tests.server.fake_engine import FakeEngine
 
 
 def _shown(steps, is_watched=True, show_after_s=0.0):
@@ -59,3 +61,13 @@ def test_the_banner_says_how_drafts_are_translated():
     said = "auto with org/small (translated: context), step costs from ~/costs.json"
     assert describe_drafts(settings, True, "context") == said
     assert "translated" not in describe_drafts(settings, True, "none")
+
+
+def test_the_banner_says_what_was_found_by_trying():
+    info = FakeEngine().info
+    said = banner(info, ("m",), "http://a", "auto", True, False)
+    assert "exact" not in said
+    info = replace(info, batching="one forward pass for all rows", exact="1 row: 2, 3")
+    said = banner(info, ("m",), "http://a", "auto", True, False)
+    assert "  batch    one forward pass for all rows\n" in said
+    assert "  exact    1 row: 2, 3\n" in said

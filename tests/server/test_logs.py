@@ -63,6 +63,8 @@ async def test_a_request_is_one_line_of_json_with_all_its_figures(client, log, s
         "tokens_per_s": pytest.approx(10.0),
         "finish_reason": "stop",
         "error": None,
+        "ignored": [],
+        "relaxed": [],
     }
 
 

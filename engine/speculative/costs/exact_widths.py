@@ -1,16 +1,173 @@
-"""Find the widths whose logits equal those of width 1 byte for byte, by trying them on this machine."""
+"""Find the widths whose logits equal those of width 1 byte for byte, by trying them on this machine.
 
-from collections.abc import Iterable
+Kernels differ by width and number of rows, by whether there is a mask, and with long contexts. So every width
+is tried with one row and with several: several of equal length need no mask, several of different lengths do.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, product
 from typing import Any
 
 import mlx.core as mx
 
-from engine.kv_cache.rows import Rows, Sharing, make_caches, make_rows
+from engine.kv_cache.rows import Rows, Sharing, evaluate, make_caches, make_rows
+from engine.kv_cache.slices import KVSlice, State, cut_slice, rebuild, take_state
 from engine.model.loading import Progress
 
-NUM_TRIALS = 3
 LENGTHS = (21, 70, 200)
-"""Tokens in the probed rows; row r has r more, so that rows differ in length."""
+"""Tokens in the probed rows."""
+
+LONG_LENGTHS = (1100, 8300)
+"""Tokens of long contexts. MLX's attention on Metal has other kernels from 1,024, 4,096 or 8,192 on."""
+
+SHORT_TOKENS = 1000
+"""Up to so many tokens, the step's included, a context is short."""
+
+LONG_ROWS = 2
+"""With long contexts no more rows are tried; what differs for these counts as differing for more."""
+
+CHUNK_TOKENS = 512
+"""Tokens of a context that are read at once."""
+
+EQUAL, DIFFERENT, LONG = "equal lengths", "different lengths", "long contexts"
+"""Circumstances: rows with short contexts, of equal lengths or of different ones; rows with long contexts."""
+
+Shape = tuple[int, int]
+"""The number of rows of a step, and the tokens that it feeds each of them at most."""
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """What was tried, and where logits differ from those of width 1.
+
+    differing: for each (rows, width) that was tried, the circumstances under which they differ.
+    lengths: the tokens of the contexts that were tried.
+    """
+
+    differing: Mapping[Shape, Collection[str]] = field(default_factory=dict)
+    lengths: Sequence[int] = ()
+
+    def shapes(self, is_long: bool = False) -> frozenset[Shape]:
+        """Return the shapes that never differed. They are very likely exact, but that is no proof.
+
+        is_long: whether the context has more than SHORT_TOKENS.
+        """
+        harmless = () if is_long else (LONG,)
+        return frozenset(shape for shape, found in self.differing.items() if not set(found) - set(harmless))
+
+    def by_circumstance(self, num_rows: int) -> dict[str, str]:
+        """Return the exact widths in words, as describe() does, under each circumstance that was tried."""
+        named = {EQUAL: EQUAL, DIFFERENT: DIFFERENT} if num_rows > 1 else {EQUAL: "short contexts"}
+        if set(self.lengths) & set(LONG_LENGTHS):
+            named[LONG] = LONG
+        of_rows = sorted((w, found) for (rows, w), found in self.differing.items() if rows == num_rows)
+        return {
+            name: self._words([width for width, found in of_rows if circumstance not in found])
+            for circumstance, name in named.items()
+        }
+
+    def describe(self) -> str:
+        """Say which widths are exact, by number of rows: "1 row: 2, 3; 2 to 8 rows: none"."""
+        short, long = (self._describe(self.shapes(is_long)) for is_long in (False, True))
+        return short if short == long else f"{short}. Beyond {SHORT_TOKENS} tokens: {long}"
+
+    def _describe(self, shapes: Collection[Shape]) -> str:
+        described = []
+        all_rows = sorted({rows for rows, _ in self.differing})
+        for said, same in groupby(
+            all_rows, lambda rows: self._words([w for r, w in sorted(shapes) if r == rows])
+        ):
+            first, *more = same
+            named = f"{first} to {more[-1]} rows" if more else "1 row" if first == 1 else f"{first} rows"
+            described.append(f"{named}: {said}")
+        return "; ".join(described) or "nothing was tried"
+
+    def _words(self, exact: Sequence[int]) -> str:
+        tried = sorted({width for _, width in self.differing})
+        return f"all up to {tried[-1]}" if list(exact) == tried else ", ".join(map(str, exact)) or "none"
+
+
+@dataclass(frozen=True)
+class _Text:
+    """The caches of the beginnings of a text: of its first length tokens, and of each token more.
+
+    slices: of the first length tokens, then of one token each. states: after each of these.
+    """
+
+    length: int
+    slices: Sequence[KVSlice]
+    states: Sequence[State]
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """A model, and how its rows are kept."""
+
+    model: Any
+    sharing: Sharing
+    kv_bits: int | None
+    vocab_size: int
+
+    def read(self, length: int, num_more: int) -> _Text:
+        """Read a text of length tokens and num_more more."""
+        tokens = [(at * 61 + 11) % self.vocab_size for at in range(length + num_more)]
+        caches = make_caches(self.model, self.kv_bits)
+        for at in range(0, length, CHUNK_TOKENS):
+            self.model(mx.array([tokens[at : min(length, at + CHUNK_TOKENS)]]), cache=caches)
+            evaluate(caches)
+        slices, states = [cut_slice(caches, 0, length)], [take_state(caches)]
+        for at in range(length, length + num_more):
+            self.model(mx.array([[tokens[at]]]), cache=caches)
+            slices.append(cut_slice(caches, at, at + 1))
+            states.append(take_state(caches))
+        mx.eval(slices, states)
+        return _Text(length, slices, states)
+
+    def find_differing(self, text: _Text, num_rows: int, widths: Sequence[int], is_ragged: bool) -> list[int]:
+        """Return the widths whose logits differ from those of width 1.
+
+        is_ragged: rows differ in length and, but for the first, are fed fewer tokens than width.
+        """
+        fed = [
+            [(row * 131 + at * 29) % self.vocab_size for at in range(max(widths))] for row in range(num_rows)
+        ]
+        narrow = self._make_rows(text, num_rows, is_ragged)
+        steps = [
+            narrow.forward(mx.array([[tokens[at]] for tokens in fed]))[:, 0] for at in range(max(widths))
+        ]
+        return [
+            width
+            for width in widths
+            if not self._is_exact(
+                self._make_rows(text, num_rows, is_ragged),
+                [tokens[: max(1, width - is_ragged * row)] for row, tokens in enumerate(fed)],
+                steps,
+            )
+        ]
+
+    def _is_exact(self, rows: Rows, fed: Sequence[Sequence[int]], steps: Sequence[mx.array]) -> bool:
+        wide = rows.forward_ragged(fed)
+        # What the caches hold after a rollback must be exact too.
+        kept = [len(tokens) // 2 for tokens in fed]
+        for row, tokens in enumerate(fed):
+            rows.roll_back(row, rows.lengths[row] - len(tokens) + kept[row])
+        again = rows.forward(mx.array([[tokens[num]] for tokens, num in zip(fed, kept, strict=True)]))[:, 0]
+        same = [mx.array_equal(steps[num][row], again[row]) for row, num in enumerate(kept)]
+        for row, tokens in enumerate(fed):
+            same += [mx.array_equal(steps[at][row], wide[row, at]) for at in range(len(tokens))]
+        return bool(mx.all(mx.stack(same)).item())
+
+    def _make_rows(self, text: _Text, num_rows: int, is_ragged: bool) -> Rows:
+        rows = make_rows(self.model, self.sharing)
+        for row in range(num_rows):
+            more = row if is_ragged else 0
+            slices = text.slices[: more + 1] if text.slices[0] else ()
+            length = text.length + more
+            rows.add(
+                rebuild(make_caches(self.model, self.kv_bits), slices, text.states[more], length), length
+            )
+        return rows
 
 
 def find_exact_shapes(
@@ -18,56 +175,39 @@ def find_exact_shapes(
     sharing: Sharing,
     kv_bits: int | None,
     vocab_size: int,
-    shapes: Iterable[tuple[int, int]],
+    shapes: Iterable[Shape],
+    context_tokens: int,
     progress: Progress,
-) -> frozenset[tuple[int, int]]:
-    """Return the (rows, width) of shapes whose logits had the same bytes as width 1 in every trial.
+) -> Exactness:
+    """Find out of which shapes the logits have the same bytes as those of width 1, in every trial.
 
-    A single difference rules a shape out. A shape that passes is very likely exact, but that is no proof.
+    context_tokens: of the model; lengths beyond it are not tried.
     """
-    shapes = sorted(shapes)
-    exact = set()
-    for done, (num_rows, width) in enumerate(shapes):
-        trials = [(LENGTHS[trial % len(LENGTHS)], trial) for trial in range(NUM_TRIALS)]
-        if all(_is_exact(model, sharing, kv_bits, vocab_size, num_rows, width, *trial) for trial in trials):
-            exact.add((num_rows, width))
-        progress((done + 1) / len(shapes))
+    widths_of: dict[int, list[int]] = {}
+    for num_rows, width in sorted(shapes):
+        widths_of.setdefault(num_rows, []).append(width)
+    differing: dict[Shape, set[str]] = {
+        (rows, w): set() for rows, widths in widths_of.items() for w in widths
+    }
+    if not differing:
+        return Exactness()
+    most_rows, widest = max(widths_of), max(width for _, width in differing)
+    probe = _Probe(model, sharing, kv_bits, vocab_size)
+    lengths = [n for n in (*LENGTHS, *LONG_LENGTHS) if n + most_rows + widest <= context_tokens]
+    for done, length in enumerate(lengths):
+        is_long = length in LONG_LENGTHS
+        tried = [rows for rows in widths_of if rows <= LONG_ROWS or not is_long]
+        text = probe.read(length, max(tried, default=1))
+        for rows, is_ragged in product(tried, (False, True)):
+            if is_ragged and rows == 1:
+                continue
+            # With long contexts, more rows than were tried are as exact as these.
+            alike = [more for more in widths_of if is_long and more > rows == LONG_ROWS]
+            for width in probe.find_differing(text, rows, widths_of[rows], is_ragged):
+                for num_rows in (rows, *alike):
+                    if width in widths_of[num_rows]:
+                        differing[num_rows, width].add(LONG if is_long else DIFFERENT if is_ragged else EQUAL)
+            progress((done + (tried.index(rows) + 1) / len(tried)) / len(lengths))
+        del text
     mx.clear_cache()
-    return frozenset(exact)
-
-
-def _is_exact(
-    model: Any,
-    sharing: Sharing,
-    kv_bits: int | None,
-    vocab_size: int,
-    num_rows: int,
-    width: int,
-    length: int,
-    trial: int,
-) -> bool:
-    fed = [
-        [(trial * 977 + row * 131 + at * 29) % vocab_size for at in range(width)] for row in range(num_rows)
-    ]
-    narrow = _make_rows(model, sharing, kv_bits, vocab_size, num_rows, length)
-    steps = [narrow.forward(mx.array([[tokens[at]] for tokens in fed]))[:, 0] for at in range(width)]
-    rows = _make_rows(model, sharing, kv_bits, vocab_size, num_rows, length)
-    wide = rows.forward_ragged(fed)
-    # What the caches hold after a rollback must be exact too.
-    kept = width // 2
-    for row, tokens in enumerate(fed):
-        rows.roll_back(row, rows.lengths[row] - len(tokens) + kept)
-    again = rows.forward(mx.array([[tokens[kept]] for tokens in fed]))[:, 0]
-    return bool((mx.array_equal(mx.stack(steps, axis=1), wide) & mx.array_equal(steps[kept], again)).item())
-
-
-def _make_rows(
-    model: Any, sharing: Sharing, kv_bits: int | None, vocab_size: int, num_rows: int, length: int
-) -> Rows:
-    rows = make_rows(model, sharing)
-    for row in range(num_rows):
-        tokens = [(row * 37 + at * 61 + 11) % vocab_size for at in range(length + row)]
-        caches = make_caches(model, kv_bits)
-        model(mx.array([tokens]), cache=caches)
-        rows.add(caches, len(tokens))
-    return rows
+    return Exactness(differing, lengths)

@@ -12,11 +12,17 @@ long the draft model may read texts.
 ALLOWANCE_STEPS = 6.0
 """Plain steps that drafting may cost a sequence before it has saved any time."""
 
-RESERVE_STEPS = 1.0
+RESERVE_STEPS = 1.25
 """Those of them that no draft may use: a step may take longer than any before."""
 
 READING_SHARE = 0.25
 """Share of a sequence's prefill time that the draft model may read, its text or those of other rows."""
+
+LOW_STEPS = 3.5
+"""Plain steps left from which on a row that loses time wants to see what plain steps cost now."""
+
+UNSEEN_TOKENS = 8
+"""Tokens that a row commits before it wants to see that again."""
 
 PROBING_SHARE = 0.01
 """Share of the plain time that probes may take beyond the bound: plain steps between drafted ones."""
@@ -28,6 +34,7 @@ class SlowdownBudget:
     overhead: maximum slowdown in the long run, as a fraction of the plain time, such as 0.02.
     spent_s: decoding time so far. plain_s: what the same tokens would have taken in plain steps.
     prefill_s: the time that the target took to prefill the sequence.
+    num_unseen: tokens committed since a real plain step showed what it costs.
     """
 
     def __init__(self, overhead: float) -> None:
@@ -35,6 +42,7 @@ class SlowdownBudget:
         self.spent_s = 0.0
         self.plain_s = 0.0
         self.prefill_s = 0.0
+        self.num_unseen = 0
         self._read_s = 0.0
 
     def left_s(self, plain_step_s: float) -> float:
@@ -44,6 +52,13 @@ class SlowdownBudget:
         """
         allowance_s = (ALLOWANCE_STEPS - RESERVE_STEPS) * plain_step_s
         return (1 + self.overhead) * (self.plain_s + plain_step_s) + allowance_s - self.spent_s
+
+    def wants_plain(self, plain_step_s: float) -> bool:
+        """Whether a plain step should show what it really costs, before more is spent.
+
+        Those seen last may have had a longer context. That matters only to a sequence that loses time.
+        """
+        return self.num_unseen >= UNSEEN_TOKENS and self.left_s(plain_step_s) < LOW_STEPS * plain_step_s
 
     @property
     def share_to_read_s(self) -> float:
@@ -63,3 +78,4 @@ class SlowdownBudget:
         """Add a step of step_s seconds that committed num_tokens, each of them worth one plain step."""
         self.spent_s += step_s
         self.plain_s += num_tokens * plain_step_s
+        self.num_unseen += num_tokens

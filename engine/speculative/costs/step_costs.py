@@ -12,17 +12,14 @@ from functools import cache
 
 from engine.speculative.costs.conditions import USUAL, Conditions
 
-MAX_SURPRISE = math.log(2.0)
+MAX_SURPRISE = math.log(1.5)
 """Maximum difference that a step can teach, as the logarithm of observed over expected cost."""
 
-SHAPE_DECAY, PLACE_DECAY, ALL_DECAY = 0.9, 0.95, 0.98
+SHAPE_DECAY, PLACE_DECAY, ALL_DECAY, WIDTH_DECAY = 0.9, 0.95, 0.98, 0.95
 """Factors on the weight of an observed step at each later one: of its shape, its conditions, and all."""
 
 PRIOR_STEPS = 1.0
 """The more general estimate counts as much as this many observed steps."""
-
-DOUBT = 4.0
-"""By which factor a cost may be wrong that was never observed under the same conditions."""
 
 RECENT_STEPS = 4
 """Observed verification steps of a shape that bound its cost from above."""
@@ -34,6 +31,9 @@ PLAIN_AFTER_STEPS = (8, 128)
 """Verification steps after which plain steps are due: before any was observed under the same conditions, and
 after that."""
 
+WIDTH_PRIOR_STEPS = 8.0
+"""The costs measured in advance are believed for as many steps to say how widths compare: steps vary."""
+
 Table = Mapping[tuple[int, int], float]
 """(rows, width) -> seconds. A full grid: every width is measured for every number of rows."""
 
@@ -43,7 +43,8 @@ class StepCosts:
 
     Costs measured in advance are interpolated linearly on their grid, and extrapolated beyond it by the last
     slope. What is learned are factors on them. Under conditions that were not observed, the factor of plain
-    steps is that of plain steps in general; that of verification steps follows the plain ones.
+    steps is that of plain steps in general; that of verification steps follows the plain ones. What a width
+    is known for is its difference from all widths, so a machine that slows down or recovers does so for all.
 
     table: the costs measured in advance, including width 1.
     batched: whether all rows share a forward pass; otherwise each row has its own, and costs add up.
@@ -72,6 +73,8 @@ class StepCosts:
         self._wide_under: dict[Conditions, _Factor] = {}
         self._plain_of: dict[tuple[int, Conditions], _PlainSteps] = {}
         self._wide_of: dict[tuple[int, int, Conditions], _Factor] = {}
+        # By the tokens that the steps fed.
+        self._wide_steps: dict[tuple[int, Conditions], dict[int, _WideSteps]] = {}
         self._interpolated: dict[tuple[int, int], float] = {}
         self._forget_estimates()
 
@@ -107,18 +110,20 @@ class StepCosts:
     def most_s(self, widths: Sequence[int], under: Conditions = USUAL) -> float:
         """Return the maximum seconds that a verification step may take.
 
-        If such steps were observed, the dearest of the latest counts, except for a single outlier. If not,
-        DOUBT times what is expected, but no more than a plain step for each token and one besides.
+        That follows from real steps alone, not from the costs measured in advance: a plain step for each
+        token, or the price of a token in a step that was observed, and a plain step besides; and no more
+        than a larger step took. Of observed steps the dearest of the latest counts, except for a single
+        outlier. Never less than what is expected.
         """
         expected_s = self.step_s(widths, under)
         if not self.is_learned:
             return expected_s
-        seen = self._wide_of.get(self._wide_key(len(widths), max(widths), under))
-        if seen is None or not seen.recent:
-            plain_s = self.seconds(len(widths), 1, under)
-            return min(DOUBT * expected_s, max(expected_s, (max(widths) + 1) * plain_s))
-        dearest = sorted(seen.recent)[-2] if len(seen.recent) > 1 else seen.recent[0]
-        return min(DOUBT * expected_s, max(expected_s, self._sum_s(widths) * math.exp(dearest)))
+        num_rows, num_fed = len(widths), self._num_fed(widths)
+        plain_s = max(self.seconds(num_rows, 1, under), self.least_plain_s(num_rows, under) or 0.0)
+        most_s = (num_fed / num_rows + 1) * plain_s
+        for fed, seen in self._wide_steps.get((num_rows, under), {}).items():
+            most_s = min(most_s, seen.most_s if fed >= num_fed else seen.most_s * num_fed / fed + plain_s)
+        return max(expected_s, most_s)
 
     def least_plain_s(self, num_rows: int, under: Conditions = USUAL) -> float | None:
         """Return the minimum seconds of a plain step, by real ones; None if none was observed that tells.
@@ -179,12 +184,13 @@ class StepCosts:
         key = self._wide_key(num_rows, max(widths), under)
         known = self._wide_factor(key, self._wide_prior(num_rows, under))
         seen = self._surprising(taken_s, base_s, known)
-        factor = self._wide_of.setdefault(key, _Factor(SHAPE_DECAY))
-        factor.learn(seen)
-        factor.recent.append(math.log(max(taken_s, 1e-9) / base_s))
         beside_plain = seen - self._plain_factor(num_rows, under)
         self._wide_under.setdefault(under, _Factor(PLACE_DECAY)).learn(beside_plain)
         self._wide.learn(beside_plain)
+        beside_others = seen - self._wide_prior(num_rows, under)
+        self._wide_of.setdefault(key, _Factor(WIDTH_DECAY)).learn(beside_others)
+        observed = self._wide_steps.setdefault((num_rows, under), {})
+        observed.setdefault(self._num_fed(widths), _WideSteps()).recent_s.append(taken_s)
         steps = self._steps(num_rows, under)
         steps.num_wide += 1
         # No plain step can have taken longer than this one did.
@@ -225,7 +231,11 @@ class StepCosts:
 
     def _wide_factor(self, key: tuple[int, int, Conditions], prior: float) -> float:
         seen = self._wide_of.get(key)
-        return seen.value(prior) if seen else prior
+        return prior + seen.value(0.0, WIDTH_PRIOR_STEPS) if seen else prior
+
+    def _num_fed(self, widths: Sequence[int]) -> int:
+        """Return the tokens that a step feeds, with the padding of rows that share a forward pass."""
+        return len(widths) * max(widths) if self.batched else sum(widths)
 
     def _sum_s(self, widths: Sequence[int]) -> float:
         """Return what steps with these widths cost by the table."""
@@ -252,25 +262,21 @@ class StepCosts:
 
 
 class _Factor:
-    """A learned factor on a cost, as a logarithm: a decayed mean over observed steps.
-
-    recent: those of the latest steps.
-    """
+    """A learned factor on a cost, as a logarithm: a decayed mean over observed steps."""
 
     def __init__(self, decay: float) -> None:
         self._decay = decay
         self._total = 0.0
         self._weight = 0.0
-        self.recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def learn(self, seen: float) -> None:
         """Learn from a step with this factor."""
         self._total = self._decay * self._total + seen
         self._weight = self._decay * self._weight + 1.0
 
-    def value(self, prior: float) -> float:
-        """Return the factor. prior: the more general estimate."""
-        return (self._total + PRIOR_STEPS * prior) / (self._weight + PRIOR_STEPS)
+    def value(self, prior: float, prior_steps: float = PRIOR_STEPS) -> float:
+        """Return the factor. prior: the more general estimate, which counts as much as prior_steps."""
+        return (self._total + prior_steps * prior) / (self._weight + prior_steps)
 
 
 class _PlainSteps:
@@ -292,6 +298,21 @@ class _PlainSteps:
         if not self.recent_s:
             return None
         return min(sorted(self.recent_s)[(len(self.recent_s) - 1) // 2], self.least_wide_s)
+
+
+class _WideSteps:
+    """The verification steps of one number of rows under the same conditions that fed as many tokens.
+
+    recent_s: seconds of the latest.
+    """
+
+    def __init__(self) -> None:
+        self.recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
+
+    @property
+    def most_s(self) -> float:
+        """The maximum seconds of such a step."""
+        return sorted(self.recent_s)[-2] if len(self.recent_s) > 1 else self.recent_s[0]
 
 
 def _locate(grid: list[int], x: int) -> tuple[int, int, float]:

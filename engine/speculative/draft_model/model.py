@@ -249,7 +249,7 @@ class DraftModel:
         draw = self._sampling.make_draw(sampler, positions, num_tokens)
         for at in range(num_tokens):
             if at:
-                last = self.rows.forward(drawn[-1][:, None])[:, -1]
+                last = self.rows.forward(drawn[-1][:, None], keeps_state=True)[:, -1]
             drawn.append(draw(last))
         if drawn:
             drafts: list[list[int]] = mx.stack(drawn, axis=1).tolist()  # type: ignore[assignment]

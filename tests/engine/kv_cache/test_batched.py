@@ -18,7 +18,8 @@ from engine.kv_cache.batched import (
 )
 from engine.kv_cache.columns import Columns, RowLengths
 from engine.kv_cache.rows import BatchedRows, make_caches
-from engine.kv_cache.sliding_window import max_columns
+from engine.kv_cache.slices import start_copies
+from engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
 from tests.engine.support import VOCAB_SIZE, make_model
 
 
@@ -199,7 +200,7 @@ def assert_equal_to_single_rows(rows: BatchedRows, kept: list[list[int]]) -> Non
         assert mx.allclose(logits[row, 0], alone, rtol=1e-4, atol=1e-4).item()
 
 
-@pytest.mark.parametrize("window", [16, 200])
+@pytest.mark.parametrize("window", [16, 200, 2000])
 def test_a_windows_buffers_are_bounded_however_rows_come_and_go(window: int) -> None:
     rng = random.Random(window)
     model = make_model("gemma3_text", sliding_window=window)
@@ -219,4 +220,26 @@ def test_a_windows_buffers_are_bounded_however_rows_come_and_go(window: int) -> 
         for cache in rows.caches:
             if isinstance(cache, RaggedKVCache) and cache.arrays:
                 assert cache.extent[0] <= max_slots(len(rows.lengths))
-                assert cache.extent[1] <= max_columns(window, widest)
+                longest = max(rows.lengths) + widest + SLACK_TOKENS
+                assert cache.extent[1] <= window_columns(longest, window, widest)
+
+
+def test_copies_of_buffers_that_have_just_shrunk_free_the_old_ones_layer_by_layer() -> None:
+    rows = BatchedRows(make_model("llama", num_hidden_layers=16, num_key_value_heads=4))
+    for _ in range(8):
+        caches = make_caches(rows.model)
+        rows.model(mx.ones((1, 500), mx.int32), cache=caches)
+        rows.add(caches, 500)
+    mx.eval(rows.forward(mx.ones((8, 1), mx.int32)))
+    before = mx.set_memory_limit(0)
+    for _ in range(6):
+        rows.remove(0)
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    copied = rows.kv_slice(0, 0, 500)
+    start_copies(copied)
+    mx.eval(copied)
+    mx.set_memory_limit(before)
+    # One layer's buffers and a few copies, not the new buffers of all layers.
+    assert mx.get_peak_memory() - held <= held / 16
+    assert mx.get_active_memory() < held

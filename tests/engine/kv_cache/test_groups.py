@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
+from engine.kv_cache.batched import round_columns
 from engine.kv_cache.groups import count_cells, find_limit
 from engine.kv_cache.per_row import make_caches
 from engine.kv_cache.probes import batch_fault, find_sharing
@@ -48,14 +49,28 @@ def test_groups_take_no_more_than_was_counted(seed: int) -> None:
             continue
         before = list(rows.lengths)
         # As the memory budget does it: before each step, and with nothing to spare.
-        columns = [-(-(length + widest) // 256) * 256 for length in before]
-        counted = count_cells(columns, LIMIT, widest + 256)
+        columns = [round_columns(length + widest) for length in before]
+        counted = count_cells([(length, length + widest) for length in before], columns, LIMIT)
         rows.limit_growth(counted)
         fed = [[1] * rng.randint(1, widest) for _ in before]
         rows.forward_ragged(fed)
         assert sum(slots * held for slots, held in rows.extents) <= counted
         for row, tokens in enumerate(fed):
             rows.roll_back(row, before[row] + rng.randint(1, len(tokens)))
+
+
+def test_one_group_uses_what_was_computed_for_all_rows() -> None:
+    rows = BatchedRows(make_model("llama", num_hidden_layers=1), LIMIT)
+    add_rows(rows, [3, 5])
+    rows.forward_ragged([[1, 2], [3]])
+    ((part,),) = (cache.parts.values() for cache in rows.caches)
+    ours = part.columns.shared
+    assert ours.padding is rows.shared.padding is not None
+    assert ours.fed is rows.shared.fed
+    assert ours.lengths == rows.shared.lengths == [5, 6]
+    rows.forward(mx.array([[1], [2]]))
+    assert ours.offset is rows.shared.offset
+    assert ours.lengths == rows.shared.lengths == [6, 7]
 
 
 def test_limits_double() -> None:

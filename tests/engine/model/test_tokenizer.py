@@ -15,10 +15,10 @@ from engine.model.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE, make_tokenizer
 
 
-def make_thinker(tool_module=json_tools, special=()) -> Tokenizer:
+def make_thinker(tool_module=json_tools, special=(), num_more=0) -> Tokenizer:
     """Make the bundled tokenizer with reasoning markers that are not special tokens, as in some models.
 
-    special: special tokens to add.
+    special: special tokens to add. num_more: how much larger the vocabulary is then.
     """
     inner = load_tokenizer(BUNDLED_MODEL)._tokenizer
     inner.add_tokens([AddedToken(text, special=False, normalized=False) for text in ("<think>", "</think>")])
@@ -29,7 +29,7 @@ def make_thinker(tool_module=json_tools, special=()) -> Tokenizer:
         tool_call_start=tool_module.tool_call_start,
         tool_call_end=tool_module.tool_call_end,
     )
-    return Tokenizer(wrapped, VOCAB_SIZE + 8)
+    return Tokenizer(wrapped, VOCAB_SIZE + 8 + num_more)
 
 
 @pytest.fixture(scope="module")

@@ -131,8 +131,8 @@ class Device:
             while len(self.rows) < num_rows and len(self.spent) < num_answers:
                 self.join()
             self.step()
-            if any(row.num_answered >= self.limit for row in self.rows):
-                self.rows = [row for row in self.rows if row.num_answered < self.limit]
+            if any(row.num_answered >= row.request.max_tokens for row in self.rows):
+                self.rows = [row for row in self.rows if row.num_answered < row.request.max_tokens]
                 self.is_steady = False
 
     def step(self) -> None:
@@ -140,7 +140,7 @@ class Device:
         inputs = self.plan()
         if inputs and self.in_flight:
             self.read()
-            self.rows = [row for row in self.rows if row.num_answered < self.limit]
+            self.rows = [row for row in self.rows if row.num_answered < row.request.max_tokens]
             inputs = self.plan() if self.rows else []
         if inputs:
             self.verify(inputs)
@@ -149,6 +149,9 @@ class Device:
             if ahead:
                 self.read()
             self.in_flight, self.is_steady = list(self.rows), is_steady
+
+    def token(self, _row: Any, index: int) -> int:
+        return token_at(index)
 
     def plan(self) -> Any:
         return self.planner.plan(self.rows)
@@ -162,14 +165,14 @@ class Device:
         self.planner.accounts.charge_plain(budgets, under, taken_s, self.is_steady, not self.is_steady)
         for row in rows:
             row.spent.num_plain += 1
-            self.commit(row, [token_at(row.num_answered)], taken_s, plain_s)
+            self.commit(row, [self.token(row, row.num_answered)], taken_s, plain_s)
 
     def verify(self, inputs: Any) -> None:
         rows, widths = self.rows, [one.width for one in inputs]
         taken_s, plain_s = self.cost(rows, max(widths)), self.cost(rows, 1)
         outcomes = []
         for row, one in zip(rows, inputs, strict=True):
-            says = [token_at(row.num_answered + at) for at in range(len(one.draft) + 1)]
+            says = [self.token(row, row.num_answered + at) for at in range(len(one.draft) + 1)]
             num = next((at for at, token in enumerate(one.draft) if token != says[at]), len(one.draft))
             outcomes.append(says[: num + 1])
         self.planner.accounts.charge_verification(

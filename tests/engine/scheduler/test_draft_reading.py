@@ -234,7 +234,7 @@ def test_without_a_prefix_cache_every_text_is_read_in_full() -> None:
 # A token costs more in each case, so drafts begin later, and at last never.
 @pytest.mark.parametrize(
     ("token_s", "earliest", "latest"),
-    [(0.001, 2, 2), (0.01, 4, 8), (0.0145, 30, 110), (0.02, 999, 999), (5.0, 999, 999)],
+    [(0.001, 2, 2), (0.01, 4, 8), (0.014, 30, 110), (0.02, 999, 999), (5.0, 999, 999)],
 )
 def test_reading_stays_within_the_slowdown_budgets_of_all_rows(
     token_s: float, earliest: int, latest: int, timed: Callable[[Pair, float], None]

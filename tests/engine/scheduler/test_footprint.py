@@ -30,7 +30,7 @@ def test_rows_take_what_was_estimated(name: str, kv_bits: int | None) -> None:
 def test_a_forward_takes_more_for_more_tokens_fed_and_cached() -> None:
     footprint = Footprint(0, 1, fed_bytes=100, seen_bytes=0.5)
     assert footprint.forward_bytes(10, 0) == 1000
-    assert footprint.forward_bytes(10, 100) == 1500
+    assert footprint.forward_bytes(10, 10 * 100) == 1500
     assert measure(make_model("llama")).fed_bytes > 0
 
 

@@ -15,6 +15,7 @@ from engine.request import GenerationRequest, Sampling
 from engine.scheduler import speculation
 from engine.scheduler.speculation import Planner
 from engine.speculative.costs.conditions import USUAL, Conditions
+from engine.speculative.costs.exact_widths import Exactness
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_length import MIN_GAIN, DraftEstimate
 from engine.speculative.draft_model.costs import DraftModelCosts
@@ -186,7 +187,7 @@ def test_plans_equal_those_of_the_plain_formulas(
     exact: frozenset[tuple[int, int]] | None,
 ) -> None:
     table = {(r, w): 0.01 * (1 + 0.05 * r + per_width * w) for r in ROWS for w in WIDTHS}
-    ways = {"exact_shapes": exact}
+    ways = {"exact": exact and Exactness(dict.fromkeys(exact, ()))}
     quick = World(Planner, StepCosts(table, batched), seed, num_rows, has_model, **ways)
     plain = World(PlainPlanner, PlainCosts(table, batched), seed, num_rows, has_model, **ways)
     rng = random.Random(seed)

@@ -326,6 +326,46 @@ def test_the_bound_holds_although_a_recurrent_row_feeds_accepted_tokens_again(
     assert max(beyond) <= 1e-9
 
 
+@pytest.mark.parametrize("draft", ["qwen3_next", "lfm2"])
+def test_a_draft_model_with_state_does_not_read_accepted_drafts_again(
+    draft: str, start_engine: StartEngine
+) -> None:
+    widths: list[int] = []
+    is_started: list[bool] = []
+
+    class Recorded:
+        """The same model, but wrong about every third token; it records how many tokens each step feeds."""
+
+        def __init__(self, model: Any) -> None:
+            self.model = model
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.model, name)
+
+        def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+            widths.append(tokens.shape[1])
+            offset = next(one.offset for one in cache if hasattr(one, "offset"))
+            logits: mx.array = self.model(tokens, cache=cache)
+            return -logits if is_started and (offset + tokens.shape[1]) % 3 == 0 else logits
+
+    asked = request(prompt_of(20), 60)
+    engine = start_engine(
+        draft,
+        make_sources=lambda _: DraftSources({}, scored(0.0)),
+        load_draft=lambda _: make_loaded(draft, wrap=Recorded),
+        draft_model="the one that load_draft makes",
+        costs=StepCosts({(1, width): 1.0 for width in range(1, 6)}, is_learned=False),
+        draft_type="draft-model",
+        num_draft_tokens=4,
+    )
+    is_started.append(True)
+    widths.clear()
+    assert run(engine, [asked]) == [oracle(make_loaded(draft), asked)]
+    # The text is read first. Then a step feeds the newest token, as the third of four drafted ones was wrong.
+    steps = [width for at, width in enumerate(widths) if sum(widths[:at]) >= len(asked.prompt)]
+    assert set(steps) == {1}
+
+
 def test_exact_mode_keeps_its_widths_when_a_draft_model_has_nothing(start_engine: StartEngine) -> None:
     """If a row gets no draft, because its draft model must catch up, the width must still be a tried one."""
     first, second = (request(prompt_of(20, i), 300, name=str(i), seed=i, temperature=0.8) for i in range(2))

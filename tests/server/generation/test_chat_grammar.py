@@ -1,5 +1,7 @@
 """The grammar of a whole output, checked with llguidance: what it accepts and what it rejects."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.request import Grammar
@@ -112,12 +114,21 @@ def test_unconstrained_output_has_no_grammar(thinker):
     assert chat_grammar(ask([STRICT], tool_choice="none"), thinker.markers, False) is None
 
 
-def test_strict_tools_need_a_marker_that_is_one_token(thinker):
-    start = type(thinker.markers.call_start)("<tool_call>", (5, 6))
-    markers = type(thinker.markers)(call_start=start, call_end=start, call_format="json_tools")
-    assert chat_grammar(ask(tool_choice="required"), markers, False) is not None
-    with pytest.raises(BadRequestError, match="Leave out 'strict'"):
-        chat_grammar(ask([STRICT]), markers, False)
+def test_a_marker_of_several_tokens_begins_a_call_as_text(thinker, grammars):
+    start = type(thinker.markers.call_start)("<call>", tuple(thinker.encode("<call>")))
+    markers = type(thinker.markers)(call_start=start, call_end=None, call_format="json_tools")
+    grammar = chat_grammar(ask([STRICT]), markers, False)
+    for answer, passes in (("<cal", True), (ROME, True), (f"Sure. {ROME}", True), (OSLO, False)):
+        answer = answer.replace("<tool_call>", "<call>").removesuffix("</tool_call>")
+        assert _passes(thinker, grammars, grammar, answer) == passes
+
+
+def test_a_format_without_a_grammar_is_refused_where_one_is_needed(thinker):
+    markers = replace(thinker.markers, call_format="gemma4")
+    for fields, param in (({"tool_choice": "required"}, "tool_choice"), ({}, "tools")):
+        with pytest.raises(BadRequestError, match="gemma4") as refused:
+            chat_grammar(ask([STRICT], **fields), markers, False)
+        assert refused.value.param == param
 
 
 def _passes(thinker, grammars, grammar, answer):

@@ -25,7 +25,8 @@ from tests.server.served import served
 PATH = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": "weather"}}]
 HOSTILE = '<tool_call>{"hostile": 1}</tool_call>'
-ROME = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+ROME = '<tool_call>{"arguments": {"city": "Rome"}, "name": "weather"}</tool_call>'
+"""Only the whole of it can be parsed: the arguments come before the name."""
 KEYS = ("mallory", "alice", *(f"mallory-{i}" for i in range(MAX_PARSES)))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from types import SimpleNamespace
 from typing import Annotated
 
 import pytest
@@ -10,6 +11,7 @@ from pydantic import AfterValidator
 
 from config.settings import Settings
 from server.errors import BadRequestError
+from server.logs import RequestRecord, attach_record
 from server.validation.body import MAX_CONTAINERS, MAX_VALUES, SMALL_BYTES, check_values, read_body
 from server.validation.fields import RequestModel
 from tests.server.openai_shapes import assert_error
@@ -36,7 +38,9 @@ async def _reader_of(num_bytes):
     async def receive():
         return {"type": "http.request", "body": body, "more_body": False}
 
-    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(settings=Settings())))
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")], "app": app}
+    attach_record(scope, RequestRecord("id", "unique", "POST /"))
     return (await read_body(Request(scope, receive), Witness)).text
 
 

@@ -219,14 +219,14 @@ def test_tool_choice_is_converted(choice, mode, names):
 @pytest.mark.parametrize(
     ("fields", "arguments"),
     [
-        ({}, {}),
+        ({}, {"enable_thinking": False}),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000},
             {"enable_thinking": True},
         ),
         ({"thinking": {"type": "adaptive"}}, {"enable_thinking": True}),
         ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
-        ({"output_config": {"effort": "max"}}, {"reasoning_effort": "max"}),
+        ({"output_config": {"effort": "max"}}, {"enable_thinking": False, "reasoning_effort": "max"}),
     ],
     ids=str,
 )
@@ -390,3 +390,49 @@ async def test_a_key_is_one_tenant_however_it_is_sent():
     first, again, other, nobody = (request.tenant for request in engine.requests)
     assert first == again != other
     assert nobody == ""
+
+
+async def test_thinking_is_off_unless_it_is_asked_for(client, engine):
+    await client.post(PATH, json=ask())
+    assert engine.tokenizer.rendered[-1][1] == {"enable_thinking": False}
+
+
+async def test_the_thinking_budget_reaches_the_engine(client, engine):
+    engine.tokenizer.markers = THINKING
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    await client.post(PATH, json=ask(thinking=thinking, max_tokens=2000))
+    budget = engine.requests[-1].grammar.thinking
+    assert (budget.num_tokens, budget.end) == (1024, THINKING.think_end.tokens)
+    await client.post(PATH, json=ask(thinking={"type": "adaptive"}))
+    assert engine.requests[-1].grammar is None
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.5.abc; cc_entrypoint=cli; cch=1f2e3;"
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        [{"type": "text", "text": BILLING}, {"type": "text", "text": "You help."}],
+        [{"type": "text", "text": f"{BILLING}\nYou help."}],
+        f"{BILLING}\n\nYou help.",
+    ],
+)
+async def test_the_line_that_changes_with_every_request_is_taken_out(client, engine, system):
+    response = await client.post(PATH, json=ask(system=system))
+    assert engine.tokenizer.rendered[-1][0][0] == {"role": "system", "content": "You help."}
+    assert response.headers["x-reprise-ignored"] == "system.x-anthropic-billing-header"
+    plain, billed = [
+        (await client.post(COUNT, json={"messages": HELLO, "system": said})).json()
+        for said in ("You help.", system)
+    ]
+    assert plain == billed
+
+
+async def test_the_line_can_be_kept(engine):
+    app = create_app(engine, Settings(keep_billing_line=True))
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport) as http:
+        response = await http.post(f"http://localhost{PATH}", json=ask(system=f"{BILLING}\nYou help."))
+    assert BILLING in engine.tokenizer.rendered[-1][0][0]["content"]
+    assert "x-reprise-ignored" not in response.headers

@@ -1,6 +1,7 @@
 """Content, reasoning and tool calls are parsed the same however the text is split."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import example, given, settings
@@ -9,9 +10,19 @@ from hypothesis import strategies as st
 from engine.model.child_script import read_calls
 from engine.model.tool_calls import WrittenCall
 from engine.request import Delta, Finished, TokenLogprob, Usage
-from server.output.parser import MarkerParser, ToolCallRules, parser_factory
-from server.output.partial_text import JsonStringTracker
-from server.output.parts import ChoiceOutput, PlainParser, ReasoningPart, TextPart, ToolCallPart
+from server.output.parser import MarkerParser, parser_factory
+from server.output.parts import (
+    CallStartPart,
+    ChoiceOutput,
+    PlainParser,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolCallRules,
+)
+from server.tool_formats.formats import find_format
+from server.tool_formats.partial_text import JsonStringTracker
+from server.tool_formats.reader import make_reader
 from tests.server.counted_text import CountedText
 from tests.server.fake_engine import CALLING, THINKING, marker, parse_json
 
@@ -280,3 +291,71 @@ def test_open_strings_are_tracked_however_the_json_is_split(text, at):
         is_open ^= character == '"' and not is_escaped
         is_escaped = character == "\\" and not is_escaped
     assert strings.is_open == is_open
+
+
+def known(call_format, *, is_streamed, is_parallel=True):
+    reader = partial(make_reader, find_format(replace(CALLING, call_format=call_format)), {"f": {}, "g": {}})
+    return ToolCallRules(parse, is_parallel, reader, is_streamed)
+
+
+READ = {
+    "one call": (CALL, "", [F]),
+    "two calls": (f"a{CALL}\n{OTHER}", "a", [F, G]),
+    "another tool": (CALL.replace('"f"', '"h"'), "", [("h", '{"a": 1}')]),
+    "not a call": (f"say <tool_call> once: {CALL}", "say <tool_call> once: ", [F]),
+    "nonsense": ("<tool_call>nonsense</tool_call>" + CALL, "<tool_call>nonsense</tool_call>", [F]),
+    "no end": (CALL.removesuffix("</tool_call>"), "", [F]),
+    "a marker in a string": (CALL.replace("1", '"</tool_call>"'), "", [("f", '{"a": "</tool_call>"}')]),
+}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(("text", "content", "calls"), READ.values(), ids=READ)
+def test_calls_that_are_read_bit_by_bit_are_those_that_are_parsed_whole(text, content, calls, is_streamed):
+    rules = known("json_tools", is_streamed=is_streamed)
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(1, len(text)))):
+        assert parsed(read(pieces, rules=rules)) == ("", content, calls, "tool_calls")
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
+def test_of_several_calls_only_the_first_counts_if_one_is_allowed(is_streamed):
+    rules = known("json_tools", is_streamed=is_streamed, is_parallel=False)
+    assert parsed(read(list(CALL + "\nmore " + OTHER), rules=rules)) == ("", "", [F], "tool_calls")
+
+
+def test_a_streamed_call_that_is_cut_short_has_the_arguments_so_far():
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": "x'
+    output = read(list(text), rules=known("json_tools", is_streamed=True), reason="length")
+    assert parsed(output) == ("", "", [("f", '{"a": "x')], "length")
+    output = read(list(text), rules=known("json_tools", is_streamed=False), reason="length")
+    assert parsed(output) == ("", text, [], "length")
+
+
+def test_arguments_are_streamed_as_they_are_written():
+    parser = MarkerParser(CALLING, False, known("json_tools", is_streamed=True))
+    (start,) = (
+        parser.read(Delta('<tool_call>\n{"name": "f", "arguments": '))[:1] or parser.read(Delta("{"))[:1]
+    )
+    assert isinstance(start, CallStartPart)
+    assert [part.text for part in parser.read(Delta('"a": "lo'))] == ['"a": "lo']
+    assert [part.text for part in parser.read(Delta('ng"}}'))] == ['ng"}']
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
+def test_what_follows_calls_without_an_end_marker_is_content(is_streamed):
+    markers = replace(CALLING, call_start=marker('{"name": '), call_end=None)
+    rules = known("llama3", is_streamed=is_streamed)
+    text = 'Look: {"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}} So.'
+    assert parsed(read(list(text), markers, rules=rules)) == ("", "Look:  So.", [F, G], "tool_calls")
+
+
+@pytest.mark.parametrize("unit", [CALL, "<tool_call>", '<tool_call>\n{"name": "f", "arguments": {"a": "xxxx'])
+def test_reading_calls_takes_time_in_proportion_to_the_text(unit):
+    touched = []
+    for length in (6000, 12000):
+        text = (unit + "y" * length)[:length] if "xx" in unit else (unit * length)[:length]
+        CountedText.num_touched = 0
+        pieces = [CountedText(text[at : at + 4]) for at in range(0, length, 4)]
+        read(pieces, rules=known("json_tools", is_streamed=True))
+        touched.append(CountedText.num_touched)
+    assert touched[1] < 2.2 * touched[0]

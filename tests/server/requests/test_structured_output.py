@@ -224,7 +224,9 @@ BAD_SCHEMAS = [
 @pytest.mark.parametrize(("schema", "at", "code", "told"), BAD_SCHEMAS, ids=lambda value: repr(value)[:60])
 def test_schemas_beyond_the_limits_are_refused_at_once(schema, at, code, told):
     # Not through an app: one of the bodies is larger than the app's limit.
-    body = json.dumps({**BODIES[CHAT], **json_schema(schema)}).encode()
+    asked = json_schema(schema)
+    asked["response_format"]["json_schema"]["strict"] = True
+    body = json.dumps({**BODIES[CHAT], **asked}).encode()
     start_s = time.perf_counter()
     with pytest.raises(BadRequestError) as refused:
         parse_body(body, ChatRequest)

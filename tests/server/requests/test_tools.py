@@ -206,7 +206,7 @@ async def test_calls_are_answered_as_openai_does(client, engine):
     assert "index" not in response.json()["choices"][0]["message"]["tool_calls"][0]
 
 
-async def test_a_stream_brings_each_call_in_one_delta(client, engine):
+async def test_a_stream_brings_each_call_s_name_and_then_its_arguments(client, engine):
     engine.script = says("Let me ", "see.", *ROME, NOW)
     response = await client.post(PATH, json={**ASK, "stream": True})
     chunks = [chunk.choices[0] for chunk in valid_chat_chunks(response.text)]
@@ -214,12 +214,16 @@ async def test_a_stream_brings_each_call_in_one_delta(client, engine):
     assert chunks[0].delta.content is None
     assert "".join(chunk.delta.content or "" for chunk in chunks) == "Let me see."
     calls = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
-    assert [(call.index, call.type, call.function.name) for call in calls] == [
+    begun = [call for call in calls if call.id]
+    assert [(call.index, call.type, call.function.name) for call in begun] == [
         (0, "function", "weather"),
         (1, "function", "get-time_2"),
     ]
-    assert json.loads(calls[0].function.arguments) == {"city": "Rome"}
-    assert len({call.id for call in calls}) == 2
+    arguments = [
+        "".join(call.function.arguments for call in calls if call.index == index) for index in (0, 1)
+    ]
+    assert arguments == ['{"city": "Rome"}', "{}"]
+    assert len({call.id for call in begun}) == 2
     assert [chunk.finish_reason for chunk in chunks[-2:]] == [None, "tool_calls"]
 
 
@@ -229,7 +233,7 @@ async def test_each_choice_has_calls_of_its_own(client, engine):
     indexes = {0: [], 1: [], 2: []}
     for chunk in valid_chat_chunks(response.text):
         for choice in chunk.choices:
-            indexes[choice.index] += [call.index for call in choice.delta.tool_calls or []]
+            indexes[choice.index] += [call.index for call in choice.delta.tool_calls or [] if call.id]
     assert indexes == {0: [0, 1], 1: [0, 1], 2: [0, 1]}
 
 
@@ -259,19 +263,30 @@ def test_while_a_long_call_is_written_the_connection_is_kept_alive(engine):
     assert rest[-1] == "data: [DONE]"
 
 
+@pytest.mark.parametrize("said", [ROME[:-20], ROME.removesuffix("</tool_call>")])
+async def test_a_call_that_was_cut_short_is_content_unless_it_was_streamed(client, engine, said):
+    engine.script = says(*said, reason="length")
+    (choice,) = valid_chat((await client.post(PATH, json=ASK)).json()).choices
+    assert (choice.message.content, choice.finish_reason) == (said, "length")
+    response = await client.post(PATH, json={**ASK, "stream": True})
+    chunks = [chunk.choices[0] for chunk in valid_chat_chunks(response.text)]
+    calls = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+    assert calls[0].function.name == "weather"
+    assert '{"city": "Rome"}'.startswith("".join(call.function.arguments for call in calls))
+    assert chunks[-1].finish_reason == "length"
+
+
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (ROME[:-20], "length"),
-        (ROME.removesuffix("</tool_call>"), "length"),
         ("<tool_call>weather(Rome)</tool_call>", "stop"),
         ("<tool_call></tool_call>", "stop"),
         ("<tool_call>[]</tool_call>", "stop"),
         ('<tool_call>{"name": "weather", "arguments": []}</tool_call>', "stop"),
     ],
 )
-async def test_an_incomplete_or_malformed_call_is_content(client, engine, said, reason, is_streamed):
+async def test_a_malformed_call_is_content(client, engine, said, reason, is_streamed):
     engine.script = says(*said, reason=reason)
     response = await client.post(PATH, json={**ASK, "stream": is_streamed})
     if is_streamed:
@@ -345,7 +360,7 @@ async def test_a_call_format_that_cannot_be_enforced_is_refused(client, engine, 
         CALLING.call_start, call_start=CALLING.call_start, call_format="pythonic"
     )
     response = await client.post(PATH, json={**ASK, **fields})
-    assert "this model's format is pythonic" in assert_error(response.json(), param, "unsupported_value")
+    assert "this model's format, pythonic" in assert_error(response.json(), param, "unsupported_value")
     assert (await client.post(PATH, json=ASK)).status_code == 200
 
 

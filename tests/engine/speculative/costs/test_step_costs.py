@@ -15,7 +15,7 @@ from engine.speculative.costs.conditions import (
     context_class,
     sampling_class,
 )
-from engine.speculative.costs.step_costs import DOUBT, PLAIN_AFTER_STEPS, StepCosts
+from engine.speculative.costs.step_costs import PLAIN_AFTER_STEPS, StepCosts
 
 TABLE = {(1, 1): 1.0, (1, 8): 2.0, (4, 1): 2.0, (4, 8): 5.5}
 LONG = Conditions(context=3)
@@ -81,18 +81,54 @@ def test_conditions_are_learned_apart_and_begin_with_what_is_known() -> None:
     assert costs.seconds(1, 8) == pytest.approx(12.0, rel=0.1)
 
 
-def test_what_was_never_observed_is_doubted() -> None:
+def test_what_was_never_observed_is_bounded_by_real_steps() -> None:
     costs = StepCosts(TABLE)
     assert costs.least_plain_s(1) is None
-    assert costs.most_s([8]) == DOUBT * 2.0
-    # Each token takes a plain step at most.
+    # A plain step for each token and one besides, whatever the table says.
+    assert costs.most_s([8]) == 9.0
     assert costs.most_s([2]) == 3.0
-    costs.observe_wide([8], 2.0)
-    assert costs.most_s([8]) == pytest.approx(2.0)
-    # Widths up to 8 are observed together; more rows and other conditions are not.
-    assert costs.most_s([3]) < DOUBT
-    assert costs.most_s([8, 8, 8, 8]) == pytest.approx(9 * 2.0)
-    assert costs.most_s([8], LONG) > DOUBT * 1.9
+    costs.observe_wide([4], 1.6)
+    assert costs.most_s([4]) == pytest.approx(1.6)
+    # A narrower step takes no longer; in a wider one no token is dearer, with a plain step besides.
+    assert costs.most_s([3]) == pytest.approx(1.6)
+    assert costs.most_s([8]) == pytest.approx(2 * 1.6 + 1.0)
+    costs.observe_wide([16], 3.0)
+    assert costs.most_s([8]) == pytest.approx(3.0)
+    # More rows and other conditions are not bounded by these.
+    assert costs.most_s([8, 8, 8, 8]) == pytest.approx(9 * costs.seconds(4, 1))
+    assert costs.most_s([8], LONG) == pytest.approx(9.0)
+
+
+def test_rows_with_a_forward_pass_each_are_bounded_by_what_they_feed() -> None:
+    costs = StepCosts({(1, 1): 1.0, (1, 8): 2.0}, batched=False)
+    costs.observe_wide([8, 1, 1], 4.0)
+    assert costs.most_s([8, 1, 1]) == pytest.approx(4.0)
+    assert costs.most_s([8, 8, 4]) == pytest.approx(2 * 4.0 + 3.0)
+
+
+def test_a_machine_that_recovers_does_so_for_all_widths() -> None:
+    costs = StepCosts({(1, 1): 1.0, (1, 2): 1.2, (1, 4): 1.5, (1, 8): 2.0})
+    for _ in range(4):
+        for width, seconds in ((2, 1.2), (4, 1.5), (8, 2.0)):
+            costs.observe_wide([width], 3 * seconds)
+    for _ in range(STEADY):
+        costs.observe_wide([4], 1.5)
+    assert costs.seconds(1, 8) < 2.6
+    assert costs.most_s([8]) < 5.0
+    assert costs.most_s([2]) == pytest.approx(1.5, rel=0.05)
+
+
+def test_widths_are_compared_as_measured_until_steps_show_otherwise() -> None:
+    costs = StepCosts({(1, 1): 1.0, (1, 4): 1.5, (1, 8): 2.0})
+    for _ in range(3):
+        costs.observe_wide([4], 1.5)
+    costs.observe_wide([8], 6.0)
+    # One step that took long is hardly believed; many are.
+    assert costs.seconds(1, 8) / costs.seconds(1, 4) == pytest.approx(2.0 / 1.5, rel=0.1)
+    for _ in range(2 * STEADY):
+        costs.observe_wide([4], 1.5)
+        costs.observe_wide([8], 6.0)
+    assert costs.seconds(1, 8) / costs.seconds(1, 4) == pytest.approx(4.0, rel=0.4)
 
 
 def test_the_dearest_of_the_latest_steps_is_expected_at_worst() -> None:

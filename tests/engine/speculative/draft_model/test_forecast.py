@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ from drafters.base import Draft
 from engine.request import DraftChoice, GenerationRequest, Sampling
 from engine.scheduler.speculation import Planner
 from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
+from engine.speculative.costs.exact_widths import LONG, SHORT_TOKENS, Exactness
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
@@ -391,7 +392,8 @@ def test_prompts_are_read_while_drafting_pays_and_rarely_otherwise() -> None:
 
 
 def test_drafts_are_cut_to_the_widest_exact_width() -> None:
-    planner = Planner(StepCosts(TARGET), exact_shapes={(2, 3), (2, 6), (1, 4)})
+    exact = Exactness({(2, 3): (), (2, 6): (), (1, 4): (LONG,)})
+    planner = Planner(StepCosts(TARGET), exact)
     inputs = [RowInput(1, 9, (2, 3, 4, 5)), RowInput(1, 9, (2,))]
     assert [row_input.width for row_input in planner.without_inexact(inputs)] == [3, 2]
     assert [
@@ -399,3 +401,5 @@ def test_drafts_are_cut_to_the_widest_exact_width() -> None:
     ] == [1, 1]
     planner.costs.batched = False
     assert [row_input.width for row_input in planner.without_inexact(inputs)] == [4, 1]
+    far = [replace(row_input, position=2 * SHORT_TOKENS) for row_input in inputs]
+    assert [row_input.width for row_input in planner.without_inexact(far)] == [1, 1]

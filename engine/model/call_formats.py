@@ -1,0 +1,67 @@
+"""Recognize formats of tool calls that mlx-lm has no parser for, and the special tokens that formats use.
+
+By the chat template and the vocabulary, as mlx-lm recognizes the others.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.model.markers import HARMONY
+
+HARMONY_TOKENS = (
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+)
+HARMONY_ENDS = ("<|call|>", "<|return|>")
+"""The tokens of harmony's messages, and those that end an answer."""
+
+_INNER_TOKENS = {
+    "mistral": ("[ARGS]", "[CALL_ID]"),
+    "kimi_k2": ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    "deepseek_v3": ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    "glm47": ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFormat:
+    """A format that this module knows. start, end: its markers. end: "" if calls end with the answer."""
+
+    name: str
+    start: str
+    end: str = ""
+
+
+def recognize(tokenizer: Any) -> FoundFormat | None:
+    """Return the format of a tokenizer for which mlx-lm found none; None if it is unknown.
+
+    tokenizer: one of transformers'.
+    """
+    if all(has_token(tokenizer, text) for text in HARMONY_TOKENS):
+        return FoundFormat(HARMONY, "<|call|>")
+    template = tokenizer.chat_template
+    template = template if isinstance(template, str) else ""
+    if has_token(tokenizer, "<｜tool▁calls▁begin｜>") and "<｜tool▁calls▁begin｜>" in template:
+        name = "deepseek_v3" if "```json" in template else "deepseek_v31"
+        return FoundFormat(name, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    if "Environment: ipython" in template and '"parameters"' in template:
+        return FoundFormat("llama3", '{"name": ')
+    return None
+
+
+def inner_tokens(tokenizer: Any, call_format: str) -> list[str]:
+    """Return the special tokens that calls of a format contain, as far as the vocabulary has them."""
+    if call_format == HARMONY:
+        return list(HARMONY_TOKENS)
+    known = _INNER_TOKENS.get("deepseek_v3" if call_format.startswith("deepseek") else call_format, ())
+    return [text for text in known if has_token(tokenizer, text)]
+
+
+def has_token(tokenizer: Any, text: str) -> bool:
+    """Return whether a text is a single token of the vocabulary."""
+    return tokenizer.backend_tokenizer.token_to_id(text) is not None

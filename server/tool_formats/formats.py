@@ -1,0 +1,196 @@
+"""The formats of tool calls, by the names that mlx-lm or engine/model/call_formats.py has for them.
+
+A format is given twice: as patterns, which read what a model may write, and as the text that its chat
+template writes, from which grammars are made. In these texts `BREAK` stands for an optional line break and
+`DIGITS` for a number.
+"""
+
+import re
+from dataclasses import dataclass
+
+from engine.model.markers import Markers
+
+BREAK, DIGITS = "\N{SYMBOL FOR NEWLINE}", "\N{NUMERO SIGN}"
+_NAME = r"(?P<name>[\w.-]+)"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFormat:
+    """A format whose arguments are a JSON object.
+
+    head, tail: match what precedes the arguments, from the last call on, and what follows them.
+    before, between, after: what is written before the name, after it, and after the arguments.
+    opening, separator, closing: what is written before all calls of a section, between them, and after them.
+    """
+
+    head: re.Pattern[str]
+    tail: re.Pattern[str]
+    before: str
+    between: str
+    after: str
+    opening: str = ""
+    separator: str = ""
+    closing: str = ""
+    is_one_per_section: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedFormat:
+    """A format in which every argument stands between tags of its own.
+
+    head, key, tail: match what precedes the arguments, what precedes a value, and what follows the arguments.
+    before, after: what is written around the name and the arguments; after_name: what follows the name.
+    before_key, after_key, value_end: what is written around an argument's name and value.
+    after_value: what is written between an argument and what follows it.
+    has_breaks: a line break after before_value and one before value_end do not belong to the value.
+    tail_is_marker: the section's end marker is the tail.
+    """
+
+    head: re.Pattern[str]
+    key: re.Pattern[str]
+    tail: re.Pattern[str]
+    before: str
+    after_name: str
+    before_key: str
+    after_key: str
+    value_end: str
+    after_value: str
+    after: str
+    opening: str = ""
+    separator: str = ""
+    closing: str = ""
+    has_breaks: bool = False
+    tail_is_marker: bool = False
+    is_one_per_section: bool = False
+
+
+CallFormat = JsonFormat | TaggedFormat
+
+
+def _json_head(start: str, keys: str = "arguments") -> re.Pattern[str]:
+    return re.compile(rf'{start}"(?P<name>[^"\\]+)"\s*,\s*"(?:{keys})"\s*:\s*(?=\{{)')
+
+
+def _arg_tags(prefix: str, call: str) -> TaggedFormat:
+    """Return the format that GLM began: a name, then pairs of tags."""
+    key, value = f"{prefix}arg_key", f"{prefix}arg_value"
+    return TaggedFormat(
+        head=re.compile(rf"\s*{_NAME}\s*(?=<)"),
+        key=re.compile(rf"\s*<{key}>(?P<key>[^<>]+)</{key}>(?:\s|\\n)*<{value}>"),
+        tail=re.compile(rf"\s*</{call}>"),
+        before="",
+        after_name=BREAK,
+        before_key=f"<{key}>",
+        after_key=f"</{key}>{BREAK}<{value}>",
+        value_end=f"</{value}>",
+        after_value=BREAK,
+        after="",
+        tail_is_marker=True,
+        is_one_per_section=True,
+    )
+
+
+_FORMATS: dict[str, CallFormat] = {
+    "json_tools": JsonFormat(
+        head=_json_head(r'\s*\{\s*"name"\s*:\s*'),
+        tail=re.compile(r"\s*\}"),
+        before='\n{"name": "',
+        between='", "arguments": ',
+        after="}\n",
+        is_one_per_section=True,
+    ),
+    "llama3": JsonFormat(
+        head=_json_head(r'(?:\s*;?\s*\{\s*"name"\s*:\s*)?', "parameters|arguments"),
+        tail=re.compile(r"\s*\}"),
+        before='"',
+        between='", "parameters": ',
+        after="}",
+        separator='; {"name": ',
+    ),
+    "mistral": JsonFormat(
+        head=re.compile(
+            rf"\s*(?:\[TOOL_CALLS\])?\s*{_NAME}\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?\[ARGS\]\s*(?=\{{)"
+        ),
+        tail=re.compile(""),
+        before="",
+        between="[ARGS]",
+        after="",
+        separator="[TOOL_CALLS]",
+    ),
+    "mistral_list": JsonFormat(
+        head=_json_head(r'\s*[\[,]\s*\{\s*"name"\s*:\s*'),
+        tail=re.compile(r'\s*(?:,\s*"id"\s*:\s*"[^"]*"\s*)?\}'),
+        before='{"name": "',
+        between='", "arguments": ',
+        after="}",
+        opening=" [",
+        separator=", ",
+        closing="]",
+    ),
+    "deepseek_v3": JsonFormat(
+        head=re.compile(
+            rf"\s*<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>)?{_NAME}"
+            r"(?:<｜tool▁sep｜>|\s*```json)\s*(?=\{)"
+        ),
+        tail=re.compile(r"\s*(?:```)?\s*<｜tool▁call▁end｜>"),
+        before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        between="\n```json\n",
+        after="\n```<｜tool▁call▁end｜>",
+        separator="\n",
+    ),
+    "kimi_k2": JsonFormat(
+        head=re.compile(
+            rf"\s*<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?{_NAME}:\d+)\s*"
+            r"<\|tool_call_argument_begin\|>\s*(?=\{)"
+        ),
+        tail=re.compile(r"\s*<\|tool_call_end\|>"),
+        before="<|tool_call_begin|>functions.",
+        between=f":{DIGITS}<|tool_call_argument_begin|>",
+        after="<|tool_call_end|>",
+    ),
+    "qwen3_coder": TaggedFormat(
+        head=re.compile(r"\s*<function=(?P<name>[^<>\s]+)\s*>"),
+        key=re.compile(r"\s*<parameter=(?P<key>[^<>\n]+?)\s*>"),
+        tail=re.compile(r"\s*</function>"),
+        before="\n<function=",
+        after_name=">\n",
+        before_key="<parameter=",
+        after_key=">\n",
+        value_end="\n</parameter>",
+        after_value="\n",
+        after="</function>\n",
+        has_breaks=True,
+        is_one_per_section=True,
+    ),
+    "minimax_m2": TaggedFormat(
+        head=re.compile(r"\s*<invoke name=([\"']?)(?P<name>[^\"'<>]+)\1\s*>"),
+        key=re.compile(r"\s*<parameter name=([\"']?)(?P<key>[^\"'<>\n]+)\1\s*>"),
+        tail=re.compile(r"\s*</invoke>"),
+        before='<invoke name="',
+        after_name='">\n',
+        before_key='<parameter name="',
+        after_key='">',
+        value_end="</parameter>",
+        after_value="\n",
+        after="</invoke>\n",
+        opening="\n",
+    ),
+    "glm47": _arg_tags("", "tool_call"),
+    "laguna": _arg_tags("", "tool_call"),
+    "longcat": _arg_tags("longcat_", "longcat_tool_call"),
+}
+_FORMATS["deepseek_v31"] = JsonFormat(
+    head=_FORMATS["deepseek_v3"].head,
+    tail=_FORMATS["deepseek_v3"].tail,
+    before="<｜tool▁call▁begin｜>",
+    between="<｜tool▁sep｜>",
+    after="<｜tool▁call▁end｜>",
+)
+
+
+def find_format(markers: Markers) -> CallFormat | None:
+    """Return the format of a model's tool calls; None if only mlx-lm's parser knows it."""
+    name = markers.call_format
+    if name == "mistral" and not any(marker.text == "[ARGS]" for marker in markers.inner):
+        name = "mistral_list"
+    return _FORMATS.get(name)

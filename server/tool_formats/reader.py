@@ -1,0 +1,274 @@
+"""Read tool calls while the model writes them, so that their arguments can be streamed.
+
+A reader gets the text between the markers. It is strict: what it does not know it leaves to mlx-lm's parser,
+and says so by `is_broken`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic_core import from_json, to_json
+
+from server.tool_formats.formats import CallFormat, JsonFormat, TaggedFormat
+from server.tool_formats.values import GUESSED, STRING, find_types, to_json_value
+
+MAX_PENDING_CHARACTERS = 1024
+"""Limit for text that is neither a name nor a value; beyond it the text is not a call."""
+
+_JSON_MARK = re.compile(r'\\.|["{}\[\]]|\\$', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedCall:
+    """The beginning of a call. id: the model's own, if any."""
+
+    name: str
+    id: str | None = None
+
+
+CallPiece = OpenedCall | str
+"""The beginning of a call, or the next bit of its arguments, as JSON."""
+
+Schemas = Mapping[str, dict[str, Any]]
+"""The schemas of the arguments, by the names of the tools."""
+
+
+class CallReader(Protocol):
+    """Reads the calls of one section. A call of a tool that is not in the request is not read.
+
+    num_closed: complete calls so far. is_broken: the text is not in the format, or not to be read here.
+    """
+
+    num_closed: int
+    is_broken: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a call has begun and not ended."""
+
+    @property
+    def is_quoting(self) -> bool:
+        """Whether a marker would be part of a value here."""
+
+    @property
+    def rest(self) -> str:
+        """The text that was not read yet."""
+
+    def feed(self, text: str) -> list[CallPiece]:
+        """Read the next text of the section; return what is certain."""
+
+
+def make_reader(call_format: CallFormat, schemas: Schemas) -> "JsonReader | TaggedReader":
+    """Return a reader for a section in the format."""
+    if isinstance(call_format, JsonFormat):
+        return JsonReader(call_format, schemas)
+    return TaggedReader(call_format, schemas)
+
+
+class _Reader:
+    """What readers of both kinds share. pending: text that was not read yet."""
+
+    def __init__(self, schemas: Schemas) -> None:
+        self.num_closed = 0
+        self.is_broken = False
+        self.is_open = False
+        self._schemas = schemas
+        self._pending = ""
+        self._pieces: list[CallPiece] = []
+
+    @property
+    def rest(self) -> str:
+        """See CallReader."""
+        return self._pending
+
+    def feed(self, text: str) -> list[CallPiece]:
+        """See CallReader."""
+        self._pending += text
+        while not self.is_broken and self._pending and self._advance():
+            pass
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _advance(self) -> bool:
+        raise NotImplementedError
+
+    def _open(self, pattern: re.Pattern[str]) -> str:
+        """Read the beginning of a call; return its name, "" if there is more to come."""
+        match = self._match(pattern)
+        if match is None:
+            return ""
+        name = match["name"]
+        if name not in self._schemas:
+            self.is_broken = True
+            return ""
+        self.is_open = True
+        self._pieces.append(OpenedCall(name, match.groupdict().get("id")))
+        return name
+
+    def _close(self) -> None:
+        self.is_open = False
+        self.num_closed += 1
+
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Match the pending text and drop what matched; None if there is more to come."""
+        match = pattern.match(self._pending)
+        if match is not None:
+            self._pending = self._pending[match.end() :]
+        elif len(self._pending) > MAX_PENDING_CHARACTERS:
+            self.is_broken = True
+        return match
+
+
+class JsonReader(_Reader):
+    """Reads calls whose arguments are a JSON object. See CallReader."""
+
+    def __init__(self, call_format: JsonFormat, schemas: Schemas) -> None:
+        super().__init__(schemas)
+        self._format = call_format
+        self._arguments: list[str] | None = None
+        self._depth = 0
+        self._is_in_string = False
+
+    @property
+    def is_quoting(self) -> bool:
+        """See CallReader."""
+        return self._is_in_string
+
+    def _advance(self) -> bool:
+        if self._arguments is not None:
+            return self._read_arguments(self._arguments)
+        if self.is_open:
+            if self._match(self._format.tail) is not None:
+                self._close()
+                return True
+            return False
+        if self._open(self._format.head):
+            self._arguments, self._depth = [], 0
+        return self.is_open
+
+    def _read_arguments(self, arguments: list[str]) -> bool:
+        end = None
+        for mark in _JSON_MARK.finditer(self._pending):
+            match mark[0]:
+                case '"':
+                    self._is_in_string = not self._is_in_string
+                case "{" | "[" if not self._is_in_string:
+                    self._depth += 1
+                case "}" | "]" if not self._is_in_string:
+                    self._depth -= 1
+                case "\\":
+                    # The character that it escapes is yet to come.
+                    self._take(arguments, mark.start())
+                    return False
+            if not self._depth:
+                end = mark.end()
+                break
+        self._take(arguments, len(self._pending) if end is None else end)
+        if end is None:
+            return False
+        self._arguments = None
+        if not is_object("".join(arguments)):
+            self.is_broken = True
+        elif not self._format.tail.pattern:
+            self._close()
+        return True
+
+    def _take(self, arguments: list[str], end: int) -> None:
+        text, self._pending = self._pending[:end], self._pending[end:]
+        if text:
+            arguments.append(text)
+            self._pieces.append(text)
+
+
+class TaggedReader(_Reader):
+    """Reads calls whose arguments have tags of their own. See CallReader.
+
+    Strings are passed on as they arrive. A value that may be anything else is converted once it is complete.
+    """
+
+    def __init__(self, call_format: TaggedFormat, schemas: Schemas) -> None:
+        super().__init__(schemas)
+        self._format = call_format
+        self._schema: dict[str, Any] = {}
+        self._keys: set[str] = set()
+        self._types: frozenset[str] | None = None
+        self._value: list[str] = []
+        self._has_started_value = False
+
+    @property
+    def is_quoting(self) -> bool:
+        """See CallReader."""
+        return self._types is not None
+
+    def _advance(self) -> bool:
+        if self._types is not None:
+            return self._read_value(self._types)
+        if not self.is_open:
+            if name := self._open(self._format.head):
+                self._schema, self._keys = self._schemas[name], set()
+                self._pieces.append("{")
+            return self.is_open
+        if (match := self._format.key.match(self._pending)) is not None:
+            self._pending = self._pending[match.end() :]
+            self._start_value(match["key"])
+            return True
+        if self._match(self._format.tail) is not None:
+            self._pieces.append("}")
+            self._close()
+            return True
+        return False
+
+    def _start_value(self, key: str) -> None:
+        if key in self._keys:
+            self.is_broken = True
+            return
+        self._pieces.append(f"{', ' if self._keys else ''}{to_json(key).decode()}: ")
+        self._keys.add(key)
+        properties = self._schema.get("properties")
+        known = properties.get(key) if isinstance(properties, dict) else None
+        self._types = find_types(known, self._schema) or GUESSED
+        self._value, self._has_started_value = [], False
+
+    def _read_value(self, types: frozenset[str]) -> bool:
+        if self._format.has_breaks and not self._has_started_value:
+            self._pending = self._pending.removeprefix("\n")
+        if not self._has_started_value:
+            self._has_started_value = True
+            self._pieces += ['"'] if types == STRING else []
+        end = self._format.value_end.strip("\n")
+        at = self._pending.find(end)
+        if at < 0:
+            # Hold back what may be the tag, and the line break before it.
+            self._take_value(types, max(0, len(self._pending) - len(end)))
+            return False
+        text = self._pending[:at]
+        self._pending = self._pending[at + len(end) :]
+        text = text.removesuffix("\n") if self._format.has_breaks else text
+        if types == STRING:
+            self._pieces.append(f'{_escaped(text)}"')
+        else:
+            self._pieces.append(to_json_value("".join([*self._value, text]), types))
+        self._types = None
+        return True
+
+    def _take_value(self, types: frozenset[str], end: int) -> None:
+        text, self._pending = self._pending[:end], self._pending[end:]
+        if text and types == STRING:
+            self._pieces.append(_escaped(text))
+        elif text:
+            self._value.append(text)
+
+
+def is_object(text: str) -> bool:
+    """Return whether a text is a JSON object."""
+    try:
+        return isinstance(from_json(text, allow_inf_nan=False), dict)
+    except ValueError:
+        return False
+
+
+def _escaped(text: str) -> str:
+    """Return a text as it stands within a JSON string."""
+    return to_json(text).decode()[1:-1]

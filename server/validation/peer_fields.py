@@ -1,0 +1,326 @@
+"""Understand fields that other servers have: vLLM, llama-server, Ollama, OpenRouter and a few more.
+
+A field with a meaning here becomes the field that has it. One that has none is left out, and named in the
+header x-reprise-ignored. A field that nobody has stays, so that it is refused.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+from server.errors import BadRequestError
+
+Json = dict[str, Any]
+
+MAX_GBNF_CHARACTERS = 16_384
+
+_VLLM = [
+    "add_generation_prompt",
+    "add_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "best_of",
+    "cache_salt",
+    "chat_template",
+    "continue_final_message",
+    "detokenize",
+    "documents",
+    "enable_response_messages",
+    "guided_decoding_backend",
+    "guided_whitespace_pattern",
+    "ignore_eos",
+    "include_reasoning",
+    "include_stop_str_in_output",
+    "kv_transfer_params",
+    "length_penalty",
+    "min_tokens",
+    "mm_processor_kwargs",
+    "priority",
+    "prompt_embeds",
+    "prompt_logprobs",
+    "repetition_detection",
+    "request_id",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "stop_token_ids",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+    "vllm_xargs",
+]
+_LLAMA_SERVER = [
+    "adaptive_decay",
+    "adaptive_target",
+    "backend_sampling",
+    "cache_prompt",
+    "chat_format",
+    "dry_allowed_length",
+    "dry_base",
+    "dry_multiplier",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "dynatemp_exponent",
+    "dynatemp_range",
+    "generation_prompt",
+    "grammar_lazy",
+    "grammar_triggers",
+    "id_slot",
+    "image_data",
+    "input_prefix",
+    "input_suffix",
+    "lora",
+    "min_keep",
+    "mirostat",
+    "mirostat_eta",
+    "mirostat_tau",
+    "n_cache_reuse",
+    "n_cmpl",
+    "n_discard",
+    "n_indent",
+    "n_keep",
+    "n_probs",
+    "parse_tool_calls",
+    "penalize_nl",
+    "penalty_prompt",
+    "post_sampling_probs",
+    "preserved_tokens",
+    "reasoning_control",
+    "reasoning_format",
+    "reasoning_in_content",
+    "repeat_last_n",
+    "response_fields",
+    "return_progress",
+    "return_tokens",
+    "samplers",
+    "slot_id",
+    "speculative.n_max",
+    "speculative.n_min",
+    "speculative.p_min",
+    "speculative.type",
+    "sse_ping_interval",
+    "system_prompt",
+    "t_max_predict_ms",
+    "t_max_prompt_ms",
+    "tfs_z",
+    "thinking_forced_open",
+    "timings_per_token",
+    "top_n_sigma",
+    "typical_p",
+    "use_penalties",
+    "xtc_probability",
+    "xtc_threshold",
+]
+_OLLAMA = [
+    "context",
+    "images",
+    "keep_alive",
+    "logit_bias_type",
+    "raw",
+    "system",
+    "template",
+    "think_budget",
+]
+_OLLAMA_OPTIONS = [
+    "low_vram",
+    "main_gpu",
+    "num_batch",
+    "num_ctx",
+    "num_gpu",
+    "num_gqa",
+    "num_keep",
+    "num_thread",
+    "numa",
+    "draft_num_predict",
+    "embedding_only",
+    "f16_kv",
+    "logits_all",
+    "use_mlock",
+    "use_mmap",
+    "vocab_only",
+]
+_OPENROUTER = [
+    "cache_control",
+    "debug",
+    "image_config",
+    "models",
+    "plugins",
+    "preset",
+    "provider",
+    "route",
+    "session_id",
+    "structured_output_mode",
+    "top_a",
+    "trace",
+    "transforms",
+    "usage",
+]
+_OTHERS = [
+    "adapters",
+    "citation_options",
+    "client_metadata",
+    "compound_custom",
+    "disable_tool_validation",
+    "draft_model",
+    "num_draft_tokens",
+    "repetition_context_size",
+    "role_mapping",
+    "search_settings",
+    "ttl",
+]
+"""mlx-lm's server, LM Studio, Groq and Codex."""
+IGNORED = frozenset((*_VLLM, *_LLAMA_SERVER, *_OLLAMA, *_OLLAMA_OPTIONS, *_OPENROUTER, *_OTHERS))
+"""Fields of other servers that have no meaning here."""
+
+_RENAMED = {
+    "repeat_penalty": "repetition_penalty",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "json_schema": "guided_json",
+    "thinking_token_budget": "thinking_budget_tokens",
+}
+_STRUCTURED = {name: f"guided_{name}" for name in ("json", "regex", "choice", "grammar")}
+
+
+def translate_fields(given: Json, known: Collection[str]) -> tuple[Json, list[str]]:
+    """Return a body in this API's fields, and the fields that were left out.
+
+    known: the fields of this API's body, which are left as they are.
+    Raises BadRequestError if a field of another server is malformed, or contradicts a field of this API.
+    """
+    if given.keys() <= set(known):
+        return given, []
+    body = _Body(known)
+    for name, value in given.items():
+        body.take(name, value)
+    return body.fields, body.ignored
+
+
+class _Body:
+    """A body that is being translated. fields: in this API's names. ignored: what was left out."""
+
+    def __init__(self, known: Collection[str]) -> None:
+        self.fields: Json = {}
+        self.ignored: list[str] = []
+        self._known = known
+
+    def take(self, name: str, value: Any) -> None:
+        """Add a field under the name that it has in a request."""
+        if name in self._known:
+            self._set(name, name, value)
+        elif name == "options" and isinstance(value, dict):
+            for inner, option in value.items():
+                self.take(inner, option)
+        elif (meaning := _MEANINGS.get(name)) is not None and meaning(self, name, value):
+            return
+        elif name in IGNORED or meaning is not None:
+            self.ignored.append(name)
+        else:
+            self.fields[name] = value
+
+    def rename(self, name: str, value: Any) -> bool:
+        """Add a field that only has another name here."""
+        own = _RENAMED[name]
+        if own not in self._known:
+            return False
+        # Peers write "no limit" as a negative number.
+        if own == "max_tokens" and type(value) is int and value < 0:
+            return True
+        return self._set(name, own, value)
+
+    def take_grammar(self, name: str, value: Any) -> bool:
+        """Add llama-server's grammar, in GBNF."""
+        if "guided_grammar" not in self._known:
+            return False
+        if value in (None, ""):
+            return True
+        if not isinstance(value, str) or len(value) > MAX_GBNF_CHARACTERS:
+            what = f"a GBNF grammar, a string of at most {MAX_GBNF_CHARACTERS} characters"
+            raise _bad(name, f"must be {what}", "invalid_type")
+        try:
+            lark = gbnf_to_lark(value)
+        except (GbnfToLarkError, ValueError, RecursionError) as fault:
+            raise _bad(name, f"is not a GBNF grammar: {fault}", "invalid_value") from None
+        return self._set(name, "guided_grammar", lark)
+
+    def take_structured(self, name: str, value: Any) -> bool:
+        """Add vLLM's structured_outputs."""
+        if "guided_json" not in self._known:
+            return False
+        if not isinstance(value, dict):
+            raise _bad(name, "must be an object", "invalid_type")
+        for kind, constraint in value.items():
+            if kind == "json_object":
+                self._set(name, "response_format", {"type": "json_object"} if constraint else None)
+            elif kind in _STRUCTURED:
+                self._set(name, _STRUCTURED[kind], constraint)
+            else:
+                self.ignored.append(f"{name}.{kind}")
+        return True
+
+    def take_format(self, name: str, value: Any) -> bool:
+        """Add Ollama's format: json, or a schema."""
+        if "response_format" not in self._known:
+            return False
+        if value == "json":
+            return self._set(name, "response_format", {"type": "json_object"})
+        return value in ("", None) or self._set(name, "guided_json", value)
+
+    def take_thinking(self, name: str, value: Any) -> bool:
+        """Add a switch for the reasoning: enable_thinking, or Ollama's think."""
+        if isinstance(value, str) and name == "think":
+            return "reasoning_effort" in self._known and self._set(name, "reasoning_effort", value)
+        if "chat_template_kwargs" not in self._known:
+            return False
+        if not isinstance(value, bool):
+            raise _bad(name, "must be a boolean", "invalid_type")
+        arguments = self.fields.get("chat_template_kwargs")
+        arguments = arguments if isinstance(arguments, dict) else {}
+        self.fields["chat_template_kwargs"] = {"enable_thinking": value, **arguments}
+        return True
+
+    def take_reasoning(self, name: str, value: Any) -> bool:
+        """Add OpenRouter's reasoning, or the thinking of other APIs."""
+        if "reasoning_effort" not in self._known:
+            return False
+        if not isinstance(value, dict):
+            raise _bad(name, "must be an object", "invalid_type")
+        for key, setting in value.items():
+            if key == "effort":
+                self._set(f"{name}.effort", "reasoning_effort", setting)
+            elif key in ("max_tokens", "budget_tokens"):
+                self._set(f"{name}.{key}", "thinking_budget_tokens", setting)
+            elif key == "enabled":
+                self.take_thinking("enable_thinking", setting)
+            elif key == "type" and setting in ("enabled", "disabled"):
+                self.take_thinking("enable_thinking", setting == "enabled")
+            else:
+                self.ignored.append(f"{name}.{key}")
+        return True
+
+    def _set(self, name: str, own: str, value: Any) -> bool:
+        """Set a field of this API. name: the one in the request."""
+        before = self.fields.get(own, value)
+        if own == "chat_template_kwargs" and isinstance(value, dict) and isinstance(before, dict):
+            value = {**before, **value}
+        elif before != value:
+            raise _bad(name, f"and {own} differ; send one of them", "invalid_value")
+        self.fields[own] = value
+        return True
+
+
+_MEANINGS: dict[str, Callable[[_Body, str, Any], bool]] = {
+    **dict.fromkeys(_RENAMED, _Body.rename),
+    "grammar": _Body.take_grammar,
+    "structured_outputs": _Body.take_structured,
+    "format": _Body.take_format,
+    "enable_thinking": _Body.take_thinking,
+    "think": _Body.take_thinking,
+    "reasoning": _Body.take_reasoning,
+    "thinking": _Body.take_reasoning,
+}
+
+
+def _bad(name: str, phrase: str, code: str) -> BadRequestError:
+    return BadRequestError(f"'{name}' {phrase}.", param=name, code=code)

@@ -1,0 +1,48 @@
+"""A model's recommended sampling is read from its folder, and its chat template can be replaced."""
+
+import json
+import shutil
+
+import pytest
+
+from config.settings import BUNDLED_MODEL, Settings
+from engine.model.generation_config import read_sampling_defaults
+from engine.model.loading import ModelError, load_model, make_loader
+from engine.request import SamplingDefaults
+
+
+@pytest.mark.parametrize(
+    ("given", "known"),
+    [
+        (
+            '{"temperature": 0.6, "top_k": 20, "top_p": 0.95}',
+            {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+        ),
+        (
+            '{"temperature": 9, "top_k": "x", "min_p": true, "repetition_penalty": 1.1}',
+            {"repetition_penalty": 1.1},
+        ),
+        ("[]", {}),
+        ("{", {}),
+        (None, {}),
+    ],
+)
+def test_the_recommended_sampling_is_read(tmp_path, given, known):
+    if given is not None:
+        (tmp_path / "generation_config.json").write_text(given)
+    assert read_sampling_defaults(tmp_path).known == known
+
+
+def test_a_model_brings_its_sampling_and_takes_another_template(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(BUNDLED_MODEL, folder, ignore=shutil.ignore_patterns("draft*"))
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.5}))
+    loaded = load_model(str(folder), "x", None, chat_template="{{ messages[0].content }}!")
+    assert loaded.info.sampling_defaults == SamplingDefaults(temperature=0.5)
+    tokenizer = loaded.tokenizer
+    assert tokenizer.decode(tokenizer.render_chat([{"role": "user", "content": "hello"}])) == "hello!"
+
+
+def test_a_template_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ModelError, match="chat template"):
+        make_loader(Settings(chat_template=str(tmp_path / "none.jinja")))

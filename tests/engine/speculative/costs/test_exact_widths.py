@@ -1,0 +1,94 @@
+"""Exact widths are tried with and without a mask, with one row and several, and with long contexts."""
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from engine.kv_cache.rows import Sharing
+from engine.speculative.costs import exact_widths
+from engine.speculative.costs.exact_widths import DIFFERENT, EQUAL, LONG, Exactness, find_exact_shapes
+from tests.engine.support import VOCAB_SIZE, make_model
+
+SHAPES = [(rows, width) for rows in (1, 2, 3) for width in (2, 4, 8)]
+
+
+class Rounding:
+    """A model whose logits change in forward passes of several tokens under one condition."""
+
+    def __init__(self, name: str, condition: Any) -> None:
+        self.model = make_model(name)
+        self.layers = self.model.layers
+        self.condition = condition
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        logits: mx.array = self.model(tokens, cache=cache)
+        # Texts are read in longer chunks.
+        is_wide = 1 < tokens.shape[1] <= 8
+        return logits + 1 if is_wide and self.condition(tokens, cache[0]) else logits
+
+
+def find(condition: Any, name: str = "llama") -> Exactness:
+    model = Rounding(name, condition)
+    return find_exact_shapes(model, Sharing.GROUPS, None, VOCAB_SIZE, SHAPES, 512, lambda _: None)
+
+
+@pytest.fixture(autouse=True)
+def shorter_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact_widths, "LENGTHS", (21, 30))
+    monkeypatch.setattr(exact_widths, "LONG_LENGTHS", (120,))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "lfm2"])
+def test_on_the_cpu_all_widths_are_exact(name: str) -> None:
+    found = find_exact_shapes(make_model(name), Sharing.GROUPS, None, VOCAB_SIZE, SHAPES, 512, lambda _: None)
+    assert found.shapes() == found.shapes(is_long=True) == set(SHAPES)
+    assert found.describe() == "1 to 3 rows: all up to 8"
+
+
+def test_kernels_that_differ_by_width_are_found_with_and_without_a_mask() -> None:
+    found = find(lambda tokens, _: tokens.shape[1] == 4)
+    assert found.shapes() == {shape for shape in SHAPES if shape[1] != 4}
+    assert set(found.differing[1, 4]) == {EQUAL, LONG}
+    assert set(found.differing[2, 4]) == {EQUAL, DIFFERENT, LONG}
+    assert found.describe() == "1 to 3 rows: 2, 8"
+
+
+def test_kernels_that_differ_with_a_mask_are_found() -> None:
+    found = find(lambda _, cache: isinstance(cache.offset, mx.array))
+    assert found.shapes() == {shape for shape in SHAPES if shape[0] == 1}
+    assert set(found.differing[3, 8]) == {DIFFERENT, LONG}
+    assert found.describe() == "1 row: all up to 8; 2 to 3 rows: none"
+    assert found.by_circumstance(1) == {"short contexts": "all up to 8", LONG: "all up to 8"}
+    assert found.by_circumstance(3) == {EQUAL: "all up to 8", DIFFERENT: "none", LONG: "none"}
+
+
+def test_kernels_that_differ_without_a_mask_are_found() -> None:
+    found = find(lambda tokens, cache: len(tokens) > 1 and isinstance(cache.offset, int))
+    assert set(found.differing[3, 8]) == {EQUAL, LONG}
+    assert not found.differing[1, 8]
+
+
+def test_kernels_that_differ_in_long_contexts_count_there_for_any_number_of_rows() -> None:
+    found = find(
+        lambda _, cache: isinstance(cache.offset, mx.array) and int(mx.max(cache.offset).item()) > 100
+    )
+    assert found.shapes() == set(SHAPES)
+    assert found.shapes(is_long=True) == {shape for shape in SHAPES if shape[0] == 1}
+    said = "1 to 3 rows: all up to 8. Beyond 1000 tokens: 1 row: all up to 8; 2 to 3 rows: none"
+    assert found.describe() == said
+
+
+def test_long_contexts_are_not_tried_beyond_the_models_own() -> None:
+    model = make_model("llama")
+    fed: list[int] = []
+
+    def run(tokens: mx.array, cache: Any) -> mx.array:
+        fed.append(tokens.size)
+        logits: mx.array = model(tokens, cache=cache)
+        return logits
+
+    run.layers = model.layers  # type: ignore[attr-defined]
+    found = find_exact_shapes(run, Sharing.GROUPS, None, VOCAB_SIZE, SHAPES, 64, lambda _: None)
+    assert found.shapes(is_long=True) == set(SHAPES)
+    assert max(fed) == 30

@@ -1,0 +1,162 @@
+"""Tools as Codex sends them: namespaces, free-form tools, and those that are left out."""
+
+import json
+import logging
+
+import pytest
+
+from engine.request import Grammar
+from server.responses_api.chat_tools import InputDecoder, function_name
+from tests.server.fake_engine import says
+from tests.server.responses_api.responses_shapes import raw_events, valid_events, valid_response
+from tests.server.tool_formats.test_json_lark import PATCH
+
+PATH = "/v1/responses"
+SPAWN = {"type": "function", "name": "spawn_agent", "parameters": {"type": "object", "properties": {}}}
+NAMESPACE = {"type": "namespace", "name": "collaboration", "description": "Agents.", "tools": [SPAWN]}
+APPLY = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edit files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": PATCH},
+}
+LEFT_OUT = [{"type": "local_shell"}, {"type": "web_search", "external_web_access": True}]
+TOOLS = [SPAWN | {"name": "shell"}, NAMESPACE, APPLY, *LEFT_OUT]
+TEXT = '*** Begin Patch\n*** Add File: "ż😀"\n+x\\n\n*** End Patch\n'
+
+
+def call(name, arguments):
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+async def test_codex_s_first_request_is_accepted_and_says_what_it_left_out(client, engine, caplog):
+    with caplog.at_level(logging.INFO, logger="reprise"):
+        response = await client.post(PATH, json={"input": "hi", "tools": TOOLS})
+    assert response.status_code == 200
+    assert response.headers["x-reprise-ignored"] == "tools[3].local_shell, tools[4].web_search"
+    assert "ignored tools[3].local_shell, tools[4].web_search" in caplog.text
+    (shown,) = engine.tokenizer.rendered_tools
+    names = [tool["function"]["name"] for tool in shown]
+    assert names == ["shell", "collaboration__spawn_agent", "apply_patch"]
+    assert "*** Begin Patch" in shown[2]["function"]["description"]
+    assert [tool["type"] for tool in response.json()["tools"]] == ["function", "namespace", "custom"]
+
+
+async def test_a_request_with_nothing_left_out_has_no_such_header(client):
+    response = await client.post(PATH, json={"input": "hi", "tools": TOOLS[:3]})
+    assert "x-reprise-ignored" not in response.headers
+
+
+async def test_a_lark_grammar_is_enforced_inside_the_call(client, engine):
+    await client.post(PATH, json={"input": "hi", "tools": [APPLY]})
+    (grammar,) = engine.compiled_grammars
+    assert isinstance(grammar, Grammar)
+    assert "input_0: %lark" in grammar.text
+
+
+async def test_a_regex_is_enforced_as_the_pattern_of_the_input(client, engine):
+    tool = APPLY | {"format": {"type": "grammar", "syntax": "regex", "definition": "[a-c]+"}}
+    await client.post(PATH, json={"input": "hi", "tools": [tool]})
+    (grammar,) = engine.compiled_grammars
+    assert "^(?:[a-c]+)$" in grammar.text
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_call_has_the_tool_s_own_name(client, engine, stream):
+    said = call("collaboration__spawn_agent", {"a": 1}) + call("apply_patch", {"input": TEXT})
+    engine.script = says(*said)
+    response = await client.post(PATH, json={"input": "hi", "tools": TOOLS, "stream": stream})
+    if stream:
+        events = raw_events(response.text)
+        valid_events(response.text)
+        deltas = [e["delta"] for e in events if e["type"] == "response.custom_tool_call_input.delta"]
+        assert "".join(deltas) == TEXT
+        (done,) = [e for e in events if e["type"] == "response.custom_tool_call_input.done"]
+        assert done["input"] == TEXT
+        items = events[-1]["response"]["output"]
+    else:
+        items = response.json()["output"]
+        valid_response(response.json())
+    spawned, patched = items
+    assert (spawned["type"], spawned["name"]) == ("function_call", "spawn_agent")
+    assert spawned["namespace"] == "collaboration"
+    assert (patched["type"], patched["name"], patched["input"]) == ("custom_tool_call", "apply_patch", TEXT)
+
+
+async def test_calls_and_their_outputs_can_be_sent_back(client, engine):
+    engine.script = says(call("collaboration__spawn_agent", {}), call("apply_patch", {"input": TEXT}))
+    first = (await client.post(PATH, json={"input": "hi", "tools": TOOLS})).json()
+    spawned, patched = first["output"]
+    outputs = [
+        {"type": "function_call_output", "call_id": spawned["call_id"], "output": "ok"},
+        {"type": "custom_tool_call_output", "call_id": patched["call_id"], "output": "done"},
+    ]
+    again = {"input": [{"role": "user", "content": "hi"}, spawned, patched, *outputs], "tools": TOOLS}
+    continued = {"input": outputs, "previous_response_id": first["id"], "tools": TOOLS}
+    for body in (again, continued):
+        assert (await client.post(PATH, json=body)).status_code == 200
+        messages = engine.tokenizer.rendered[-1][0]
+        made = [one["function"] for one in messages[1]["tool_calls"]]
+        assert made == [
+            {"name": "collaboration__spawn_agent", "arguments": {}},
+            {"name": "apply_patch", "arguments": {"input": TEXT}},
+        ]
+        assert [message["content"] for message in messages[2:]] == ["ok", "done"]
+
+
+async def test_reasoning_goes_round_in_encrypted_content_alone(client, engine):
+    engine.tokenizer.markers = engine.tokenizer.markers.__class__(
+        think_start=None, think_end=None, call_start=None
+    )
+    encrypted = {"type": "reasoning", "summary": [], "encrypted_content": "reprise:aG0="}
+    body = {"input": [{"role": "user", "content": "x"}, encrypted, {"role": "assistant", "content": "y"}]}
+    assert (await client.post(PATH, json=body)).status_code == 200
+    assert engine.tokenizer.rendered[-1][0][1]["reasoning_content"] == "hm"
+
+
+async def test_a_named_tool_is_found_in_its_namespace(client, engine):
+    choice = {"type": "function", "namespace": "collaboration", "name": "spawn_agent"}
+    body = {"input": "x", "tools": TOOLS, "tool_choice": choice}
+    assert (await client.post(PATH, json=body)).status_code == 200
+    assert "collaboration__spawn_agent" in engine.compiled_grammars[-1].text
+
+
+def grammar(syntax, definition):
+    return [APPLY | {"format": {"type": "grammar", "syntax": syntax, "definition": definition}}]
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([{"type": "browser"}], "tools[0].type"),
+        ([NAMESPACE | {"tools": [{"type": "web_search"}]}], "tools[0].tools[0].type"),
+        ([NAMESPACE | {"tools": [SPAWN | {"name": "a b"}]}], "tools[0].tools[0].name"),
+        ([NAMESPACE | {"extra": 1}], "tools[0].extra"),
+        ([LEFT_OUT[0], NAMESPACE, NAMESPACE], "tools[2].tools[0].name"),
+        ([APPLY | {"name": None}], "tools[0].name"),
+        (grammar("ebnf", "x"), "tools[0].format.syntax"),
+        (grammar("lark", ""), "tools[0].format.definition"),
+        (grammar("lark", "start: %json {}"), "tools[0].format.definition"),
+        (grammar("regex", "a{99999}"), "tools[0].format.definition"),
+    ],
+)
+async def test_a_malformed_tool_is_refused_by_its_own_path(client, tools, param):
+    response = await client.post(PATH, json={"input": "x", "tools": tools})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+def test_names_are_short_enough_and_distinct():
+    long = function_name("mcp__codex_apps__" + "g" * 60, "search")
+    assert len(long) == 64
+    assert long != function_name("mcp__codex_apps__" + "g" * 61, "search")
+    assert function_name("a.b", "c") == "a_b__c"
+
+
+@pytest.mark.parametrize("text", [TEXT, "", "\u0001\t\r\b\f\\u0041", '"'])
+@pytest.mark.parametrize("is_ascii", [False, True])
+def test_input_is_decoded_however_it_is_split(text, is_ascii):
+    shown = json.dumps({"input": text}, ensure_ascii=is_ascii)
+    for pieces in ([shown], list(shown), *([shown[:at], shown[at:]] for at in range(1, len(shown)))):
+        decoder = InputDecoder()
+        assert "".join(map(decoder.feed, pieces)) == text

@@ -1,0 +1,194 @@
+"""Tool calls are read bit by bit as mlx-lm's parsers read them whole."""
+
+import importlib
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.model.child_script import read_calls
+from engine.model.markers import Markers
+from server.tool_formats.formats import find_format
+from server.tool_formats.reader import OpenedCall, make_reader
+from tests.server.fake_engine import marker
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "exact": {"type": "boolean"},
+        "places": {"type": "array", "items": {"type": "string"}},
+    },
+}
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}]
+VALUES = {"city": 'Rome\n "x" </b> ż', "days": 2, "exact": True, "places": ["a", "b\n"]}
+JSON = json.dumps(VALUES, ensure_ascii=False)
+
+
+def tagged(start, middle, end, has_breaks=False):
+    edge = "\n" if has_breaks else ""
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in VALUES.items()}
+    return "".join(f"{start}{key}{middle}{edge}{text}{edge}{end}\n" for key, text in texts.items())
+
+
+# As the formats' own documentation and chat templates show them.
+WRITTEN = {
+    "json_tools": f'\n{{"name": "get_weather", "arguments": {JSON}}}\n',
+    "llama3": f'"get_weather", "parameters": {JSON}}}',
+    "mistral": f"get_weather[ARGS]{JSON}",
+    "mistral_list": f' [{{"name": "get_weather", "arguments": {JSON}, "id": "VvvODy9mT"}}]',
+    "deepseek_v3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+    f"{JSON}\n```<｜tool▁call▁end｜>",
+    "deepseek_v31": f"<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{JSON}<｜tool▁call▁end｜>",
+    "kimi_k2": "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+    f"{JSON}<|tool_call_end|>",
+    "qwen3_coder": "\n<function=get_weather>\n"
+    + tagged("<parameter=", ">", "</parameter>", True)
+    + "</function>\n",
+    "minimax_m2": '\n<invoke name="get_weather">\n'
+    + tagged('<parameter name="', '">', "</parameter>")
+    + "</invoke>\n",
+    "glm47": "get_weather\n"
+    + tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")
+    + "</tool_call>",
+    "laguna": "get_weather" + tagged("<arg_key>", "</arg_key><arg_value>", "</arg_value>") + "</tool_call>",
+    "longcat": "get_weather\n"
+    + tagged("<longcat_arg_key>", "</longcat_arg_key>\n<longcat_arg_value>", "</longcat_arg_value>")
+    + "</longcat_tool_call>",
+}
+MLX_LM = {"mistral_list": "mistral"}
+OWN = {"llama3", "deepseek_v3", "deepseek_v31"}
+"""Formats that mlx-lm has no parser for."""
+
+
+def format_of(name):
+    inner = (marker("[ARGS]"),) if name == "mistral" else ()
+    found = find_format(Markers(call_start=marker("<"), inner=inner, call_format=name.removesuffix("_list")))
+    assert found is not None
+    return found
+
+
+def read(name, pieces):
+    reader = make_reader(format_of(name), {"get_weather": SCHEMA})
+    return reader, [part for piece in pieces for part in reader.feed(piece)]
+
+
+def arguments(parts):
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_call_is_read_however_the_text_is_split(name):
+    text = WRITTEN[name]
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(1, len(text)))):
+        reader, parts = read(name, pieces)
+        assert (reader.num_closed, reader.is_open, reader.is_broken) == (1, False, False)
+        assert isinstance(parts[0], OpenedCall)
+        assert parts[0].name == "get_weather"
+        assert json.loads(arguments(parts)) == VALUES
+
+
+@pytest.mark.parametrize("name", sorted(WRITTEN.keys() - OWN))
+def test_mlx_lm_reads_the_same(name):
+    parse = importlib.import_module(f"mlx_lm.tool_parsers.{MLX_LM.get(name, name)}").parse_tool_call
+    text = WRITTEN[name].removesuffix("</tool_call>").removesuffix("</longcat_tool_call>")
+    (call,) = read_calls(parse, text, TOOLS)
+    assert (call["name"], json.loads(call["arguments"])) == ("get_weather", VALUES)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_arguments_arrive_before_the_call_is_complete(name):
+    text = WRITTEN[name]
+    at = text.index("Rome") + 2
+    _, parts = read(name, [text[:at], *text[at : at + 20]])
+    assert len(parts) > 2
+    assert "Ro" in arguments(parts)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_call_of_another_tool_is_left_to_the_parser(name):
+    reader, parts = read(name, [WRITTEN[name].replace("get_weather", "other")])
+    assert (reader.is_broken, parts) == (True, [])
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_call_that_is_cut_short_stays_open(name):
+    text = WRITTEN[name]
+    reader, parts = read(name, [text[: text.index("Rome") + 4]])
+    assert (reader.num_closed, reader.is_open) == (0, True)
+    assert arguments(parts)
+    assert JSON.startswith(arguments(parts))
+
+
+SEVERAL = {
+    "mistral": "get_weather[ARGS]{}[TOOL_CALLS]get_weather[ARGS]{}",
+    "mistral_list": '[{"name": "get_weather", "arguments": {}}, {"name": "get_weather", "arguments": {}}]',
+    "llama3": '"get_weather", "parameters": {}}; {"name": "get_weather", "parameters": {}}',
+    "minimax_m2": '\n<invoke name="get_weather">\n</invoke>\n<invoke name="get_weather">\n</invoke>\n',
+    "deepseek_v31": "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{}<｜tool▁call▁end｜>" * 2,
+    "kimi_k2": "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    * 2,
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_calls_in_a_section_are_read(name):
+    reader, parts = read(name, SEVERAL[name])
+    assert (reader.num_closed, reader.is_open, reader.is_broken) == (2, False, False)
+    assert [part.name for part in parts if isinstance(part, OpenedCall)] == ["get_weather"] * 2
+    assert arguments(parts) == "{}{}"
+
+
+def test_a_value_may_contain_the_end_marker():
+    text = "\n<function=get_weather>\n<parameter=city>\n</tool_call>"
+    reader, _ = read("qwen3_coder", text)
+    assert reader.is_quoting
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "wanted"),
+    [
+        ({"type": "string"}, "null", '"null"'),
+        ({"type": ["string", "null"]}, "null", "null"),
+        ({"type": ["string", "null"]}, "12", '"12"'),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "12", "12"),
+        ({"$ref": "#/$defs/n"}, "1.5", "1.5"),
+        ({"type": "integer"}, "2.0", "2"),
+        ({"type": "integer"}, "many", '"many"'),
+        ({"type": "boolean"}, "True", "true"),
+        ({"enum": ["1", "2"]}, "1", '"1"'),
+        ({}, "1", '"1"'),
+        ({}, '{"a": 1}', '{"a":1}'),
+        (True, "[1]", "[1]"),
+    ],
+)
+def test_a_value_is_converted_by_its_schema(schema, text, wanted):
+    root = {"properties": {"x": schema}, "$defs": {"n": {"type": "number"}}}
+    reader = make_reader(format_of("qwen3_coder"), {"f": root})
+    parts = reader.feed(f"<function=f><parameter=x>\n{text}\n</parameter></function>")
+    assert arguments(parts) == f'{{"x": {wanted}}}'
+
+
+MALFORMED = st.lists(
+    st.sampled_from(
+        ["<function=get_weather>", "<parameter=city>", "</parameter>", "</function>", "x", "\n", "{", '"']
+    )
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(MALFORMED, st.sampled_from(sorted(WRITTEN)))
+def test_no_text_makes_a_reader_fail(pieces, name):
+    reader, parts = read(name, pieces)
+    whole, same = read(name, ["".join(pieces)])
+    assert (reader.num_closed, arguments(parts)) == (whole.num_closed, arguments(same))
+
+
+def test_a_long_value_takes_time_in_proportion_to_its_length():
+    text = "\n<function=get_weather>\n<parameter=places>\n"
+    reader, _ = read("qwen3_coder", [text])
+    for _ in range(2000):
+        reader.feed("x" * 10)
+        assert len(reader.rest) < 40

@@ -1,0 +1,165 @@
+"""Schemas that are not strict are enforced as far as possible, and the answer is checked against the rest."""
+
+import json
+
+import pytest
+
+from engine.model.schema_checks import CHECK_LIMITS, SchemaChecker
+from engine.request import GrammarError
+from engine.sampling.grammar import Grammars
+from server.generation.prompts import json_grammar
+from server.validation.relaxed_schema import relax
+from tests.engine.support import make_tokenizer
+from tests.server.fake_engine import says
+from tests.server.openai_shapes import assert_error
+
+CHAT = "/v1/chat/completions"
+OVERLAPPING = {
+    "type": "object",
+    "properties": {"x": {"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 3}]}},
+    "required": ["x"],
+}
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    return Grammars(make_tokenizer())
+
+
+# Kinds of schemas that public tools have and the grammar library refuses.
+HARD = [
+    (OVERLAPPING, ["properties.x.oneOf"]),
+    ({"type": "array", "uniqueItems": True, "items": {"type": "integer"}}, ["uniqueItems"]),
+    ({"type": "string", "format": "color"}, ["format"]),
+    ({"not": {"type": "string"}, "type": "integer"}, ["not"]),
+    ({"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}}, ["if", "then"]),
+    ({"type": "object", "propertyNames": {"maxLength": 3}}, ["propertyNames"]),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, ["dependentRequired"]),
+    ({"type": "array", "contains": {"type": "integer"}}, ["contains"]),
+    ({"type": "object", "properties": {"a": {"$ref": "https://example.com/x"}}}, ["properties.a.$ref"]),
+    ({"type": "string", "x-internal": 1}, ["x-internal"]),
+    ({"type": "integer", "nullable": True}, []),
+    ({"type": "array", "items": [{"type": "integer"}], "additionalItems": False}, []),
+    ({"type": "object", "unevaluatedProperties": False}, ["unevaluatedProperties"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "dropped"), HARD)
+def test_what_cannot_be_enforced_is_left_out_and_the_rest_compiles(grammars, schema, dropped):
+    relaxed = relax(schema)
+    assert relaxed.dropped == dropped
+    assert grammars.compile(json_grammar(relaxed.schema)).compiled is not None
+
+
+def test_most_of_them_would_be_refused_whole(grammars):
+    refused = 0
+    for schema, _ in HARD:
+        try:
+            grammars.compile(json_grammar(schema))
+        except GrammarError:
+            refused += 1
+    assert refused >= 8
+
+
+def test_a_schema_that_can_be_enforced_stays_as_it_is():
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "null"}}}
+    assert relax(schema).schema == schema
+    assert relax(schema).dropped == []
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "valid"),
+    [
+        ('{"x": 2}', OVERLAPPING, True),
+        ('{"x": 4}', OVERLAPPING, False),
+        ("[1, 1]", {"uniqueItems": True}, False),
+        ("{", {}, False),
+        ("1", {"$ref": "http://localhost/x"}, None),
+        ("1", {"type": 5}, None),
+        (json.dumps("a" * 40 + "b"), {"pattern": "^(a+)+$"}, None),
+        (json.dumps("ab"), {"pattern": "^a"}, True),
+    ],
+)
+def test_an_answer_is_checked_against_the_whole_schema(text, schema, valid):
+    assert SchemaChecker(CHECK_LIMITS).is_valid(text, json.dumps(schema)) is valid
+
+
+def ask(client, schema, **fields):
+    json_schema = {"name": "x", "schema": schema, **fields.pop("json_schema", {})}
+    body = {"messages": [{"role": "user", "content": "x"}], **fields}
+    return client.post(
+        CHAT, json=body | {"response_format": {"type": "json_schema", "json_schema": json_schema}}
+    )
+
+
+class _Compiler:
+    """Compiles grammars with the real library."""
+
+    def __init__(self, engine, grammars):
+        self._inner, self._grammars = engine.compile_grammar, grammars
+
+    def __call__(self, grammar):
+        self._grammars.compile(grammar)
+        return self._inner(grammar)
+
+
+@pytest.fixture
+def real(engine, grammars):
+    engine.compile_grammar = _Compiler(engine, grammars)
+    return engine
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("text", "valid"), [('{"x": 2}', True), ('{"x": 4}', False)])
+async def test_the_response_says_what_was_not_enforced_and_whether_the_answer_is_valid(
+    client, real, text, valid, stream
+):
+    real.script = says(*text)
+    response = await ask(client, OVERLAPPING, stream=stream)
+    assert response.status_code == 200
+    assert response.headers["x-reprise-relaxed"] == "response_format.json_schema.schema.properties.x.oneOf"
+    if stream:
+        chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+        assert chunks[-1]["choices"][0]["schema_valid"] is valid
+    else:
+        assert response.json()["choices"][0]["schema_valid"] is valid
+
+
+async def test_what_can_be_enforced_whole_is(client, real):
+    real.script = says("12")
+    schema = {"oneOf": [{"type": "integer"}, {"type": "string"}]}
+    response = await ask(client, schema)
+    assert "x-reprise-relaxed" not in response.headers
+    assert "schema_valid" not in response.json()["choices"][0]
+    assert "oneOf" in real.compiled_grammars[-1].text
+
+
+async def test_a_strict_schema_stays_a_400(client, real):
+    response = await ask(client, OVERLAPPING, json_schema={"strict": True})
+    assert response.status_code == 400
+    assert_error(response.json(), "response_format.json_schema.schema", "unsupported_grammar")
+    assert not real.requests
+
+
+async def test_a_schema_that_is_too_large_stays_a_400(client):
+    response = await ask(client, {"type": "object", "properties": {f"p{i}": {} for i in range(501)}})
+    assert_error(response.json(), "response_format.json_schema.schema", "schema_too_large")
+
+
+async def test_the_arguments_of_a_required_tool_are_checked_too(client, engine):
+    def compile_grammar(grammar):
+        if "oneOf" in grammar.text:
+            raise GrammarError("oneOf constraints are not supported")
+        return type(engine).compile_grammar(engine, grammar)
+
+    engine.compile_grammar = compile_grammar
+    engine.script = says('<tool_call>\n{"name": "f", "arguments": {"x": 4}}\n</tool_call>')
+    tools = [{"type": "function", "function": {"name": "f", "parameters": OVERLAPPING}}]
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": "required"}
+    response = await client.post(CHAT, json=body)
+    assert response.status_code == 200
+    assert response.headers["x-reprise-relaxed"] == "tools[0].function.parameters.properties.x.oneOf"
+    assert response.json()["choices"][0]["schema_valid"] is False
+    assert engine.tokenizer.rendered_tools[-1][0]["function"]["parameters"] == OVERLAPPING
+    tools[0]["function"]["strict"] = True
+    assert (await client.post(CHAT, json=body)).status_code == 400
