@@ -43,7 +43,8 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 100000.0,
     "vocab_size": 4096,
-    "max_position_embeddings": 8192,
+    # Agents begin with prompts of tens of thousands of tokens. Training samples have up to 3,000.
+    "max_position_embeddings": 65536,
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
@@ -54,6 +55,7 @@ DRAFT_CONFIG = {
     "intermediate_size": 256,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
+    "max_position_embeddings": 8192,
 }
 # The model in demo_model/draft_polish has another vocabulary. Half of its training text has diacritics.
 POLISH_CONFIG = DRAFT_CONFIG | {"vocab_size": 3072}

@@ -56,6 +56,15 @@ def json_grammar(schema: dict[str, Any]) -> Grammar:
     return Grammar("json_schema", to_json(schema).decode())
 
 
+def merge_leading_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with the system messages at their head as one: many templates take only one."""
+    num_first = next((i for i, one in enumerate(messages) if one["role"] != "system"), len(messages))
+    if num_first < 2:
+        return messages
+    content = "\n\n".join(message["content"] for message in messages[:num_first])
+    return [{**messages[0], "content": content}, *messages[num_first:]]
+
+
 class PromptEncoder:
     """Renders chat templates, encodes prompts and compiles grammars.
 
@@ -74,7 +83,7 @@ class PromptEncoder:
 
     async def encode_chat(self, request: Request, body: ChatRequest) -> ChatPrompt:
         """Render and encode a conversation. Raises BadRequestError, and what _run() raises."""
-        messages = [message.for_template() for message in body.messages]
+        messages = merge_leading_systems([message.for_template() for message in body.messages])
         calls = (call for message in body.messages for call in message.tool_calls or ())
         num_characters = sum(len(message["content"] or "") for message in messages)
         self._check_size(num_characters + sum(len(call.function.arguments) for call in calls), "messages")

@@ -15,7 +15,7 @@ from engine.model.loading import load_tokenizer
 from server.requests.chat import ChatRequest
 
 BUNDLED = Path(__file__).parents[2] / "demo_model"
-CONTEXT = 8192
+CONTEXT = 65_536
 NOTHING_RIGHT = ("free", "trap")
 
 

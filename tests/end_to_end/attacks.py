@@ -19,13 +19,13 @@ from typing import Any
 
 import httpx
 
+from tests.end_to_end.conftest import CONTEXT_TOKENS
 from tests.end_to_end.traffic import REFUSED
 
 MODEL = {"model": "demo"}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PATIENCE_S, GRACE_S = 600, 20
 END_ID = 2
-CONTEXT_TOKENS = 8192
 NUM_WAITING, WAITING_TOKENS = 64, 1500
 """Longer ones would leave no time for anything else: 64 prompts of 8,000 tokens take hours on two cores."""
 AMBIGUOUS = 'start: s\ns: s s | "a"\n'

@@ -15,6 +15,8 @@ import pytest
 
 STARTED_WITHIN_S = 240
 RECORDED = "recorded.jsonl"
+CONTEXT_TOKENS = 8192
+"""Less than the bundled model takes, so that an answer without an end does not run for minutes."""
 
 
 @contextlib.contextmanager
@@ -37,8 +39,9 @@ def started(folder: Path, *flags: str) -> Iterator[tuple[str, list[str], "subpro
     environment["REPRISE_CALIBRATION_FILE"] = str(folder / "costs.json")
     environment["REPRISE_NGRAM_TABLE_FILE"] = str(folder / "ngrams")
     command = [sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())"]
+    limit = ("--max-context-tokens", str(CONTEXT_TOKENS))
     process = subprocess.Popen(
-        [*command, "serve", "--port", "0", "--served-model-name", "demo", *flags],
+        [*command, "serve", "--port", "0", "--served-model-name", "demo", *limit, *flags],
         stderr=subprocess.PIPE,
         text=True,
         env=environment,

@@ -20,6 +20,7 @@ WITHIN_S = 200
 def small_url(server_folder: Path) -> Iterator[str]:
     """A server with few places and little memory: eight rows and a queue of eight, and a short context."""
     flags = ("--max-queue", str(NUM_PLACES - 8), "--memory-bytes", str(64 * 2**20))
+    flags += ("--max-context-tokens", "none")
     with serving(server_folder, *flags) as (address, printed):
         assert any("hold a context of" in line for line in printed)
         yield address

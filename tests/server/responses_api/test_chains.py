@@ -64,8 +64,7 @@ async def test_items_become_the_messages_of_a_chat(client, engine):
         {"id": "c2", "type": "function", "function": {"name": "weather", "arguments": {}}},
     ]
     assert seen(engine) == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "system", "content": "a"},
+        {"role": "system", "content": "Be brief.\n\na"},
         {"role": "user", "content": "b"},
         {"role": "assistant", "content": "de", "reasoning_content": "c", "tool_calls": calls},
         {"role": "tool", "content": "f", "tool_call_id": "c2"},

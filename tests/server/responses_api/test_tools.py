@@ -160,3 +160,14 @@ def test_input_is_decoded_however_it_is_split(text, is_ascii):
     for pieces in ([shown], list(shown), *([shown[:at], shown[at:]] for at in range(1, len(shown)))):
         decoder = InputDecoder()
         assert "".join(map(decoder.feed, pieces)) == text
+
+
+async def test_instructions_and_a_developer_message_are_one_system_message(client, engine):
+    """As Codex sends them; many chat templates refuse a second system message."""
+    developer = {"role": "developer", "content": "Be brief."}
+    said = [developer, {"role": "user", "content": "x"}]
+    await client.post(PATH, json={"instructions": "You code.", "input": said})
+    assert engine.tokenizer.rendered[-1][0] == [
+        {"role": "system", "content": "You code.\n\nBe brief."},
+        {"role": "user", "content": "x"},
+    ]

@@ -1,0 +1,159 @@
+"""The agents, and the settings that each documents for a server of one's own."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cli.agents.served_model import ServedModel
+
+KEY_VARIABLE = "LOCAL_REPRISE_API_KEY"
+"""Not REPRISE_API_KEY, which is the server's: set for an agent, it would make the server ask for a key."""
+_PROVIDER = "local_reprise"
+"""Zed makes KEY_VARIABLE of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFile:
+    """Settings for one configuration file.
+
+    path: relative to the home directory. new_file: what a file needs besides, if it is new.
+    """
+
+    path: str
+    format: Literal["json", "toml", "yaml"]
+    settings: Mapping[str, Any]
+    new_file: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Everything that connects an agent. notes: lines for the person, about what no file can hold."""
+
+    files: tuple[AgentFile, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _codex(model: ServedModel) -> AgentSettings:
+    provider = {"name": "Reprise", "base_url": model.openai_url, "wire_api": "responses"}
+    if model.key:
+        provider["env_key"] = KEY_VARIABLE
+    settings = {
+        "model": model.name,
+        "model_provider": _PROVIDER,
+        "model_context_window": model.context_tokens,
+        "model_providers": {_PROVIDER: provider},
+    }
+    notes = (_export(model),) if model.key else ()
+    return AgentSettings((AgentFile(".codex/config.toml", "toml", settings),), notes)
+
+
+def _claude(model: ServedModel) -> AgentSettings:
+    names = ("MODEL", "DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL")
+    variables = {
+        "ANTHROPIC_BASE_URL": model.url,
+        "ANTHROPIC_AUTH_TOKEN": model.sent_key,
+        **{f"ANTHROPIC_{name}": model.name for name in names},
+        # The first raises the 200,000 tokens that it assumes, but not for names that begin with claude-; the
+        # second lowers them for any name.
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(model.context_tokens),
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(model.context_tokens),
+    }
+    return AgentSettings((AgentFile(".claude/settings.json", "json", {"env": variables}),))
+
+
+def _opencode(model: ServedModel) -> AgentSettings:
+    limit = {"context": model.context_tokens, "output": model.answer_tokens}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "Reprise",
+        "options": {"baseURL": model.openai_url, "apiKey": model.sent_key},
+        "models": {model.name: {"name": model.name, "limit": limit}},
+    }
+    settings = {"model": f"{_PROVIDER}/{model.name}", "provider": {_PROVIDER: provider}}
+    schema = {"$schema": "https://opencode.ai/config.json"}
+    return AgentSettings((AgentFile(".config/opencode/opencode.json", "json", settings, schema),))
+
+
+def _aider(model: ServedModel) -> AgentSettings:
+    name = f"openai/{model.name}"
+    settings = {"model": name, "openai-api-base": model.openai_url, "openai-api-key": model.sent_key}
+    limits = {
+        "max_tokens": model.answer_tokens,
+        "max_input_tokens": model.context_tokens,
+        "max_output_tokens": model.answer_tokens,
+        "input_cost_per_token": 0,
+        "output_cost_per_token": 0,
+        "litellm_provider": "openai",
+        "mode": "chat",
+    }
+    return AgentSettings(
+        (
+            AgentFile(".aider.conf.yml", "yaml", settings),
+            AgentFile(".aider.model.metadata.json", "json", {name: limits}),
+        )
+    )
+
+
+def _continue(model: ServedModel) -> AgentSettings:
+    entry = {
+        "name": "Reprise",
+        "provider": "openai",
+        "model": model.name,
+        "apiBase": model.openai_url,
+        "apiKey": model.sent_key,
+        "roles": ["chat", "edit", "apply"],
+        "capabilities": ["tool_use"] if model.can_call else [],
+        "defaultCompletionOptions": {
+            "contextLength": model.context_tokens,
+            "maxTokens": model.answer_tokens,
+        },
+    }
+    new_file = {"name": "Local", "version": "1.0.0", "schema": "v1"}
+    return AgentSettings((AgentFile(".continue/config.yaml", "yaml", {"models": [entry]}, new_file),))
+
+
+def _cline(model: ServedModel) -> AgentSettings:
+    return AgentSettings(
+        notes=(
+            "Cline documents no format of its files. In a terminal, run",
+            f"  cline auth -p openai -k {model.sent_key} -b {model.openai_url} -m {model.name}",
+            'In an editor, choose the provider "OpenAI Compatible" in its settings, with that address as',
+            f"base URL, that key and model, and a context window of {model.context_tokens} tokens.",
+        )
+    )
+
+
+def _zed(model: ServedModel) -> AgentSettings:
+    entry = {
+        "name": model.name,
+        "display_name": model.name,
+        "max_tokens": model.context_tokens,
+        "max_output_tokens": model.answer_tokens,
+        "capabilities": {
+            "tools": model.can_call,
+            "images": False,
+            "parallel_tool_calls": False,
+            "prompt_cache_key": False,
+        },
+    }
+    provider = {"api_url": model.openai_url, "available_models": [entry]}
+    settings = {
+        "language_models": {"openai_compatible": {_PROVIDER: provider}},
+        "agent": {"default_model": {"provider": _PROVIDER, "model": model.name}},
+    }
+    return AgentSettings((AgentFile(".config/zed/settings.json", "json", settings),), (_export(model),))
+
+
+def _export(model: ServedModel) -> str:
+    return f"The key comes from the environment: export {KEY_VARIABLE}={model.sent_key}"
+
+
+AGENTS: Mapping[str, Callable[[ServedModel], AgentSettings]] = {
+    "codex": _codex,
+    "claude": _claude,
+    "opencode": _opencode,
+    "aider": _aider,
+    "continue": _continue,
+    "cline": _cline,
+    "zed": _zed,
+}

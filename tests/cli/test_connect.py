@@ -1,0 +1,222 @@
+"""`reprise connect`, against a server that answers GET /v1/models, with a home of its own."""
+
+import json
+import tomllib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import yaml
+
+from cli.agents.known import AGENTS
+from cli.agents.toml_text import TomlTextError, set_keys
+from cli.main import main
+
+CARD = {"id": "qwen/coder", "context_length": 40_000, "tools": True}
+FILES = {
+    "codex": ".codex/config.toml",
+    "claude": ".claude/settings.json",
+    "opencode": ".config/opencode/opencode.json",
+    "aider": ".aider.conf.yml",
+    "continue": ".continue/config.yaml",
+    "zed": ".config/zed/settings.json",
+}
+PARSERS = {".toml": tomllib.loads, ".json": json.loads, ".yml": yaml.safe_load, ".yaml": yaml.safe_load}
+
+
+class Models(BaseHTTPRequestHandler):
+    """The key is "right" for those who send one; without any, all may see the models."""
+
+    def do_GET(self):
+        is_refused = self.headers.get("Authorization", "Bearer right") != "Bearer right"
+        is_ours = self.path == "/v1/models"
+        self.send_response(401 if is_refused else 200 if is_ours else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [CARD]}).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Models)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def parsed(path: Path) -> dict:
+    return PARSERS[path.suffix](path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_every_agent_is_told_address_model_and_context(agent, url, home, capsys):
+    assert main(["connect", agent, "--url", url]) == 0
+    out = capsys.readouterr().out
+    for part in [url, "qwen/coder", "40000"]:
+        assert part in out
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("agent", AGENTS)
+def test_every_agent_is_told_the_key(agent, url, capsys):
+    assert main(["connect", agent, "--url", f"{url}/v1/", "--api-key", "right"]) == 0
+    assert "right" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("agent", FILES)
+def test_a_new_file_holds_what_is_printed_and_is_for_its_owner_alone(agent, url, home, capsys):
+    main(["connect", agent, "--url", url])
+    printed = capsys.readouterr().out
+    assert main(["connect", agent, "--url", url, "--write"]) == 0
+    path = home / FILES[agent]
+    assert path.read_text() in printed
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert parsed(path)
+
+
+@pytest.mark.parametrize("agent", FILES)
+def test_writing_twice_changes_nothing_the_second_time(agent, url, home, capsys):
+    main(["connect", agent, "--url", url, "--write"])
+    before = (home / FILES[agent]).read_text()
+    capsys.readouterr()
+    assert main(["connect", agent, "--url", url, "--write"]) == 0
+    assert (home / FILES[agent]).read_text() == before
+    out = capsys.readouterr().out
+    assert "+" not in out
+    assert "up to date" in out
+
+
+HELD = {
+    "codex": '# mine\nmodel = "old" # old\napproval_policy = "never"\n\n[mcp_servers.docs]\ncommand = "d"\n',
+    "claude": '{"permissions": {"allow": ["Bash(ls)"]}, "env": {"EDITOR": "vi", "ANTHROPIC_MODEL": "old"}}',
+    "opencode": '{"theme": "dark", "provider": {"other": {"npm": "x"}}}',
+    "aider": "dark-mode: true\nmodel: old\n",
+    "continue": "name: Mine\nversion: 2.0.0\nschema: v1\nmodels:\n"
+    "- name: Other\n  model: m\n- name: Reprise\n  model: old\n",
+    "zed": '{"vim_mode": true, "agent": {"enabled": true}}',
+}
+
+
+@pytest.mark.parametrize("agent", FILES)
+def test_everything_else_in_a_file_stays_and_the_difference_is_shown(agent, url, home, capsys):
+    path = home / FILES[agent]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(HELD[agent])
+    before = parsed(path)
+    assert main(["connect", agent, "--url", url, "--write"]) == 0
+    out = capsys.readouterr().out
+    after = parsed(path)
+    assert "qwen/coder" in path.read_text()
+    assert kept(before, after)
+    assert f"--- {path}" in out
+    assert "+" in out
+
+
+def kept(before: dict, after: dict) -> bool:
+    """Whether everything of before is in after, but what holds the model that was chosen before."""
+    changed = {"model", "ANTHROPIC_MODEL", "models"}
+    return all(
+        kept(value, after[key]) if isinstance(value, dict) else key in changed or after[key] == value
+        for key, value in before.items()
+    )
+
+
+def test_a_toml_file_keeps_its_comments_and_its_other_lines(url, home):
+    path = home / FILES["codex"]
+    path.parent.mkdir()
+    path.write_text(HELD["codex"])
+    main(["connect", "codex", "--url", url, "--write"])
+    assert path.read_text() == (
+        '# mine\nmodel = "qwen/coder"\napproval_policy = "never"\nmodel_provider = "local_reprise"\n'
+        'model_context_window = 40000\n\n[mcp_servers.docs]\ncommand = "d"\n\n'
+        f'[model_providers.local_reprise]\nname = "Reprise"\nbase_url = "{url}/v1"\nwire_api = "responses"\n'
+    )
+
+
+def test_a_list_of_models_keeps_the_others_and_their_order(url, home):
+    path = home / FILES["continue"]
+    path.parent.mkdir()
+    path.write_text(HELD["continue"])
+    main(["connect", "continue", "--url", url, "--write"])
+    after = parsed(path)
+    assert (after["name"], after["version"]) == ("Mine", "2.0.0")
+    assert [(one["name"], one["model"]) for one in after["models"]] == [
+        ("Other", "m"),
+        ("Reprise", "qwen/coder"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("agent", "text", "reason"),
+    [
+        ("zed", '{\n  // mine\n  "vim_mode": true\n}\n', "it has comments"),
+        ("claude", '{"env": {},}', "it is not plain JSON"),
+        ("claude", "[]", "it does not hold a table"),
+        ("aider", "# mine\ndark-mode: true\n", "it has comments"),
+        ("aider", "a: [", "it is not valid YAML"),
+        ("codex", "a = ", "it is not valid TOML"),
+        ("codex", 'model_providers = { a = { name = "A" } }\n', "in another form"),
+    ],
+)
+def test_a_file_that_would_lose_something_is_left_as_it_is(agent, text, reason, url, home, capsys):
+    path = home / FILES[agent]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    assert main(["connect", agent, "--url", url, "--write"]) == 2
+    captured = capsys.readouterr()
+    assert reason in captured.err
+    assert captured.err.count("\n") == 1
+    assert path.read_text() == text
+    assert [one for one in home.rglob("*") if one.is_file()] == [path]
+
+
+def test_a_hash_within_a_value_is_no_comment(url, home):
+    (home / ".aider.conf.yml").write_text('commit-prompt: "use #1"\n')
+    assert main(["connect", "aider", "--url", url, "--write"]) == 0
+    assert parsed(home / ".aider.conf.yml")["commit-prompt"] == "use #1"
+
+
+def test_cline_has_no_file_to_write(url, home, capsys):
+    assert main(["connect", "cline", "--url", url, "--write"]) == 1
+    assert "cline auth -p openai" in capsys.readouterr().out
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--url", "{url}", "--api-key", "wrong"], "wants an API key: pass --api-key"),
+        (["--url", "{url}/elsewhere"], "answers with status 404"),
+        (["--url", "http://127.0.0.1:9"], "start `reprise serve`, or pass --url"),
+        (["--url", "localhost"], "it must start with http:// or https://"),
+    ],
+)
+@pytest.mark.usefixtures("home")
+def test_without_a_server_one_line_says_why(arguments, message, url, capsys):
+    assert main(["connect", "codex", *(one.replace("{url}", url) for one in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_keys_that_need_quotes_and_deep_tables_are_written_as_toml():
+    text = set_keys("", {"a": {"b c": {"d.e": 'x"y', "n": 1}}})
+    assert tomllib.loads(text) == {"a": {"b c": {"d.e": 'x"y', "n": 1}}}
+
+
+@pytest.mark.parametrize("text", ["a.x = 1\n", '"a" = {x = 1}\n', 'k = """\n[a]\n"""\na = {}\n'])
+def test_toml_that_cannot_be_edited_by_line_is_refused(text):
+    with pytest.raises(TomlTextError):
+        set_keys(text, {"a": {"x": 2}})
