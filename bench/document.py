@@ -2,7 +2,7 @@
 
 {"reprise": version, "date": ISO, "machine": ..., "model": ..., "command": "reprise bench ...",
 "cost_curve": [{"width": 1, "seconds": ...}, ...], and "decode", "sweep", "economics", "translation", "peers",
-"replay" or "verify"}
+"serve", "replay" or "verify"}
 """
 
 import argparse
@@ -21,16 +21,20 @@ from engine.speculative.costs.step_costs import StepCosts
 
 Document = dict[str, Any]
 
-SECTIONS = ("decode", "sweep", "economics", "translation", "peers", "replay", "verify")
+SECTIONS = ("decode", "sweep", "economics", "translation", "peers", "serve", "replay", "verify")
 """The names of the sections; each command writes one."""
 
 
 def new_document(
-    command: str, model: ModelInfo | None = None, costs: StepCosts | None = None, **sections: Any
+    command: str | argparse.Namespace,
+    model: ModelInfo | None = None,
+    costs: StepCosts | None = None,
+    **sections: Any,
 ) -> Document:
     """Build a document dated now, with a description of this machine.
 
-    command: the command line; see command_line(). model, costs: of the engine, if one ran. sections: by name.
+    command: the command line, or the arguments parsed from it. model, costs: of the engine, if one ran.
+    sections: by name.
     Raises ValueError for a section that is not in SECTIONS.
     """
     if unknown := sections.keys() - set(SECTIONS):
@@ -38,14 +42,11 @@ def new_document(
             f"{', '.join(sorted(unknown))}: unknown section; the sections are {', '.join(SECTIONS)}"
         )
     return {
-        "reprise": version("reprise"),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
-        "model": describe_model(model) if model else None,
-        "command": command,
-        "cost_curve": cost_curve(costs) if costs else [],
-        **sections,
-    }
+        "reprise": version("reprise"), "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine(), "model": describe_model(model) if model else None,
+        "command": command if isinstance(command, str) else command_line(command),
+        "cost_curve": cost_curve(costs) if costs else [], **sections,
+    }  # fmt: skip
 
 
 def command_line(arguments: argparse.Namespace) -> str:

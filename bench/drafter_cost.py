@@ -15,15 +15,15 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from itertools import pairwise, product
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
 from bench.machine import describe_machine
+from bench.outputs import print_machine
+from bench.tables import Column, print_rows
 from drafters.base import Drafter, DraftQuery, SequenceStart
 from drafters.ngram_mod import NgramModDrafter
 from drafters.ngram_mod_tables import NgramModTables
@@ -168,21 +168,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names: list[str] = parser.parse_args(arguments).names
     if unknown := [name for name in names if name not in known]:
         parser.error(f"unknown drafters: {', '.join(unknown)}; there are {', '.join(known)}")
-    machine = describe_machine()
-    table = Table(box=SIMPLE)
-    for column in ("drafter", "prompt"):
-        table.add_column(column, no_wrap=True)
-    for column in ("tokens", "us/token", "read ms", "learn ms", "slice ms"):
-        table.add_column(column, no_wrap=True, justify="right")
+    rows = []
     for name, (kind, make), num_tokens in product(names, WORKLOADS.items(), CONTEXT_TOKENS):
         workload = make(num_tokens)
         cost = measure_score(workload) if name == SCORE else measure(DRAFTERS[name], workload)
-        times = (cost.token_us, cost.read_ms, cost.learn_ms, cost.slice_ms)
-        table.add_row(name, kind, str(num_tokens), *(f"{one:.2f}" for one in times))
+        rows.append({"drafter": name, "prompt": kind, "tokens": num_tokens} | asdict(cost))
     console = Console()
-    console.print(table)
-    system, cores, load = machine["system"], machine["cores"], machine["load_at_start"]
-    console.print(f"{system}, {cores} cores, load {load}, Python {machine['python']}", style="dim")
+    headings = {"token_us": "us/token", "read_ms": "read ms", "learn_ms": "learn ms", "slice_ms": "slice ms"}
+    columns = [Column(name, name) for name in ("drafter", "prompt", "tokens")]
+    print_rows(console, rows, [*columns, *(Column(*pair, "2") for pair in headings.items())], group="drafter")
+    print_machine(console, {"machine": describe_machine()})
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.policies import LIMIT, Always, Chooser, Hindsight, replay
+from bench.replay.policies import LIMIT, Always, Chooser, Hindsight, replay
 from drafters.base import Drafter, SequenceStart
 from drafters.ngram_mod import NgramModDrafter
 from drafters.ngram_mod_tables import NgramModTables

@@ -1,10 +1,12 @@
-"""An engine in this process, without HTTP, that answers requests synchronously."""
+"""An engine in this process, without HTTP, that answers the turns of chats synchronously."""
 
 import queue
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from bench.errors import ArgumentsError
 from bench.rendering import render, render_turn
 from bench.workloads import Turn
 from config.settings import Settings
@@ -12,9 +14,14 @@ from drafters.assembly import make_drafters
 from drafters.base import Drafter
 from drafters.repetition import score_in_slices
 from engine.engine import Engine
-from engine.request import Event, Failed, Finished, GenerationRequest
+from engine.model.loading import ModelError
+from engine.request import DraftChoice, Event, Failed, Finished, GenerationRequest, Grammar, Sampling
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.proposers import DraftSources
+
+FORBID = -1e9
+FORCE, EVEN_OUT = 1e6, 1e4
+"""The bias of the only allowed tokens, and a temperature that makes the model's own logits negligible."""
 
 
 class LocalEngine:
@@ -34,7 +41,10 @@ class LocalEngine:
         )
 
     def __enter__(self) -> "LocalEngine":
-        self.engine.start()
+        try:
+            self.engine.start()
+        except ModelError as fault:
+            raise ArgumentsError(str(fault)) from None
         return self
 
     def __exit__(
@@ -59,6 +69,37 @@ class LocalEngine:
     def count_tokens(self, text: str) -> int:
         """Return the number of tokens of a prompt that is this one user message."""
         return len(self.prompt(text))
+
+    def requests(
+        self,
+        turns: Sequence[Turn],
+        draft: DraftChoice,
+        max_tokens: int,
+        seed: int,
+        prediction: tuple[int, ...] = (),
+    ) -> list[GenerationRequest]:
+        """Return the requests of concurrent turns; empty if a prompt leaves no room for an answer.
+
+        max_tokens: maximum answer length; a turn's own limit applies if it is lower.
+        """
+        made = []
+        for at, turn in enumerate(turns):
+            prompt = self.prompt_of(turn)
+            room = self.engine.info.context_tokens - len(prompt)
+            if room < 1:
+                return []
+            bias = [(token, FORBID) for token in self.engine.tokenizer.eos_ids] if turn.is_endless else []
+            first = self.engine.info.vocab_size // 2
+            bias += [(first + number, FORCE) for number in range(turn.num_allowed)]
+            temperature = EVEN_OUT if turn.num_allowed else turn.temperature
+            request = GenerationRequest(
+                f"bench-{at}", prompt, min(turn.max_tokens or max_tokens, max_tokens, room),
+                Sampling(seed + at, temperature=temperature, logit_bias=tuple(bias)), draft=draft,
+                prediction=prediction,
+            )  # fmt: skip
+            grammar = Grammar("json_schema", turn.schema) if turn.schema else None
+            made.append(replace(request, grammar=grammar))
+        return made
 
     def answer(self, requests: Sequence[GenerationRequest]) -> list[Finished]:
         """Answer all requests at once and return when all have finished. Raises RuntimeError if one fails."""

@@ -13,16 +13,12 @@ Machine = dict[str, str | int | float | None]
 def describe_machine() -> Machine:
     """Return processor, cores, memory, system, versions, and the current load."""
     return {
-        "cpu": _cpu_model(),
-        "cores": _num_cores(),
+        "cpu": _cpu_model(), "cores": _num_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "system": f"{_system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "reprise": _version("reprise"),
-        "mlx": _version("mlx"),
-        "mlx_lm": _version("mlx-lm"),
+        "system": f"{_system()} {platform.machine()}", "python": platform.python_version(),
+        "reprise": _version("reprise"), "mlx": _version("mlx"), "mlx_lm": _version("mlx-lm"),
         "load_at_start": round(os.getloadavg()[0], 2),
-    }
+    }  # fmt: skip
 
 
 def _cpu_model() -> str:

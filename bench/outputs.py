@@ -1,14 +1,21 @@
-"""Outputs of a benchmark command: the console, the progress bar, and the JSON, CSV and HTML files."""
+"""What commands print and write: the console, progress and time left, errors, and the files."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
 
-from bench import argument_types, document
-from bench.flat_file import write_rows
+from bench import document, tables
+from bench.errors import ArgumentsError, BenchError
+from config.setting import SettingsError
+
+_MAX_SHOWN_S = 90
 
 
 def make_console(width: int) -> Console:
@@ -17,30 +24,104 @@ def make_console(width: int) -> Console:
     return console if console.is_terminal else Console(width=width)
 
 
-def make_progress(console: Console) -> Progress:
-    """Return a progress bar with a count and the time left; it disappears at the end."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    return Progress(*columns, console=console, transient=True)
+def print_machine(console: Console, record: Mapping[str, Any]) -> None:
+    """Print the machine of a document in one line."""
+    text = ", ".join(f"{key} {value}" for key, value in record["machine"].items())
+    console.print(text, highlight=False, markup=False)
 
 
-def add_arguments(parser: argparse.ArgumentParser, csv_help: str) -> None:
-    """Add --json, --csv and --html to the parser. csv_help: help text that says what the rows are."""
-    add = parser.add_argument
-    add("--json", type=argument_types.output_file, metavar="FILE", help="Write a result document to FILE.")
-    add("--csv", type=argument_types.output_file, metavar="FILE", help=csv_help)
-    add("--html", type=argument_types.output_file, metavar="FILE", help="Write a report page to FILE.")
-
-
-def write(
-    arguments: argparse.Namespace, record: document.Document, rows: Sequence[Mapping[str, Any]]
-) -> None:
+def write(arguments: argparse.Namespace, record: document.Document, rows: Sequence[tables.Row]) -> None:
     """Write the files that the user asked for. rows: for the CSV. Raises OSError."""
     if arguments.json:
         document.write(arguments.json, record)
     if arguments.csv:
-        write_rows(arguments.csv, rows)
+        tables.write_csv(arguments.csv, rows)
     if arguments.html:
         # Imported here, so that it is loaded only when a page is written.
         from bench.page import write_page
 
         write_page(arguments.html, [record])
+
+
+def run_command(name: str, run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    """Run a command and return its exit status.
+
+    An error becomes one line: 2 if the arguments are wrong, 1 if a request or a server failed.
+    """
+    try:
+        return run(arguments)
+    except SettingsError:
+        raise
+    except (BenchError, OSError, ValueError, RuntimeError) as fault:
+        print(f"{name}: {fault}", file=sys.stderr)
+        is_wrong = isinstance(fault, ArgumentsError) or not isinstance(fault, BenchError | RuntimeError)
+        return 2 if is_wrong else 1
+
+
+class Work:
+    """Shows the progress of work with a known weight: a bar in a terminal, otherwise a line per stage."""
+
+    def __init__(self, weight: float = 0.0, console: Console | None = None) -> None:
+        self.weight = weight
+        self._console = console or Console(stderr=True)
+        self._done = 0.0
+        self._start = time.perf_counter()
+        self._label = ""
+        columns = (
+            "[progress.description]{task.description}",
+            "{task.percentage:>3.0f} %",
+            "{task.fields[left]}",
+        )
+        self._progress = Progress(
+            TextColumn(columns[0]), BarColumn(), TextColumn(columns[1]), TextColumn(columns[2]),
+            console=self._console, transient=True, disable=not self._console.is_terminal,
+        )  # fmt: skip
+        self._task = self._progress.add_task("", total=weight, left="")
+
+    def begin(self, label: str) -> None:
+        """Show what is running now."""
+        if label == self._label:
+            return
+        self._label = label
+        if self._console.is_terminal:
+            self._progress.update(self._task, description=escape(label), total=self.weight)
+        else:
+            self._console.print(f"{label} ({self.text()})", highlight=False, markup=False)
+
+    def stage(self, label: str, weight: float) -> Callable[[], None]:
+        """Begin a stage with its own total weight; return a function to call after each unit of it."""
+        self.weight, self._done, self._start = weight, 0.0, time.perf_counter()
+        self.begin(label)
+        return self.advance
+
+    def advance(self, weight: float = 1.0) -> None:
+        """Add finished work of this weight."""
+        self._done += weight
+        self._progress.update(self._task, completed=self._done, total=self.weight, left=self.left())
+
+    def text(self) -> str:
+        """Describe the progress in words."""
+        share = f"{100 * self._done / self.weight:.0f} %" if self.weight else "0 %"
+        left = self.left()
+        return f"{share} done, {left}" if left else f"{share} done"
+
+    def left(self) -> str:
+        """Estimate the time left, in words; empty before any work is done."""
+        if not self._done:
+            return ""
+        spent_s = time.perf_counter() - self._start
+        return f"about {duration(spent_s * max(0.0, self.weight - self._done) / self._done)} left"
+
+    def __enter__(self) -> "Work":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+
+def duration(seconds: float) -> str:
+    """Format a duration in seconds, or in minutes if it is long."""
+    return f"{seconds:.0f} s" if seconds < _MAX_SHOWN_S else f"{seconds / 60:.0f} min"

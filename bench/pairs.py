@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.errors import BenchError
+from bench.errors import ArgumentsError
 
 Encode = Callable[[str], Sequence[int]]
 """Returns the token ids of a text, without the special tokens that begin or end a prompt."""
@@ -24,7 +24,7 @@ LARGEST_ID = 2**31 - 1
 _MAX_SHOWN_CHARS = 40
 
 
-class PairsError(BenchError):
+class PairsError(ArgumentsError):
     """A file of pairs cannot be read or written; the message gives the file, the line and the reason."""
 
 
@@ -128,13 +128,9 @@ def _pair(line: bytes, where: str) -> Pair:
     if turn is not None and (isinstance(turn, bool) or not isinstance(turn, int)):
         raise PairsError(f"{where}: turn must be a whole number, not {_shorten(turn)}")
     return Pair(
-        prompt,
-        output,
-        _name(value, "workload", where),
-        _name(value, "chat", where),
-        turn,
+        prompt, output, _name(value, "workload", where), _name(value, "chat", where), turn,
         _name(value, "id", where),
-    )
+    )  # fmt: skip
 
 
 def _text(pair: dict[str, Any], key: str, where: str) -> Text:

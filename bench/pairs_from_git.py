@@ -15,10 +15,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO
 
-from bench import argument_types
+from bench import options
 from bench.errors import ArgumentsError, BenchError
 from bench.pairs import Pair, write_pairs
 
@@ -27,13 +25,10 @@ REGULAR = ("100644", "100755")
 """Modes of regular files, as opposed to links and submodules."""
 
 _OPTIONS = (
-    "--no-pager",
-    "--no-replace-objects",
-    *("-c", "core.fsmonitor=false"),
-    *("-c", f"core.hooksPath={os.devnull}"),
-    *("-c", f"core.attributesFile={os.devnull}"),
+    "--no-pager", "--no-replace-objects", *("-c", "core.fsmonitor=false"),
+    *("-c", f"core.hooksPath={os.devnull}"), *("-c", f"core.attributesFile={os.devnull}"),
     *("-c", "protocol.allow=never"),
-)
+)  # fmt: skip
 _VARIABLES = ("PATH", "HOME", "XDG_CONFIG_HOME", "SYSTEMROOT", "TMPDIR")
 
 
@@ -67,7 +62,7 @@ class GitError(BenchError):
 
 
 class Repository:
-    """Reads objects of a local git repository, with processes that run while the context is open.
+    """Reads objects of a local git repository.
 
     Raises GitError if the folder is not a repository, or git refuses to read it.
     """
@@ -76,31 +71,14 @@ class Repository:
         if not folder.is_dir():
             raise ArgumentsError(f"{folder} is not a folder; only local repositories can be read")
         self.folder = folder.resolve()
-        self._sizes: _Objects | None = None
-        self._contents: _Objects | None = None
-
-    def __enter__(self) -> "Repository":
         self.run("rev-parse", "--git-dir")
-        self._sizes = _Objects(self.start("cat-file", "--batch-check"))
-        self._contents = _Objects(self.start("cat-file", "--batch"))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for objects in (self._sizes, self._contents):
-            if objects:
-                objects.close()
 
     def run(self, *words: str) -> bytes:
         """Run a git command and return its output. Raises GitError."""
+        command = ["git", *_OPTIONS, "-C", str(self.folder), *words]
         try:
             done = subprocess.run(
-                self._command(words),
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                check=False,
+                command, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, check=False
             )
         except OSError as fault:
             raise GitError(f"cannot run git: {fault.strerror}") from None
@@ -109,26 +87,10 @@ class Repository:
             raise GitError(f"git cannot read {self.folder}: {lines[0]}")
         return done.stdout
 
-    def start(self, *words: str) -> "subprocess.Popen[bytes]":
-        """Start a git command with pipes to its input and output. Raises GitError."""
-        try:
-            return subprocess.Popen(
-                self._command(words),
-                env=_environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError as fault:
-            raise GitError(f"cannot run git: {fault.strerror}") from None
-
     def commits(self, revision: str = "HEAD") -> list[str]:
         """Return a commit and its ancestors, newest first, without merges and root commits."""
-        last = (
-            self.run("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
-            .decode()
-            .split()[-1]
-        )
+        found = self.run("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+        last = found.decode().split()[-1]
         return self.run("rev-list", "--no-merges", "--min-parents=1", last, "--").decode().split()
 
     def changes(self, commit: str) -> list[Change]:
@@ -145,64 +107,20 @@ class Repository:
                 found.append(Change(commit, path.decode(errors="replace"), before, after))
         return found
 
-    def text(self, name: str, min_bytes: int, max_bytes: int) -> str | None:
+    def text(self, name: str, min_bytes: int, max_bytes: int, kind: str = "blob") -> str | None:
         """Return an object as text; None if it is missing, outside these sizes, or not text."""
-        assert self._sizes is not None
-        assert self._contents is not None
-        size = self._sizes.size(name)
-        if size is None or not min_bytes <= size <= max_bytes:
-            return None
-        content = self._contents.content(name)
-        if content is None or b"\0" in content:
-            return None
         try:
-            return content.decode()
-        except UnicodeDecodeError:
+            if not min_bytes <= int(self.run("cat-file", "-s", name)) <= max_bytes:
+                return None
+            content = self.run("cat-file", kind, name)
+            return None if b"\0" in content else content.decode()
+        except (GitError, UnicodeDecodeError):
             return None
 
     def message(self, commit: str) -> str | None:
         """Return a commit's message; None if it is not text, or too long."""
-        text = self.text(commit, 0, MAX_MESSAGE_BYTES)
+        text = self.text(commit, 0, MAX_MESSAGE_BYTES, "commit")
         return None if text is None else text.partition("\n\n")[2].strip()
-
-    def _command(self, words: Sequence[str]) -> list[str]:
-        return ["git", *_OPTIONS, "-C", str(self.folder), *words]
-
-
-class _Objects:
-    """A running `git cat-file --batch` or `--batch-check`."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self.process = process
-
-    def size(self, name: str) -> int | None:
-        """Return the size of an object in bytes; None if it is missing."""
-        output = self._request(name)
-        words = output.readline().split()
-        return int(words[2]) if len(words) == 3 else None
-
-    def content(self, name: str) -> bytes | None:
-        """Return the bytes of an object; None if it is missing."""
-        size = self.size(name)
-        if size is None:
-            return None
-        assert self.process.stdout is not None
-        return self.process.stdout.read(size + 1)[:-1]
-
-    def close(self) -> None:
-        """Kill the process."""
-        self.process.kill()
-        self.process.communicate()
-
-    def _request(self, name: str) -> IO[bytes]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
-            self.process.stdin.write(name.encode() + b"\n")
-            self.process.stdin.flush()
-        except OSError:
-            raise GitError("git exited while it was being read") from None
-        return self.process.stdout
 
 
 def pairs_of(repository: Repository, limits: Limits) -> list[Pair]:
@@ -254,8 +172,8 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("repository", type=Path, metavar="REPO", help="A local git repository.")
-    add("-o", "--output", type=argument_types.output_file, required=True, metavar="FILE")
-    number = argument_types.count
+    add("-o", "--output", type=options.output_file, required=True, metavar="FILE")
+    number = options.count
     add("--count", type=number, default=defaults.count, help=f"Maximum pairs ({defaults.count}).")
     add("--per-commit", type=number, default=defaults.per_commit,
         help=f"Maximum files of one commit ({defaults.per_commit}).")  # fmt: skip
@@ -270,8 +188,7 @@ def main(given: Sequence[str] | None = None) -> int:
     sizes = arguments.count, arguments.per_commit, arguments.min_bytes, arguments.max_bytes
     limits = Limits(*sizes, tuple(arguments.suffix), arguments.revision)
     try:
-        with Repository(arguments.repository) as repository:
-            pairs = pairs_of(repository, limits)
+        pairs = pairs_of(Repository(arguments.repository), limits)
         if not pairs:
             raise ArgumentsError(
                 f"{arguments.repository}: no commit modified a text file of that suffix and size"

@@ -17,7 +17,7 @@ import mlx.core as mx
 from rich.console import Console
 from rich.table import Table
 
-from bench import argument_types
+from bench import options
 from bench.machine import describe_machine
 from config.settings import BUNDLED_MODEL
 from engine.kv_cache.rows import evaluate, make_caches
@@ -56,21 +56,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(prog="python -m bench.prefill_chunks", description=__doc__)
     add = parser.add_argument
-    add("--model", type=argument_types.model_folder, default=BUNDLED_MODEL, help="model folder")
-    add("--prompt-tokens", type=argument_types.count, default=16_000, help="length of the prompt")
-    add("--chunks", type=argument_types.count, nargs="+", default=CHUNKS, help="sizes, in tokens")
-    add("--rounds", type=argument_types.count, default=2, help="rounds over all sizes")
-    options = parser.parse_args(arguments)
-    loaded = load_model(str(options.model), options.model.name, None)
+    add("--model", type=options.model_folder, default=BUNDLED_MODEL, help="model folder")
+    add("--prompt-tokens", type=options.count, default=16_000, help="length of the prompt")
+    add("--chunks", type=options.count, nargs="+", default=CHUNKS, help="sizes, in tokens")
+    add("--rounds", type=options.count, default=2, help="rounds over all sizes")
+    given = parser.parse_args(arguments)
+    loaded = load_model(str(given.model), given.model.name, None)
     rng = random.Random(1)
-    prompt = [rng.randrange(loaded.info.vocab_size) for _ in range(options.prompt_tokens)]
+    prompt = [rng.randrange(loaded.info.vocab_size) for _ in range(given.prompt_tokens)]
     best: dict[int, Prefill] = {}
-    for _ in range(options.rounds):
-        for chunk in options.chunks:
+    for _ in range(given.rounds):
+        for chunk in given.chunks:
             found = measure(loaded.model, prompt, chunk)
             if chunk not in best or found.tokens_per_s > best[chunk].tokens_per_s:
                 best[chunk] = found
-    table = Table(title=f"{options.prompt_tokens} prompt tokens, {options.model.name}")
+    table = Table(title=f"{given.prompt_tokens} prompt tokens, {given.model.name}")
     for heading in ("chunk", "tokens/s", "first chunk, ms", "longest, ms"):
         table.add_column(heading, justify="right")
     for chunk, found in best.items():

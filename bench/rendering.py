@@ -1,36 +1,16 @@
 """Token ids of a turn's prompt, equal to what the server makes of the same request."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bench.workloads import Turn
 
-
-class Renderer(Protocol):
-    """The part of engine.model.tokenizer.Tokenizer that is used here."""
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether chat messages can be rendered at all."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a prompt."""
-        ...
-
-    def encode_answer(self, text: str) -> list[int]:
-        """Return the token ids of a text without the special tokens that begin or end a prompt."""
-        ...
-
-    def render_chat(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
-    ) -> list[int]:
-        """Return the token ids of a chat up to where the answer begins."""
-        ...
+if TYPE_CHECKING:
+    from engine.model.tokenizer import Tokenizer
 
 
 def render(
-    tokenizer: Renderer, messages: str | Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    tokenizer: "Tokenizer", messages: str | Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
 ) -> tuple[int, ...]:
     """Return the token ids of a user message or a chat; of its plain text if there is no chat template.
 
@@ -43,7 +23,7 @@ def render(
     return tuple(tokenizer.render_chat(list(messages), list(tools) or None))
 
 
-def render_turn(tokenizer: Renderer, turn: Turn) -> tuple[int, ...]:
+def render_turn(tokenizer: "Tokenizer", turn: Turn) -> tuple[int, ...]:
     """Return the token ids of a turn's prompt."""
     if turn.text is None:
         return render(tokenizer, turn.for_template(), turn.tools_for_template())

@@ -1,8 +1,23 @@
-"""Percentiles, rates and ratios. Pure functions over numbers."""
+"""All statistics of the benchmarks: percentiles, ratios, lines, and intervals. Pure functions over numbers.
 
-from collections.abc import Sequence
+Intervals: runs of one chat are not independent, because they share its length, its text and the state of
+the machine. So the chat is the unit of sampling: everything is recomputed without each chat in turn, and the
+spread of the results gives the interval (delete-one jackknife, Student's t with the number of chats less one
+as degrees of freedom). This works for ratios such as a break-even and assumes nothing about noise within a
+chat. It says nothing about other machines or other kinds of text.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +91,79 @@ def share_tokens(total: int, texts: Sequence[str], counted: Sequence[int]) -> li
         return [1.0] * total
     scale = total / sum(counted) if counted else 0.0
     return [count * scale for count in counted]
+
+
+def ratio(value: float | None, of: float | None) -> float | None:
+    """Return value / of; None if either is missing or of is 0."""
+    return value / of if value is not None and of else None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value and its interval; low and high are None with fewer than three chats, or if it is unbounded."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def fit_line(x: Floats, y: Floats) -> tuple[float, float]:
+    """Return (a, b) of the least-squares line y = a + b x; a horizontal line if x does not vary."""
+    spread = x - x.mean()
+    variation = float(spread @ spread)
+    b = float(spread @ y) / variation if variation > 1e-12 else 0.0
+    return float(y.mean()) - b * float(x.mean()), b
+
+
+def break_even(a: float, b: float, plain: float = 1.0) -> float:
+    """Return the x at which a + b x equals plain; nan if the line does not rise."""
+    return (plain - a) / b if b > 1e-9 else float("nan")
+
+
+def jackknife(
+    groups: Sequence[int], estimate: Callable[[NDArray[np.bool_]], Sequence[float]]
+) -> list[Estimate]:
+    """Estimate values and their intervals by leaving out one group at a time.
+
+    groups: (n,) the chat of each run. estimate: computes the values from the runs where its mask is true.
+    """
+    of = np.asarray(groups)
+    names = np.unique(of)
+    whole = [float(value) for value in estimate(np.ones(len(of), dtype=bool))]
+    if len(names) < 3:
+        return [Estimate(value) for value in whole]
+    without = np.array([estimate(of != name) for name in names], dtype=float)
+    count = len(names)
+    errors = np.sqrt((count - 1) / count * ((without - without.mean(axis=0)) ** 2).sum(axis=0))
+    reach = student(count - 1) * errors
+    return [
+        Estimate(value, value - float(far), value + float(far)) if np.isfinite(far) else Estimate(value)
+        for value, far in zip(whole, reach, strict=True)
+    ]
+
+
+def mean_of(values: Sequence[float]) -> Estimate:
+    """Return the mean of one value per chat, with Student's interval: what the jackknife gives for a mean."""
+    found = np.asarray(values, dtype=float)
+    return jackknife(range(len(found)), lambda mask: [float(found[mask].mean())])[0]
+
+
+def geometric_mean_of(values: Sequence[float]) -> Estimate:
+    """Return the geometric mean and its interval, from the mean of logarithms; for ratios like speedups."""
+    logs = mean_of([float(value) for value in np.log(values)])
+    ends = [None if end is None else float(np.exp(end)) for end in (logs.low, logs.high)]
+    return Estimate(float(np.exp(logs.value)), *ends)
+
+
+@cache
+def student(freedom: int) -> float:
+    """Return Student's t for the two-sided interval, in standard errors. freedom: degrees of freedom.
+
+    With t = sqrt(freedom) tan(angle) the density becomes a power of a cosine, which is integrated
+    numerically.
+    """
+    angles = np.linspace(0.0, np.pi / 2, 200_001)
+    mass = np.cos(angles) ** (freedom - 1)
+    inside = np.concatenate([[0.0], np.cumsum((mass[1:] + mass[:-1]) / 2)])
+    angle = float(np.interp(CONFIDENCE, inside / inside[-1], angles))
+    return float(np.sqrt(freedom) * np.tan(angle))

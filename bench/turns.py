@@ -10,33 +10,31 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-
-from bench import argument_types
+from bench import options
+from bench.experiment import Row
 from bench.local_engine import LocalEngine
 from bench.machine import describe_machine
-from bench.prompts import PromptMaker
+from bench.outputs import Work, make_console
+from bench.serving.prompts import PromptMaker
+from bench.tables import Column, print_rows
 from config.settings import BUNDLED_MODEL, Settings
 from engine.request import Finished, GenerationRequest, Sampling
 from engine.speculative.costs.step_costs import StepCosts
 
+SUMMARY = "Measure the time to the first token in each turn of a long chat."
 _WIDTH = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Medians over the repeats. warm_ms, cold_ms: time to first token with a prefix cache, and without."""
-
-    number: int
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    warm_ms: float
-    cold_ms: float
+COLUMNS = [
+    Column("number", "turn"),
+    Column("num_prompt_tokens", "prompt"),
+    Column("num_cached_tokens", "cached"),
+    Column("warm_ms", "cache, ms", "0"),
+    Column("cold_ms", "no cache, ms", "0"),
+    Column("of_first", "/ turn 1", "2"),
+    Column(lambda row: row["warm_ms"] / row["cold_ms"], "/ no cache", "2"),
+]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,39 +43,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Chat about a long document for several turns, with a prefix cache and without, and report the time "
         "to the first token of each turn. Exit status 1 if any token differs."
     )
-    count = argument_types.count
-    add = parser.add_argument
-    add("--model", type=argument_types.model_folder, metavar="DIR", help="Default: the bundled model.")
-    add(
-        "--prompt-tokens",
-        type=count,
-        default=2000,
-        metavar="N",
-        help="Tokens of the first prompt. Default: 2000.",
-    )
-    add("--turns", type=count, default=5, metavar="N", help="Turns of the chat. Default: 5.")
-    add("--max-tokens", type=count, default=48, metavar="N", help="Tokens of each answer. Default: 48.")
-    add("--repeats", type=count, default=3, metavar="N", help="Chats with and without the cache. Default: 3.")
-    add("--json", action="store_true", help="Print JSON instead of a table.")
+    options.add(parser, model=None)
+    for name, default, text in (
+        ("--prompt-tokens", 2000, "Tokens of the first prompt."),
+        ("--turns", 5, "Turns of the chat."),
+        ("--max-tokens", 48, "Tokens of each answer."),
+        ("--repeats", 3, "Chats with and without the cache."),
+    ):
+        parser.add_argument(
+            name, type=options.count, default=default, metavar="N", help=f"{text} Default: {default}."
+        )
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and return the exit status."""
-    console = Console(stderr=True, width=_WIDTH)
     model = str(arguments.model or BUNDLED_MODEL)
     ends: dict[str, list[list[Finished]]] = {"warm": [], "cold": []}
-    with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as bar:
-        task = bar.add_task("chatting", total=2 * arguments.repeats + 1)
+    with tempfile.TemporaryDirectory() as folder, Work(2 * arguments.repeats + 1) as work:
+        work.begin("chatting")
         for repeat in range(arguments.repeats):
             for kind, kept in (("warm", {"prefix_cache_dir": folder}), ("cold", {"prefix_cache_bytes": 0})):
                 if repeat and kind == "warm":
                     # The first turn would be in the files of an earlier repeat.
                     kept = {}
                 ends[kind].append(_chat(arguments, Settings(model=model, draft_type="none", **kept)))
-                bar.advance(task)
+                work.advance()
         settings = Settings(model=model, draft_type="none", prefix_cache_dir=folder)
         restarted = _chat(arguments, settings, only=arguments.turns - 1, history=ends["warm"][0])[-1]
-        bar.advance(task)
+        work.advance()
     warm = [_turn(number, ends) for number in range(arguments.turns)]
     tokens = {tuple(end.tokens for end in chat) for chats in ends.values() for chat in chats}
     is_equal = len(tokens) == 1 and restarted.tokens == ends["warm"][0][-1].tokens
@@ -109,43 +103,27 @@ def _chat(
     return ends
 
 
-def _turn(number: int, ends: dict[str, list[list[Finished]]]) -> Turn:
+def _turn(number: int, ends: dict[str, list[list[Finished]]]) -> Row:
+    """Return the row of a turn: medians over the repeats, with a prefix cache (warm) and without (cold)."""
     first_ms = {
-        kind: 1000 * statistics.median(chat[number].usage.first_token_s for chat in chats)
+        f"{kind}_ms": 1000 * statistics.median(chat[number].usage.first_token_s for chat in chats)
         for kind, chats in ends.items()
     }
     usage = ends["warm"][0][number].usage
-    return Turn(
-        number + 1, usage.num_prompt_tokens, usage.num_cached_tokens, first_ms["warm"], first_ms["cold"]
-    )
+    counts = {"num_prompt_tokens": usage.num_prompt_tokens, "num_cached_tokens": usage.num_cached_tokens}
+    return {"number": number + 1} | counts | first_ms
 
 
-def _report(
-    arguments: argparse.Namespace, turns: Sequence[Turn], restarted: Finished, is_equal: bool
-) -> None:
-    restarted_ms = 1000 * restarted.usage.first_token_s
+def _report(arguments: argparse.Namespace, turns: Sequence[Row], restarted: Finished, is_equal: bool) -> None:
+    cached, restarted_ms = restarted.usage.num_cached_tokens, 1000 * restarted.usage.first_token_s
     if arguments.json:
-        results: dict[str, Any] = {"machine": describe_machine(), "turns": [asdict(turn) for turn in turns]}
-        results["after_restart"] = {
-            "first_token_ms": restarted_ms, "num_cached_tokens": restarted.usage.num_cached_tokens,
-        }  # fmt: skip
-        json.dump(results | {"equal": is_equal}, sys.stdout, indent=2)
+        after = {"first_token_ms": restarted_ms, "num_cached_tokens": cached}
+        results = {"machine": describe_machine(), "turns": turns, "after_restart": after, "equal": is_equal}
+        json.dump(results, sys.stdout, indent=2)
         return
-    table = Table(title=f"Time to first token, medians of {arguments.repeats} chats", width=_WIDTH)
-    for heading in ("turn", "prompt", "cached", "cache, ms", "no cache, ms", "/ turn 1", "/ no cache"):
-        table.add_column(heading, justify="right")
-    for turn in turns:
-        table.add_row(
-            f"{turn.number}", f"{turn.num_prompt_tokens}", f"{turn.num_cached_tokens}",
-            f"{turn.warm_ms:.0f}", f"{turn.cold_ms:.0f}",
-            f"{turn.warm_ms / turns[0].warm_ms:.2f}", f"{turn.warm_ms / turn.cold_ms:.2f}",
-        )  # fmt: skip
-    last, usage = turns[-1], restarted.usage
-    table.add_row(
-        f"{last.number}, restarted", f"{last.num_prompt_tokens}", f"{usage.num_cached_tokens}",
-        f"{restarted_ms:.0f}", f"{last.cold_ms:.0f}",
-        f"{restarted_ms / turns[0].warm_ms:.2f}", f"{restarted_ms / last.cold_ms:.2f}",
-    )  # fmt: skip
-    console = Console(width=_WIDTH)
-    console.print(table)
+    last = turns[-1]
+    again = {"number": f"{last['number']}, restarted", "num_cached_tokens": cached, "warm_ms": restarted_ms}
+    rows = [row | {"of_first": row["warm_ms"] / turns[0]["warm_ms"]} for row in (*turns, last | again)]
+    console = make_console(_WIDTH)
+    print_rows(console, rows, COLUMNS, f"Time to first token, medians of {arguments.repeats} chats")
     console.print("all tokens equal" if is_equal else "TOKENS DIFFER")

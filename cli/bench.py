@@ -1,36 +1,39 @@
 """`reprise bench`: the benchmarks that every published figure comes from."""
 
 import argparse
+from importlib import import_module
+
+from cli.arguments import UsageError
 
 HELP = "Run a benchmark, such as a server under load, or decoding with and without drafts."
 
+COMMANDS = {
+    "all": "bench.run_all",
+    "serve": "bench.serving.run_serve",
+    "decode": "bench.decode.run_decode",
+    "turns": "bench.turns",
+    "economics": "bench.economics.run_economics",
+    "translation": "bench.translation.run_translation",
+    "peers": "bench.serving.run_peers",
+    "sweep": "bench.sweep.run_sweep",
+    "replay": "bench.replay.run_replay",
+    "report": "bench.page.run_page",
+    "workloads": "bench.workloads.run_workloads",
+}
+"""The module of each benchmark: it has SUMMARY, add_arguments() and run()."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add one subcommand per benchmark, each with its own arguments."""
-    # Imported here so that other commands do not load the workloads.
-    from bench import decode, serve, turns
-    from bench.economics import run_economics as economics
-    from bench.page import run_page as report
-    from bench.peers import run_peers as peers
-    from bench.replay import run_replay as replay
-    from bench.sweep import run_sweep as sweep
-    from bench.translation import run_translation as translation
-    from bench.workloads import run_workloads as workloads
-
-    commands = {
-        "serve": (serve, "Load a server with chats and report latency and throughput."),
-        "decode": (decode, decode.SUMMARY),
-        "turns": (turns, "Measure the time to the first token in each turn of a long chat."),
-        "economics": (economics, economics.SUMMARY),
-        "translation": (translation, translation.SUMMARY),
-        "peers": (peers, peers.SUMMARY),
-        "sweep": (sweep, sweep.SUMMARY),
-        "replay": (replay, replay.SUMMARY),
-        "report": (report, "Draw the --json results of other benchmarks as one HTML page."),
-        "workloads": (workloads, workloads.SUMMARY),
-    }
+    """Add one subcommand per benchmark, each with its own arguments. Raises UsageError."""
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
-    for name, (command, summary) in commands.items():
-        own = benchmarks.add_parser(name, help=summary, allow_abbrev=False)
+    for name, module in COMMANDS.items():
+        try:
+            # Imported here so that other commands do not load the workloads.
+            command = import_module(module)
+        except ModuleNotFoundError as fault:
+            raise UsageError(
+                f"{fault.name} is not installed; benchmarks need `pip install reprise[bench]`"
+            ) from None
+        own = benchmarks.add_parser(name, help=command.SUMMARY, allow_abbrev=False)
         command.add_arguments(own)
         own.set_defaults(run=command.run)

@@ -18,6 +18,16 @@ sys.path.insert(0, str(ROOT))
 from bench import document  # noqa: E402
 from bench.page import write_page  # noqa: E402
 
+DRAWN = """
+new Promise((done) => {
+  const isDrawn = (chart) => chart.querySelector("svg path");
+  const areDrawn = () => [...document.querySelectorAll(".chart")].every(isDrawn);
+  const look = () => setTimeout(...(areDrawn() ? [done, 500] : [look, 20]));
+  look();
+})
+"""
+"""Resolves half a second after every chart has marks."""
+
 
 def main() -> None:
     """Write both screenshots."""
@@ -45,6 +55,7 @@ def main() -> None:
             page.run(f"scrollTo({{top: scrollY + {top} - 60, behavior: 'instant'}})")
         for scheme in ("light", "dark"):
             page.prefer(scheme)
+            page.run(DRAWN)
             file = options.folder / f"{options.name}-{scheme}.png"
             page.screenshot(file)
             print(f"{file}: {file.stat().st_size / 1000:.0f} kB")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.errors import BenchError
+from bench.errors import ArgumentsError
 
 Kind = Literal["measured", "published"]
 Point = tuple[int, float]
@@ -26,7 +26,7 @@ KINDS: tuple[Kind, ...] = ("measured", "published")
 WIDEST = 4096
 
 
-class CurveError(BenchError):
+class CurveError(ArgumentsError):
     """A cost curve cannot be used; the message names the file and what is wrong in it."""
 
 

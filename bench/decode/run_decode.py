@@ -5,20 +5,15 @@ run shows what a chat gains from its own text: later turns from earlier ones.
 """
 
 import argparse
-import sys
-from collections.abc import Sequence
 from itertools import product
 
-from rich.console import Console
-
-from bench import argument_types, document, draft_model, outputs
-from bench.decode.measuring import Group, make_groups, measure, num_configurations, num_rounds
-from bench.decode.progress import WorkProgress
-from bench.decode.rows import Trial, rows_of
-from bench.decode.runs import Configuration, Runner
-from bench.decode.samples import Samples
-from bench.decode.table import COLUMNS, flat, print_rows
+from bench import document, options, outputs, tables
+from bench.decode.answering import Answering
+from bench.decode.comparing import Configuration, compare, make_groups, weight_of
+from bench.decode.rows import COLUMNS, NOTES, divergence_text, flat, rows_of
+from bench.decode.samples import samples_of
 from bench.energy import EnergyMeter
+from bench.errors import ArgumentsError
 from bench.local_engine import LocalEngine
 from bench.workloads import ENGLISH, VERSION, WORKLOADS, Chat, lengths_of, make_chats, read_prompts
 from config.settings import Settings
@@ -26,7 +21,6 @@ from config.settings import Settings
 SUMMARY = "Decode chats plainly and with drafts, and compare tokens and times."
 DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model")
 _WIDTH = 120
-_MAX_DRAFT_TOKENS = 255
 
 _DESCRIPTION = """\
 Decode chats plainly and with drafts, alternating, on one engine without HTTP, and compare every token. Each
@@ -44,148 +38,99 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
     names = max(map(len, WORKLOADS))
-    parser.epilog = "workloads:\n" + "\n".join(
+    parser.epilog = "workloads (default: all but the Polish ones; none with --prompts):\n" + "\n".join(
         f"  {one.name:{names}}  {one.summary}"
         + (f"; {' and '.join(map(str, one.prompt_tokens))} tokens" if one.prompt_tokens else "")
         for one in WORKLOADS.values()
     )
-    add = parser.add_argument
-    add("--model", type=argument_types.model_folder, metavar="DIR", help="Default: the bundled model.")
-    draft_model.add_arguments(parser, "Draft model for the draft type draft-model; auto then uses it too.")
-    add("--workloads", type=_names, metavar="A,B",
-        help="Generated workloads. Default: all but the Polish ones; none with --prompts.")  # fmt: skip
-    add("--prompts", type=argument_types.input_file, metavar="FILE",
-        help='Your own chats: JSON lines of chat requests, {"messages": [...]}, as `reprise serve --record` '
-        "writes them.")  # fmt: skip
-    add("--draft-types", type=_names, default=("auto",), metavar="X,Y",
-        help=f"Any of {', '.join(DRAFT_TYPES)}. Default: auto.")  # fmt: skip
-    add("--num-draft-tokens", type=argument_types.levels, default=(31,), metavar="K,L",
-        help="Maximum draft lengths, each combined with every draft type. Default: 31.")  # fmt: skip
-    add("--prompt-tokens", type=argument_types.levels, metavar="N,M",
-        help="Approximate prompt lengths, for workloads of variable length. "
-        "Default: the workload's.")  # fmt: skip
-    add("--max-tokens", type=argument_types.count, default=256, metavar="N",
-        help="Maximum tokens of each answer. Default: 256.")  # fmt: skip
-    add("--cases", type=argument_types.count, metavar="N",
-        help="Chats of each workload and length, per stream. Default: 1; with --prompts all.")  # fmt: skip
-    add("--repeats", type=argument_types.count, default=3, metavar="N",
-        help="Measured runs of each chat. Default: 3.")  # fmt: skip
-    add("--streams", type=argument_types.count, default=1, metavar="N",
-        help="Chats decoded at the same time. Default: 1.")  # fmt: skip
-    add("--seed", type=int, default=1, metavar="N", help="Seed of chats and sampling. Default: 1.")
-    add("--columns", type=_names, metavar="A,B",
-        help="Columns of the table, by their names in the JSON, or all.")  # fmt: skip
-    outputs.add_arguments(parser, "Write the rows of the table to FILE.")
+    options.add(
+        parser, model=None, draft_model=None, workloads=None, prompts=None, draft_types=("auto",),
+        num_draft_tokens=(31,), prompt_tokens=None, max_tokens=256, cases=None, repeats=3, seed=1,
+        resume=None,
+        **options.OUTPUTS,
+    )  # fmt: skip
+    parser.add_argument(
+        "--streams", type=options.count, default=1, metavar="N",
+        help="Chats decoded at the same time. Default: 1.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--columns", type=options.names, metavar="A,B",
+        help="Columns of the table, by their names in the JSON, or all.",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
-    try:
-        configurations = _configurations(arguments)
-        workloads, columns = _workloads(arguments), _columns(arguments.columns)
-        own_chats = _own_chats(arguments)
-    except (OSError, ValueError) as fault:
-        return _report_fault(fault)
-    console = outputs.make_console(_WIDTH)
+    return outputs.run_command("reprise bench decode", _run, arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    options.check_drafts(arguments, DRAFT_TYPES)
+    configurations = [
+        Configuration(*pair) for pair in product(arguments.draft_types, arguments.num_draft_tokens)
+    ]
+    names = arguments.workloads or (() if arguments.prompts else ENGLISH)
+    options.check_names("--workloads", names, tuple(WORKLOADS))
+    columns, own_chats = _columns(arguments.columns), _own_chats(arguments)
+    count = (arguments.cases or 1) * arguments.streams
     with EnergyMeter() as meter, LocalEngine(_settings(arguments)) as local:
-        runner = Runner(local, arguments.max_tokens, arguments.seed, meter)
-        samples = Samples(local)
-        try:
-            groups = _groups(local, workloads, own_chats, arguments)
-        except ValueError as fault:
-            return _report_fault(fault)
+        chats = [
+            make_chats(name, count, arguments.seed, local.count_tokens, length)
+            for name in names
+            for length in lengths_of(name, arguments.prompt_tokens)
+        ]
+        groups = make_groups(local, [*chats, own_chats], arguments.streams, arguments.max_tokens)
         # Taken before the runs: the machine's load is then that of other processes, and the step costs are
         # those measured while nothing else ran.
-        command = document.command_line(arguments)
-        record = document.new_document(command, local.engine.info, local.engine.costs, decode={})
-        trials = _measure(runner, groups, configurations, arguments.repeats, samples)
-    if not trials:
-        return _report_fault(ValueError("every chat is too long for this model's context"))
-    rows = rows_of(trials)
+        record = document.new_document(arguments, local.engine.info, local.engine.costs, decode={})
+        answering = Answering(local, arguments.max_tokens, arguments.seed, meter)
+        with outputs.Work(weight_of(list(groups.values()), configurations, arguments.repeats)) as work:
+            runs, checks = compare(
+                answering, groups, configurations, arguments.repeats, work,
+                lambda group: _label(group.chats[0]), arguments.resume, record["command"],
+            )  # fmt: skip
+        samples = samples_of(runs, groups, local.engine.tokenizer)
+    if not runs:
+        raise ArgumentsError("every chat is too long for this model's context")
+    rows = rows_of(runs, checks)
     record["decode"] = {
         "workloads_version": VERSION,
-        "repeats": arguments.repeats,
-        "seed": arguments.seed,
-        "max_tokens": arguments.max_tokens,
+        **{name: getattr(arguments, name) for name in ("repeats", "seed", "max_tokens")},
         "energy": meter.source or meter.reason,
         "rows": rows,
-        "samples": samples.all(),
+        "samples": samples,
     }
-    print_rows(
-        console,
-        rows,
-        columns,
-        f"Decoding {record['model']['name']} with drafts, compared with plain decoding",
-    )
-    for (workload, turn), chats in runner.skipped.items():
-        note = f"! {workload}, turn {turn}: {len(chats)} chats skipped, too long for the model's context"
+    console = outputs.make_console(_WIDTH)
+    title = f"Decoding {record['model']['name']} with drafts, compared with plain decoding"
+    tables.print_rows(console, rows, columns, title, NOTES)
+    for row in rows:
+        if row["first_divergence"]:
+            console.print(divergence_text(row), style="red", highlight=False, markup=False)
+    for workload, turn in answering.skipped:
+        of_turn = sum(
+            group.chats[0].workload == workload and len(group.chats[0].turns) >= turn
+            and not any(run["case"] == name and run["turn"] == turn for run in runs)
+            for name, group in groups.items()
+        )  # fmt: skip
+        note = f"! {workload}, turn {turn}: {of_turn} chats skipped, too long for the model's context"
         console.print(note, style="yellow", highlight=False, markup=False)
-    console.print(", ".join(f"{key} {value}" for key, value in record["machine"].items()), highlight=False)
+    outputs.print_machine(console, record)
     outputs.write(arguments, record, [flat(row) for row in rows])
     return int(any(row["parity"] == "FAIL" for row in rows))
 
 
-def _measure(
-    runner: Runner,
-    groups: Sequence[Group],
-    configurations: Sequence[Configuration],
-    repeats: int,
-    samples: Samples,
-) -> list[Trial]:
-    weight = sum(g.weight * num_rounds(g, repeats) * num_configurations(g, configurations) for g in groups)
-    trials = []
-    with WorkProgress(Console(stderr=True), weight) as work:
-        for group in groups:
-            length = f", {group.prompt_tokens} tokens" if group.prompt_tokens else ""
-            work.begin(f"{group.workload}{length}")
-            group_trials = measure(runner, group, configurations, repeats, work.advance)
-            samples.add(group.chats[0], group_trials)
-            trials += group_trials
-    return trials
+def _label(chat: Chat) -> str:
+    return f"{chat.workload}, {chat.prompt_tokens} tokens" if chat.prompt_tokens else chat.workload
 
 
-def _groups(
-    local: LocalEngine, workloads: Sequence[str], own_chats: Sequence[Chat], arguments: argparse.Namespace
-) -> list[Group]:
-    """Make all groups of chats. Raises ValueError if a prompt cannot be made."""
-    count = (arguments.cases or 1) * arguments.streams
-    chats = [
-        make_chats(name, count, arguments.seed, local.count_tokens, length)
-        for name in workloads
-        for length in lengths_of(name, arguments.prompt_tokens)
-    ]
-    if own_chats:
-        chats.append(list(own_chats))
-    return make_groups(local, chats, arguments.streams, arguments.max_tokens)
-
-
-def _configurations(arguments: argparse.Namespace) -> list[Configuration]:
-    """Return every draft type with every draft length. Raises ValueError."""
-    _check("--draft-types", arguments.draft_types, DRAFT_TYPES)
-    if "draft-model" in arguments.draft_types and not arguments.draft_model:
-        raise ValueError("--draft-types: draft-model needs a draft model; name one with --draft-model")
-    if max(arguments.num_draft_tokens) > _MAX_DRAFT_TOKENS:
-        raise ValueError(
-            f"--num-draft-tokens: {max(arguments.num_draft_tokens)} is above {_MAX_DRAFT_TOKENS}"
-        )
-    return [Configuration(*pair) for pair in product(arguments.draft_types, arguments.num_draft_tokens)]
-
-
-def _workloads(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """Return the generated workloads to run. Raises ValueError."""
-    if arguments.workloads is None:
-        return () if arguments.prompts else ENGLISH
-    _check("--workloads", arguments.workloads, tuple(WORKLOADS))
-    return tuple(arguments.workloads)
-
-
-def _columns(names: Sequence[str] | None) -> Sequence[str] | None:
+def _columns(names: tuple[str, ...] | None) -> list[tables.Column]:
     if names is None:
-        return None
+        return [one for one in COLUMNS if one.is_shown]
+    known = {str(one.name): one for one in COLUMNS}
     if "all" in names:
-        return tuple(COLUMNS)
-    _check("--columns", names, (*COLUMNS, "all"))
-    return names
+        return COLUMNS
+    options.check_names("--columns", names, (*known, "all"))
+    return [known[name] for name in names]
 
 
 def _own_chats(arguments: argparse.Namespace) -> list[Chat]:
@@ -195,7 +140,7 @@ def _own_chats(arguments: argparse.Namespace) -> list[Chat]:
     chats = read_prompts(arguments.prompts)
     kept = chats[: arguments.cases * arguments.streams] if arguments.cases else chats
     if len(kept) < arguments.streams:
-        raise ValueError(
+        raise ArgumentsError(
             f"{arguments.prompts} has {len(kept)} chats; --streams {arguments.streams} needs at least as many"
         )
     return kept
@@ -204,23 +149,8 @@ def _own_chats(arguments: argparse.Namespace) -> list[Chat]:
 def _settings(arguments: argparse.Namespace) -> Settings:
     return Settings(
         model=str(arguments.model) if arguments.model else None,
-        **draft_model.settings_of(arguments),
+        **options.draft_model_settings(arguments),
         max_rows=max(8, arguments.streams),
         num_draft_tokens=max(arguments.num_draft_tokens),
         prefix_cache_bytes=0,
     )
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def _check(flag: str, names: Sequence[str], allowed: Sequence[str]) -> None:
-    for name in names:
-        if name not in allowed:
-            raise ValueError(f"{flag}: {name} is not one of {', '.join(allowed)}")
-
-
-def _report_fault(fault: Exception) -> int:
-    print(f"reprise bench decode: {fault}", file=sys.stderr)
-    return 2

@@ -1,53 +1,43 @@
 """Sample answers as text, with the source of each token."""
 
 import codecs
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.decode.rows import Trial
-from bench.local_engine import LocalEngine
-from bench.workloads import Chat, Turn
+from bench.decode.comparing import Group
+from bench.workloads import Turn
 from engine.model.tokenizer import Tokenizer
 
 Sample = dict[str, Any]
 
 
-class Samples:
-    """Keeps one answer per workload and draft type: the last turn of the first chat."""
-
-    def __init__(self, local: LocalEngine) -> None:
-        self._tokenizer: Tokenizer = local.engine.tokenizer
-        self._found: dict[tuple[str, str], Sample] = {}
-        self._turns: dict[tuple[str, str], int] = {}
-
-    def add(self, chat: Chat, trials: Iterable[Trial]) -> None:
-        """Keep the last answer of a chat's first stream, for each draft type in its first configuration."""
-        taken = set(self._found)
-        for trial in trials:
-            key = trial.workload, trial.configuration.draft_type
-            kept = self._found.get(key)
-            if key in taken or (kept and kept["num_draft_tokens"] != trial.configuration.num_draft_tokens):
-                continue
-            run = trial.drafted[-1]
-            self._found[key] = {
-                "workload": trial.workload,
-                "draft_type": trial.configuration.draft_type,
-                "num_draft_tokens": trial.configuration.num_draft_tokens,
-                "turn": trial.turn,
-                "prompt": prompt_text(chat.turns[trial.turn - 1]),
-                "tokens": token_texts(
-                    run.tokens[0], run.origins[0], self._tokenizer.piece, self._tokenizer.eos_ids
-                ),
-            }
-
-    def all(self) -> list[Sample]:
-        """Return all samples, in order."""
-        return list(self._found.values())
+def samples_of(
+    runs: Sequence[Mapping[str, Any]], groups: Mapping[str, Group], tokenizer: Tokenizer
+) -> list[Sample]:
+    """Return one answer per workload and draft type: the last turn of the first chat's first stream."""
+    found: dict[tuple[str, str], Sample] = {}
+    taken: dict[tuple[str, str], tuple[str, str]] = {}
+    for run in runs:
+        key = run["workload"], run["draft_type"]
+        if run["draft_type"] == "none" or taken.setdefault(key, (run["case"], run["arm"])) != (
+            run["case"],
+            run["arm"],
+        ):
+            continue
+        if run["turn"] < found.get(key, {"turn": 0})["turn"]:
+            continue
+        texts = token_texts(run["tokens"][0], run["origins"][0], tokenizer.piece, tokenizer.eos_ids)
+        found[key] = {
+            **{name: run[name] for name in ("workload", "draft_type", "num_draft_tokens", "turn")},
+            "prompt": prompt_text(groups[run["case"]].chats[0].turns[run["turn"] - 1]),
+            "tokens": texts,
+        }
+    return list(found.values())
 
 
 def token_texts(
     tokens: Sequence[int],
-    origins: Iterable[tuple[str, int]],
+    origins: Iterable[Sequence[Any]],
     token_bytes: Callable[[int], bytes],
     eos_ids: Collection[int],
 ) -> list[list[str]]:

@@ -5,7 +5,7 @@ from math import isfinite
 from typing import Any
 
 from bench.economics.figures import Choice, Fit, Slope
-from bench.economics.fitting import Estimate
+from bench.statistics import Estimate
 
 WORTH = 1.03
 """One choice is advised over another only if it is faster by this factor."""

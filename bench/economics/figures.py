@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
-from bench.economics.fitting import Estimate, break_even, fit_line, geometric_mean_of, jackknife, mean_of
 from bench.economics.trials import CONTROLLED, Trial
+from bench.statistics import Estimate, break_even, fit_line, geometric_mean_of, jackknife, mean_of, ratio
 
 BUCKETS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """The edges of the acceptance buckets; each bucket includes its lower edge, the last one both."""
@@ -96,19 +97,16 @@ def buckets(trials: Sequence[Trial]) -> list[dict[str, Any]]:
         if not trial.is_gated and trial.spent.num_drafted:
             at = min(int(np.searchsorted(BUCKETS, trial.acceptance, side="right")) - 1, len(BUCKETS) - 2)
             groups.setdefault((at, trial.num_draft_tokens), []).append(trial)
-    return [
-        {
-            "label": f"{100 * BUCKETS[at]:.0f} to {100 * BUCKETS[at + 1]:.0f} %",
-            "from": BUCKETS[at],
-            "to": BUCKETS[at + 1],
-            "num_draft_tokens": length,
-            "n": len(group),
-            "speedup": float(np.exp(np.mean([np.log(trial.speedup) for trial in group]))),
-            "lowest": min(trial.speedup for trial in group),
-            "highest": max(trial.speedup for trial in group),
-        }
-        for (at, length), group in sorted(groups.items())
-    ]
+    rows = []
+    for (at, length), group in sorted(groups.items()):
+        speedups = [trial.speedup for trial in group]
+        rows.append({
+            "label": f"{100 * BUCKETS[at]:.0f} to {100 * BUCKETS[at + 1]:.0f} %", "from": BUCKETS[at],
+            "to": BUCKETS[at + 1], "num_draft_tokens": length, "n": len(group),
+            "speedup": float(np.exp(np.mean(np.log(speedups)))), "lowest": min(speedups),
+            "highest": max(speedups),
+        })  # fmt: skip
+    return rows
 
 
 def predictions(trials: Sequence[Trial], curve: Mapping[int, float]) -> list[dict[str, Any]]:
@@ -141,17 +139,10 @@ def predictions(trials: Sequence[Trial], curve: Mapping[int, float]) -> list[dic
                     predicted["fit"] = one.a.value + one.b.value * trial.acceptance
         elif fits and trial.num_draft_tokens <= max(costs):
             predicted["fit"] = _by_costs(trial, costs)
+        names = ("draft_type", "num_draft_tokens", "workload", "chat", "is_gated")
+        about = {name: getattr(trial, name) for name in names}
         rows += [
-            {
-                "draft_type": trial.draft_type,
-                "num_draft_tokens": trial.num_draft_tokens,
-                "workload": trial.workload,
-                "chat": trial.chat,
-                "is_gated": trial.is_gated,
-                "by": by,
-                "predicted": value,
-                "measured": trial.speedup,
-            }
+            about | {"by": by, "predicted": value, "measured": trial.speedup}
             for by, value in predicted.items()
         ]
     return rows
@@ -168,19 +159,15 @@ def _by_costs(trial: Trial, costs: Mapping[int, float]) -> float:
 
 def errors(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the errors of predictions: median of |predicted / measured - 1|, and mean with its sign."""
-    groups: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        groups.setdefault((row["by"], row["draft_type"]), []).append(row["predicted"] / row["measured"] - 1)
-    return [
-        {
-            "by": by,
-            "draft_type": draft_type,
-            "n": len(off),
-            "median_error": float(np.median(np.abs(off))),
-            "mean_error": float(np.mean(off)),
-        }
-        for (by, draft_type), off in groups.items()
-    ]
+    if not rows:
+        return []
+    off = pl.col("predicted") / pl.col("measured") - 1
+    return (
+        pl.DataFrame(list(rows))
+        .group_by("by", "draft_type", maintain_order=True)
+        .agg(n=pl.len(), median_error=off.abs().median(), mean_error=off.mean())
+        .to_dicts()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,26 +191,30 @@ class Choice:
 
 def choices(trials: Sequence[Trial]) -> list[Choice]:
     """Return every draft type and length that a user could choose, by workload."""
+    return [
+        Choice(
+            *key,
+            speedup=geometric_mean_of([trial.speedup for trial in group]),
+            acceptance=ratio(*(sum(counts) for counts in _counts(group)[:2])) or 0.0,
+            share_drafted=sum(_counts(group)[0]) / sum(_counts(group)[2]),
+            num_chats=len(group),
+        )
+        for key, group in _groups([trial for trial in trials if trial.draft_type != CONTROLLED]).items()
+    ]
+
+
+def _groups(trials: Sequence[Trial]) -> dict[tuple[str, str, int, bool], list[Trial]]:
     groups: dict[tuple[str, str, int, bool], list[Trial]] = {}
     for trial in trials:
-        if trial.draft_type != CONTROLLED:
-            key = trial.workload, trial.draft_type, trial.num_draft_tokens, trial.is_gated
-            groups.setdefault(key, []).append(trial)
-    result = []
-    for (workload, draft_type, length, is_gated), group in groups.items():
-        drafted = sum(trial.spent.num_drafted for trial in group)
-        accepted = sum(trial.spent.num_accepted for trial in group)
-        tokens = sum(len(trial.spent.tokens) for trial in group)
-        result.append(
-            Choice(
-                workload, draft_type, length, is_gated,
-                speedup=geometric_mean_of([trial.speedup for trial in group]),
-                acceptance=accepted / drafted if drafted else 0.0,
-                share_drafted=accepted / tokens,
-                num_chats=len(group),
-            )
-        )  # fmt: skip
-    return result
+        key = trial.workload, trial.draft_type, trial.num_draft_tokens, trial.is_gated
+        groups.setdefault(key, []).append(trial)
+    return groups
+
+
+def _counts(trials: Sequence[Trial]) -> tuple[list[int], list[int], list[int]]:
+    """Return accepted, drafted and all tokens of each trial."""
+    spent = [trial.spent for trial in trials]
+    return [s.num_accepted for s in spent], [s.num_drafted for s in spent], [len(s.tokens) for s in spent]
 
 
 def model_needs(trials: Sequence[Trial]) -> dict[int, Estimate]:
@@ -291,25 +282,15 @@ def energy(trials: Sequence[Trial], source: str | None, reason: str | None) -> d
     """Return the joules per token, prefill included, of each choice and of plain decoding beside it."""
     if source is None:
         return {"measured": "not measured", "reason": reason, "rows": []}
-    groups: dict[tuple[str, str, int, bool], list[Trial]] = {}
-    for trial in trials:
-        if trial.spent.joules is not None and trial.plain_joules is not None:
-            key = trial.workload, trial.draft_type, trial.num_draft_tokens, trial.is_gated
-            groups.setdefault(key, []).append(trial)
+    metered = [trial for trial in trials if None not in (trial.spent.joules, trial.plain_joules)]
     rows = []
-    for (workload, draft_type, length, is_gated), group in groups.items():
-        tokens = sum(len(trial.spent.tokens) for trial in group)
+    for (workload, draft_type, length, is_gated), group in _groups(metered).items():
+        tokens = sum(_counts(group)[2])
         drafted_j = sum(trial.spent.joules or 0.0 for trial in group)
         plain_j = sum(trial.plain_joules or 0.0 for trial in group)
-        rows.append(
-            {
-                "workload": workload,
-                "draft_type": draft_type,
-                "num_draft_tokens": length,
-                "is_gated": is_gated,
-                "energy_j_per_token": drafted_j / tokens,
-                "plain_j_per_token": plain_j / tokens,
-                "ratio": drafted_j / plain_j if plain_j else None,
-            }
-        )
+        rows.append({
+            "workload": workload, "draft_type": draft_type, "num_draft_tokens": length, "is_gated": is_gated,
+            "energy_j_per_token": drafted_j / tokens, "plain_j_per_token": plain_j / tokens,
+            "ratio": ratio(drafted_j, plain_j),
+        })  # fmt: skip
     return {"measured": source, "reason": None, "rows": rows}

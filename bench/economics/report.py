@@ -6,13 +6,13 @@ from math import isfinite
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from bench.economics import figures
 from bench.economics.advice import advise, described
 from bench.economics.figures import Choice, Fit
-from bench.economics.fitting import CONFIDENCE
 from bench.economics.trials import CONTROLLED, Trial
+from bench.statistics import CONFIDENCE, ratio
+from bench.tables import Column, interval, print_rows
 
 INTERVALS = (
     f"{100 * CONFIDENCE:.0f} % intervals: jackknife over chats, Student's t. They cover other chats of these "
@@ -78,13 +78,10 @@ def section(trials: Sequence[Trial], curve: Mapping[int, float], meter: EnergySo
 
 def rows(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """Return a flat row for each trial."""
+    names = ("workload", "chat", "draft_type", "num_draft_tokens", "is_gated")
     return [
-        {
-            "workload": trial.workload,
-            "chat": trial.chat,
-            "draft_type": trial.draft_type,
-            "num_draft_tokens": trial.num_draft_tokens,
-            "is_gated": trial.is_gated,
+        {name: getattr(trial, name) for name in names}
+        | {
             "tokens": len(trial.spent.tokens),
             "decode_tps": trial.spent.tps,
             "plain_tps": trial.plain_tps,
@@ -95,9 +92,7 @@ def rows(trials: Sequence[Trial]) -> list[dict[str, Any]]:
             "forwards": trial.spent.num_forwards,
             "drafter_s": trial.spent.drafter_s,
             "parity": "PASS" if trial.is_equal else "FAIL",
-            "energy_j_per_token": None
-            if trial.spent.joules is None
-            else trial.spent.joules / len(trial.spent.tokens),
+            "energy_j_per_token": ratio(trial.spent.joules, len(trial.spent.tokens)),
         }
         for trial in trials
     ]
@@ -118,11 +113,38 @@ def energy_in_words(energy: Mapping[str, Any]) -> str:
     )
 
 
+FITS = [
+    Column("num_draft_tokens", "draft tokens"), Column("n", "runs"), Column("a", "a", "1"),
+    Column("b", "b", "1"), Column("r_squared", "r²", "2"),
+    Column("step_cost", "step cost,\nplain steps", "2"), Column("break_even", "break-even", "3"),
+    Column(lambda row: interval(row, digits=3), "95 %"),
+]  # fmt: skip
+CHOICES = [
+    Column("workload", "workload"),
+    Column(lambda row: row["draft_type"] + (", gated" if row["is_gated"] else ""), "drafts"),
+    Column("num_draft_tokens", "max draft"), Column("n", "chats"), Column("acceptance", "accepted", "%"),
+    Column("share_drafted", "of answer", "%"), Column("speedup", "speedup", "2"), Column(interval, "95 %"),
+]  # fmt: skip
+
+
 def print_report(console: Console, results: Mapping[str, Any]) -> None:
     """Print the tables and then the advice."""
-    console.print(_fits_table(results))
-    console.print(_choices_table(results))
-    console.print(_buckets_table(results))
+    plain = f"{results['plain_tps']:.1f} tokens/s"
+    title = f"Tokens/s = a + b * acceptance, for drafts that are free to make; plain decoding: {plain}"
+    print_rows(console, results["fits"], FITS, title)
+    title = "Draft types and lengths, compared with plain decoding of the same chats"
+    print_rows(console, results["choices"], CHOICES, title)
+    lengths = sorted({row["num_draft_tokens"] for row in results["buckets"]})
+    cells = {
+        (row["label"], row["num_draft_tokens"]): f"{row['speedup']:.2f} ({row['n']})"
+        for row in results["buckets"]
+    }
+    buckets = [
+        {"acceptance": label} | {str(length): cells.get((label, length)) for length in lengths}
+        for label in dict.fromkeys(row["label"] for row in results["buckets"])
+    ]
+    columns = [Column("acceptance", "acceptance"), *(Column(str(one), f"{one} drafted") for one in lengths)]
+    print_rows(console, buckets, columns, "Speedup by acceptance (number of runs), every draft verified")
     failed = sum(row["parity"] == "FAIL" for row in results["points"])
     count = len(results["points"])
     console.print(
@@ -131,54 +153,8 @@ def print_report(console: Console, results: Mapping[str, Any]) -> None:
         else f"{failed} of {count} drafted answers differ from the plain ones; run reprise verify."
     )
     console.print(INTERVALS, style="dim")
-    console.print()
     for sentence in results["advice"]:
         console.print(f"- {sentence}", highlight=False, markup=False)
-
-
-def _fits_table(results: Mapping[str, Any]) -> Table:
-    table = Table(
-        title=f"Tokens/s = a + b * acceptance, for drafts that are free to make; "
-        f"plain decoding: {results['plain_tps']:.1f} tokens/s"
-    )
-    for name in ("draft tokens", "runs", "a", "b", "r²", "step cost, plain steps", "break-even", "95 %"):
-        table.add_column(name, justify="right")
-    for fit in results["fits"]:
-        table.add_row(
-            str(fit["num_draft_tokens"]), str(fit["n"]), f"{fit['a']:.1f}", f"{fit['b']:.1f}",
-            f"{fit['r_squared']:.2f}", f"{fit['step_cost']:.2f}", _number(fit["break_even"], 3),
-            _ends(fit["low"], fit["high"], 3),
-        )  # fmt: skip
-    return table
-
-
-def _choices_table(results: Mapping[str, Any]) -> Table:
-    table = Table(title="Draft types and lengths, compared with plain decoding of the same chats")
-    for name in ("workload", "drafts", "max draft", "chats", "accepted", "of answer", "speedup", "95 %"):
-        table.add_column(name, justify="left" if name in ("workload", "drafts") else "right")
-    for one in results["choices"]:
-        table.add_row(
-            one["workload"], one["draft_type"] + (", gated" if one["is_gated"] else ""),
-            str(one["num_draft_tokens"]), str(one["n"]), f"{100 * one['acceptance']:.0f} %",
-            f"{100 * one['share_drafted']:.0f} %", f"{one['speedup']:.2f}", _ends(one["low"], one["high"], 2),
-        )  # fmt: skip
-    return table
-
-
-def _buckets_table(results: Mapping[str, Any]) -> Table:
-    table = Table(title="Speedup by acceptance (number of runs), every draft verified")
-    lengths = sorted({row["num_draft_tokens"] for row in results["buckets"]})
-    table.add_column("acceptance")
-    for length in lengths:
-        table.add_column(f"{length} drafted", justify="right")
-    for label in dict.fromkeys(row["label"] for row in results["buckets"]):
-        by_length = {row["num_draft_tokens"]: row for row in results["buckets"] if row["label"] == label}
-        cells = [
-            f"{by_length[length]['speedup']:.2f} ({by_length[length]['n']})" if length in by_length else "-"
-            for length in lengths
-        ]
-        table.add_row(label, *cells)
-    return table
 
 
 def _plain_tps(trials: Sequence[Trial]) -> float:
@@ -190,37 +166,17 @@ def _plain_tps(trials: Sequence[Trial]) -> float:
 def _fit(fit: Fit, plain_tps: float) -> dict[str, Any]:
     even = fit.break_even
     return {
-        "num_draft_tokens": fit.num_draft_tokens,
-        "a": fit.a.value * plain_tps,
-        "b": fit.b.value * plain_tps,
-        "break_even": even.value if isfinite(even.value) else None,
-        "low": even.low,
-        "high": even.high,
-        "n": fit.num_trials,
-        "r_squared": fit.r_squared,
+        "num_draft_tokens": fit.num_draft_tokens, "a": fit.a.value * plain_tps,
+        "b": fit.b.value * plain_tps, "break_even": even.value if isfinite(even.value) else None,
+        "low": even.low, "high": even.high, "n": fit.num_trials, "r_squared": fit.r_squared,
         "step_cost": fit.step_cost,
-    }
+    }  # fmt: skip
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
     return {
-        "workload": choice.workload,
-        "draft_type": choice.draft_type,
-        "num_draft_tokens": choice.num_draft_tokens,
-        "is_gated": choice.is_gated,
-        "n": choice.num_chats,
-        "speedup": choice.speedup.value,
-        "low": choice.speedup.low,
-        "high": choice.speedup.high,
-        "acceptance": choice.acceptance,
-        "share_drafted": choice.share_drafted,
-        "pays": choice.pays,
-    }
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _ends(low: float | None, high: float | None, digits: int) -> str:
-    return "-" if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"
+        "workload": choice.workload, "draft_type": choice.draft_type,
+        "num_draft_tokens": choice.num_draft_tokens, "is_gated": choice.is_gated, "n": choice.num_chats,
+        "speedup": choice.speedup.value, "low": choice.speedup.low, "high": choice.speedup.high,
+        "acceptance": choice.acceptance, "share_drafted": choice.share_drafted, "pays": choice.pays,
+    }  # fmt: skip

@@ -1,7 +1,7 @@
 """The report: one self-contained HTML page with interactive plots, drawn from result documents.
 
-assembly.py puts page.html, page.css and the JavaScript modules together. The open page fetches nothing, and
-its Content-Security-Policy allows only its own script and style.
+sections.py collects sections of Vega-Lite charts, tables and texts; assembly.py puts them into one file with
+Vega's JavaScript. The open page fetches nothing; its policy allows only its own script and style.
 """
 
 from bench.page.assembly import page, write_page

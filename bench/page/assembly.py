@@ -1,4 +1,4 @@
-"""Assemble template, style, script and documents into one file."""
+"""Assemble template, style, scripts and sections into one file."""
 
 import base64
 import hashlib
@@ -6,29 +6,23 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import vl_convert
+
+from bench.page.sections import report
+
 FOLDER = Path(__file__).parent
-
-MODULES = (
-    "dom", "format", "scale", "tooltip", "series", "figure", "table", "dots", "lines", "matrix",
-    "documents", "speedup", "acceptance", "costs", "sizes", "sweep", "economics", "translation", "peers",
-    "replay", "parity", "answers", "page",
-)  # fmt: skip
-"""The JavaScript modules, each one after those that it imports."""
-
-_IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
-_EXPORT = re.compile(r"^export (?=(?:const|function) (\w+))", re.MULTILINE)
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def write_page(path: Path, documents: Sequence[Mapping[str, Any]]) -> None:
     """Write a page that shows all sections of the documents.
 
-    documents: as bench.document.read returns them; if several have the same section, they are shown side by
-    side or the reader chooses one. Raises OSError if the file cannot be written, ValueError without
-    documents.
+    documents: as bench.document.read returns them; if several have the same section, the reader chooses one.
+    Raises OSError if the file cannot be written, ValueError without documents.
     """
     path.write_text(page(documents), encoding="utf-8")
 
@@ -38,28 +32,25 @@ def page(documents: Sequence[Mapping[str, Any]]) -> str:
     if not documents:
         raise ValueError("a report needs at least one document")
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
-    script = _script()
+    script = f"{_vega()}\n{(FOLDER / 'page.js').read_text(encoding='utf-8')}"
     filled = {
         "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
         "base-uri 'none'; form-action 'none'",
         "style": style,
         "script": script,
-        "documents": _embedded(documents),
+        "report": _embedded(report(documents)),
     }
     template = (FOLDER / "page.html").read_text(encoding="utf-8")
     # A single pass, so that placeholders inside documents are not filled.
     return _PLACE.sub(lambda place: filled[place[1]], template)
 
 
-def _script() -> str:
-    """Return all modules as one script; each becomes a function that returns its exports."""
-    parts = []
-    for name in MODULES:
-        text = (FOLDER / f"{name}.js").read_text(encoding="utf-8")
-        exported = ", ".join(_EXPORT.findall(text))
-        module = _EXPORT.sub("", _IMPORT.sub("", text))
-        parts.append(f"const {{ {exported} }} = (() => {{\n{module}return {{ {exported} }};\n}})();\n")
-    return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
+@cache
+def _vega() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script, which takes two seconds to put together."""
+    # A script element ends at the first "</script", also inside a string.
+    bundle = vl_convert.javascript_bundle()  # type: ignore[call-arg]
+    return str(bundle).replace("</script", "<\\/script")
 
 
 def _hash(text: str) -> str:
@@ -67,9 +58,9 @@ def _hash(text: str) -> str:
     return f"'sha256-{digest}'"
 
 
-def _embedded(documents: Sequence[Mapping[str, Any]]) -> str:
+def _embedded(value: Any) -> str:
     """Return JSON that is safe in a script element: its text cannot end the element or open a comment."""
-    text = json.dumps(_finite(list(documents)), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -4,8 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from bench import argument_types, document
+from bench import document, options
 from bench.page.assembly import write_page
+
+SUMMARY = "Draw the --json results of other benchmarks as one HTML page."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "documents", nargs="+", type=_document, metavar="FILE.json", help="Result documents to draw."
     )
     parser.add_argument(
-        "--html", required=True, type=argument_types.output_file, metavar="FILE", help="Page to write."
+        "--html", required=True, type=options.output_file, metavar="FILE", help="Page to write."
     )
 
 

@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.table import Table
+from rich.console import Console
 
 from bench.cost_curves import Curve
 from bench.pairs import TokenPair
 from bench.replay.players import ServerPlayer
 from bench.replay.rules import Setup
+from bench.tables import Column, print_rows
 from drafters.base import Draft, DraftQuery, SequenceStart, Slices
 from drafters.suffix import NUM_CLASSES, SuffixDrafter
 from engine.speculative.acceptance import count_accepted
@@ -61,14 +62,14 @@ def calibrate(pairs: Sequence[TokenPair], setup: Setup, curve: Curve) -> Watched
     return drafter
 
 
-def table_of(name: str, counts: WatchedSuffix) -> Table:
-    """Make a table of how often drafted tokens were right, by kind of evidence and match length."""
-    table = Table("kind", *CLASSES, title=name)
+def print_calibration(console: Console, name: str, counts: WatchedSuffix) -> None:
+    """Print how often drafted tokens were right, by kind of evidence and match length."""
+    rows = []
     for kind, kind_name in enumerate(KINDS):
-        cells = []
+        row = {"kind": kind_name}
         for step in range(NUM_CLASSES):
             bucket = kind * NUM_CLASSES + step
             compared = counts.compared[bucket]
-            cells.append(f"{counts.right[bucket] / compared:.2f} of {compared}" if compared else "")
-        table.add_row(kind_name, *cells)
-    return table
+            row[CLASSES[step]] = f"{counts.right[bucket] / compared:.2f} of {compared}" if compared else ""
+        rows.append(row)
+    print_rows(console, rows, [Column(one, one) for one in ("kind", *CLASSES)], name)

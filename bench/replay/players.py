@@ -5,7 +5,7 @@ from time import thread_time_ns
 from typing import Protocol
 
 from bench.pairs import TokenPair
-from bench.policies import Chooser, Costs, Outcome, replay
+from bench.replay.policies import Chooser, Costs, Outcome, replay
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, SharedTable, Slices, finish
 from drafters.repetition import score_in_slices
@@ -138,19 +138,27 @@ class ServerPlayer(_TimedPlayer):
         drafts = self.proposers.begin(GenerationRequest("replay", pair.prompt, max_tokens, Sampling(0)))
         self.proposers.work.finish()
         slowdown_budget = drafts.slowdown_budget
-        at = 0
+        at, was_plain = 0, False
         while at < len(answer):
-            estimate = drafts.propose(self.limit, self.min_tokens, self._is_worth)
-            num_verified = 0
-            if estimate.is_worth:
-                num_verified = self._choose(estimate, lambda w: costs[w] <= slowdown_budget.left_s(plain)) - 1
+            draft, num_verified = NO_DRAFT, 0
+            if not slowdown_budget.wants_plain(plain):
+                estimate = drafts.propose(self.limit, self.min_tokens, self._is_worth)
+                if estimate.is_worth:
+                    num_verified = (
+                        self._choose(estimate, lambda w: costs[w] <= slowdown_budget.left_s(plain)) - 1
+                    )
+                    draft = estimate.draft if num_verified else NO_DRAFT
             follows = answer[at : at + num_verified + 1]
-            num_accepted = count_accepted(estimate.draft.tokens[:num_verified], follows)
+            num_accepted = count_accepted(draft.tokens[:num_verified], follows)
             committed = follows[: num_accepted + 1]
             cost = costs[1 + num_verified]
             outcome.add_step(num_verified, num_accepted, len(committed), cost)
             slowdown_budget.charge(cost, plain, len(committed))
-            drafts.observe(committed, estimate.draft if num_verified else NO_DRAFT, num_verified)
+            drafts.observe(committed, draft, num_verified)
+            # Only the second of two plain steps shows what plain steps cost: see StepAccounts.
+            if num_verified == 0 and was_plain:
+                slowdown_budget.num_unseen = 0
+            was_plain = num_verified == 0
             at += len(committed)
         drafts.close()
         self.proposers.work.finish()

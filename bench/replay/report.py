@@ -1,14 +1,14 @@
 """Turn the results of a replay into rows for files and tables for people."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from bench.cost_curves import Curve
 from bench.replay.rules import RULES
 from bench.replay.shards import Group, Key
+from bench.tables import Column, print_rows
 
 Row = dict[str, Any]
 
@@ -58,11 +58,27 @@ def count_text(count: int, noun: str) -> str:
 
 def print_report(console: Console, rows: Sequence[Row], curves: Sequence[Curve]) -> None:
     """Print a table per workload, acceptance by position, and what the names mean."""
+    columns = [Column("drafter", "drafter", is_key=True)]
+    for curve in curves:
+        of_curve = {"tokens_per_forward": "TPF", "speedup": "speed", "slowest": "least"}
+        columns += [
+            Column(_of_curve(curve.name, name), f"{curve.name}\n{heading}", "2")
+            for name, heading in of_curve.items()
+        ]
+    shares = {"acceptance": "accepted", "coverage": "copied", "coverage_of_steps": "steps"}
+    columns += [Column(name, heading, "%") for name, heading in shares.items()]
+    columns += [
+        Column("drafter_us_per_token", "us/token", "1"),
+        Column("open_us_per_prompt_token", "open", "1"),
+    ]
     for workload in dict.fromkeys(row["workload"] for row in rows):
         own = [row for row in rows if row["workload"] == workload]
-        console.print(_table(workload, own, curves))
+        pairs, tokens_in, tokens_out = (own[0][name] for name in ("pairs", "prompt_tokens", "tokens"))
+        sizes = f"{tokens_in // pairs:,} tokens in and {tokens_out // pairs:,} out on average"
+        print_rows(console, own, columns, f"{workload or 'pairs'}: {count_text(pairs, 'pair')}, {sizes}")
     last = [row for row in rows if row["workload"] == rows[-1]["workload"]]
-    console.print(_positions(last, curves[0]))
+    at = [Column(_at(one), str(one), "%") for one in POSITIONS]
+    print_rows(console, last, [columns[0], *at], f"Acceptance by position in the draft, {curves[0].name}")
     for name in dict.fromkeys(row["drafter"] for row in rows):
         rule = RULES[name]
         used = f" ({rule.used_by})" if rule.used_by else ""
@@ -71,6 +87,14 @@ def print_report(console: Console, rows: Sequence[Row], curves: Sequence[Curve])
         line = f"{curve.name}: {curve.kind}; {curve.machine}; {curve.source}"
         console.print(f"{line}; costs above width {curve.widest} are a guess", highlight=False, style="dim")
     console.print(NOTES, style="dim", highlight=False)
+
+
+def _of_curve(curve: str, name: str) -> Callable[[Mapping[str, Any]], Any]:
+    return lambda row: row["by_curve"][curve][name]
+
+
+def _at(position: int) -> Callable[[Mapping[str, Any]], Any]:
+    return lambda row: next(iter(row["acceptance_by_position"][position - 1 : position]), None)
 
 
 def _together(groups: Iterable[Group]) -> Group:
@@ -84,20 +108,13 @@ def _row(name: str, workload: str, of_curves: Mapping[str, Group]) -> Row:
     rule, first = RULES[name], next(iter(of_curves.values()))
     by_curve = {curve: _figures(group) for curve, group in of_curves.items()}
     return {
-        "drafter": name,
-        "rule": rule.title,
-        "used_by": rule.used_by,
-        "is_hindsight": rule.is_hindsight,
-        "memory": "warm" if rule.is_warm else "cold",
-        "workload": workload,
-        "pairs": first.num_pairs,
-        "tokens": first.outcome.num_tokens,
-        "prompt_tokens": first.num_prompt_tokens,
+        "drafter": name, "rule": rule.title, "used_by": rule.used_by, "is_hindsight": rule.is_hindsight,
+        "memory": "warm" if rule.is_warm else "cold", "workload": workload, "pairs": first.num_pairs,
+        "tokens": first.outcome.num_tokens, "prompt_tokens": first.num_prompt_tokens,
         **next(iter(by_curve.values())),
         "speedup": {curve: figures["speedup"] for curve, figures in by_curve.items()},
-        "slowest": {curve: figures["slowest"] for curve, figures in by_curve.items()},
-        "by_curve": by_curve,
-    }
+        "slowest": {curve: figures["slowest"] for curve, figures in by_curve.items()}, "by_curve": by_curve,
+    }  # fmt: skip
 
 
 def _figures(group: Group) -> dict[str, Any]:
@@ -115,44 +132,3 @@ def _figures(group: Group) -> dict[str, Any]:
         "drafter_us_per_token": group.drafter_ns / outcome.num_tokens / 1e3,
         "open_us_per_prompt_token": group.open_ns / group.num_prompt_tokens / 1e3,
     }
-
-
-def _table(workload: str, rows: Sequence[Row], curves: Sequence[Curve]) -> Table:
-    first = rows[0]
-    pairs = first["pairs"]
-    sizes = f"{first['prompt_tokens'] // pairs:,} tokens in and {first['tokens'] // pairs:,} out on average"
-    table = Table(
-        "drafter", title=f"{workload or 'pairs'}: {count_text(pairs, 'pair')}, {sizes}", title_justify="left"
-    )
-    for curve in curves:
-        table.add_column(f"{curve.name}\nTPF", justify="right")
-        table.add_column("\nspeed", justify="right", style="bold")
-        table.add_column("\nleast", justify="right")
-    for column in ("accepted", "copied", "steps", "us/token", "open"):
-        table.add_column(f"\n{column}", justify="right")
-    for row in rows:
-        cells = [row["drafter"]]
-        for figures in row["by_curve"].values():
-            cells += [f"{figures[key]:.2f}" for key in ("tokens_per_forward", "speedup", "slowest")]
-        cells += [_share(row[key]) for key in ("acceptance", "coverage", "coverage_of_steps")]
-        cells += [f"{row[key]:.1f}" for key in ("drafter_us_per_token", "open_us_per_prompt_token")]
-        table.add_row(*cells)
-    return table
-
-
-def _positions(rows: Sequence[Row], curve: Curve) -> Table:
-    longest = max(len(row["acceptance_by_position"]) for row in rows)
-    shown = [at for at in POSITIONS if at <= longest]
-    table = Table("drafter", title=f"Acceptance by position in the draft, {curve.name}", title_justify="left")
-    for at in shown:
-        table.add_column(str(at), justify="right")
-    for row in rows:
-        shares = row["acceptance_by_position"]
-        table.add_row(
-            row["drafter"], *(_share(shares[at - 1] if at <= len(shares) else None) for at in shown)
-        )
-    return table
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"

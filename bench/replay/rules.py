@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.cost_curves import FLAT, Curve
-from bench.lookups import FixedLookup, LongCopyLookup, WipedTableLookup
-from bench.policies import LIMIT, Always, Chooser, Hindsight, TwoWidths
+from bench.replay.lookups import FixedLookup, LongCopyLookup, WipedTableLookup
 from bench.replay.players import FixedPlayer, Player, ServerPlayer
+from bench.replay.policies import LIMIT, Always, Chooser, Hindsight, TwoWidths
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter
@@ -84,87 +84,38 @@ def _fixed(
 _ALL = (
     _served("auto", "suffix, then ngram-mod; gate", "reprise serve, the default"),
     _served("suffix", "longest match, cursor, changes; gate", "reprise serve --draft-type suffix"),
-    _served(
-        "ngram-simple", "longest match of 16..2, newest; gate", "reprise serve --draft-type ngram-simple"
-    ),
+    _served("ngram-simple", "longest match of 16..2, newest; gate",
+            "reprise serve --draft-type ngram-simple"),
     _served("ngram-mod", "shared table, n = 16; gate", "reprise serve --draft-type ngram-mod"),
-    _fixed(
-        "two-widths",
-        "longest match of 16..2; 31 tokens if 12 or more matched, else 2",
-        "",
-        lambda: FixedLookup(16, 2),
-        lambda: TwoWidths(LIMIT),
-    ),
-    _fixed(
-        "newest-2",
-        "newest match of 2, 10 tokens",
-        "prompt lookup in several servers",
-        lambda: FixedLookup(2, 2),
-        lambda: Always(10),
-    ),
-    _fixed(
-        "newest-3",
-        "newest match of 3, 10 tokens",
-        "prompt lookup in several servers",
-        lambda: FixedLookup(3, 3),
-        lambda: Always(10),
-    ),
-    _fixed(
-        "earliest-2",
-        "earliest match of 2, else 1; 10 tokens",
-        "transformers, prompt_lookup_num_tokens=10",
-        lambda: FixedLookup(2, 1, newest=False),
-        lambda: Always(10),
-    ),
-    _fixed(
-        "longest-5",
-        "longest match of 5..2, earliest position, 5 tokens",
-        "vLLM's ngram, prompt_lookup_min=2, _max=5",
-        lambda: FixedLookup(5, 2, newest=False),
-        lambda: Always(5),
-    ),
-    _fixed(
-        "ngram-12",
-        "newest match of 12, 12 to 48 tokens",
-        "llama.cpp's ngram-simple by default",
-        LongCopyLookup,
-        lambda: Always(48),
-    ),
-    _fixed(
-        "ngram-mod-24",
-        "shared table, n = 24, 48 to 64 tokens",
-        "llama.cpp's ngram-mod as its documentation starts it",
-        WipedTableLookup,
-        lambda: Always(64),
-    ),
-    _fixed(
-        "hindsight",
-        "suffix with the best width of every draft, in hindsight",
-        "",
-        SuffixDrafter,
-        lambda: Hindsight(LIMIT),
-    ),
-    _fixed(
-        "hindsight-longest",
-        "longest match of 16..2 with the best width of every draft, in hindsight",
-        "",
-        lambda: FixedLookup(16, 2),
-        lambda: Hindsight(LIMIT),
-    ),
-    _served(
-        "suffix-matches", "suffix without its cursor; gate", "", lambda: SuffixDrafter(0, use_cursor=False)
-    ),
-    _served(
-        "suffix-cursor",
-        "suffix with its cursor, without changes; gate",
-        "",
-        lambda: SuffixDrafter(0, learn_changes=False),
-    ),
-    _served(
-        "suffix-changes", "suffix with cursor and changes, no history; gate", "", lambda: SuffixDrafter(0)
-    ),
-    _fixed("newest-4-2", "newest match of 4..2, 4 tokens", "", lambda: FixedLookup(4, 2), lambda: Always(4)),
-)
+    _fixed("two-widths", "longest match of 16..2; 31 tokens if 12 or more matched, else 2", "",
+            lambda: FixedLookup(16, 2), lambda: TwoWidths(LIMIT)),
+    _fixed("newest-2", "newest match of 2, 10 tokens", "prompt lookup in several servers",
+            lambda: FixedLookup(2, 2), lambda: Always(10)),
+    _fixed("newest-3", "newest match of 3, 10 tokens", "prompt lookup in several servers",
+            lambda: FixedLookup(3, 3), lambda: Always(10)),
+    _fixed("earliest-2", "earliest match of 2, else 1; 10 tokens",
+            "transformers, prompt_lookup_num_tokens=10", lambda: FixedLookup(2, 1, newest=False),
+            lambda: Always(10)),
+    _fixed("longest-5", "longest match of 5..2, earliest position, 5 tokens",
+            "vLLM's ngram, prompt_lookup_min=2, _max=5", lambda: FixedLookup(5, 2, newest=False),
+            lambda: Always(5)),
+    _fixed("ngram-12", "newest match of 12, 12 to 48 tokens", "llama.cpp's ngram-simple by default",
+            LongCopyLookup, lambda: Always(48)),
+    _fixed("ngram-mod-24", "shared table, n = 24, 48 to 64 tokens",
+            "llama.cpp's ngram-mod as its documentation starts it", WipedTableLookup, lambda: Always(64)),
+    _fixed("hindsight", "suffix with the best width of every draft, in hindsight", "", SuffixDrafter,
+            lambda: Hindsight(LIMIT)),
+    _fixed("hindsight-longest", "longest match of 16..2 with the best width of every draft, in hindsight",
+            "", lambda: FixedLookup(16, 2), lambda: Hindsight(LIMIT)),
+    _served("suffix-matches", "suffix without its cursor; gate", "",
+            lambda: SuffixDrafter(0, use_cursor=False)),
+    _served("suffix-cursor", "suffix with its cursor, without changes; gate", "",
+            lambda: SuffixDrafter(0, learn_changes=False)),
+    _served("suffix-changes", "suffix with cursor and changes, no history; gate", "",
+            lambda: SuffixDrafter(0)),
+    _fixed("newest-4-2", "newest match of 4..2, 4 tokens", "", lambda: FixedLookup(4, 2),
+            lambda: Always(4)),
+)  # fmt: skip
 
 _SHARING = ("auto", "suffix", "ngram-mod", "ngram-mod-24", "hindsight")
 
@@ -182,20 +133,8 @@ RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL} | {
 """Name -> rule."""
 
 COMPARED = (
-    "auto",
-    "auto-warm",
-    "suffix",
-    "ngram-simple",
-    "ngram-mod",
-    "two-widths",
-    "newest-2",
-    "newest-3",
-    "earliest-2",
-    "longest-5",
-    "ngram-12",
-    "ngram-mod-24",
-    "ngram-mod-24-warm",
-    "hindsight",
+    "auto", "auto-warm", "suffix", "ngram-simple", "ngram-mod", "two-widths", "newest-2", "newest-3",
+    "earliest-2", "longest-5", "ngram-12", "ngram-mod-24", "ngram-mod-24-warm", "hindsight",
     "hindsight-longest",
-)
+)  # fmt: skip
 """The rules that are replayed by default."""

@@ -11,20 +11,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-from bench import argument_types, document, outputs
+from bench import document, options, outputs
 from bench.cost_curves import Curve, built_in, describe, read_curve
-from bench.edits import KINDS
-from bench.errors import ArgumentsError, BenchError
-from bench.replay.calibration import calibrate, table_of
+from bench.errors import ArgumentsError
+from bench.replay.calibration import calibrate, print_calibration
+from bench.replay.edits import KINDS
 from bench.replay.report import count_text, flat, print_report, rows_of
 from bench.replay.rules import COMPARED, RULES, Setup
 from bench.replay.shards import Job, run_job
-from bench.replay.sources import Source, Vocabulary, collect
+from bench.replay.sources import Vocabulary, collect
 from config.settings import BUNDLED_MODEL, Settings
 
 SUMMARY = "Replay known answers by any drafting rule, without a model, at given step costs."
@@ -43,109 +39,76 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
     names = max(map(len, RULES))
     parser.epilog = "rules:\n" + "\n".join(f"  {rule.name:{names}}  {rule.title}" for rule in RULES.values())
+    options.add(parser, prompt_tokens=None, seed=1, **options.OUTPUTS)
     add = parser.add_argument
     add("--pairs", action="append", type=Path, metavar="FILE", help="Pairs as JSON lines; may be repeated.")
-    add(
-        "--workloads",
-        type=_names,
-        default=(),
-        metavar="NAMES",
-        help="Replay the right answers of these workloads' chats.",
-    )
-    add(
-        "--tokenizer",
-        type=Path,
-        default=BUNDLED_MODEL,
-        metavar="FOLDER",
-        help="Tokenizer to use. Default: the bundled model's.",
-    )
-    add(
-        "--drafters",
-        type=_names,
-        default=COMPARED,
-        metavar="RULES",
-        help=f"Rules to replay. Default: {','.join(COMPARED)}",
-    )
-    add(
-        "--cost-curve",
-        action="append",
-        metavar="FILE",
+    add("--workloads", type=options.names, default=(), metavar="NAMES",
+        help="Replay the right answers of these workloads' chats.")  # fmt: skip
+    add("--tokenizer", type=Path, default=BUNDLED_MODEL, metavar="FOLDER",
+        help="Tokenizer to use. Default: the bundled model's.")  # fmt: skip
+    add("--drafters", type=options.names, default=COMPARED, metavar="RULES",
+        help=f"Rules to replay. Default: {','.join(COMPARED)}")  # fmt: skip
+    add("--cost-curve", action="append", metavar="FILE",
         help="Step costs: a curve, a result document that has one, or the name of a built-in curve: "
-        f"{', '.join(built_in())}. May be repeated. Default: all built-in curves.",
-    )
-    add(
-        "--num-draft-tokens",
-        type=argument_types.count,
-        default=31,
-        metavar="N",
-        help="Maximum draft length of the server's rules. Default: 31.",
-    )
-    add(
-        "--chats",
-        type=argument_types.count,
-        default=20,
-        metavar="N",
-        help="Chats per workload and prompt length. Default: 20.",
-    )
-    add(
-        "--prompt-tokens",
-        type=argument_types.levels,
-        metavar="N,M",
-        help="Prompt lengths, for workloads that take them.",
-    )
-    add("--edits", type=_count_or_none, default=60, metavar="N", help="Generated edits. Default: 60.")
-    add(
-        "--prose",
-        type=_count_or_none,
-        default=40,
-        metavar="N",
-        help="Documents whose second half is replayed after the first. Default: 40.",
-    )
-    add(
-        "--traps",
-        type=_count_or_none,
-        default=4,
-        metavar="N",
-        help="Prompts whose matches mislead drafters. Default: 4.",
-    )
+        f"{', '.join(built_in())}. May be repeated. Default: all built-in curves.")  # fmt: skip
     add("--kind", choices=KINDS, default="", help="Replay only generated edits of this kind.")
-    add("--seed", type=int, default=1, metavar="N", help="Seed of everything that is generated. Default: 1.")
-    add(
-        "--processes",
-        type=argument_types.count,
-        default=_num_processors(),
-        metavar="N",
-        help="Maximum number of processes. Default: the number of processors.",
-    )
     add(
         "--calibrate", action="store_true", help="Print how often each bucket of the suffix drafter is right."
     )
-    outputs.add_arguments(parser, "Write one row per rule and curve.")
+    for name, default, text in (
+        ("--num-draft-tokens", 31, "Maximum draft length of the server's rules."),
+        ("--chats", 20, "Chats per workload and prompt length."),
+        ("--edits", 60, "Generated edits."),
+        ("--prose", 40, "Documents whose second half is replayed after the first."),
+        ("--traps", 4, "Prompts whose matches mislead drafters."),
+        ("--processes", _num_processors(), "Maximum number of processes."),
+    ):
+        parse = options.count_or_none if name in ("--edits", "--prose", "--traps") else options.count
+        add(name, type=parse, default=default, metavar="N", help=f"{text} Default: {default}.")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay, print, and return the exit status."""
+    return outputs.run_command("reprise bench replay", _run, arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     console = outputs.make_console(_WIDTH)
-    try:
-        _check(arguments)
-        curves = _curves(arguments.cost_curve)
-        vocabulary = Vocabulary(arguments.tokenizer)
-        with console.status("reading pairs"):
-            pairs, sources = collect(arguments, vocabulary)
-            settings = Settings(num_draft_tokens=arguments.num_draft_tokens)
-            setup = Setup(settings, vocabulary.line_ends)
-        _print_sources(console, sources)
-        if arguments.calibrate:
-            for name in dict.fromkeys(pair.workload for pair in pairs):
-                own = [pair for pair in pairs if pair.workload == name]
-                console.print(table_of(name or "pairs", calibrate(own, setup, curves[0])))
-            return 0
-        rows = _replay(console, Job(pairs, tuple(arguments.drafters), curves, setup), arguments.processes)
-    except BenchError as fault:
-        print(f"reprise bench replay: {fault}", file=sys.stderr)
-        return 2
+    if unknown := [name for name in arguments.drafters if name not in RULES]:
+        raise ArgumentsError(f"{', '.join(unknown)}: no such rule; the rules are {', '.join(RULES)}")
+    options.check_lengths([arguments.num_draft_tokens])
+    curves = _curves(arguments.cost_curve)
+    vocabulary = Vocabulary(arguments.tokenizer)
+    pairs, sources = collect(arguments, vocabulary)
+    setup = Setup(Settings(num_draft_tokens=arguments.num_draft_tokens), vocabulary.line_ends)
+    for source in sources:
+        left_out = f", {source.num_empty} left out for having no answer" if source.num_empty else ""
+        console.print(f"{source.name}: {count_text(source.num_pairs, 'pair')}{left_out}", highlight=False)
+    if arguments.calibrate:
+        for name in dict.fromkeys(pair.workload for pair in pairs):
+            print_calibration(
+                console,
+                name or "pairs",
+                calibrate([p for p in pairs if p.workload == name], setup, curves[0]),
+            )
+        return 0
+    rules = tuple(arguments.drafters)
+    with outputs.Work(1.0) as work:
+        work.begin(f"replaying {count_text(len(pairs), 'pair')} by {count_text(len(rules), 'rule')}")
+        done = 0.0
+
+        def show(share: float) -> None:
+            nonlocal done
+            work.advance(share - done)
+            done = share
+
+        results = run_job(Job(pairs, rules, curves, setup), arguments.processes, show)
+    if not results:
+        raise ArgumentsError("none of the pairs is marked to be measured")
+    rows = rows_of(results, rules, curves)
     print_report(console, rows, curves)
-    _write(arguments, rows, curves, sources)
+    section = {"rows": rows, "curves": describe(curves), "sources": [asdict(source) for source in sources]}
+    outputs.write(arguments, document.new_document(arguments, replay=section), flat(rows))
     return 0
 
 
@@ -157,13 +120,6 @@ def main(given: Sequence[str] | None = None) -> int:
     return run(parser.parse_args(given, argparse.Namespace(given=["bench", "replay", *given])))
 
 
-def _check(arguments: argparse.Namespace) -> None:
-    if unknown := [name for name in arguments.drafters if name not in RULES]:
-        raise ArgumentsError(f"{', '.join(unknown)}: no such rule; the rules are {', '.join(RULES)}")
-    if arguments.num_draft_tokens > 255:
-        raise ArgumentsError("--num-draft-tokens is at most 255, as in the server")
-
-
 def _curves(names: Sequence[str] | None) -> tuple[Curve, ...]:
     known = built_in()
     curves: list[Curve] = []
@@ -172,44 +128,6 @@ def _curves(names: Sequence[str] | None) -> tuple[Curve, ...]:
         same = sum(other.name.split(" #")[0] == curve.name for other in curves)
         curves.append(replace(curve, name=f"{curve.name} #{same + 1}") if same else curve)
     return tuple(curves)
-
-
-def _replay(console: Console, job: Job, num_processes: int) -> list[dict[str, Any]]:
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(
-            f"replaying {count_text(len(job.pairs), 'pair')} by {count_text(len(job.rules), 'rule')}",
-            total=1.0,
-        )
-        results = run_job(job, num_processes, lambda share: progress.update(task, completed=share))
-    if not results:
-        raise ArgumentsError("none of the pairs is marked to be measured")
-    return rows_of(results, job.rules, job.curves)
-
-
-def _print_sources(console: Console, sources: Sequence[Source]) -> None:
-    for source in sources:
-        left_out = f", {source.num_empty} left out for having no answer" if source.num_empty else ""
-        console.print(f"{source.name}: {count_text(source.num_pairs, 'pair')}{left_out}", highlight=False)
-
-
-def _write(
-    arguments: argparse.Namespace,
-    rows: list[dict[str, Any]],
-    curves: Sequence[Curve],
-    sources: Sequence[Source],
-) -> None:
-    section = {"rows": rows, "curves": describe(curves), "sources": [asdict(source) for source in sources]}
-    record = document.new_document(document.command_line(arguments), replay=section)
-    outputs.write(arguments, record, flat(rows))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def _count_or_none(text: str) -> int:
-    return 0 if text == "0" else argument_types.count(text)
 
 
 def _num_processors() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from bench.cost_curves import Curve
 from bench.errors import BenchError
 from bench.pairs import TokenPair
-from bench.policies import Outcome
+from bench.replay.policies import Outcome
 from bench.replay.rules import RULES, Setup
 
 CHUNK_TOKENS = 100_000

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.edits import edit_cases, prose_cases, trap_cases
 from bench.errors import ArgumentsError
 from bench.pairs import TokenPair, read_pairs, tokenized
 from bench.rendering import render, render_turn
+from bench.replay.edits import edit_cases, prose_cases, trap_cases
 from bench.workloads import WORKLOADS, lengths_of, make_chats
 
 

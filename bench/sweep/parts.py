@@ -8,15 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-
 from bench import document
 from bench.cost_curves import Curve, describe
+from bench.decode.answering import Answering
 from bench.errors import ArgumentsError, BenchError
 from bench.local_engine import LocalEngine
+from bench.outputs import Work
 from bench.sweep import best, gate, grid, tables, warm
-from bench.sweep.answering import Advance, AnsweredChat, answer_plainly
+from bench.sweep.answering import AnsweredChat, answer_plainly
 from bench.sweep.replaying import Setup
 from bench.sweep.traffic import TrafficRequest, make_traffic, source_files
 from bench.sweep.warm import TableUser
@@ -32,22 +31,7 @@ MAX_MEASURED_CHATS = 1
 Row = dict[str, Any]
 
 
-class Bars:
-    """Progress bars with the time left, one for each stage of work."""
-
-    def __init__(self, progress: Progress, console: Console) -> None:
-        self.progress = progress
-        self.console = console
-
-    def start(self, stage: str, total: int) -> Advance:
-        """Show a new bar; return a function to call after each of its steps."""
-        if not self.console.is_terminal:
-            self.console.print(f"{stage} ...", highlight=False)
-        task = self.progress.add_task(stage, total=total)
-        return lambda: self.progress.advance(task)
-
-
-def sweep(arguments: argparse.Namespace, bars: Bars) -> document.Document:
+def sweep(arguments: argparse.Namespace, work: Work) -> document.Document:
     """Run the requested parts and return the result document. Raises BenchError."""
     parts = set(arguments.parts)
     settings = Settings(
@@ -55,32 +39,30 @@ def sweep(arguments: argparse.Namespace, bars: Bars) -> document.Document:
         num_draft_tokens=max(*arguments.num_draft_tokens, Settings().num_draft_tokens),
         prefix_cache_bytes=0,
     )
-    own_chats, other_model = _read_chats(arguments), _other_model(arguments, settings)
+    other_model = _other_model(arguments, settings)
+    own_chats = read_prompts(arguments.prompts) if arguments.prompts else None
     section: dict[str, Any] = {"workloads_version": VERSION}
-    loading = bars.start("loading the model", 1)
+    loading = work.stage("loading the model", 1)
     with LocalEngine(settings) as local:
         loading()
         setup = _setup(local, settings, arguments.cost_curve)
+        answering = Answering(local, arguments.max_tokens, arguments.seed)
         section["cost_curves"] = describe([setup.curve])
         answered: list[AnsweredChat] = []
         if parts & {"grid", "gate", "warm"}:
             chats = own_chats or _make_chats(local, arguments)
-            advance = bars.start("plain answers", len(chats))
-            answered = answer_plainly(
-                local, chats, arguments.max_tokens, arguments.seed, advance, arguments.references
-            )
+            advance = work.stage("plain answers", len(chats))
+            answered = answer_plainly(answering, chats, advance, arguments.references)
         if "warm" in parts:
-            section["warm"] = list(_warm(arguments, local, other_model, setup, answered, bars))
+            section["warm"] = list(_warm(arguments, answering, other_model, setup, answered, work))
         if "grid" in parts:
-            section["grid"], section["measured"] = _grid(arguments, local, setup, answered, bars)
+            section["grid"], section["measured"] = _grid(arguments, answering, setup, answered, work)
         if "gate" in parts:
-            advance = bars.start("gate thresholds", len(arguments.thresholds) * len(gate.MODES))
+            advance = work.stage("gate thresholds", len(arguments.thresholds) * len(gate.MODES))
             section["gate"] = list(gate.sweep(setup, arguments.thresholds, warm.pairs_of(answered), advance))
         if "tables" in parts:
-            section["table_sizes"], section["ngram_sizes"] = _tables(arguments, local, setup, bars)
-        return document.new_document(
-            document.command_line(arguments), local.engine.info, local.engine.costs, sweep=section
-        )
+            section["table_sizes"], section["ngram_sizes"] = _tables(arguments, local, setup, work)
+        return document.new_document(arguments, local.engine.info, local.engine.costs, sweep=section)
 
 
 def _other_model(arguments: argparse.Namespace, settings: Settings) -> Path | None:
@@ -97,13 +79,6 @@ def _other_model(arguments: argparse.Namespace, settings: Settings) -> Path | No
             "holds token ids; name a model with the same vocabulary, or leave warm out of --parts"
         )
     return other
-
-
-def _read_chats(arguments: argparse.Namespace) -> list[Chat] | None:
-    try:
-        return read_prompts(arguments.prompts) if arguments.prompts else None
-    except ValueError as fault:
-        raise ArgumentsError(str(fault)) from None
 
 
 def _make_chats(local: LocalEngine, arguments: argparse.Namespace) -> list[Chat]:
@@ -133,26 +108,24 @@ def _setup(local: LocalEngine, settings: Settings, curve: Curve | None) -> Setup
 
 def _grid(
     arguments: argparse.Namespace,
-    local: LocalEngine,
+    answering: Answering,
     setup: Setup,
     answered: Sequence[AnsweredChat],
-    bars: Bars,
+    work: Work,
 ) -> tuple[list[Row], list[Row]]:
     points = grid.configurations(arguments.draft_types, arguments.num_draft_tokens, arguments.ngram_sizes)
     default = grid.default_configuration(setup.settings.draft_type, setup.settings)
     if default not in points and default.draft_type in arguments.draft_types:
         points.append(default)
-    advance = bars.start(f"replaying {len(points)} configurations", len(points))
+    advance = work.stage(f"replaying {len(points)} configurations", len(points))
     rows = list(grid.sweep(setup, points, warm.pairs_of(answered), advance))
     if not rows:
         raise BenchError("every chat is too long for this model's context")
     if not arguments.repeats:
         return rows, []
     chosen, some = best.choose(rows, setup.settings), _first_of_each(answered)
-    advance = bars.start(f"measuring {len(chosen)} configurations on the engine", len(some))
-    measured = best.measure_points(
-        local, chosen, some, setup.settings, arguments.max_tokens, arguments.repeats, arguments.seed, advance
-    )
+    advance = work.stage(f"measuring {len(chosen)} configurations on the engine", len(some))
+    measured = best.measure_points(answering, chosen, some, setup.settings, arguments.repeats, advance)
     return rows, list(measured)
 
 
@@ -167,14 +140,14 @@ def _first_of_each(answered: Sequence[AnsweredChat]) -> list[AnsweredChat]:
 
 
 def _tables(
-    arguments: argparse.Namespace, local: LocalEngine, setup: Setup, bars: Bars
+    arguments: argparse.Namespace, local: LocalEngine, setup: Setup, work: Work
 ) -> tuple[list[Row], list[Row]]:
     tokenizer = local.engine.tokenizer
     paths = source_files([Path(sysconfig.get_path("purelib"))], arguments.seed)
     if not paths:
         raise BenchError("tables: no Python files are installed here to make traffic from")
     longest = max(arguments.requests)
-    advance = bars.start(f"making traffic of {longest:,} requests", longest)
+    advance = work.stage(f"making traffic of {longest:,} requests", longest)
     traffic: list[TrafficRequest] = []
     for request in make_traffic(paths, tokenizer.encode_answer, longest, arguments.seed):
         traffic.append(request)
@@ -183,50 +156,49 @@ def _tables(
     max_measured = arguments.measured_requests
     rows: list[Row] = []
     for requests in sorted(arguments.requests):
-        advance = bars.start(f"{len(entries)} table sizes, {requests:,} requests", len(entries))
+        advance = work.stage(f"{len(entries)} table sizes, {requests:,} requests", len(entries))
         rows += tables.sweep(setup, entries, traffic[:requests], max_measured, advance)
-    advance = bars.start(f"{len(ngram_sizes)} n-gram sizes, {longest:,} requests", len(ngram_sizes))
+    advance = work.stage(f"{len(ngram_sizes)} n-gram sizes, {longest:,} requests", len(ngram_sizes))
     return rows, list(tables.sweep_ngram_sizes(setup, ngram_sizes, traffic, max_measured, advance))
 
 
 def _warm(
     arguments: argparse.Namespace,
-    local: LocalEngine,
+    answering: Answering,
     other_model: Path | None,
     setup: Setup,
     answered: Sequence[AnsweredChat],
-    bars: Bars,
+    work: Work,
 ) -> Iterator[Row]:
     several = [one for one in answered if len(one.pairs) > 1] or [one for one in answered if one.pairs]
     first = TableUser(warm.SAME, setup, several)
     with tempfile.TemporaryDirectory() as folder:
-        yield from _warm_rows(arguments, local, first, first, Path(folder), bars)
+        yield from _warm_rows(arguments, answering, first, first, Path(folder), work)
         if other_model is None:
             return
         settings = Settings(model=str(other_model), prefix_cache_bytes=0)
-        loading = bars.start("loading the other model", 1)
+        loading = work.stage("loading the other model", 1)
         with LocalEngine(settings) as other:
             loading()
             other_setup = _setup(other, settings, arguments.cost_curve)
             chats = [one.chat for one in several]
-            advance = bars.start("plain answers of the other model", len(chats))
-            other_answered = answer_plainly(other, chats, arguments.max_tokens, arguments.seed, advance)
+            advance = work.stage("plain answers of the other model", len(chats))
+            others = Answering(other, arguments.max_tokens, arguments.seed)
+            other_answered = answer_plainly(others, chats, advance)
             user = TableUser(warm.OTHER, other_setup, other_answered)
-            yield from _warm_rows(arguments, other, first, user, Path(folder), bars)
+            yield from _warm_rows(arguments, others, first, user, Path(folder), work)
 
 
 def _warm_rows(
     arguments: argparse.Namespace,
-    local: LocalEngine,
+    answering: Answering,
     first: TableUser,
     user: TableUser,
     folder: Path,
-    bars: Bars,
+    work: Work,
 ) -> Iterator[Row]:
     some = _first_of_each(user.answered) if arguments.repeats else []
-    advance = bars.start(f"measuring cold and warm tables on the engine, {user.pair}", len(some))
-    measured = warm.measure_user(
-        local, first, user, some, folder, arguments.max_tokens, arguments.repeats, arguments.seed, advance
-    )
-    advance = bars.start(f"replaying cold and warm tables, {user.pair}", len(user.answered))
+    advance = work.stage(f"measuring cold and warm tables on the engine, {user.pair}", len(some))
+    measured = warm.measure_user(answering, first, user, some, folder, arguments.repeats, advance)
+    advance = work.stage(f"replaying cold and warm tables, {user.pair}", len(user.answered))
     yield from warm.replays(first, user, folder, measured, advance)

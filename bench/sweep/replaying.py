@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from bench.cost_curves import Curve
 from bench.pairs import TokenPair
-from bench.policies import Outcome
 from bench.replay.players import ServerPlayer
+from bench.replay.policies import Outcome
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter

@@ -1,27 +1,27 @@
 """`reprise bench sweep`: the command's arguments, and its output files."""
 
 import argparse
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import argument_types, outputs
+from bench import options, outputs
 from bench.cost_curves import Curve, CurveError, built_in, read_curve
-from bench.errors import ArgumentsError, BenchError
+from bench.errors import ArgumentsError
 from bench.sweep import gate, grid, tables
-from bench.sweep.parts import PARTS, Bars, Row, sweep
+from bench.sweep.parts import PARTS, Row, sweep
 from bench.sweep.report import print_report
 from bench.workloads import WORKLOADS
 from config.setting import SettingsError
 from config.settings import SETTINGS, Settings
 from drafters.base import TableFileError
-from engine.model.loading import ModelError
 
 _WIDTH = 140
 
 SUMMARY = "Try draft types and lengths, n-gram and table sizes, and gate thresholds, and find the best."
-DEFAULT_WORKLOADS = "records,json_rag,quotes,passage,code,edits_short,edits_long,agent,free,trap"
+DEFAULT_WORKLOADS = (
+    "records", "json_rag", "quotes", "passage", "code", "edits_short", "edits_long", "agent", "free", "trap",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,116 +33,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files. gate: thresholds of the gate. warm: an n-gram table filled earlier, by the same model or "
         "another with the same vocabulary. Workloads: " + ", ".join(WORKLOADS)
     )
-    add, count, numbers = parser.add_argument, argument_types.count, argument_types.levels
-    add("--model", type=argument_types.model_folder, metavar="DIR", help="Default: the bundled model.")
+    options.add(
+        parser, model=None, workloads=DEFAULT_WORKLOADS, prompts=None, max_tokens=192,
+        draft_types=grid.DRAFT_TYPES, num_draft_tokens=grid.LENGTHS, seed=1, **options.OUTPUTS,
+    )  # fmt: skip
+    add, numbers = parser.add_argument, options.levels
+    other = (
+        "A model with the same vocabulary, which uses the table that the first one filled. Default: for the "
+    )
     add(
         "--other-model",
-        type=argument_types.model_folder,
+        type=options.model_folder,
         metavar="DIR",
-        help="A model with the same vocabulary, which uses the table that the first one filled. Default: for "
-        "the bundled model its draft model.",
+        help=f"{other}bundled model its draft model.",
     )
-    add("--parts", type=_names, default=PARTS, metavar="NAMES", help=f"Default: {','.join(PARTS)}.")
-    add(
-        "--workloads",
-        type=_names,
-        default=_names(DEFAULT_WORKLOADS),
-        metavar="NAMES",
-        help=f"Default: {DEFAULT_WORKLOADS}.",
-    )
-    add("--prompts", type=argument_types.input_file, metavar="FILE", help="Your own chats instead.")
-    add("--chats", type=count, default=3, metavar="N", help="Chats of each workload. Default: 3.")
-    add(
-        "--max-tokens",
-        type=count,
-        default=192,
-        metavar="N",
-        help="Maximum tokens of an answer. Default: 192.",
-    )
-    add(
-        "--repeats",
-        type=_count_or_none,
-        default=2,
-        metavar="N",
-        help="Runs of each measurement on the engine; 0: only replay. Default: 2.",
-    )
-    add(
-        "--references",
-        action="store_true",
+    add("--parts", type=options.names, default=PARTS, metavar="NAMES", help=f"Default: {','.join(PARTS)}.")
+    add("--chats", type=options.count, default=3, metavar="N", help="Chats of each workload. Default: 3.")
+    add("--repeats", type=options.count_or_none, default=2, metavar="N",
+        help="Runs of each measurement on the engine; 0: only replay. Default: 2.")  # fmt: skip
+    add("--references", action="store_true",
         help="Replay right answers, where there are any, instead of the model's: the results are then the "
-        "same for all models with this vocabulary.",
-    )
-    add(
-        "--draft-types",
-        type=_names,
-        default=grid.DRAFT_TYPES,
-        metavar="NAMES",
-        help=f"Draft types of the grid. Default: {','.join(grid.DRAFT_TYPES)}.",
-    )
-    add(
-        "--num-draft-tokens",
-        type=numbers,
-        default=grid.LENGTHS,
-        metavar="K,L",
-        help=f"Draft lengths of the grid. {_default(grid.LENGTHS)}",
-    )
-    add(
-        "--ngram-sizes",
-        type=numbers,
-        default=grid.NGRAM_SIZES,
-        metavar="N,M",
-        help=f"N-gram sizes of grid and tables. {_default(grid.NGRAM_SIZES)}",
-    )
-    add(
-        "--table-entries",
-        type=numbers,
-        default=tables.ENTRIES,
-        metavar="N,M",
-        help=f"Table sizes. {_default(tables.ENTRIES)}",
-    )
-    add(
-        "--requests",
-        type=numbers,
-        default=tables.REQUESTS,
-        metavar="N,M",
-        help=f"Requests of the tables' traffic, of about 5,500 tokens each. {_default(tables.REQUESTS)}",
-    )
-    add(
-        "--measured-requests",
-        type=count,
-        default=tables.MEASURED,
-        metavar="N",
-        help=f"Requests of each traffic that are replayed. Default: {tables.MEASURED}.",
-    )
-    add(
-        "--thresholds",
-        type=_shares,
-        default=gate.THRESHOLDS,
-        metavar="S,T",
-        help=f"Gate thresholds. {_default(gate.THRESHOLDS)}",
-    )
-    add(
-        "--cost-curve",
-        type=_curve,
-        metavar="FILE",
+        "same for all models with this vocabulary.")  # fmt: skip
+    for name, parse, default, text in (
+        ("--ngram-sizes", numbers, grid.NGRAM_SIZES, "N-gram sizes of grid and tables."),
+        ("--table-entries", numbers, tables.ENTRIES, "Table sizes."),
+        (
+            "--requests",
+            numbers,
+            tables.REQUESTS,
+            "Requests of the tables' traffic, of about 5,500 tokens each.",
+        ),
+        ("--thresholds", _shares, gate.THRESHOLDS, "Gate thresholds."),
+    ):
+        shown = ",".join(map(str, default))
+        add(name, type=parse, default=default, metavar="N,M", help=f"{text} Default: {shown}.")
+    add("--measured-requests", type=options.count, default=tables.MEASURED, metavar="N",
+        help=f"Requests of each traffic that are replayed. Default: {tables.MEASURED}.")  # fmt: skip
+    add("--cost-curve", type=_curve, metavar="FILE",
         help="Step costs of the replay: a file with a curve, a result document, or a built-in curve: "
-        f"{', '.join(built_in())}. Default: as measured here.",
-    )
-    add("--seed", type=int, default=1, metavar="N", help="Seed of everything that is generated. Default: 1.")
-    outputs.add_arguments(parser, "Write all rows to FILE, with a column for the part.")
+        f"{', '.join(built_in())}. Default: as measured here.")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the sweep, print, write the files, and return the exit status."""
-    console = outputs.make_console(_WIDTH)
-    try:
-        _check(arguments)
-        with outputs.make_progress(console) as progress:
-            results = sweep(arguments, Bars(progress, console))
-    except (BenchError, TableFileError, ModelError) as fault:
-        print(f"reprise bench sweep: {fault}", file=sys.stderr)
-        return 2
-    print_report(console, results["sweep"], Settings())
+    return outputs.run_command("reprise bench sweep", _run, arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    _check(arguments)
+    with outputs.Work() as work:
+        try:
+            results = sweep(arguments, work)
+        except TableFileError as fault:
+            raise ArgumentsError(str(fault)) from None
+    print_report(outputs.make_console(_WIDTH), results["sweep"], Settings())
     outputs.write(arguments, results, [{"part": part, **row} for part, row in _flat(results["sweep"])])
     return 0
 
@@ -153,9 +97,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ArgumentsError("--references is only for replays: add --repeats 0, leave warm out of --parts")
     known = {"parts": PARTS, "workloads": tuple(WORKLOADS), "draft_types": grid.DRAFT_TYPES}
     for name, names in known.items():
-        for one in getattr(arguments, name):
-            if one not in names:
-                raise ArgumentsError(f"{one} is not one of {', '.join(names)}")
+        options.check_names(f"--{name.replace('_', '-')}", getattr(arguments, name), names)
     limits = {
         "num_draft_tokens": SETTINGS["num_draft_tokens"],
         "ngram_sizes": SETTINGS["ngram_size_max"],
@@ -167,14 +109,6 @@ def _check(arguments: argparse.Namespace) -> None:
                 limit.check(number)
             except SettingsError as fault:
                 raise ArgumentsError(f"--{name.replace('_', '-')}: {fault}") from None
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def _count_or_none(text: str) -> int:
-    return 0 if text == "0" else argument_types.count(text)
 
 
 def _shares(text: str) -> tuple[float, ...]:
@@ -194,10 +128,6 @@ def _curve(text: str) -> Curve:
     except CurveError as fault:
         known = ", ".join(built_in())
         raise argparse.ArgumentTypeError(f"{fault}; built-in curves: {known}") from None
-
-
-def _default(numbers: Sequence[float]) -> str:
-    return f"Default: {','.join(f'{number:g}' if number < 1 else f'{number:.0f}' for number in numbers)}."
 
 
 def _flat(section: Mapping[str, Any]) -> Iterator[tuple[str, Row]]:

@@ -1,15 +1,16 @@
 """Sweep the size of ngram-mod's table: the same traffic through tables of many sizes."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from bench.pairs import TokenPair
-from bench.policies import Outcome
+from bench.replay.policies import Outcome
 from bench.sweep.answering import Advance
 from bench.sweep.replaying import Setup, figures
 from bench.sweep.traffic import AGAIN, TrafficRequest
-from bench.sweep.watched_table import Collisions, Lookups, WatchedTables
+from bench.sweep.watched_table import WatchedTables
 from drafters.ngram_mod import NgramModDrafter
 
 ENTRIES = tuple(1 << power for power in range(12, 23))
@@ -72,37 +73,33 @@ def _row(setup: Setup, size: int, traffic: Sequence[TrafficRequest], measured: s
     watched = WatchedTables(setup.vocabulary, setup.settings.ngram_mod_size, size)
     table = watched.watched
     player = setup.player(setup.settings, "ngram-mod", [NgramModDrafter(watched)])
-    outcome, written, drafted = Outcome(), Collisions(), Collisions()
-    seen: dict[bool, Lookups] = {True: Lookups(), False: Lookups()}
+    outcome = Outcome()
+    written, drafted = Counter[str](), Counter[str]()
+    seen = {True: Counter[str](), False: Counter[str]()}
     for number, request in enumerate(traffic):
-        before = replace(table.collisions)
+        before = Counter(table.collisions)
         if number not in measured:
             table.learn(request.prompt.tolist())
             table.learn([*request.prompt[-table.n :].tolist(), *request.answer.tolist()])
-            written.add(table.collisions.since(before))
+            written.update(table.collisions - before)
             continue
         prompt, answer = request.prompt.tolist(), request.answer.tolist()
         table.learn(prompt)
         seen[request.kind == AGAIN] += table.look_up([*prompt[-table.n :], *answer])
         outcome.add(player.play(TokenPair(tuple(prompt), tuple(answer))))
-        drafted.add(table.collisions.since(before))
+        drafted.update(table.collisions - before)
     both = seen[True] + seen[False]
     return {
-        "workload": f"{len(traffic):,} requests",
-        "entries": size,
-        "ngram_size": table.n,
-        "bytes": table.num_bytes,
-        "requests": len(traffic),
+        "workload": f"{len(traffic):,} requests", "entries": size, "ngram_size": table.n,
+        "bytes": table.num_bytes, "requests": len(traffic),
         "traffic_tokens": sum(len(request.prompt) + len(request.answer) for request in traffic),
-        "measured": len(measured),
-        "occupancy": table.occupied / size,
-        "collisions": written.overwritten,
-        "overwritten": written.overwritten / max(1, written.written),
-        "foreign_drafts": drafted.foreign / max(1, drafted.drafted),
-        "known": both.right / max(1, both.count),
-        "known_again": seen[True].right / seen[True].count if seen[True].count else None,
+        "measured": len(measured), "occupancy": table.occupied / size, "collisions": written["overwritten"],
+        "overwritten": written["overwritten"] / max(1, written["written"]),
+        "foreign_drafts": drafted["foreign"] / max(1, drafted["drafted"]),
+        "known": both["right"] / max(1, both["count"]),
+        "known_again": seen[True]["right"] / seen[True]["count"] if seen[True]["count"] else None,
         **figures(outcome),
-    }
+    }  # fmt: skip
 
 
 def smallest_without_loss(rows: Sequence[Mapping[str, Any]]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from bench.edits import LARGEST_FILE, SMALLEST_FILE, edit
+from bench.replay.edits import LARGEST_FILE, SMALLEST_FILE, edit
 
 Ids = npt.NDArray[np.int32]
 
@@ -26,7 +26,7 @@ again: a text that occurred before, requested without quoting it. new: a text th
 RETURNS = 0.5
 
 QUICK_KINDS = ("values", "docstrings", "delete", "lines")
-"""The kinds of edits in bench/edits.py that are fast to generate."""
+"""The kinds of edits in bench/replay/edits.py that are fast to generate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.decode.answering import Answering
+from bench.experiment import Row
 from bench.local_engine import LocalEngine
 from bench.pairs import TokenPair
-from bench.policies import Outcome
-from bench.sweep.answering import PLAIN, Advance, AnsweredChat, Measured, Variant, measure
+from bench.replay.policies import Outcome
+from bench.sweep.answering import Advance, AnsweredChat, Variant, measure, speed_of
 from bench.sweep.replaying import TABLE_ENTRIES, Setup, figures
 from drafters.base import Drafter
 from drafters.ngram_mod import NAME, NgramModDrafter
 from drafters.ngram_mod_tables import NgramModTables
 from drafters.suffix import SuffixDrafter
-from engine.request import DraftChoice, DraftType
+from engine.request import DraftType
 
 SAME, OTHER = "same model", "other model"
 COLD, WARM, OTHERS = "cold", "warm", "warm from other chats"
@@ -33,9 +35,6 @@ DRAFT_TYPES: tuple[DraftType, ...] = ("ngram-mod", "auto")
 
 Key = tuple[str, int, str, DraftType]
 """Workload, turn, table state, draft type."""
-
-Place = tuple[str, int, str]
-"""Workload, turn, table state or PLAINLY."""
 
 PLAINLY = "plainly"
 
@@ -69,7 +68,7 @@ def pairs_of(answered: Sequence[AnsweredChat], without: int | None = None) -> li
 
 
 def replays(
-    first: TableUser, user: TableUser, folder: Path, measured: Mapping[Place, Measured], advance: Advance
+    first: TableUser, user: TableUser, folder: Path, measured: Sequence[Row], advance: Advance
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each workload, turn, table state and draft type; turn None is for all turns together.
 
@@ -119,7 +118,7 @@ def _rows(
     pair: str,
     outcomes: Mapping[Key, Outcome],
     equal: Mapping[tuple[str, int], Sequence[bool]],
-    measured: Mapping[Place, Measured],
+    measured: Sequence[Row],
 ) -> Iterator[dict[str, Any]]:
     workloads = dict.fromkeys(workload for workload, _, _, _ in outcomes)
     for workload in workloads:
@@ -134,38 +133,33 @@ def _rows(
                         together.add(outcomes[key])
                     same = [is_equal for one in included for is_equal in equal[workload, one]]
                     yield {
-                        "pair": pair,
-                        "workload": workload,
-                        "draft_type": draft_type,
-                        "memory": state,
-                        "turn": turn,
-                        **figures(together),
-                        "same_answer": sum(same) / len(same),
+                        "pair": pair, "workload": workload, "draft_type": draft_type, "memory": state,
+                        "turn": turn, **figures(together), "same_answer": sum(same) / len(same),
                         "measured_speedup": _speedup(keys, measured),
-                    }
+                    }  # fmt: skip
 
 
-def _speedup(keys: Sequence[Key], measured: Mapping[Place, Measured]) -> float | None:
-    plain, drafted = Measured(), Measured()
-    for workload, turn, state, draft_type in keys:
-        if draft_type != "auto" or (workload, turn, state) not in measured:
-            return None
-        drafted.add(measured[workload, turn, state])
-        plain.add(measured[workload, turn, PLAINLY])
-    return drafted.tokens_per_s / plain.tokens_per_s
+def _speedup(keys: Sequence[Key], measured: Sequence[Row]) -> float | None:
+    """Return the speedup as measured on the engine; None for what was not measured there."""
+
+    def rows_at(state: str, key: Key) -> list[Row]:
+        return [row for row in measured if (row["workload"], row["turn"], row["arm"]) == (*key[:2], state)]
+
+    drafted = [row for key in keys if key[3] == "auto" for row in rows_at(key[2], key)]
+    if not drafted or any(key[3] != "auto" or not rows_at(key[2], key) for key in keys):
+        return None
+    return speed_of(drafted) / speed_of([row for key in keys for row in rows_at(PLAINLY, key)])
 
 
 def measure_user(
-    local: LocalEngine,
+    answering: Answering,
     first: TableUser,
     user: TableUser,
     chats: Sequence[AnsweredChat],
     folder: Path,
-    max_tokens: int,
     repeats: int,
-    seed: int,
     advance: Advance,
-) -> dict[Place, Measured]:
+) -> list[Row]:
     """Run chats on the engine of the user's model: plainly, cold and warm, alternating.
 
     Raises TableFileError if the two models have different vocabularies.
@@ -174,18 +168,10 @@ def measure_user(
     fill(first.setup, pairs_of(first.answered), file)
     tables = tables_in(user.setup, file)
     tables.load()
-    local.drafters[NAME] = NgramModDrafter(tables)
-    results: dict[Place, Measured] = {}
-    for one in chats:
-        variants = [Variant(PLAINLY, lambda _: None, PLAIN)]
-        variants += [Variant(name, partial(_prepare, name == WARM), DraftChoice("auto")) for name in MEASURED]
-        for name, runs in measure(local, one, variants, max_tokens, repeats, seed).items():
-            for pair, run in zip(one.pairs, runs, strict=True):
-                if pair.is_measured:
-                    key = pair.workload, pair.turn or 0, name
-                    results.setdefault(key, Measured()).add(run)
-        advance()
-    return results
+    answering.local.drafters[NAME] = NgramModDrafter(tables)
+    variants = {PLAINLY: Variant(lambda _: None, "none")}
+    variants |= {name: Variant(partial(_prepare, name == WARM), "auto") for name in MEASURED}
+    return measure(answering, chats, variants, repeats, advance) if repeats else []
 
 
 def _prepare(is_warm: bool, local: LocalEngine) -> None:

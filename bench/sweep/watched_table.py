@@ -1,7 +1,7 @@
 """An n-gram table that records which n-gram wrote each slot, to count collisions."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,74 +13,17 @@ NO_OWNER = 0x9E3779B97F4A7C15
 """Marks an empty slot: a hash that is as unlikely as any. 0 will not do: it is the hash of n tokens 0."""
 
 
-@dataclass(slots=True)
-class Collisions:
-    """Counts of collisions between n-grams that share a slot.
-
-    written: tokens written. overwritten: of these, tokens that replaced another n-gram's.
-    drafted: tokens drafted. foreign: of these, tokens that another n-gram had written.
-    """
-
-    written: int = 0
-    overwritten: int = 0
-    drafted: int = 0
-    foreign: int = 0
-
-    def add(self, other: "Collisions") -> None:
-        """Add other counts to these."""
-        self.written += other.written
-        self.overwritten += other.overwritten
-        self.drafted += other.drafted
-        self.foreign += other.foreign
-
-    def since(self, earlier: "Collisions") -> "Collisions":
-        """Return the difference from an earlier count."""
-        return Collisions(
-            self.written - earlier.written,
-            self.overwritten - earlier.overwritten,
-            self.drafted - earlier.drafted,
-            self.foreign - earlier.foreign,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Lookups:
-    """Results of looking up every n-gram of a text; the counts add up to the number of n-grams.
-
-    right: the next token. wrong: another token, written by the same n-gram. foreign: a token that another
-    n-gram wrote. empty: nothing. foreign_right: foreign tokens that happen to be the next token.
-    """
-
-    right: int = 0
-    wrong: int = 0
-    foreign: int = 0
-    empty: int = 0
-    foreign_right: int = 0
-
-    @property
-    def count(self) -> int:
-        """The number of n-grams that were looked up."""
-        return self.right + self.wrong + self.foreign + self.empty
-
-    def __add__(self, other: "Lookups") -> "Lookups":
-        return Lookups(
-            self.right + other.right,
-            self.wrong + other.wrong,
-            self.foreign + other.foreign,
-            self.empty + other.empty,
-            self.foreign_right + other.foreign_right,
-        )
-
-
 class WatchedTable(NgramModTable):
     """The server's table, with the hash of the n-gram that wrote each slot: 8 more bytes per slot.
 
-    collisions: counts since the table was made.
+    collisions: counts since the table was made. "written": tokens written; "overwritten": those of them that
+    replaced another n-gram's; "drafted": tokens drafted; "foreign": those of them that another n-gram had
+    written.
     """
 
     def __init__(self, n: int, size: int) -> None:
         super().__init__(n, size)
-        self.collisions = Collisions()
+        self.collisions: Counter[str] = Counter()
         self._owners: Hashes = np.full(size, NO_OWNER, np.uint64)
 
     def put(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -98,26 +41,30 @@ class WatchedTable(NgramModTable):
         tokens = super().continuation(ngram, hash_, limit)
         line = [*ngram, *tokens]
         for at, token in enumerate(tokens):
-            self.collisions.foreign += int(self._owners[self.slot(hash_)]) != hash_
+            self.collisions["foreign"] += int(self._owners[self.slot(hash_)]) != hash_
             hash_ = self.roll(hash_, line[at], token)
-        self.collisions.drafted += len(tokens)
+        self.collisions["drafted"] += len(tokens)
         return tokens
 
-    def look_up(self, text: Sequence[int]) -> Lookups:
-        """Look up every n-gram of a text of more than n tokens, and compare with the token after it."""
+    def look_up(self, text: Sequence[int]) -> Counter[str]:
+        """Look up every n-gram of a text of more than n tokens; count them, and how often it held what.
+
+        "right": the next token. "wrong": another token, written by the same n-gram. "foreign": a token that
+        another n-gram wrote. "foreign_right": foreign tokens that happen to be the next token.
+        """
         tokens = np.asarray(text, np.int64)
         hashes, follows = self.hashes(tokens), tokens[self.n :]
         slots = self.slots(hashes)
         owners, held = self._owners[slots], self._held(slots)
-        is_empty, is_owner, is_right = held < 0, owners == hashes, held == follows
-        is_foreign = ~is_empty & ~is_owner
-        return Lookups(
-            right=int(np.count_nonzero(~is_empty & is_owner & is_right)),
-            wrong=int(np.count_nonzero(~is_empty & is_owner & ~is_right)),
-            foreign=int(np.count_nonzero(is_foreign)),
-            empty=int(np.count_nonzero(is_empty)),
-            foreign_right=int(np.count_nonzero(is_foreign & is_right)),
-        )
+        is_held, is_owner, is_right = held >= 0, owners == hashes, held == follows
+        found = {
+            "count": np.ones(len(slots)),
+            "right": is_held & is_owner & is_right,
+            "wrong": is_held & is_owner & ~is_right,
+            "foreign": is_held & ~is_owner,
+            "foreign_right": is_held & ~is_owner & is_right,
+        }
+        return Counter({name: int(np.count_nonzero(mask)) for name, mask in found.items()})
 
     def _held(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return np.fromiter((self.token(slot) for slot in slots.tolist()), np.int64, len(slots))
@@ -133,8 +80,8 @@ class WatchedTable(NgramModTable):
         before = np.empty_like(owners)
         before[1:] = owners[:-1]
         before[starts_group] = self._owners[slots[starts_group]]
-        self.collisions.written += len(hashes)
-        self.collisions.overwritten += int(np.count_nonzero((before != owners) & (before != NO_OWNER)))
+        self.collisions["written"] += len(hashes)
+        self.collisions["overwritten"] += int(np.count_nonzero((before != owners) & (before != NO_OWNER)))
         self._owners[slots[np.append(starts_group[1:], True)]] = owners[np.append(starts_group[1:], True)]
 
 

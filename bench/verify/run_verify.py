@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import argument_types, document, draft_model
+from bench import document, options
 from bench.errors import ArgumentsError
 from bench.local_engine import LocalEngine
 from bench.machine import describe_machine
@@ -34,23 +34,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--speed", action="store_true",
         help="Time each request with drafting and without, and compare with the bound on how much drafting "
         "may slow it down.")  # fmt: skip
-    add("--model", type=argument_types.model_folder, metavar="DIR", help="Default: the bundled model.")
-    draft_model.add_arguments(parser, "Also verify drafts of this model, which may have another vocabulary.")
+    add("--model", type=options.model_folder, metavar="DIR", help="Default: the bundled model.")
+    options.add(parser, draft_model=None)
     add("--prompts", type=Path, metavar="FILE",
         help='JSON lines of chats: {"messages": [...]}. Default: generated prompts.')  # fmt: skip
-    add("--prompt-tokens", type=argument_types.levels, default=(200, 600), metavar="N,M",
+    add("--prompt-tokens", type=options.levels, default=(200, 600), metavar="N,M",
         help="Approximate lengths of the generated prompts. Default: 200,600.")  # fmt: skip
-    add("--max-tokens", type=argument_types.count, default=128, metavar="N",
+    add("--max-tokens", type=options.count, default=128, metavar="N",
         help="Maximum tokens of each answer. Default: 128.")  # fmt: skip
-    add("--num-draft-tokens", type=argument_types.count, default=31, metavar="N",
+    add("--num-draft-tokens", type=options.count, default=31, metavar="N",
         help="Maximum draft length. Default: 31.")  # fmt: skip
     add("--exact", action="store_true",
         help="Draft only at widths that a trial at start found to be exact.")  # fmt: skip
     add("--seed", type=int, default=1, metavar="N", help="Seed of the prompts and of sampling. Default: 1.")
-    add("--rounds", type=argument_types.count, metavar="N",
+    add("--rounds", type=options.count, metavar="N",
         help="With --speed: rounds of four answers to each request, plain, drafted, drafted, plain. "
         f"Default: {speed.ROUNDS}.")  # fmt: skip
-    add("--json", type=argument_types.output_file, metavar="FILE", help="Write a result document to FILE.")
+    add("--json", type=options.output_file, metavar="FILE", help="Write a result document to FILE.")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,10 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import draft_model
+from bench import options
 from bench.local_engine import LocalEngine
-from bench.outputs import make_progress
-from bench.turn_requests import request_of
+from bench.outputs import Work
 from bench.verify.bound import Judged, is_chance, judge
 from bench.workloads import Chat, make_chats
 from config.settings import Settings
@@ -130,7 +129,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     """Return the server's settings, with what the flags change."""
     return Settings(
         model=str(arguments.model) if arguments.model else None,
-        **draft_model.settings_of(arguments),
+        **options.draft_model_settings(arguments),
         num_draft_tokens=arguments.num_draft_tokens,
         exact=arguments.exact,
     )
@@ -142,15 +141,14 @@ def time_chats(
     """Return a Timed for every request that has room for an answer."""
     runs: dict[tuple[int, int], dict[DraftChoice, list[Run]]] = {}
     num_rounds = arguments.rounds or ROUNDS
-    with make_progress(console) as progress:
-        task = progress.add_task("answering", total=len(chats) * (len(WARM_UP) + num_rounds * len(ROUND)))
+    with Work(len(chats) * (len(WARM_UP) + num_rounds * len(ROUND)), console) as work:
         for ways in (WARM_UP, *[ROUND] * num_rounds):
             # All chats before the next round, so that no disturbance lasts for all rounds of a chat.
             for at, chat in enumerate(chats):
                 for how in ways:
                     for turn, run in _answer(local, chat, how, arguments):
                         runs.setdefault((at, turn), {PLAIN: [], DRAFTED: []})[how].append(run)
-                    progress.advance(task)
+                    work.advance()
     overhead = local.engine.settings.draft_overhead
     return [
         Timed(chats[at].workload, turn, tuple(by_way[PLAIN][1:]), tuple(by_way[DRAFTED][1:]), overhead)
@@ -172,11 +170,11 @@ def _answer(
     local.engine.table_reset()
     runs = []
     for number, turn in enumerate(chat.turns, 1):
-        request = request_of(local, turn, arguments.max_tokens, arguments.seed, how)
-        if request is None:
+        requests = local.requests([turn], how, arguments.max_tokens, arguments.seed)
+        if not requests:
             continue
         start_s = perf_counter()
-        (end,) = local.answer([request])
+        (end,) = local.answer(requests)
         run = Run(end, perf_counter() - start_s)
         if turn.is_measured:
             runs.append((number, run))

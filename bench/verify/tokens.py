@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import draft_model
+from bench import options
 from bench.local_engine import LocalEngine
 from bench.parity import Divergence, Parity
 from bench.workloads import Chat, make_chats
@@ -61,7 +61,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     """Return the settings with which answers are compared."""
     return Settings(
         model=str(arguments.model) if arguments.model else None,
-        **draft_model.settings_of(arguments),
+        **options.draft_model_settings(arguments),
         num_draft_tokens=arguments.num_draft_tokens,
         prefix_cache_bytes=0,
         exact=arguments.exact,

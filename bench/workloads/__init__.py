@@ -11,15 +11,6 @@ from bench.workloads.making import ENGLISH, VERSION, WORKLOADS, lengths_of, make
 from bench.workloads.prompt_file import own_chats, read_prompts
 
 __all__ = [
-    "ENGLISH",
-    "VERSION",
-    "WORKLOADS",
-    "Chat",
-    "Message",
-    "Turn",
-    "Workload",
-    "lengths_of",
-    "make_chats",
-    "own_chats",
-    "read_prompts",
-]
+    "ENGLISH", "VERSION", "WORKLOADS", "Chat", "Message", "Turn", "Workload", "lengths_of", "make_chats",
+    "own_chats", "read_prompts",
+]  # fmt: skip

@@ -157,8 +157,5 @@ def _other_than(*old: str, make: Callable[[], str]) -> str:
 
 
 _CHANGES: dict[str, Callable[[str, random.Random], tuple[str, str]]] = {
-    "value": _value,
-    "rename": _rename,
-    "docstring": _docstring,
-    "return": _return,
-}
+    "value": _value, "rename": _rename, "docstring": _docstring, "return": _return,
+}  # fmt: skip

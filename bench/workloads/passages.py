@@ -10,15 +10,11 @@ from bench.workloads.words import ADJECTIVES, NOUNS, Supply, names, number
 NUM_QUOTES = 3
 MAX_SENTENCES = 20_000
 PATTERNS = (
-    "{who} found the {thing} in the {place}.",
-    "{who} bought the {thing} for {number} coins from {other}.",
-    "{who} lives in a {thing} behind the {place}.",
-    "{who} met {other} near the {thing}.",
-    "{who} painted the {noun} of {other} on day {number}.",
-    "{who} has a {thing} and a {place}.",
-    "{who} said that the {noun} is {number} years old.",
-    "{who} wants to sell the {thing} with {other}.",
-)
+    "{who} found the {thing} in the {place}.", "{who} bought the {thing} for {number} coins from {other}.",
+    "{who} lives in a {thing} behind the {place}.", "{who} met {other} near the {thing}.",
+    "{who} painted the {noun} of {other} on day {number}.", "{who} has a {thing} and a {place}.",
+    "{who} said that the {noun} is {number} years old.", "{who} wants to sell the {thing} with {other}.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,8 @@ from server.requests.chat import ChatRequest
 from server.validation.field_errors import validate
 
 READ = (
-    "messages",
-    "tools",
-    "temperature",
-    "max_tokens",
-    "max_completion_tokens",
-    "response_format",
-)
+    "messages", "tools", "temperature", "max_tokens", "max_completion_tokens", "response_format",
+)  # fmt: skip
 """The fields of a request that are read."""
 
 
@@ -29,17 +24,25 @@ def read_prompts(path: Path) -> list[Chat]:
     max_tokens or max_completion_tokens, response_format with a JSON schema, and "output", the text of the
     right answer. If the last message is the assistant's, it is the right answer. A line with a text "prompt"
     and no messages is sent without a chat template. A line whose messages begin with all messages of an
-    earlier line is the next turn of that line's chat.
+    earlier line is the next turn of that line's chat. A line of Spec-Bench's questions, with "turns" and a
+    "category", is a chat of its first turn, and the category its workload.
 
     Raises OSError if the file cannot be read, ValueError with file and line number if a line is invalid.
     """
     chats: list[list[Turn]] = []
+    categories: list[Chat] = []
     continuable: dict[tuple[str, ...], int] = {}
     for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            turn = _turn(json.loads(line))
+            parsed = json.loads(line)
+            if isinstance(parsed, dict) and isinstance(parsed.get("turns"), list) and parsed["turns"]:
+                # Later turns would need the model's own answers.
+                turn = _turn({"messages": [{"role": "user", "content": parsed["turns"][0]}]})
+                categories.append(Chat(str(parsed.get("category") or path.stem), (turn,)))
+                continue
+            turn = _turn(parsed)
         except RecursionError:
             raise ValueError(f"{path}: line {number} is nested too deep") from None
         except (UnicodeDecodeError, json.JSONDecodeError) as fault:
@@ -55,9 +58,9 @@ def read_prompts(path: Path) -> list[Chat]:
         chats[at].append(turn)
         if messages:
             continuable[messages] = at
-    if not chats:
+    if not chats and not categories:
         raise ValueError(f"{path}: the file contains no chats")
-    return [Chat(path.stem, tuple(turns)) for turns in chats]
+    return [*(Chat(path.stem, tuple(turns)) for turns in chats), *categories]
 
 
 def own_chats(path: Path | None, workloads: Sequence[str]) -> list[Chat] | None:
@@ -95,13 +98,10 @@ def _turn(line: object) -> Turn:
         *_, last = body.messages
         messages, reference = messages[:-1], last.content if reference is None else reference
     return Turn(
-        messages,
-        reference,
-        tools=tuple(line.get("tools") or ()),
+        messages, reference, tools=tuple(line.get("tools") or ()),
         temperature=body.temperature if line.get("temperature") is not None else 0.0,
-        schema=_schema(line.get("response_format")),
-        max_tokens=body.requested_max_tokens,
-    )
+        schema=_schema(line.get("response_format")), max_tokens=body.requested_max_tokens,
+    )  # fmt: skip
 
 
 def _plain(line: dict[str, Any], reference: str | None) -> Turn:

@@ -5,39 +5,31 @@ Lengths are counted with the model's tokenizer; its weights are not loaded.
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from bench import argument_types
-from bench.errors import ArgumentsError
-from bench.outputs import make_console
-from bench.rendering import Renderer, render, render_turn
+from bench import options, outputs, tables
+from bench.rendering import render, render_turn
+from bench.tables import Column
 from bench.workloads import VERSION, WORKLOADS, Chat, Turn, lengths_of, make_chats
 from config.settings import BUNDLED_MODEL
 
+COLUMNS = [
+    Column("name", "workload"),
+    Column("summary", "description"),
+    Column("turns", "turns", "0"),
+    Column("first", "first prompt", "0"),
+    Column("last", "last prompt", "0"),
+    Column("answer", "answer", "0"),
+]
+
 SUMMARY = "Show the generated chats of the benchmarks, or write them to a file."
 _WIDTH = 120
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Means over chats. first_tokens, last_tokens: lengths of the prompts of the first and the last turn.
-
-    answer_tokens: length of the right answers; None if there are none.
-    """
-
-    num_turns: float
-    first_tokens: float
-    last_tokens: float
-    answer_tokens: float | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,23 +40,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "`--prompts FILE` of other benchmarks and for `reprise bench replay --pairs FILE`. The answers are "
         "the right answers, not a model's."
     )
+    options.add(parser, workloads=None, model=None, prompt_tokens=None, seed=1)
     add = parser.add_argument
-    add("--workloads", type=_names, default=tuple(WORKLOADS), metavar="A,B",
-        help="Default: all.")  # fmt: skip
-    add("--model", type=argument_types.model_folder, metavar="DIR",
-        help="Model whose tokenizer and chat template are used. Default: the bundled model.")  # fmt: skip
-    add("--prompt-tokens", type=argument_types.levels, metavar="N,M",
-        help="Lengths of first prompts, for workloads with a choice. Default: the workload's.")  # fmt: skip
-    add("--chats", type=argument_types.count, default=4, metavar="N",
+    add("--chats", type=options.count, default=4, metavar="N",
         help="Chats of each workload and length. Default: 4.")  # fmt: skip
-    add("--seed", type=int, default=1, metavar="N", help="Seed of the chats. Default: 1.")
     add("--show", action="store_true", help="Print the first chat of each workload instead of the table.")
-    add("--write", type=argument_types.output_file, metavar="FILE",
+    add("--write", type=options.output_file, metavar="FILE",
         help="Write all turns with a right answer to FILE.")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print or write, and return the exit status."""
+    return outputs.run_command("reprise bench workloads", _run, arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    names = tuple(WORKLOADS) if arguments.workloads is None else arguments.workloads
+    options.check_names("--workloads", names, tuple(WORKLOADS))
     # Imported here, because it loads mlx-lm, which takes a while.
     from engine.model.loading import load_tokenizer
 
@@ -75,16 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     made = [
         (chat_name(name, length), make_chats(name, arguments.chats, arguments.seed, count_tokens, length))
-        for name in arguments.workloads
+        for name in names
         for length in lengths_of(name, arguments.prompt_tokens)
     ]
-    console = make_console(_WIDTH)
+    console = outputs.make_console(_WIDTH)
     if arguments.write:
-        try:
-            count = write_turns(arguments.write, made, tokenizer)
-        except ArgumentsError as fault:
-            print(f"reprise bench workloads: {fault}", file=sys.stderr)
-            return 2
+        count = write_turns(arguments.write, made, tokenizer)
         console.print(f"wrote {count} turns to {escape(str(arguments.write))}", soft_wrap=True)
         if without := [name for name, chats in made if chats[0].turns[-1].reference is None]:
             console.print(f"left out, because they have no right answer: {', '.join(without)}")
@@ -92,17 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
         for name, chats in made:
             _show(console, name, chats[0])
     else:
-        console.print(_table([(name, chats[0].workload, size(chats, tokenizer)) for name, chats in made]))
+        rows = [{"name": name} | size(chats, tokenizer) for name, chats in made]
+        tables.print_rows(console, rows, COLUMNS, "Workloads", group="none")
+        console.print("lengths of prompts and right answers in tokens, means", style="dim")
         console.print(f"version {VERSION}, seed {arguments.seed}, {arguments.chats} chats of each")
     return 0
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if name not in WORKLOADS:
-            raise argparse.ArgumentTypeError(f"{name or 'empty'} is not one of {', '.join(WORKLOADS)}")
-    return names
 
 
 def chat_name(workload: str, prompt_tokens: int | None) -> str:
@@ -110,34 +92,28 @@ def chat_name(workload: str, prompt_tokens: int | None) -> str:
     return workload if prompt_tokens is None else f"{workload} {prompt_tokens}"
 
 
-def size(chats: Sequence[Chat], tokenizer: Renderer) -> Size:
-    """Measure the length of chats. chats: at least one."""
+def size(chats: Sequence[Chat], tokenizer: Any) -> dict[str, Any]:
+    """Return the row of the table for chats of one workload, at least one."""
     answers = [
         len(tokenizer.encode_answer(turn.reference))
         for chat in chats
         for turn in chat.turns
         if turn.is_measured and turn.reference is not None
     ]
-    return Size(
-        mean(len(chat.turns) for chat in chats),
-        mean(len(render_turn(tokenizer, chat.turns[0])) for chat in chats),
-        mean(len(render_turn(tokenizer, chat.turns[-1])) for chat in chats),
-        mean(answers) if answers else None,
-    )
+    return {
+        "summary": WORKLOADS[chats[0].workload].summary,
+        "turns": mean(len(chat.turns) for chat in chats),
+        "first": mean(len(render_turn(tokenizer, chat.turns[0])) for chat in chats),
+        "last": mean(len(render_turn(tokenizer, chat.turns[-1])) for chat in chats),
+        "answer": mean(answers) if answers else None,
+    }
 
 
 def write_turns(path: Path, made: Sequence[tuple[str, Sequence[Chat]]], tokenizer: Any) -> int:
-    """Write a line per turn with a right answer; return the number of lines. Raises ArgumentsError."""
-    count = 0
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            for name, chats in made:
-                for line in _lines(name, chats, tokenizer):
-                    file.write(json.dumps(line) + "\n")
-                    count += 1
-    except OSError as fault:
-        raise ArgumentsError(f"cannot write {path}: {fault.strerror}") from fault
-    return count
+    """Write a line per turn with a right answer; return the number of lines. Raises OSError."""
+    lines = [json.dumps(line) for name, chats in made for line in _lines(name, chats, tokenizer)]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return len(lines)
 
 
 def _lines(name: str, chats: Sequence[Chat], tokenizer: Any) -> Iterator[dict[str, Any]]:
@@ -158,20 +134,6 @@ def _request(turn: Turn) -> dict[str, Any]:
         form = {"name": "answer", "schema": json.loads(turn.schema)}
         body["response_format"] = {"type": "json_schema", "json_schema": form}
     return body
-
-
-def _table(sizes: Sequence[tuple[str, str, Size]]) -> Table:
-    table = Table(title="Workloads")
-    table.add_column("workload", no_wrap=True)
-    table.add_column("description")
-    for name in ("turns", "first prompt", "last prompt", "answer"):
-        table.add_column(name, justify="right")
-    for name, workload, one in sizes:
-        answer = "-" if one.answer_tokens is None else f"{one.answer_tokens:.0f}"
-        numbers = (f"{one.num_turns:g}", f"{one.first_tokens:.0f}", f"{one.last_tokens:.0f}", answer)
-        table.add_row(name, WORKLOADS[workload].summary, *numbers)
-    table.caption = "lengths of prompts and right answers in tokens, means"
-    return table
 
 
 def _show(console: Console, name: str, chat: Chat) -> None:

@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from bench.child import BareLoop, OwnServer, exit_on_sigterm, is_ready
 from bench.errors import BenchError
-from bench.prompts import PromptMaker
+from bench.serving.processes import BareLoop, OwnServer, exit_on_sigterm, is_ready
+from bench.serving.prompts import PromptMaker
 from engine.model.loading import load_tokenizer
 
 STUB = """
@@ -56,13 +56,13 @@ def test_a_bare_loop_that_dies_at_work_is_an_error(tokenizer):
     loop = BareLoop("any", stub("print('{}', flush=True); input(); raise SystemExit('out of memory')"))
     prompt = PromptMaker(tokenizer, 64, seed=1).make()
     with pytest.raises(BenchError, match="out of memory"), loop:
-        loop.measure([prompt], 4, 1)
+        loop.answer(prompt.ids, 4)
 
 
 def test_the_bare_loop_gives_every_answer_its_full_length(model_folder):
     tokenizer = load_tokenizer(model_folder)
     maker = PromptMaker(tokenizer, 32, seed=1)
     with BareLoop(str(model_folder)) as loop:
-        seen = loop.measure([maker.make(), maker.make()], 40, 1)
-    assert [m.num_completion_tokens for m in seen.measurements] == [40, 40]
-    assert all(len(m.arrivals) == 40 and not m.ended_early for m in seen.measurements)
+        seen = [loop.answer(maker.make().ids, 40) for _ in range(2)]
+    assert [one["tokens"] for one in seen] == [40, 40]
+    assert all(len(one["arrived_s"]) == 40 for one in seen)

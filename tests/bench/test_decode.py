@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench.decode.progress import duration
-from bench.decode.rows import Row, Trial, row_of, rows_of
-from bench.decode.runs import Configuration, Counts, TurnRun
+from bench.decode.answering import row_of as turn_row_of
+from bench.decode.rows import COLUMNS, NOTES, divergence_text, flat, rows_of
 from bench.decode.samples import token_texts
-from bench.decode.table import COLUMNS, flat, print_rows
+from bench.experiment import Row
 from bench.local_engine import LocalEngine
+from bench.outputs import duration
 from bench.parity import Parity
+from bench.tables import print_rows, write_csv
 from cli.main import main
-from engine.request import DraftingReport, Finished, GenerationRequest
+from engine.request import DraftingReport, Finished, GenerationRequest, Usage
 
 PROMISED = """
 workload draft_type num_draft_tokens prompt_tokens turn streams tokens decode_tps plain_tps prefill_tps
@@ -28,30 +29,41 @@ first_divergence best_width_speedup of_best_width by_source energy_j_per_token
 """
 
 
-def counts(num_forwards: int, drafted: int, accepted: int) -> Counts:
-    found = Counts()
-    by_source = (("suffix", drafted, accepted),) if drafted else ()
-    by_position = ((2, 2), (2, 1)) if drafted else ()
-    found.add(DraftingReport(drafted, accepted, num_forwards, by_source, by_position, drafter_s=1e-4))
-    return found
+def one_run(
+    decode_s: float, number: int, drafts: tuple[int, int] = (4, 3), is_plain: bool = False, **more: Any
+) -> Row:
+    """Make a run of 10 tokens."""
+    drafted, accepted = (0, 0) if is_plain else drafts
+    return {
+        "arm": "plain" if is_plain else "auto 31", "case": "edits 600 0", "round": number, "turn": 1,
+        "workload": "edits", "prompt_tokens": 600, "draft_type": "none" if is_plain else "auto",
+        "num_draft_tokens": 0 if is_plain else 31, "streams": 1, "num_tokens": 10, "num_prefilled": 600,
+        "prefill_s": 0.25, "first_token_s": 0.3, "decode_s": decode_s, "num_forwards": 10 if is_plain else 5,
+        "by_source": {"suffix": [drafted, accepted]} if drafted else {},
+        "by_position": [[2, 2], [2, 1]] if drafted else [], "drafter_s": 1e-4, "open_s": 0.0,
+        "energy_j": 4.0 if is_plain else 2.0,
+    } | more  # fmt: skip
 
 
-def turn_run(decode_s: float, drafting: Counts, energy_j: float | None = None, turn: int = 1) -> TurnRun:
-    tokens, origins = (tuple(range(10)),), ((("model", 10),),)
-    return TurnRun(turn, tokens, origins, 600, 0.25, 0.3, decode_s, drafting, energy_j)
+PARITY = {"parity": Parity(9, 0), "best_width": 2.5}
 
 
-def trial(turn: int = 1, **changes: Any) -> Trial:
-    """Make a trial of 10 tokens: plain in 1 and 0.8 s, drafted in 0.5 and 0.4 s."""
-    plain = [turn_run(s, counts(10, 0, 0), 4.0, turn) for s in (1.0, 0.8, 1.0)]
-    drafted = [turn_run(s, counts(5, 4, 3), 2.0, turn) for s in (0.5, 0.5, 0.4)]
-    parity = Parity(9, 0)
-    made = Trial("edits", 600, 1, Configuration("auto", 31), turn, plain, drafted, parity, best_width=2.5)
-    return replace(made, **changes)
+def runs(
+    drafted_s: Sequence[float] = (0.5, 0.5, 0.4), plain_s: Sequence[float] = (1.0, 0.8, 1.0), **more: Any
+) -> list[Row]:
+    """Make the runs of one turn: plain in 1 and 0.8 s, drafted in 0.5 and 0.4 s."""
+    plain = [one_run(s, at, is_plain=True, **more) for at, s in enumerate(plain_s, 1)]
+    return plain + [one_run(s, at, **more) for at, s in enumerate(drafted_s, 1)]
+
+
+def one_row(made: Sequence[Row], **check: Any) -> Row:
+    """Return the row over all turns. check: changes to what is known of each answer."""
+    checks = {(one["case"], one["turn"], one["arm"]): PARITY | check for one in made}
+    return rows_of(made, checks)[0]
 
 
 def test_a_row_has_every_figure_that_was_promised() -> None:
-    row = row_of([trial()], None)
+    row = one_row(runs())
     assert not set(PROMISED.split()) - row.keys()
     expected = {
         "plain_tps": 12.5,
@@ -77,28 +89,31 @@ def test_a_row_has_every_figure_that_was_promised() -> None:
 
 
 def test_the_speed_up_of_the_best_runs_is_within_its_range() -> None:
-    quick = [turn_run(0.5, counts(5, 4, 3))] * 2
-    plain = [[turn_run(s, counts(10, 0, 0)) for s in seconds] for seconds in ((1.0, 2.0), (2.0, 1.0))]
-    row = row_of([trial(plain=runs, drafted=quick) for runs in plain], None)
+    made = runs((0.5, 0.5), (1.0, 2.0)) + runs((0.5, 0.5), (2.0, 1.0), case="edits 600 1")
+    row = one_row(made)
     assert [row[name] for name in ("speedup_low", "speedup", "speedup_high")] == pytest.approx(
         [2.0, 2.0, 3.0]
     )
 
 
 def test_chats_of_several_turns_have_a_row_over_all_and_one_of_each() -> None:
-    quick = [turn_run(0.2, counts(2, 4, 3), turn=2)] * 3
-    rows = rows_of([trial(1), trial(2, drafted=quick), trial(1), trial(2, drafted=quick)])
+    made = [
+        one
+        for case in ("edits 600 0", "edits 600 1")
+        for one in runs(case=case) + runs((0.2, 0.2, 0.2), case=case, turn=2)
+    ]
+    rows = rows_of(made, {})
     assert [row["turn"] for row in rows] == [None, 1, 2]
     assert [row["speedup"] for row in rows] == pytest.approx([1.6 / 0.6, 2.0, 4.0])
     assert [row["tokens"] for row in rows] == [40, 20, 20]
 
 
 def test_what_was_not_measured_is_null_and_not_a_number() -> None:
-    unmetered = [turn_run(0.5, counts(10, 0, 0))] * 3
-    row = row_of([trial(drafted=unmetered, best_width=None), trial()], None)
+    unmetered = runs(energy_j=None)
+    row = one_row(unmetered, best_width=None)
     for name in ("energy_j_per_token", "best_width_speedup", "of_best_width", "constrained_plain_tps"):
         assert row[name] is None, name
-    silent = row_of([trial(drafted=unmetered)], None)
+    silent = one_row(runs(by_source={}, by_position=[]))
     assert silent["acceptance"] is None
     assert silent["acceptance_by_position"] == []
     assert silent["drafted_share"] == 0
@@ -107,27 +122,51 @@ def test_what_was_not_measured_is_null_and_not_a_number() -> None:
 def test_one_pair_that_differs_fails_the_row_and_is_reported() -> None:
     differing = Parity()
     differing.compare([(1, 2, 3)], [(1, 2, 4)], lambda _: 0.125)
-    rows = rows_of([trial(), trial(parity=differing)])
-    assert rows[0]["parity"] == "FAIL"
-    assert rows[0]["first_divergence"] == {"token": 2, "margin": 0.125}
-    assert "1 of 10 pairs of runs differ; the first at token 2" in printed(rows)
+    made = runs() + runs(case="edits 600 1")
+    checks = {("edits 600 0", 1, "auto 31"): PARITY, ("edits 600 1", 1, "auto 31"): {"parity": differing}}
+    (row,) = rows_of(made, checks)
+    assert row["parity"] == "FAIL"
+    assert row["first_divergence"] == {"token": 2, "margin": 0.125}
+    assert "1 of 10 pairs of runs differ; the first at token 2" in divergence_text(row)
 
 
-def test_every_column_is_in_the_flat_rows_and_every_row_in_the_table() -> None:
-    row = row_of([trial()], None)
-    assert set(COLUMNS) <= row.keys()
-    assert flat(row).keys() == (row.keys() - {"first_divergence"}) | {
+def test_under_a_schema_plain_runs_with_and_without_it_are_told_apart() -> None:
+    free = [one_run(1.0, at, is_plain=True) | {"arm": "free"} for at in (1, 2, 3)]
+    row = one_row(free + runs())
+    assert (row["plain_tps"], row["constrained_plain_tps"]) == pytest.approx((10.0, 12.5))
+
+
+def test_the_counts_of_all_streams_are_added_up() -> None:
+    report = DraftingReport(
+        4, 3, 5, (("suffix", 4, 3),), ((2, 2), (2, 1)), drafter_s=1e-4, translation={"skipped": 1}
+    )
+    usage = Usage(600, 10, 0, queue_s=0.05, prefill_s=0.3, first_token_s=0.3, total_s=1.3, drafting=report)
+    end = Finished("stop", usage, tuple(range(10)))
+    row = turn_row_of([end, end], 2.5)
+    assert (row["num_tokens"], row["num_forwards"], row["decode_s"]) == (20, 10, 1.3)
+    assert row["by_source"] == {"suffix": [8, 6]}
+    assert row["by_position"] == [[4, 4], [4, 2]]
+    assert row["translation"] == {"skipped": 2}
+    assert turn_row_of([end])["decode_s"] == pytest.approx(1.0)
+
+
+def test_every_column_is_in_the_flat_rows_and_every_row_in_the_table(tmp_path: Path) -> None:
+    row = one_row(runs())
+    assert {str(column.name) for column in COLUMNS} <= row.keys()
+    write_csv(tmp_path / "rows.csv", [flat(row)])
+    (read,) = csv.DictReader((tmp_path / "rows.csv").open())
+    assert read.keys() == (row.keys() - {"first_divergence"}) | {
         "first_divergence_token",
         "first_divergence_margin",
     }
-    assert not [value for value in flat(row).values() if isinstance(value, dict)]
-    assert "suffix 9/12" in printed([row], ["workload", "by_source"])
+    by_source = [column for column in COLUMNS if column.name in ("workload", "by_source")]
+    assert "suffix 9/12" in printed([row], by_source)
 
 
 def test_the_table_fits_120_columns_with_the_longest_names() -> None:
-    row = row_of([trial(workload="edits_again_cold", configuration=Configuration("ngram-simple", 255))], 3)
-    wide = row | {"prefill_tps": 12345.6, "ttft_ms": 12345.6, "drafter_us_per_token": 1234.5, "tokens": 99999}
-    lines = printed([wide, row_of([trial()], None)]).splitlines()
+    long = {"workload": "edits_again_cold", "draft_type": "ngram-simple", "num_draft_tokens": 255, "turn": 3}
+    wide = one_row(runs()) | long | {"prefill_tps": 12345.6, "ttft_ms": 12345.6, "tokens": 99999}
+    lines = printed([wide, one_row(runs())]).splitlines()
     (line,) = (line for line in lines if "edits_again_cold" in line)
     assert "ngram-simple" in line
     assert "PASS" in line
@@ -135,15 +174,15 @@ def test_the_table_fits_120_columns_with_the_longest_names() -> None:
 
 
 def test_more_columns_than_fit_are_shown_in_several_tables() -> None:
-    lines = printed([row_of([trial()], None)], tuple(COLUMNS)).splitlines()
+    lines = printed([one_row(runs())], COLUMNS).splitlines()
     assert sum(line.startswith("edits") for line in lines) > 1
     assert "suffix 9/12" in "".join(lines)
     assert max(map(len, lines)) <= 120
 
 
-def printed(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
+def printed(rows: Sequence[Row], columns: Any = None) -> str:
     console = Console(width=120, file=io.StringIO(), record=True)
-    print_rows(console, rows, columns, "a title")
+    print_rows(console, rows, columns or [one for one in COLUMNS if one.is_shown], "a title", NOTES)
     return console.export_text()
 
 

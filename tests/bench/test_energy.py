@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from bench import energy
-from bench.energy import EnergyMeter, RaplZone, rapl_zones
-from bench.nvml import NvmlCounter
-from bench.powermetrics import PowerMetrics, read_samples
+from bench.energy import EnergyMeter, NvmlCounter, PowerMetrics, RaplZone, rapl_zones, read_samples
 
 PRINTED = """\
 Machine model: Mac16,8

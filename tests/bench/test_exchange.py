@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.answer import read_answer
-from bench.exchange import NotHttpError, Response, Transcript
+from bench.serving.answer import read_answer
+from bench.serving.exchange import NotHttpError, Response, Transcript
 
 LINES = [b": keep-alive 1/2", b'data: {"choices": []}', b"", b"data: [DONE]", b""]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"

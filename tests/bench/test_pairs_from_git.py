@@ -36,8 +36,7 @@ class History:
         self.git("commit", "-q", "-m", message)
 
     def pairs(self, limits: Limits = ALL) -> list[Pair]:
-        with Repository(self.folder) as repository:
-            return pairs_of(repository, limits)
+        return pairs_of(Repository(self.folder), limits)
 
 
 @pytest.fixture

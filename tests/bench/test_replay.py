@@ -12,11 +12,11 @@ from zlib import crc32
 import pytest
 
 from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve
-from bench.edits import KINDS, edit, edit_cases, trap_cases
 from bench.pairs import Pair, TokenPair, write_pairs
-from bench.policies import Always, Hindsight, Outcome, replay
 from bench.replay.calibration import calibrate
+from bench.replay.edits import KINDS, edit, edit_cases, trap_cases
 from bench.replay.players import ServerPlayer
+from bench.replay.policies import Always, Hindsight, Outcome, replay
 from bench.replay.report import rows_of
 from bench.replay.rules import COMPARED, RULES, Setup
 from bench.replay.run_replay import main
@@ -137,7 +137,7 @@ def test_the_player_takes_the_widths_that_the_engine_plans(curve: Curve, chance:
         sampling=0,
         drafts=drafting.begin(request),
     )
-    planned = Outcome()
+    planned, was_plain = Outcome(), False
     while row.num_answered < len(pair.answer):
         feeds = planner.plan([row])
         draft = list(feeds[0].draft) if feeds else []
@@ -149,6 +149,9 @@ def test_the_player_takes_the_widths_that_the_engine_plans(curve: Curve, chance:
         cost = curve.cost(1 + len(draft))
         planned.add_step(len(draft), right, len(said), cost)
         row.drafts.slowdown_budget.charge(cost, 1.0, len(said))
+        if not draft and was_plain:
+            row.drafts.slowdown_budget.num_unseen = 0
+        was_plain = not draft
         row.drafts.observe(said, feeds[0].source if draft else NO_DRAFT, len(draft))
         row.tokens += said
         row.num_answered += len(said)

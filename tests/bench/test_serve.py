@@ -26,9 +26,10 @@ def test_a_server_is_measured_at_each_level_and_all_rows_are_written(
         bench("--url", f"{server.url}/v1/", "--concurrency", "1,3", "--rounds", "2", "--json", str(file)) == 0
     )
     printed = capsys.readouterr()
-    assert "Python" in printed.out
+    assert "python" in printed.out
     assert "3 streams, round 2" in printed.err
-    report = json.loads(file.read_text())
+    record = json.loads(file.read_text())
+    report = record["serve"]
     rounds = report["rounds"]
     assert [(r["concurrency"], r["number"], len(r["measurements"])) for r in rounds] == [
         *[(1, number, 4) for number in (0, 1, 2)],
@@ -37,7 +38,7 @@ def test_a_server_is_measured_at_each_level_and_all_rows_are_written(
     assert all(len(m["arrivals"]) >= 1 for r in rounds for m in r["measurements"])
     assert [(line["concurrency"], line["num_requests"]) for line in report["levels"]] == [(1, 8), (3, 12)]
     assert report["settings"]["seed"] == 5
-    assert report["machine"]["cores"] >= 1
+    assert record["machine"]["cores"] >= 1
     assert report["notes"] == []
 
 
@@ -56,10 +57,14 @@ def test_two_servers_alternate_with_the_same_prompts(
     other_server.play(*full_answer)
     file = tmp_path / "rows.json"
     arguments = ["--url", server.url, "--against", other_server.url, "--against-model", "mine"]
+    page = tmp_path / "page.html"
+    arguments += ["--html", str(page), "--csv", str(tmp_path / "rows.csv")]
     assert bench(*arguments, "--concurrency", "2", "--rounds", "2", "--json", str(file)) == 0
-    report = json.loads(file.read_text())
+    assert "Servers under load" in page.read_text()
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 1 + 2 * 3 * 4
+    report = json.loads(file.read_text())["serve"]
     names = [server.url.removeprefix("http://"), other_server.url.removeprefix("http://")]
-    assert [r["side"] for r in report["rounds"]] == names * 3
+    assert [r["side"] for r in report["rounds"]] == [*names, *reversed(names), *names]
     assert [c["quantity"] for c in report["comparisons"]] == [
         "tokens/s",
         "first token p50",
@@ -80,7 +85,7 @@ def test_mlx_lm_server_is_started_and_compared(bench, server, full_answer, tmp_p
     file = tmp_path / "rows.json"
     arguments = ["--url", server.url, "--against", "mlx_lm.server", "--concurrency", "2", "--rounds", "1"]
     assert bench(*arguments, "--json", str(file)) == 0
-    line = json.loads(file.read_text())["levels"][1]
+    line = json.loads(file.read_text())["serve"]["levels"][1]
     assert (line["side"], line["num_requests"], line["num_failed"]) == ("mlx_lm.server", 4, 0)
 
 
@@ -119,11 +124,11 @@ def test_each_server_gets_its_own_key(bench, server, other_server, full_answer, 
 
 def test_the_tables_lose_no_figure_on_a_narrow_terminal(bench, server, full_answer, monkeypatch, capsys):
     server.play(*full_answer)
-    monkeypatch.setattr("bench.serve._WIDTH", 80)
+    monkeypatch.setattr("bench.serving.run_serve._WIDTH", 80)
     assert bench("--url", server.url, "--concurrency", "1", "--rounds", "1") == 0
     out = capsys.readouterr().out
     assert "…" not in out
-    assert max(len(line) for line in out.splitlines() if line.startswith(("│", "┃"))) <= 80
+    assert max(len(line) for line in out.splitlines() if "127.0.0.1" in line) <= 80
 
 
 def test_the_bare_loop_alternates_with_one_stream(bench, server, full_answer, tmp_path):
@@ -131,10 +136,10 @@ def test_the_bare_loop_alternates_with_one_stream(bench, server, full_answer, tm
     file = tmp_path / "rows.json"
     arguments = ["--url", server.url, "--bare", "--concurrency", "1,2", "--rounds", "1", "--json", str(file)]
     assert bench(*arguments) == 0
-    report = json.loads(file.read_text())
+    report = json.loads(file.read_text())["serve"]
     name = server.url.removeprefix("http://")
     turns = [(r["side"], r["concurrency"]) for r in report["rounds"]]
-    assert turns == [(name, 1), ("bare loop", 1)] * 2 + [(name, 2)] * 2
+    assert turns == [(name, 1), ("bare loop", 1), ("bare loop", 1), (name, 1)] + [(name, 2)] * 2
     assert [c["quantity"] for c in report["comparisons"]] == ["decode tokens/s", "request tokens/s"]
 
 

@@ -57,19 +57,19 @@ def test_a_watched_table_equals_the_servers_and_knows_the_owner_of_each_slot(
             overwritten += owners.get(slot, ngram) != ngram
             owners[slot] = ngram
     assert [held.tolist() for held in watched.contents()] == [held.tolist() for held in plain.contents()]
-    assert watched.collisions.overwritten == overwritten
-    assert watched.collisions.written == plain.counts.inserts
+    assert watched.collisions["overwritten"] == overwritten
+    assert watched.collisions["written"] == plain.counts.inserts
 
 
 def test_tokens_that_other_ngrams_left_are_counted_where_they_are_drafted() -> None:
     table = WatchedTable(2, 1)
     table.learn([1, 2, 3])
     assert table.continuation([1, 2], table.hash([1, 2]), 1) == [3]
-    assert (table.collisions.drafted, table.collisions.foreign) == (1, 0)
+    assert (table.collisions["drafted"], table.collisions["foreign"]) == (1, 0)
     assert table.continuation([8, 9], table.hash([8, 9]), 3) == [3, 3, 3]
-    assert (table.collisions.drafted, table.collisions.foreign) == (4, 3)
+    assert (table.collisions["drafted"], table.collisions["foreign"]) == (4, 3)
     found = table.look_up([8, 9, 3, 4])
-    assert (found.count, found.foreign, found.foreign_right) == (2, 2, 1)
+    assert (found["count"], found["foreign"], found["foreign_right"]) == (2, 2, 1)
 
 
 def test_a_short_traffic_is_the_beginning_of_a_long_one(traffic) -> None:
@@ -177,7 +177,7 @@ def test_a_warm_table_knows_what_the_first_model_said_and_misses_where_the_other
     tmp_path: Path,
 ) -> None:
     first = TableUser(warm.SAME, SETUP, answered(copies(2)))
-    rows = list(warm.replays(first, first, tmp_path, {}, lambda: None))
+    rows = list(warm.replays(first, first, tmp_path, [], lambda: None))
     found = {(row["memory"], row["draft_type"], row["turn"]): row for row in rows}
     cold, warmed, others = (found[memory, "ngram-mod", None] for memory in warm.TABLE_STATES)
     assert warmed["tokens_per_forward"] > cold["tokens_per_forward"] == others["tokens_per_forward"]
@@ -187,7 +187,7 @@ def test_a_warm_table_knows_what_the_first_model_said_and_misses_where_the_other
         TokenPair(p.prompt, tuple(9000 + t for t in p.answer), p.workload, p.chat, p.turn) for p in copies(2)
     ]
     rows = list(
-        warm.replays(first, TableUser(warm.OTHER, SETUP, answered(other)), tmp_path, {}, lambda: None)
+        warm.replays(first, TableUser(warm.OTHER, SETUP, answered(other)), tmp_path, [], lambda: None)
     )
     found = {(row["memory"], row["draft_type"], row["turn"]): row for row in rows}
     assert found["warm", "ngram-mod", 1]["acceptance"] in (None, 0.0)
@@ -198,7 +198,7 @@ def test_a_table_goes_to_no_model_with_another_vocabulary(tmp_path: Path) -> Non
     first = TableUser(warm.SAME, SETUP, answered(copies(1)))
     other = TableUser(warm.OTHER, Setup(Settings(), M4_PRO, "another"), answered(copies(1)))
     with pytest.raises(TableFileError, match="its vocabulary is replay, but another is expected"):
-        list(warm.replays(first, other, tmp_path, {}, lambda: None))
+        list(warm.replays(first, other, tmp_path, [], lambda: None))
 
 
 def test_the_command_finds_all_parts_and_writes_them(
@@ -236,9 +236,9 @@ def test_a_model_of_another_vocabulary_is_refused_before_anything_is_asked(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--parts", "grid,speed"], "speed is not one of grid, tables, gate, warm"),
+        (["--parts", "grid,speed"], "--parts: speed is not one of grid, tables, gate, warm"),
         (["--references"], "--references is only for replays: add --repeats 0"),
-        (["--draft-types", "draft-model"], "draft-model is not one of auto"),
+        (["--draft-types", "draft-model"], "--draft-types: draft-model is not one of auto"),
         (
             ["--num-draft-tokens", "1000"],
             "--num-draft-tokens: num_draft_tokens is 1000; it must be between 1 and 255",

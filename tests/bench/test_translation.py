@@ -5,56 +5,60 @@ import io
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from bench.decode.rows import Trial
-from bench.decode.runs import Configuration, Counts, TurnRun
+from bench.experiment import Row
 from bench.parity import Parity
+from bench.tables import print_rows
 from bench.translation.findings import findings
-from bench.translation.pairs import Pair, pairs_of
-from bench.translation.rows import Row, rows_of
-from bench.translation.table import print_rows
+from bench.translation.run_translation import COLUMNS, Pair, ordered, pairs_of, rows_of
 from cli.main import main
-from engine.request import DraftingReport
 
 CONTEXT, NAIVE = (Pair(Path("a_draft"), "a_draft", strategy) for strategy in ("context", "naive"))  # type: ignore[arg-type]
 
 
-def run(decode_s: float, drafted: int = 0, accepted: int = 0) -> TurnRun:
+def run(
+    decode_s: float, number: int, length: int, drafted: int = 0, accepted: int = 0, case: str = "a"
+) -> Row:
     """Make a run of 20 tokens with drafts of 2; the draft model takes a quarter of the time."""
-    counts = Counts()
-    if drafted:
-        num_drafts = drafted // 2
-        outcomes = {"translated": num_drafts, "absorbed": 1, "resynchronised": 2, "skipped": 3}
-        by_position = ((num_drafts, num_drafts), (num_drafts, accepted - num_drafts))
-        by_source = (("draft-model", drafted, accepted),)
-        counts.add(
-            DraftingReport(
-                drafted, accepted, 10, by_source, by_position, drafter_s=decode_s / 4, translation=outcomes
-            )
-        )
-    return TurnRun(1, (tuple(range(20)),), ((("model", 20),),), 100, 0.1, 0.1, decode_s, counts)
+    num_drafts = drafted // 2
+    outcomes = {"translated": num_drafts, "absorbed": 1, "resynchronised": 2, "skipped": 3}
+    return {
+        "arm": f"draft-model {length}" if drafted else "plain", "case": case, "round": number, "turn": 1,
+        "workload": "passages_polish", "prompt_tokens": None,
+        "draft_type": "draft-model" if drafted else "none",
+        "num_draft_tokens": length, "streams": 1, "num_tokens": 20, "num_prefilled": 100, "prefill_s": 0.1,
+        "first_token_s": 0.1, "decode_s": decode_s, "num_forwards": 10,
+        "by_source": {"draft-model": [drafted, accepted]} if drafted else {},
+        "by_position": [[num_drafts, num_drafts], [num_drafts, accepted - num_drafts]] if drafted else [],
+        "drafter_s": decode_s / 4, "open_s": 0.0, "translation": outcomes if drafted else {},
+        "energy_j": None,
+    }  # fmt: skip
 
 
-def trial(length: int = 2, drafted_s: Sequence[float] = (0.5, 0.4), accepted: int = 12) -> Trial:
-    """Make a trial: plain in 1 s, 20 drafted tokens in each drafted run."""
-    drafted = [run(s, 20, accepted) for s in drafted_s]
-    plain = [run(1.0) for _ in drafted]
-    way = Configuration("draft-model", length)
-    return Trial("passages_polish", None, 1, way, 1, plain, drafted, Parity(4, 0))
+def runs(
+    length: int = 2, drafted_s: Sequence[float] = (0.5, 0.4), accepted: int = 12, case: str = "a"
+) -> list[Row]:
+    """Make the runs of one answer: plain in 1 s, 20 drafted tokens in each drafted run."""
+    drafted = [run(s, at, length, 20, accepted, case) for at, s in enumerate(drafted_s, 1)]
+    return drafted + [run(1.0, at, 0, case=case) for at, _ in enumerate(drafted_s, 1)]
+
+
+def checked(made: Sequence[Row], num_differing: int = 0) -> dict[tuple[str, int, str], Row]:
+    return {(one["case"], 1, one["arm"]): {"parity": Parity(4, num_differing)} for one in made}
 
 
 def rows(pair: Pair, accepted: int = 12, seconds: float = 0.5, is_adaptive: bool = False) -> list[Row]:
-    return rows_of(pair, is_adaptive, [trial(length, (seconds, seconds), accepted) for length in (2, 4)])
+    made = [one for length in (2, 4) for one in runs(length, (seconds, seconds), accepted, f"k{length}")]
+    return rows_of(pair, is_adaptive, made, checked(made))
 
 
 def test_a_row_counts_the_outcomes_of_all_drafts_of_all_runs() -> None:
-    (row,) = rows_of(CONTEXT, False, [trial(), trial(drafted_s=(0.5, 0.5))])
+    made = runs() + runs(drafted_s=(0.5, 0.5), case="b")
+    (row,) = rows_of(CONTEXT, False, made, checked(made))
     assert (row["draft_model"], row["strategy"], row["is_adaptive"]) == ("a_draft", "context", False)
     assert Counter(
         translated=40, absorbed=4, resynchronised=8, skipped=12
@@ -95,18 +99,17 @@ def test_the_last_finding_says_whether_tokens_differ() -> None:
     assert findings(rows(CONTEXT))[-1] == (
         "All 8 pairs of a drafted and a plain answer are equal, token by token."
     )
-    failed = replace(trial(), parity=Parity(4, 1))
-    said = findings(rows_of(CONTEXT, False, [failed]))
+    said = findings(rows_of(CONTEXT, False, runs(), checked(runs(), 1)))
     assert said[-1].startswith("1 of 4 pairs of a drafted and a plain answer differ")
 
 
 def test_the_table_fits_120_columns_and_puts_strategies_side_by_side() -> None:
-    made: list[dict[str, Any]] = [
+    made = [
         row | {"workload": "edits_again_cold", "prompt_tokens": 1500, "translated": 99999, "skipped": 9999}
         for row in rows(NAIVE) + rows(CONTEXT) + rows(CONTEXT, is_adaptive=True)
     ]
     out = io.StringIO()
-    print_rows(Console(file=out, width=120), made, "a_model")
+    print_rows(Console(file=out, width=120), ordered(made), COLUMNS)
     lines = out.getvalue().splitlines()
     assert "…" not in out.getvalue()
     found = [line.split()[1:4] for line in lines if "edits_again_cold" in line]

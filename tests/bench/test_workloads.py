@@ -9,7 +9,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from bench.workloads import ENGLISH, WORKLOADS, Chat, lengths_of, make_chats, polish, words
+from bench import lexicon
+from bench.workloads import ENGLISH, WORKLOADS, Chat, lengths_of, make_chats, words
 from engine.model.loading import load_tokenizer
 from server.requests.chat import ChatRequest
 
@@ -144,7 +145,8 @@ def test_polish_chats_are_made_of_polish_words_each_the_same_throughout() -> Non
 
 
 def test_polish_words_are_no_english_ones_and_stand_for_one_thing_each() -> None:
-    lists = [polish.POLISH_NOUNS, polish.POLISH_ADJECTIVES, [name.lower() for name in polish.POLISH_NAMES]]
+    names = [name.lower() for name in lexicon.POLISH_NAMES]
+    lists = [lexicon.POLISH_NOUNS, lexicon.POLISH_ADJECTIVES, names]
     every = [word for some in lists for word in some]
     assert len(every) == len(set(every))
     assert not set(every) & {*words.NOUNS, *words.ADJECTIVES, *words.VERBS, *words.FIELDS}

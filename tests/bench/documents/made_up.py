@@ -38,6 +38,7 @@ def made_up(
         "economics": _economics(rng),
         "translation": _translation(rng),
         "peers": {"rows": _peers(rng)},
+        "serve": {"levels": _levels(rng)},
         "replay": {"rows": _replays(rng)},
     }  # fmt: skip
 
@@ -243,6 +244,19 @@ def _peers(rng: random.Random) -> list[dict[str, Any]]:
         }
         for workload, likeness in WORKLOADS.items()
         for server, rate in servers.items()
+    ]  # fmt: skip
+
+
+def _levels(rng: random.Random) -> list[dict[str, Any]]:
+    return [
+        {
+            "side": side, "concurrency": level, "num_requests": 12, "num_failed": 0,
+            "tokens_per_s": [speed * level**0.5 * rng.uniform(0.9, 1.1) for _ in range(3)],
+            "decode_tokens_per_s": speed, "first_token_s": {"p50": 0.1 * level, "p95": 0.2, "p99": 0.3},
+            "inter_token_s": {"p50": 0.01, "p95": 0.02, "p99": 0.03},
+        }
+        for level in (1, 8)
+        for side, speed in (("reprise", 190.0), ("another", 120.0))
     ]  # fmt: skip
 
 

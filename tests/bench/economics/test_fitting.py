@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bench.economics.fitting import (
+from bench.statistics import (
     break_even,
     fit_line,
     geometric_mean_of,
@@ -46,7 +46,6 @@ def test_twice_as_fast_and_half_as_fast_are_as_fast():
 
 def test_fewer_than_three_chats_have_no_interval():
     assert mean_of([1.0, 2.0]).low is None
-    assert not mean_of([1.0, 2.0]).excludes(9.0)
 
 
 def test_a_figure_that_is_lost_without_one_chat_has_no_interval():

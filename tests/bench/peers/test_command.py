@@ -51,6 +51,31 @@ def test_what_does_not_fit_is_refused_in_one_line(given, message, capsys):
     assert printed.count("\n") == 1
 
 
+def test_several_streams_are_asked_of_servers_alone(
+    server, other_server, full_answer, model_folder, tmp_path
+):
+    server.play(*full_answer)
+    other_server.play(*full_answer)
+    file = tmp_path / "peers.json"
+    given = ["--model", str(model_folder), "--workloads", "quotes,records", "--streams", "3", "--mixed"]
+    given += ["--rounds", "1", "--server", f"a={server.url}", "--server", f"b={other_server.url}"]
+    assert main(["bench", "peers", *given, "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["peers"]["rows"]
+    assert [(row["name"], row["workload"], row["streams"], row["requests"]) for row in rows] == [
+        ("a", "mixed", 3, 6), ("b", "mixed", 3, 6)
+    ]  # fmt: skip
+    assert (rows[1]["equal"], rows[1]["parity"]) == (6, "PASS")
+    assert server.most_at_once <= 3
+
+
+def test_a_llama_server_that_is_not_installed_is_one_line(model_folder, tmp_path, monkeypatch, capsys):
+    (tmp_path / "model.gguf").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    given = ["--model", str(model_folder), "--no-mlx-lm", "--server", f"llama-server={tmp_path}/model.gguf"]
+    assert main(["bench", "peers", *given]) == 1
+    assert "llama-server is not installed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["http://127.0.0.1:1", "a=", "a=ftp://host"])
 def test_a_server_is_a_name_and_an_address(text, capsys):
     assert main(["bench", "peers", "--server", text]) == 2

@@ -1,0 +1,102 @@
+"""An experiment: arms x cases x rounds, alternating, with a warm-up, and resumed where it was interrupted.
+
+Every run returns rows: plain dictionaries that JSON has. The experiment adds the arm, the case and the
+round, 0 for a warm-up. All statistics are computed from such rows.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from bench.errors import ArgumentsError
+
+CaseT = TypeVar("CaseT")
+Row = dict[str, Any]
+Arm = Callable[[CaseT], list[Row]]
+"""Runs a case once and returns its rows."""
+
+
+@dataclass(frozen=True)
+class Experiment(Generic[CaseT]):
+    """What to run.
+
+    arms: by name, in order. order: they are reversed in every other round, so that a machine that slows down
+    favors none, or "rotate": each case begins with the next one.
+    rounds: measured ones. has_warm_up: whether a case also runs unmeasured before.
+    resume: a file that records every run and has those of an interrupted experiment. key: of this experiment;
+    a file of another one is refused.
+    watch: called before each run, with the names of arm and case and the round.
+    """
+
+    arms: Mapping[str, Arm[CaseT]]
+    cases: Mapping[str, CaseT]
+    rounds: int
+    has_warm_up: Callable[[str], bool] = lambda _: True
+    order: Literal["reverse", "rotate"] = "reverse"
+    resume: Path | None = None
+    key: str = ""
+    watch: Callable[[str, str, int], None] = lambda *_: None
+
+    def run(self) -> list[Row]:
+        """Run everything that is not recorded yet; return the rows of all runs, warm-ups included.
+
+        Raises ArgumentsError if the file to resume from belongs to another experiment.
+        """
+        known = self._recorded()
+        rows: list[Row] = []
+        for round_number, case, arm in self.schedule():
+            self.watch(arm, case, round_number)
+            place = {"arm": arm, "case": case, "round": round_number}
+            found = known.get((arm, case, round_number))
+            if found is None:
+                found = self.arms[arm](self.cases[case])
+                self._record(place | {"rows": found})
+            rows += [place | row for row in found]
+        return rows
+
+    def schedule(self) -> Iterator[tuple[int, str, str]]:
+        """Yield (round, case, arm) of every run, in order."""
+        numbers = range(self.rounds + 1)
+        pairs = [(number, case) for case in self.cases for number in numbers]
+        names = list(self.arms)
+        pairs = [(number, case) for number, case in pairs if number or self.has_warm_up(case)]
+        for at, (number, case) in enumerate(pairs):
+            first = at % len(names) if self.order == "rotate" else 0
+            turned = names[first:] + names[:first]
+            is_back = self.order == "reverse" and number % 2
+            yield from ((number, case, arm) for arm in (reversed(turned) if is_back else turned))
+
+    def _recorded(self) -> dict[tuple[str, str, int], list[Row]]:
+        """Return the rows of the runs in the file; a last line that is cut off is dropped."""
+        if self.resume is None:
+            return {}
+        lines = self.resume.read_text(encoding="utf-8").splitlines() if self.resume.exists() else []
+        found: dict[tuple[str, str, int], list[Row]] = {}
+        key = None
+        kept = []
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                break
+            kept.append(line)
+            key = record.get("experiment", key)
+            if "arm" in record:
+                found[record["arm"], record["case"], record["round"]] = record["rows"]
+        if lines and key != self.key:
+            raise ArgumentsError(f"--resume: {self.resume} has the runs of another experiment: {key}")
+        header = [] if kept else [json.dumps({"experiment": self.key})]
+        self.resume.write_text("".join(f"{line}\n" for line in [*kept, *header]), encoding="utf-8")
+        return found
+
+    def _record(self, record: Row) -> None:
+        if self.resume is not None:
+            with self.resume.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+
+
+def measured(rows: Sequence[Row], **place: Any) -> list[Row]:
+    """Return the rows of measured rounds, of an arm or a case if they are given."""
+    return [row for row in rows if row["round"] and all(row[name] == value for name, value in place.items())]

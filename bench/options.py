@@ -1,0 +1,166 @@
+"""Flags that several commands share, and parsers for their values; argparse prints errors in one line."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.errors import ArgumentsError
+from bench.workloads import WORKLOADS
+from config.access import KEY
+from config.settings import SETTINGS
+
+MAX_DRAFT_TOKENS = 255
+_TRANSLATION = SETTINGS["draft_translation"]
+
+
+def count(text: str) -> int:
+    """Parse a positive whole number."""
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+    return number
+
+
+def count_or_none(text: str) -> int:
+    """Parse a whole number, 0 included."""
+    return 0 if text == "0" else count(text)
+
+
+def levels(text: str) -> tuple[int, ...]:
+    """Parse positive whole numbers, separated by commas."""
+    return tuple(dict.fromkeys(count(part.strip()) for part in text.split(",")))
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Parse names, separated by commas."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def number(low: float, high: float) -> Any:
+    """Return a parser of a number between two others."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text} is not a number from {low:g} to {high:g}")
+        return value
+
+    return parse
+
+
+def url(text: str) -> str:
+    """Parse the base URL of a server; a trailing /v1 is dropped."""
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        url = httpx.URL("")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise argparse.ArgumentTypeError(f"{text} is not an address such as http://127.0.0.1:8000")
+    # People paste the base URL that they give their client.
+    return text.rstrip("/").removesuffix("/v1")
+
+
+def api_key(text: str) -> str:
+    """Parse a key that can be sent in a header."""
+    if not KEY.fullmatch(text):
+        # The message leaves the key out, because terminal output may be logged.
+        raise argparse.ArgumentTypeError("a key must be visible ASCII characters without spaces")
+    return text
+
+
+def model_folder(text: str) -> Path:
+    """Parse the path of a model folder."""
+    folder = Path(text).expanduser()
+    if not (folder / "config.json").is_file():
+        raise argparse.ArgumentTypeError(f"{text} is not a model folder: it has no config.json")
+    return folder
+
+
+def output_file(text: str) -> Path:
+    """Parse the path of a file to write; its folder must exist."""
+    file = Path(text)
+    if file.is_dir() or not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write {text}: it is a folder, or its folder does not exist")
+    return file
+
+
+def input_file(text: str) -> Path:
+    """Parse the path of an existing file."""
+    file = Path(text).expanduser()
+    if not file.is_file():
+        raise argparse.ArgumentTypeError(f"{text} is not a file")
+    return file
+
+
+SHARED: dict[str, tuple[Any, str, str]] = {
+    "model": (model_folder, "DIR", "Model folder; without it the bundled model."),
+    "draft-model": (model_folder, "DIR", "Draft model, which draft-model and auto then use."),
+    "workloads": (names, "A,B", f"Generated chats: any of {', '.join(WORKLOADS)}."),
+    "prompts": (input_file, "FILE", 'Your own chats: JSON lines of chat requests, {"messages": [...]}.'),
+    "prompt-tokens": (levels, "N,M", "Approximate prompt lengths, for workloads of variable length."),
+    "cases": (count, "N", "Chats of each workload and length."),
+    "max-tokens": (count, "N", "Maximum tokens of each answer."),
+    "repeats": (count, "N", "Measured runs of each chat."),
+    "resume": (output_file, "FILE", "Record each run in FILE, and leave out the runs that it already has."),
+    "rounds": (count, "N", "Measured rounds, after one warm-up round."),
+    "num-draft-tokens": (levels, "K,L", "Maximum draft lengths."),
+    "draft-types": (names, "X,Y", "Draft types."),
+    "seed": (int, "N", "Seed of everything that is generated."),
+    "json": (output_file, "FILE", "Write a result document to FILE."),
+    "csv": (output_file, "FILE", "Write the rows to FILE."),
+    "html": (output_file, "FILE", "Write a report page to FILE."),
+}  # fmt: skip
+"""Parser, placeholder and help of each flag."""
+
+OUTPUTS: dict[str, Any] = {"json": None, "csv": None, "html": None}
+"""The flags of files to write, without a default."""
+
+
+def add(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    """Add shared flags to the parser, by their names with underscores and their defaults."""
+    for name, default in defaults.items():
+        flag = name.replace("_", "-")
+        parse, placeholder, text = SHARED[flag]
+        if default is not None:
+            shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+            text += f" Default: {shown}."
+        parser.add_argument(f"--{flag}", type=parse, metavar=placeholder, default=default, help=text)
+        if flag == "draft-model":
+            how = "How drafts are converted if the draft model has another vocabulary: see `serve --help`."
+            default = _TRANSLATION.default
+            parser.add_argument(
+                "--draft-translation", choices=_TRANSLATION.choices, default=default, help=how
+            )
+
+
+def draft_model_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings for --draft-model and --draft-translation, as keyword arguments of Settings."""
+    folder = arguments.draft_model
+    return {"draft_model": str(folder) if folder else None, "draft_translation": arguments.draft_translation}
+
+
+def check_names(flag: str, given: Sequence[str], allowed: Sequence[str]) -> None:
+    """Raise ArgumentsError for a name that is not allowed."""
+    for name in given:
+        if name not in allowed:
+            raise ArgumentsError(f"{flag}: {name or 'empty'} is not one of {', '.join(allowed)}")
+
+
+def check_drafts(arguments: argparse.Namespace, types: Sequence[str]) -> None:
+    """Raise ArgumentsError for draft types or lengths that cannot be measured."""
+    check_names("--draft-types", arguments.draft_types, types)
+    if "draft-model" in arguments.draft_types and not arguments.draft_model:
+        raise ArgumentsError("--draft-types: draft-model needs a draft model; name one with --draft-model")
+    check_lengths(arguments.num_draft_tokens)
+
+
+def check_lengths(lengths: Sequence[int]) -> None:
+    """Raise ArgumentsError for draft lengths that no server accepts."""
+    if max(lengths) > MAX_DRAFT_TOKENS:
+        raise ArgumentsError(f"--num-draft-tokens: {max(lengths)} is above {MAX_DRAFT_TOKENS}")

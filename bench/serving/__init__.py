@@ -1,0 +1,1 @@
+"""Load on servers: `reprise bench serve` with prompts of one length, `reprise bench peers` with workloads."""

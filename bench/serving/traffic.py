@@ -1,0 +1,216 @@
+"""Questions, and who answers them: servers over HTTP, and mlx_lm's loops in child processes.
+
+An answer is a row: "request" is its place among those asked together, "tokens" those received (counted_by
+says how; 0 if it failed), "started_s" since the first was sent, "duration_s" until the end of
+the stream, "arrivals" [seconds since the request, tokens] of each read with text, "error" why it failed.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Protocol
+
+import httpx
+
+from bench.errors import BenchError
+from bench.experiment import Row
+from bench.serving.answer import read_answer
+from bench.serving.exchange import IDLE_LIMIT_S, Transcript, post
+from bench.serving.processes import BareLoop
+from bench.statistics import share_tokens
+
+CountTokens = Callable[[str], int]
+"""Returns the number of tokens of a text on its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request. ids: its token ids, for peers that take no messages. number: of all questions asked."""
+
+    messages: tuple[dict[str, Any], ...]
+    ids: tuple[int, ...]
+    workload: str = ""
+    tools: tuple[dict[str, Any], ...] = ()
+    is_measured: bool = True
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What every request contains besides its prompt.
+
+    forbidden_ids: tokens that would end the answer early; they get a logit bias of -100.
+    seed: sent only if not None. mlx_lm.server does not batch requests with a seed.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int | None = None
+    forbidden_ids: tuple[int, ...] = ()
+
+    def body(self, model: str, question: Question) -> bytes:
+        """Build the body of POST /v1/chat/completions."""
+        fields: dict[str, Any] = {
+            "model": model, "messages": list(question.messages), "max_tokens": self.max_tokens,
+            "temperature": self.temperature, "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        if question.tools:
+            fields["tools"] = list(question.tools)
+        if self.forbidden_ids:
+            fields["logit_bias"] = {str(token): -100 for token in self.forbidden_ids}
+        if self.seed is not None:
+            fields["seed"] = self.seed
+        return json.dumps(fields).encode()
+
+
+class Peer(Protocol):
+    """Answers questions."""
+
+    name: str
+
+    def ask(self, questions: Sequence[Question], options: RequestOptions, streams: int = 1) -> list[Row]:
+        """Ask and wait for all answers. Raises nothing: a failure is an answer with an error."""
+
+
+@dataclass
+class Server:
+    """An OpenAI-compatible server.
+
+    url: without /v1. model: the name to send; None: the first model that the server lists.
+    idle_limit_s: a request fails after this long without data. api_key: if it needs one.
+    """
+
+    name: str
+    url: str
+    model: str | None
+    count_tokens: CountTokens
+    idle_limit_s: float = IDLE_LIMIT_S
+    api_key: str | None = None
+
+    def ask(self, questions: Sequence[Question], options: RequestOptions, streams: int = 1) -> list[Row]:
+        """Stream chat completions, at most so many at the same time."""
+        try:
+            self.model = self.model or first_model(self.url, "NAME=URL=MODEL", self.api_key)
+        except BenchError as fault:
+            return [failure(at, one, options, str(fault)) for at, one in enumerate(questions)]
+        bodies = [options.body(self.model, question) for question in questions]
+        began, transcripts = asyncio.run(self._drive(bodies, streams))
+        return [
+            self._answer(at, question, options, transcript, began)
+            for at, (question, transcript) in enumerate(zip(questions, transcripts, strict=True))
+        ]
+
+    async def _drive(self, bodies: Sequence[bytes], streams: int) -> tuple[float, list[Transcript]]:
+        transcripts: dict[int, Transcript] = {}
+        waiting = iter(enumerate(bodies))
+
+        async def stream() -> None:
+            # All streams share the iterator, so that none idles while requests are left.
+            for index, body in waiting:
+                url = f"{self.url}/v1/chat/completions"
+                transcripts[index] = await post(url, body, self.idle_limit_s, self.api_key)
+
+        began = perf_counter()
+        await asyncio.gather(*(stream() for _ in range(streams)))
+        return began, [transcripts[index] for index in range(len(bodies))]
+
+    def _answer(
+        self, at: int, question: Question, options: RequestOptions, transcript: Transcript, began: float
+    ) -> Row:
+        answer = read_answer(transcript)
+        usage = answer.usage or {}
+        texts = [text for _, text in answer.chunks]
+        counted = [max(1, self.count_tokens(text)) for text in texts]
+        reported = usage.get("completion_tokens")
+        is_reported = isinstance(reported, int) and reported >= 0
+        num_tokens: int = reported if is_reported else sum(counted)  # type: ignore[assignment]
+        by_time: dict[float, float] = {}
+        for (time, _), tokens in zip(answer.chunks, share_tokens(num_tokens, texts, counted), strict=True):
+            by_time[time] = by_time.get(time, 0.0) + tokens
+        details = usage.get("prompt_tokens_details") or {}
+        return _asked(at, question, options) | {
+            "num_prompt_tokens": usage.get("prompt_tokens"),
+            "num_cached_tokens": details.get("cached_tokens"),
+            "tokens": num_tokens if answer.error is None else 0,
+            "counted_by": "usage" if is_reported else "text", "num_chunks": len(answer.chunks),
+            "started_s": transcript.started - began, "duration_s": answer.ended - transcript.started,
+            "arrivals": [[time - transcript.started, tokens] for time, tokens in by_time.items()],
+            "finish_reason": answer.finish_reason, "error": answer.error, "is_refused": answer.is_refused,
+            "text": "".join(texts),
+        }  # fmt: skip
+
+
+@dataclass
+class Loop:
+    """mlx_lm's own generation. decode: token ids to text. end_ids: end tokens, which are not in the text."""
+
+    name: str
+    loop: BareLoop
+    decode: Callable[[Sequence[int]], str]
+    end_ids: frozenset[int] = frozenset()
+    _fault: str | None = field(default=None, init=False)
+
+    def ask(self, questions: Sequence[Question], options: RequestOptions, streams: int = 1) -> list[Row]:  # noqa: ARG002
+        """Answer prompts one after the other. Once the process has exited, every question fails."""
+        began = perf_counter()
+        return [self._ask(at, one, options, began) for at, one in enumerate(questions)]
+
+    def _ask(self, at: int, question: Question, options: RequestOptions, began: float) -> Row:
+        started = perf_counter()
+        if self._fault is None:
+            try:
+                found = self.loop.answer(question.ids, options.max_tokens)
+            except (BenchError, OSError, ValueError) as fault:
+                self._fault = str(fault)
+        if self._fault is not None:
+            return failure(at, question, options, self._fault)
+        ids, times = list(found["token_ids"]), [float(time) for time in found["arrived_s"]]
+        if ids and ids[-1] in self.end_ids:
+            ids.pop()
+        by_time: dict[float, float] = {}
+        for time in times:
+            by_time[time] = by_time.get(time, 0.0) + 1.0
+        return _asked(at, question, options) | {
+            "num_prompt_tokens": len(question.ids), "tokens": len(times), "counted_by": "loop",
+            "started_s": started - began, "duration_s": times[-1] if times else perf_counter() - started,
+            "arrivals": [list(pair) for pair in by_time.items()],
+            "finish_reason": "length" if len(times) == options.max_tokens else "stop",
+            "text": self.decode(ids),
+        }  # fmt: skip
+
+
+def failure(at: int, question: Question, options: RequestOptions, error: str) -> Row:
+    """Return the row of a question that was not answered."""
+    return _asked(at, question, options) | {"error": error}
+
+
+def _asked(at: int, question: Question, options: RequestOptions) -> Row:
+    return {
+        "request": at, "question": question.number, "workload": question.workload,
+        "has_tools": bool(question.tools), "is_measured": question.is_measured,
+        "num_prompt_tokens_asked": len(question.ids), "max_tokens": options.max_tokens,
+        "num_prompt_tokens": None, "num_cached_tokens": None, "tokens": 0, "counted_by": "usage",
+        "num_chunks": 0, "started_s": 0.0, "duration_s": 0.0, "arrivals": [], "finish_reason": None,
+        "error": None, "is_refused": False, "text": "",
+    }  # fmt: skip
+
+
+def first_model(url: str, flag: str, api_key: str | None = None, key_flag: str = "--api-key") -> str:
+    """Return the first model that a server lists.
+
+    flag, key_flag: the flags to suggest in errors, for the model name and the key.
+    Raises BenchError if the server cannot be reached, needs another key, or lists no model.
+    """
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        response = httpx.get(f"{url}/v1/models", headers=headers, timeout=30.0)
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            wanted = "another API key" if api_key else "an API key"
+            raise BenchError(f"{url} needs {wanted}; pass it with {key_flag}")
+        return str(response.raise_for_status().json()["data"][0]["id"])
+    except httpx.ConnectError:
+        raise BenchError(f"no server listens at {url}") from None
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as fault:
+        raise BenchError(f"{url}/v1/models lists no model ({fault}); name one with {flag}") from None

@@ -1,0 +1,64 @@
+"""An experiment runs every arm on every case in every round, in a fair order, and resumes where it was."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.errors import ArgumentsError
+from bench.experiment import Experiment, Row, measured
+
+CASES = {"a": 1, "b": 2}
+
+
+def experiment(ran: list[str], **more: Any) -> Experiment[int]:
+    """Make an experiment whose arms note that they ran, and fail at the given run."""
+    fail_at = more.pop("fail_at", None)
+
+    def arm(name: str, case: int) -> list[Row]:
+        if len(ran) == fail_at:
+            raise KeyboardInterrupt
+        ran.append(f"{name}{case}")
+        return [{"seconds": case / 2}]
+
+    arms = {name: lambda case, name=name: arm(name, case) for name in ("x", "y", "z")}
+    return Experiment(arms, CASES, **{"rounds": 2} | more)
+
+
+def test_every_arm_runs_on_every_case_and_the_order_is_reversed_in_every_other_round() -> None:
+    ran: list[str] = []
+    rows = experiment(ran, has_warm_up=lambda case: case == "a").run()
+    assert ran == ["x1", "y1", "z1", "z1", "y1", "x1", "x1", "y1", "z1", "z2", "y2", "x2", "x2", "y2", "z2"]
+    assert [row["round"] for row in rows[:3]] == [0, 0, 0]
+    assert len(measured(rows)) == 12
+    assert measured(rows, arm="x", case="b") == [
+        {"arm": "x", "case": "b", "round": number, "seconds": 1.0} for number in (1, 2)
+    ]
+
+
+def test_each_arm_may_begin_in_turn() -> None:
+    ran: list[str] = []
+    experiment(ran, rounds=1, order="rotate").run()
+    assert " ".join(ran) == "x1 y1 z1 y1 z1 x1 z2 x2 y2 x2 y2 z2"
+
+
+def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    whole = experiment([]).run()
+    ran: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        experiment(ran, resume=file, key="k", fail_at=7).run()
+    with file.open("a", encoding="utf-8") as cut:
+        cut.write('{"arm": "x", "cas')
+    rows = experiment(ran, resume=file, key="k").run()
+    assert rows == whole
+    assert len(ran) == len(whole)
+    assert experiment(ran, resume=file, key="k").run() == whole
+    assert len(ran) == len(whole)
+
+
+def test_the_runs_of_another_experiment_are_not_taken(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    experiment([], resume=file, key="one").run()
+    with pytest.raises(ArgumentsError, match="has the runs of another experiment: one"):
+        experiment([], resume=file, key="other").run()

@@ -1,0 +1,33 @@
+"""Rows become tables in a terminal, in Markdown, and CSV."""
+
+import csv
+from pathlib import Path
+
+from bench.tables import Column, format_value, interval, markdown, write_csv
+
+ROWS = [
+    {"name": "one", "speed": 1234.5, "share": 0.25, "low": 1.0, "high": 2.0},
+    {"name": "two", "speed": None, "share": None},
+]
+COLUMNS = [
+    Column("name", "name"),
+    Column("speed", "tok-\nens/s", "1"),
+    Column("share", "share", "%"),
+    Column(interval, "95 %"),
+]
+
+
+def test_markdown_has_a_line_for_each_row_and_dashes_where_nothing_is_known() -> None:
+    assert markdown(ROWS, COLUMNS) == (
+        "| name | tokens/s | share | 95 % |\n|---|---|---|---|\n"
+        "| one | 1,234.5 | 25 % | 1.00 to 2.00 |\n| two | - | - | - |\n"
+    )
+    assert format_value(3, lambda value: f"<{value}>") == "<3>"
+
+
+def test_csv_has_the_fields_of_all_rows_and_nested_values_as_text(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    write_csv(file, [{"a": [1, 2]}, {"b": {"c": [3]}, "a": None}, {"a": 4.5}])
+    with file.open() as lines:
+        read = list(csv.DictReader(lines))
+    assert read == [{"a": "1 2", "b": ""}, {"a": "", "b": '{"c": [3]}'}, {"a": "4.5", "b": ""}]
