@@ -1,0 +1,105 @@
+"""A model whose answers a test chooses, behind the real server: only the logits are made up."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from mlx_lm.models.cache import KVCache
+
+from config.settings import Settings
+from drafters.assembly import make_drafters
+from drafters.repetition import score_in_slices
+from engine.engine import Engine
+from engine.model.loading import LoadedModel, make_loader
+from engine.model.tokenizer import Tokenizer
+from engine.setup import flat_costs
+from engine.speculative.proposers import DraftSources
+from server.app import create_app
+from tests.server.served import served
+
+ANSWER_BEGINS = "<|im_start|>assistant\n"
+"""With what the bundled model's template ends a prompt."""
+CERTAIN = 100.0
+"""Logit of the next token; all others have 0."""
+
+Script = Callable[[str], str]
+"""Returns the answer to a prompt, which is text as the template rendered it."""
+
+
+class ScriptedModel(nn.Module):
+    """A model that continues every prompt with what a script says, then ends the answer.
+
+    Its one layer keeps the tokens themselves as keys and values, so caches, prefixes and rollbacks are
+    as real as with any model. It reads them on the host, so rows do not share a forward pass.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, script: Script) -> None:
+        super().__init__()
+        self.weight = mx.zeros((16,))
+        self._tokenizer, self._vocab_size, self._script = tokenizer, vocab_size, script
+        self._begins = tokenizer.encode(ANSWER_BEGINS)
+        self._end = min(tokenizer.eos_ids)
+        self._answers: dict[tuple[int, ...], list[int]] = {}
+
+    @property
+    def layers(self) -> list[None]:
+        return [None]
+
+    def make_cache(self) -> list[KVCache]:
+        return [KVCache()]
+
+    def __call__(self, tokens: mx.array, cache: list[Any] | None = None) -> mx.array:
+        rows, width = tokens.shape
+        if rows > 1:
+            raise ValueError("the tokens of one row are read at a time")
+        keys = tokens.astype(mx.float32).reshape(1, 1, width, 1)
+        if cache:
+            keys, _ = cache[0].update_and_fetch(keys, keys)
+        held = np.array(keys[0, 0, :, 0]).astype(int).tolist()
+        ids = mx.array(self._following(held, width))[None, :, None]
+        return (mx.arange(self._vocab_size) == ids).astype(mx.float32) * CERTAIN
+
+    def _following(self, held: list[int], width: int) -> list[int]:
+        """Return the token after each of the last width tokens; the end where they leave the script."""
+        size = len(self._begins)
+        starts = [at for at in range(size, len(held) + 1) if held[at - size : at] == self._begins]
+        following = []
+        for end in range(len(held) - width + 1, len(held) + 1):
+            start = starts[at - 1] if (at := bisect_right(starts, end)) else None
+            answer = [] if start is None else self._answer(tuple(held[:start]))
+            said = held[start:end]
+            follows = len(said) < len(answer) and said == answer[: len(said)]
+            following.append(answer[len(said)] if follows else self._end)
+        return following
+
+    def _answer(self, prompt: tuple[int, ...]) -> list[int]:
+        if prompt not in self._answers:
+            text = self._script(self._tokenizer.decode(prompt))
+            self._answers[prompt] = [*self._tokenizer.encode(text), self._end]
+        return self._answers[prompt]
+
+
+@contextmanager
+def serving_script(script: Script, settings: Settings) -> Iterator[str]:
+    """Serve a scripted model with the bundled model's tokenizer and template, on a real port."""
+
+    def load(progress: Any) -> LoadedModel:
+        loaded = make_loader(settings)(progress)
+        model = ScriptedModel(loaded.tokenizer, loaded.info.vocab_size, script)
+        return replace(loaded, model=model, info=replace(loaded.info, num_layers=1))
+
+    def make_sources(vocabulary: str) -> DraftSources:
+        return DraftSources(make_drafters(settings, vocabulary), score_in_slices)
+
+    engine = Engine(settings, load, make_sources, costs=flat_costs(), waits_for_costs=True)
+    engine.start()
+    try:
+        with served(create_app(engine, settings)) as url:
+            yield url
+    finally:
+        engine.stop(drain_s=0)
