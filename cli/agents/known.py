@@ -57,6 +57,9 @@ def _claude(model: ServedModel) -> AgentSettings:
         # second lowers them for any name.
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(model.context_tokens),
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(model.context_tokens),
+        # It keeps room for an answer, and condenses the chat when less is left: by default, a context
+        # of 65,536 tokens is full after the first turn.
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(model.context_tokens // 8),
     }
     return AgentSettings((AgentFile(".claude/settings.json", "json", {"env": variables}),))
 

@@ -27,3 +27,10 @@ async def health(request: Request) -> JSONResponse:
 async def greet() -> dict[str, object]:
     """List the endpoints."""
     return {"message": "This is Reprise, an OpenAI-compatible inference server.", "endpoints": ENDPOINTS}
+
+
+# In no schema: a client made from it would check the body.
+@router.head("/", include_in_schema=False)
+async def greet_briefly() -> dict[str, object]:
+    """Answer as GET / without the body. Claude Code asks with it whether a server is there."""
+    return await greet()

@@ -63,6 +63,16 @@ OPENCODE = Agent(
     ),
     {**OFFLINE, "OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
 )
+CLAUDE = Agent(
+    "claude",
+    ("claude", "-p", "--allowedTools", "Read,Edit,Bash", "--"),
+    (
+        ("Read", {"file_path": "FOLDER/shop.py"}),
+        ("Edit", {"file_path": "FOLDER/shop.py", "old_string": "PRICE = 7", "new_string": "PRICE = 8"}),
+        ("Bash", {"command": RUN, "description": "Run the file"}),
+    ),
+    {**OFFLINE, "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+)
 QWEN = Agent(
     "qwen",
     ("qwen", "--auth-type", "openai", "--yolo", "-p"),
@@ -77,7 +87,7 @@ QWEN = Agent(
 def install(agent: str) -> Path:
     """Install what the agent's package.json pins, unless it is there; return the folder of its programs.
 
-    Of npm's scripts only opencode's are run, which put its program in place. Skips the test if the package
+    Scripts of a package are run only if they put its program in place. Skips the test if the package
     cannot be had.
     """
     folder = FOLDER / agent
@@ -124,7 +134,8 @@ def sums(url: str, name: str) -> dict[str, float]:
     "agent",
     [
         pytest.param(QWEN, id="qwen-code"),
-        # Packages of 400 MB each.
+        # Packages of 240 to 400 MB.
+        pytest.param(CLAUDE, id="claude-code", marks=pytest.mark.slow),
         pytest.param(CODEX, id="codex", marks=pytest.mark.slow),
         pytest.param(OPENCODE, id="opencode", marks=pytest.mark.slow),
     ],
@@ -137,6 +148,8 @@ def test_an_agent_reads_edits_and_runs_a_file(agent: Agent, tmp_path: Path, monk
     project.mkdir()
     (project / "shop.py").write_text('PRICE = 7\nprint("price", PRICE)\n')
     monkeypatch.setenv("HOME", str(home))
+    for variable in [name for name in os.environ if name.startswith(("ANTHROPIC_", "CLAUDE", "OPENAI_"))]:
+        monkeypatch.delenv(variable)
     settings = Settings(calibration_file=None, ngram_table_file=None)
     with serving_script(script_of(agent, project), settings) as url:
         if agent is QWEN:

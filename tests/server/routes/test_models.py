@@ -59,6 +59,12 @@ async def test_health_says_whether_requests_are_accepted(client, engine, state, 
     assert completion.status_code == status
 
 
+async def test_a_head_request_finds_the_server(client):
+    response = await client.head("/")
+    assert response.status_code == 200
+    assert int(response.headers["content-length"]) > 0
+
+
 async def test_the_greeting_names_only_endpoints_that_exist(client):
     endpoints = (await client.get("/")).json()["endpoints"]
     for endpoint in endpoints:
