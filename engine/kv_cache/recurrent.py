@@ -228,9 +228,19 @@ class Recorder:
 
         return call
 
-    def _ssm(self, original: Any) -> Any:
-        fed = self._fed
+    def _record_run(
+        self, run: Callable[[int, mx.array | None], tuple[mx.array, mx.array]], width: int
+    ) -> tuple[mx.array, mx.array]:
+        """Run a recurrence over all tokens, and record how to run it over fewer.
 
+        run: given a number of tokens, and how many of them each row has, returns outputs and state.
+        """
+        result = run(width, self._fed)
+        if self.current:
+            self.current.replays.append((result[1], lambda kept, num: run(num, kept)[1]))
+        return result
+
+    def _ssm(self, original: Any) -> Any:
         def call(
             x: mx.array, A_log: mx.array, B: mx.array, C: mx.array, D: mx.array, dt: mx.array,
             dt_bias: mx.array, state: mx.array | None = None,
@@ -271,16 +281,11 @@ class Recorder:
                 return mx.concatenate(outputs, axis=1), after
 
             # A model may pass a mask but no lengths.
-            result = run(width, fed)
-            if self.current:
-                self.current.replays.append((result[1], lambda kept, num: run(num, kept)[1]))
-            return result
+            return self._record_run(run, width)
 
         return call
 
     def _gated_linear(self, takes_mask: bool, original: Any) -> Any:
-        fed = self._fed
-
         def call(
             q: mx.array, k: mx.array, v: mx.array, g: mx.array, scale: float,
             h: mx.array | None = None, **_: Any,
@@ -300,10 +305,7 @@ class Recorder:
                 outputs, after = _by_steps(some, num, real, h)
                 return mx.concatenate(outputs, axis=2), after
 
-            result = run(width, fed)
-            if self.current:
-                self.current.replays.append((result[1], lambda kept, num: run(num, kept)[1]))
-            return result
+            return self._record_run(run, width)
 
         return call
 
