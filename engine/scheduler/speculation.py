@@ -78,7 +78,8 @@ class Planner:
         While a step is in flight the plan is a forecast, as that step's token is missing.
         """
         self._under = self.conditions(members)
-        self._is_long = max([len(s.tokens) for s in members]) + self.costs.widths[-1] > SHORT_TOKENS
+        if self._exact_shapes is not None:
+            self._is_long = max([len(s.tokens) for s in members]) + self.costs.widths[-1] > SHORT_TOKENS
         plain_s = self.costs.least_plain_s(len(members), self._under) or math.inf
         budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
         self._left_s = min([budget.left_s(plain_s) for budget in budgets], default=math.inf)
