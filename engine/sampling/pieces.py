@@ -53,7 +53,7 @@ def find_needs(sampling: Sampling, vocab_size: int, has_grammar: bool) -> Needs:
     """Return the work that the draws of a request need."""
     return Needs(
         penalties=needs_penalties(sampling),
-        bias=bool(sampling.logit_bias),
+        bias=sampling.has_bias,
         mask=has_grammar,
         noise=sampling.temperature > 0,
         filters=is_filtered(sampling, vocab_size),

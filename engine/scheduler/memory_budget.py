@@ -43,9 +43,9 @@ PROMPT_LOGPROBS_CHUNK = 128
 """Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own."""
 
 PENALTY_BYTES = 16
-BIAS_BYTES = 4
-"""What a row's penalties and its logit bias take per token of the vocabulary. Penalties have two arrays, both
-twice while they change."""
+BIAS_BYTES = 8
+"""What a row's penalties and its biases take per token of the vocabulary. Penalties have two arrays, both twice
+while they change; a row may have another bias for its first tokens."""
 
 RESERVED_CHUNK_TOKENS = 256
 """Prompt tokens of a chunk for which memory is reserved. A step may feed more if there is memory left."""

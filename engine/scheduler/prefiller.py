@@ -49,6 +49,7 @@ class Prefiller:
     def begin(self, sequence: Sequence) -> None:
         """Prefill a sequence that was just admitted."""
         self.prefilling.append(sequence)
+        sequence.report_progress(sequence.prefill.num_computed)
         if sequence.needs_prompt_logprobs:
             # The first token follows none, so no chunk measures it.
             sequence.emit_prompt_logprobs(0, [None])
@@ -126,6 +127,7 @@ class Prefiller:
                 if measured and not sequence.ended:
                     with station("prefill"):
                         sequence.emit_prompt_logprobs(num_before + 1, measured.read())
+                sequence.report_progress(num_before + num_fed)
 
             dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
             prefill.num_computed += len(part)
