@@ -27,7 +27,7 @@ class Sampling:
     logit_bias: (token id, number added to its logit) pairs.
     allowed: token ids that may be chosen, if a grammar allows them; empty for all.
     ignores_eos: whether the model's end-of-answer tokens are never chosen, as long as there is any other.
-    min_tokens: no token that ends the answer is chosen among the first min_tokens, as long as there is another.
+    min_tokens: the first min_tokens tokens are none that ends the answer, as long as there is any other.
     """
 
     seed: int

@@ -44,8 +44,8 @@ PROMPT_LOGPROBS_CHUNK = 128
 
 PENALTY_BYTES = 16
 BIAS_BYTES = 8
-"""What a row's penalties and its biases take per token of the vocabulary. Penalties have two arrays, both twice
-while they change; a row may have another bias for its first tokens."""
+"""What a row's penalties and its biases take per token of the vocabulary. Penalties have two arrays, both
+twice while they change; a row may have another bias for its first tokens."""
 
 RESERVED_CHUNK_TOKENS = 256
 """Prompt tokens of a chunk for which memory is reserved. A step may feed more if there is memory left."""

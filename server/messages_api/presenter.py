@@ -19,6 +19,7 @@ from server.output.parts import (
     EndPart,
     Part,
     ReasoningPart,
+    ReportPart,
     TextPart,
     ToolCallPart,
     merge_adjacent,
@@ -104,6 +105,8 @@ class MessagePresenter:
                 return self._continue_call(part.text)
             case EndPart():
                 return self._close_block()
+            case ReportPart():
+                return b""
 
     def _start_call(self, call: ToolCallPart | CallStartPart) -> bytes:
         closing = self._close_block()

@@ -4,6 +4,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pydantic import BaseModel
+
 from server.output.logprobs import CompletionLogprobsBuilder, chat_logprobs
 from server.output.openai_objects import (
     AssistantMessage,
@@ -194,13 +196,14 @@ class ResponseHead:
         )
 
     def chunk(
-        self, response_format: ResponseFormat, choices: list[Choice], **closing: UsageBlock | Timings | None
+        self, response_format: ResponseFormat, choices: list[Choice], **more: BaseModel | None
     ) -> Envelope:
         """Return a chunk of a stream.
 
-        closing: usage, if requested, which is null except in the last chunk; timings in the last chunk.
+        more: usage, if requested, which is null except in the last chunk; timings in the last chunk; and what
+            a ReportPart has.
         """
-        return self._envelope(response_format, response_format.chunk_object, choices=choices, **closing)
+        return self._envelope(response_format, response_format.chunk_object, choices=choices, **more)
 
     def _envelope(self, response_format: ResponseFormat, name: str, **fields: Any) -> Envelope:
         if self.service_tier is not None:

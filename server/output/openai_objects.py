@@ -95,6 +95,19 @@ class Timings(BaseModel):
     translation: TranslationBlock | None = None
 
 
+class PromptProgress(BaseModel):
+    """How far a prompt is, as llama-server has it.
+
+    total, cache, processed: tokens of the prompt, of them cached, and done so far, cached ones included.
+    time_ms: since the prompt was begun.
+    """
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+
 class CalledFunction(BaseModel):
     """The function to call.
 
@@ -238,6 +251,7 @@ class Envelope(BaseModel):
     choices: list[Choice]
     usage: UsageBlock | None = None
     timings: Timings | None = None
+    prompt_progress: PromptProgress | None = None
 
     def to_json(self) -> bytes:
         """Return the JSON to send, without unset fields."""

@@ -55,6 +55,9 @@ class ChatRequest(GenerationFields):
         description="Maximum tokens of the reasoning: at this number its end marker is forced. It has no "
         "effect if the model's format of reasoning is unknown. Not in OpenAI's API.",
     )
+    include_reasoning: bool = Field(
+        True, description="Whether the response has the model's reasoning. Not in OpenAI's API."
+    )
     logprobs: bool = Field(
         False, description="Whether to return the log probability of each token of the content."
     )
@@ -93,6 +96,11 @@ class ChatRequest(GenerationFields):
     def requested_max_tokens(self) -> int | None:
         """The requested limit on the answer's tokens, under either name; None if there is none."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether the response has the model's reasoning."""
+        return self.include_reasoning
 
     @property
     def shown_tools(self) -> list[Tool]:
