@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from server.requests.function_tools import FunctionTool
 from server.requests.messages import Message as ReadMessage
-from server.requests.tools import Tool
 
 Message = dict[str, Any]
 """One message in OpenAI's format: role, content and optional fields."""
@@ -51,7 +51,7 @@ class Turn:
 
     def tools_for_template(self) -> list[dict[str, Any]]:
         """Return the tools as chat templates expect them."""
-        return [tool.for_template() for tool in map(Tool.model_validate, self.tools)]
+        return [tool.function.for_template() for tool in map(FunctionTool.model_validate, self.tools)]
 
 
 @dataclass(frozen=True, slots=True)

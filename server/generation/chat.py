@@ -1,8 +1,7 @@
 """Answer a chat request, whichever API it came through; a presenter formats the output for that API."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
-from types import MappingProxyType
 
 from fastapi import Request, Response
 from pydantic_core import PydanticCustomError, to_json
@@ -30,19 +29,15 @@ async def answer_chat(
     service: Service,
     body: ChatRequest,
     presenter: Presenter,
-    larks: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
-    """Generate the response to a chat request. Raises ApiError before any of the response is sent.
-
-    larks: the grammars of free-form tools, by the names of the functions that stand for them.
-    """
+    """Generate the response to a chat request. Raises ApiError before any of the response is sent."""
     check_tools(service, body)
     prompt = await service.prompts.encode_chat(request, body)
     content, is_relaxed = await service.prompts.compile_requested_grammar(request, body)
 
     async def compile_whole(asked: ChatRequest) -> Grammar | None:
         markers = service.engine.tokenizer.markers
-        grammar = chat_grammar(asked, markers, prompt.is_thinking, content, larks)
+        grammar = chat_grammar(asked, markers, prompt.is_thinking, content)
         if grammar is None or grammar is content:
             return grammar
         return await service.prompts.compile_grammar(request, grammar, "tools")
@@ -98,7 +93,7 @@ def _make_parser_factory(
 ) -> MakeParser:
     rules = None
     if body.shown_tools:
-        tools = to_json([tool.for_template() for tool in body.shown_tools])
+        tools = to_json([tool.function.for_template() for tool in body.shown_tools])
         client, request_id = client_of(request), record_of(request).id
         call_format = find_format(service.engine.tokenizer.markers)
         schemas = {tool.function.name: tool.function.parameters for tool in body.shown_tools}

@@ -6,7 +6,6 @@ The grammar is in llguidance's dialect of Lark: <[7]> is the token 7, %json a sc
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from engine.model.markers import Markers
 from engine.request import Grammar, ThinkingBudget
@@ -32,16 +31,14 @@ def chat_grammar(
     markers: Markers,
     is_thinking: bool,
     content: Grammar | None = None,
-    larks: Mapping[str, str] = MappingProxyType({}),
 ) -> Grammar | None:
     """Return the grammar of the whole output, or None if it is unconstrained.
 
-    is_thinking: the prompt has already opened the reasoning. content: grammar of the content. larks: grammars
-    of the argument `input`, by the names of the functions that have one.
+    is_thinking: the prompt has already opened the reasoning. content: grammar of the content.
     Raises BadRequestError if the grammar needs tool calls and they cannot be enforced in the model's format.
     """
     tools = body.callable_tools
-    larks = {name: lark for name, lark in larks.items() if name in {tool.function.name for tool in tools}}
+    larks = {tool.function.name: tool.lark for tool in tools if tool.lark is not None}
     if content is None and not body.enforced_tools and not larks:
         return None
     if markers.is_harmony:
@@ -99,7 +96,7 @@ def _calls(
         ).rules(body.parallel_tool_calls)
     except UnenforceableError as fault:
         index = list(body.tools).index(tools[fault.tool])
-        param = f"tools[{index}].function.parameters"
+        param = f"tools[{index}].{tools[fault.tool].schema_path}"
         raise BadRequestError(
             f"'{param}' {fault}, which is {markers.call_format}. Leave out 'strict', or change the schema.",
             param=param,

@@ -89,7 +89,7 @@ class PromptEncoder:
         self._check_size(num_characters + sum(len(call.function.arguments) for call in calls), "messages")
         predicted = body.prediction.content if body.prediction else ""
         self._check_size(len(predicted), "prediction")
-        tools = [tool.for_template() for tool in body.shown_tools]
+        tools = [tool.function.for_template() for tool in body.shown_tools]
         self._check_size(sum(len(to_json(tool)) for tool in tools) // MAX_UTF8_BYTES, "tools")
         return await self._run(
             request, self._encode_chat, messages, tools, body.template_arguments, predicted

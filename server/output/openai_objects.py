@@ -118,16 +118,24 @@ class CalledFunction(BaseModel):
     arguments: str
 
 
+class CalledCustom(BaseModel):
+    """The free-form tool to call, and its input as text."""
+
+    name: str
+    input: str
+
+
 class MessageToolCall(BaseModel):
     """A tool call that the client is asked to make.
 
-    index: its position among the tool calls; in chunks only.
+    index: its position among the tool calls; in chunks only. function, custom: one of them, by the type.
     """
 
     index: int | None = None
     id: str
-    type: Literal["function"]
-    function: CalledFunction
+    type: Literal["function", "custom"]
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
 
 
 class MoreArguments(BaseModel):
@@ -136,11 +144,18 @@ class MoreArguments(BaseModel):
     arguments: str
 
 
+class MoreInput(BaseModel):
+    """The next bit of a free-form tool's input."""
+
+    input: str
+
+
 class ContinuedToolCall(BaseModel):
     """A tool call of an earlier chunk, whose arguments continue. index: its position among the tool calls."""
 
     index: int
-    function: MoreArguments
+    function: MoreArguments | None = None
+    custom: MoreInput | None = None
 
 
 class LikelyToken(BaseModel):

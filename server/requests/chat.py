@@ -4,10 +4,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from server.requests.chat_template import Messages, TemplateArguments
 from server.requests.drafts import Prediction
-from server.requests.generation_fields import GenerationFields
-from server.requests.prompt_cache import PromptCacheOptions
+from server.requests.generation_fields import GenerationFields, PromptCacheOptions
+from server.requests.messages import Messages, TemplateArguments
 from server.requests.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_choice, check_enforced
 from server.validation.field_errors import field_error
 from server.validation.fields import Count, superseded, unsupported
@@ -33,11 +32,13 @@ class ChatRequest(GenerationFields):
         description="Text that the answer is expected to contain. It is used as a draft: what matches is "
         "generated faster, and the answer stays the same.",
     )
-    tools: Tools = Field((), description="Functions that the model may ask the client to call.")
+    tools: Tools = Field(
+        (), description="Functions and free-form tools that the model may ask the client to call."
+    )
     tool_choice: ToolChoiceField = Field(
         ToolChoice(),
         description="auto (the default): the model may call tools. none: the model is not shown the tools. "
-        "required: it must call at least one. An object with a function's name: it must call that function. "
+        "required: it must call at least one. An object with a tool's name: it must call that tool. "
         "allowed_tools: like auto or required, but only with the listed tools.",
     )
     parallel_tool_calls: bool = Field(
@@ -136,10 +137,12 @@ class ChatRequest(GenerationFields):
             function = tool.function
             relaxed = relax(function.parameters) if function.name in relaxable else None
             if relaxed is not None and relaxed.schema != function.parameters:
-                at = f"tools[{index}].function.parameters"
+                at = f"tools[{index}].{tool.schema_path}"
                 dropped[function.name] = [f"{at}.{path}" for path in relaxed.dropped]
                 function = function.model_copy(update={"parameters": relaxed.schema})
-            tools.append(tool.model_copy(update={"function": function}))
+                tools.append(tool.model_copy(update={"function": function}))
+            else:
+                tools.append(tool)
         return self.model_copy(update={"tools": tuple(tools)}), dropped
 
     @property

@@ -4,7 +4,7 @@ A field of OpenAI's API that has no meaning for a self-hosted server is accepted
 that would change the answer but is not supported is refused by name.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,17 @@ from server.validation.fields import (
     Stops,
     TokenIds,
 )
+
+
+class PromptCacheOptions(RequestModel):
+    """OpenAI's options for prompt caching."""
+
+    mode: Literal["implicit", "explicit"] | None = Field(
+        None, description="Accepted; prompts are cached by their content."
+    )
+    ttl: Literal["30m", "12h"] | None = Field(
+        None, description="Accepted; the least recently used prefixes are evicted first."
+    )
 
 
 class StreamOptions(RequestModel):

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 
 from server.errors import shortened
 from server.requests.chat import ChatRequest
-from server.requests.prompt_cache import PromptCacheOptions
+from server.requests.generation_fields import PromptCacheOptions
 from server.responses_api.items import AnyItem, InputItem
 from server.responses_api.tools import ToolChoice, Tools
 from server.validation.field_errors import field_error

@@ -274,23 +274,32 @@ def test_gpt_oss_keeps_to_its_channels(model, fields, answer, passes):
 
 LARK = 'start: "*** Begin" LF /(.+)/ LF\n%import common.LF\n'
 TEXT = '*** Begin\na "b" \\ ż\n'
-INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+
+
+def ask_custom(syntax, definition, **fields):
+    grammar = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    edit = {"type": "custom", "custom": {"name": "edit", "format": grammar}}
+    return ask(**{"tools": [edit, {"type": "function", "function": {"name": "now"}}]} | fields)
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_free_form_input_follows_its_grammar_in_every_format(model, name):
     write = FORMATS[name][2]
-    body = ask(function={"name": "edit", "parameters": INPUT})
-    grammar = chat_grammar(body, markers_of(name, model[0]), False, None, {"edit": LARK})
+    markers = markers_of(name, model[0])
+    grammar = chat_grammar(ask_custom("lark", LARK), markers, False)
     assert accepts(model, grammar, write("edit", {"input": TEXT}))
     assert accepts(model, grammar, write("now", {}))
     assert not accepts(model, grammar, write("edit", {"input": TEXT.replace("Begin", "Start")}))
     assert not accepts(model, grammar, write("edit", {"input": "*** Begin\n"}))
+    choice = {"type": "custom", "custom": {"name": "edit"}}
+    named = chat_grammar(ask_custom("regex", "[a-c]+", tool_choice=choice), markers, False)
+    assert accepts(model, named, write("edit", {"input": "abc"}))
+    assert not accepts(model, named, write("edit", {"input": "abd"}))
+    assert not accepts(model, named, write("now", {}))
 
 
 def test_gpt_oss_s_free_form_input_follows_its_grammar(model):
-    body = ask(function={"name": "edit", "parameters": INPUT})
-    grammar = chat_grammar(body, harmony(model[0]), False, None, {"edit": LARK})
+    grammar = chat_grammar(ask_custom("lark", LARK), harmony(model[0]), False)
     head = CALL.replace("get_weather", "edit")
     assert accepts(model, grammar, head + dumps({"input": TEXT}))
     assert not accepts(model, grammar, head + dumps({"input": "x"}))
