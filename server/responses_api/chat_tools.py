@@ -48,12 +48,11 @@ class ShownTool:
 
     def as_chat(self) -> dict[str, Any]:
         """Return the tool in the form of a chat request."""
-        given = self.tool.model_dump(exclude_unset=True)
+        names = {"description", "parameters", "strict"}
+        fields = self.tool.model_dump(include=names, exclude_unset=True)
         if isinstance(self.tool, CustomTool) and isinstance(self.tool.format, GrammarInput):
             grammar = self.tool.format.model_dump(include={"syntax", "definition"})
-            given["format"] = {"type": "grammar", "grammar": grammar}
-        names = ("description", "parameters", "strict", "format")
-        fields = {name: given[name] for name in names if name in given}
+            fields["format"] = {"type": "grammar", "grammar": grammar}
         return {"type": self.tool.type, self.tool.type: {"name": self.name, **fields}}
 
 
