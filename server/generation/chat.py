@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 from fastapi import Request, Response
 from pydantic_core import PydanticCustomError, to_json
@@ -9,7 +10,7 @@ from pydantic_core import PydanticCustomError, to_json
 from engine.request import Grammar
 from server.errors import BadRequestError
 from server.generation.chat_grammar import chat_grammar, with_budget
-from server.generation.prompts import ChatPrompt
+from server.generation.prompts import ChatPrompt, json_grammar
 from server.generation.respond import respond
 from server.generation.service import Service
 from server.http.request_log import note_relaxed, record_of
@@ -22,6 +23,8 @@ from server.requests.chat import ChatRequest
 from server.requests.tools import Tool, check_enforced_in_full
 from server.tool_formats.formats import find_format
 from server.tool_formats.reader import make_reader
+from server.validation.json_schema import check_schema
+from server.validation.relaxed_schema import RelaxedSchema, modern
 
 
 async def answer_chat(
@@ -42,13 +45,13 @@ async def answer_chat(
             return grammar
         return await service.prompts.compile_grammar(request, grammar, "tools")
 
-    grammar, relaxed_tools = await _compile_tools(request, body, compile_whole)
+    grammar, relaxed_tools = await _compile_tools(request, service, body, compile_whole)
     grammar = with_budget(
         grammar, service.engine.tokenizer.markers, body.thinking_budget_tokens, prompt.is_thinking
     )
     schemas = WholeSchemas(
-        to_json(body.relaxable_schema).decode() if is_relaxed else None,
-        {tool.function.name: to_json(tool.function.parameters).decode() for tool in relaxed_tools},
+        to_json(modern(body.relaxable_schema)).decode() if is_relaxed else None,
+        {tool.function.name: to_json(modern(tool.function.parameters)).decode() for tool in relaxed_tools},
     )
     make_parser = checked(_make_parser_factory(request, service, body, prompt), schemas)
     return await respond(
@@ -58,6 +61,7 @@ async def answer_chat(
 
 async def _compile_tools(
     request: Request,
+    service: Service,
     body: ChatRequest,
     compile_whole: Callable[[ChatRequest], Awaitable[Grammar | None]],
 ) -> tuple[Grammar | None, list[Tool]]:
@@ -65,16 +69,35 @@ async def _compile_tools(
 
     Raises BadRequestError if even what can be enforced of the schemas cannot be.
     """
-    relaxed, dropped = body.relax_tools()
-    if not dropped:
-        return await compile_whole(body), []
     try:
         check_enforced_in_full(body.enforced_tools)
         return await compile_whole(body), []
+    except (BadRequestError, PydanticCustomError) as fault:
+        relaxed: dict[str, RelaxedSchema] = {}
+        for index, tool in enumerate(body.tools):
+            if tool in body.enforced_tools and not tool.function.strict:
+                schema, at = tool.function.parameters, f"tools[{index}].{tool.schema_path}"
+                found = await _relax_tool(request, service, schema, at, fault)
+                if found is not None:
+                    relaxed[tool.function.name] = found
+                    note_relaxed(request, found.paths(at))
+        if not relaxed:
+            raise
+        parameters = {name: found.schema for name, found in relaxed.items()}
+        grammar = await compile_whole(body.with_parameters(parameters))
+        return grammar, [tool for tool in body.tools if tool.function.name in relaxed]
+
+
+async def _relax_tool(
+    request: Request, service: Service, schema: dict[str, Any], param: str, fault: Exception
+) -> RelaxedSchema | None:
+    """Return as much of a tool's schema as can be enforced; None if all of it can."""
+    try:
+        check_schema(schema)
+        await service.prompts.compile_grammar(request, json_grammar(schema), param)
+        return None
     except (BadRequestError, PydanticCustomError):
-        grammar = await compile_whole(relaxed)
-        note_relaxed(request, [path for paths in dropped.values() for path in paths])
-        return grammar, [tool for tool in body.tools if tool.function.name in dropped]
+        return (await service.prompts.compile_some(request, schema, param, fault))[1]
 
 
 def check_tools(service: Service, body: ChatRequest) -> None:

@@ -1,5 +1,6 @@
 """The body of /v1/chat/completions."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -10,7 +11,6 @@ from server.requests.messages import Messages, TemplateArguments
 from server.requests.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_choice, check_enforced
 from server.validation.field_errors import field_error
 from server.validation.fields import Count, superseded, unsupported
-from server.validation.relaxed_schema import relax
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
@@ -126,24 +126,17 @@ class ChatRequest(GenerationFields):
         must_call = self.tool_choice.mode == "required"
         return [tool for tool in self.callable_tools if must_call or tool.function.strict]
 
-    def relax_tools(self) -> tuple["ChatRequest", dict[str, list[str]]]:
-        """Return the request with what can be enforced of its enforced schemas, unless they are strict.
-
-        Also return the paths of what was left out, by the names of the tools.
-        """
-        relaxable = {tool.function.name for tool in self.enforced_tools if not tool.function.strict}
-        tools, dropped = [], {}
-        for index, tool in enumerate(self.tools):
+    def with_parameters(self, parameters: Mapping[str, dict[str, Any]]) -> "ChatRequest":
+        """Return the request with other schemas of some functions, by their names."""
+        tools = []
+        for tool in self.tools:
             function = tool.function
-            relaxed = relax(function.parameters) if function.name in relaxable else None
-            if relaxed is not None and relaxed.schema != function.parameters:
-                at = f"tools[{index}].{tool.schema_path}"
-                dropped[function.name] = [f"{at}.{path}" for path in relaxed.dropped]
-                function = function.model_copy(update={"parameters": relaxed.schema})
-                tools.append(tool.model_copy(update={"function": function}))
+            if function.name in parameters:
+                changed = function.model_copy(update={"parameters": parameters[function.name]})
+                tools.append(tool.model_copy(update={"function": changed}))
             else:
                 tools.append(tool)
-        return self.model_copy(update={"tools": tuple(tools)}), dropped
+        return self.model_copy(update={"tools": tuple(tools)})
 
     @property
     def template_arguments(self) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from server.requests.custom_tools import CustomTool
 from server.requests.function_tools import FunctionTool
 from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel
-from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema, check_size
-from server.validation.relaxed_schema import relax
+from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema
+from server.validation.relaxed_schema import relaxations
 from server.validation.unions import tagged_union
 
 MAX_TOOLS = 128
@@ -130,8 +130,7 @@ def check_enforced(tools: Sequence[Tool], names: Collection[str]) -> None:
         if tool.function.name in names:
             schema, at = tool.function.parameters, f"tools[{index}].{tool.schema_path}"
             if not tool.function.strict:
-                check_size(schema, at)
-                schema = relax(schema).schema
+                schema = next(relaxations(schema, at)).schema
             num_bytes += len(check_schema(schema, at))
     if num_bytes > MAX_ENFORCED_BYTES:
         phrase = (
