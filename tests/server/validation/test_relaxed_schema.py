@@ -276,3 +276,12 @@ async def test_one_bad_schema_among_the_tools_leaves_the_others_enforced(client,
     at = "tools[0].function.parameters.properties.y"
     assert relaxed == [f"{at}.minLength", f"{at}.maxLength"]
     assert '"maximum": 3' in real.compiled_grammars[-1].text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_is_cut_short_does_not_satisfy_its_schema(client, real, stream):
+    real.script = says('<tool_call>\n{"name": "f", "arguments": {"x": 2', reason="length")
+    tools = [{"type": "function", "function": {"name": "f", "parameters": OVERLAPPING}}]
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": "required"}
+    response = await client.post(CHAT, json=body | {"stream": stream})
+    assert '"schema_valid":false' in response.text
