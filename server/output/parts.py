@@ -151,25 +151,6 @@ class ToolCallRules:
     note_read: Callable[[], None] = lambda: None
 
 
-class PlainParser:
-    """Parser that treats all text as content."""
-
-    num_reasoning_tokens = 0
-    parse_pending: ParseCalls | None = None
-
-    def read(self, delta: Delta) -> list[Part]:
-        """See OutputParser."""
-        return [TextPart(delta.text, delta.logprobs)]
-
-    def end(self, finished: Finished) -> list[Part]:
-        """See OutputParser."""
-        return [EndPart(finished.reason, finished.stop)]
-
-    def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
-        """See OutputParser. Never called."""
-        raise NotImplementedError
-
-
 @dataclass
 class ChoiceOutput:
     """The whole output of one choice, collected from its parts.

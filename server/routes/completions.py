@@ -7,10 +7,10 @@ from server.generation.respond import respond, response_head
 from server.generation.service import service_of
 from server.http.openapi import body_schema
 from server.output.checked import WholeSchemas, checked
-from server.output.echo import echo_parsers
 from server.output.openai_format import CompletionFormat
 from server.output.openai_presenter import OpenAIPresenter
-from server.output.parts import MakeParser, PlainParser
+from server.output.parts import MakeParser
+from server.output.text_parser import PlainParser, echo_parsers
 from server.requests.completions import CompletionRequest
 from server.validation.body import read_body
 from server.validation.relaxed_schema import modern
