@@ -361,7 +361,8 @@ class TaggedReader(_ArgumentReader):
         at = self._pending.find(end)
         if at < 0:
             # Hold back what may be the tag, and the line break before it.
-            self._take_value(types, max(0, len(self._pending) - len(end)))
+            ends = (f"\n{end}", end) if self._format.has_breaks else (end,)
+            self._take_value(types, len(self._pending) - count_partial_marker(self._pending, ends))
             return False
         text = self._pending[:at]
         self._pending = self._pending[at + len(end) :]
