@@ -235,7 +235,7 @@ class Sequence:
         if self.matcher:
             self.matcher.commit(self.tokens[num_before:])
         if text or logprobs:
-            usage = self.usage() if self.request.reports_usage else None
+            usage = self.usage(has_origins=False) if self.request.reports_usage else None
             self.sink(Delta(text, tuple(logprobs), usage=usage))
         if reason:
             self._finish(reason)
@@ -298,8 +298,8 @@ class Sequence:
             usage = Usage(len(self.request.prompt), self.prefix.num_cached, self.num_answered)
         self._end(Failed(failed.kind, failed.message, usage))
 
-    def usage(self) -> Usage:
-        """Return the counts and times up to now."""
+    def usage(self, *, has_origins: bool = True) -> Usage:
+        """Return the counts and times up to now. has_origins: see DraftCounts.report()."""
         now, timing = time.perf_counter(), self.timing
         return Usage(
             num_prompt_tokens=len(self.request.prompt),
@@ -309,7 +309,7 @@ class Sequence:
             prefill_s=(timing.joined_at or now) - timing.submitted_at,
             first_token_s=(timing.first_token_at or now) - timing.submitted_at,
             total_s=now - timing.submitted_at,
-            drafting=self.drafts.report() if self.drafts else DraftingReport(),
+            drafting=self.drafts.report(has_origins=has_origins) if self.drafts else DraftingReport(),
         )
 
     def _finish(self, reason: FinishReason) -> None:

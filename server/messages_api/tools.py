@@ -61,7 +61,7 @@ class CustomTool(RequestModel):
         [], description="Examples of the input; shown to the model after the description."
     )
     cache_control: CacheControl | None = Field(None, description="Accepted; has no effect.")
-    eager_input_streaming: bool = Field(False, description="Accepted; an input is sent once it is complete.")
+    eager_input_streaming: bool = Field(False, description="Accepted; inputs are sent as they are written.")
     allowed_callers: Annotated[list[str], AfterValidator(_callers)] = Field(
         ["direct"], description="Only ['direct']."
     )
