@@ -21,8 +21,9 @@ from engine.sampling.filters import is_filtered, keep_likely
 from engine.sampling.pieces import Needs, draws_per_piece, needs_penalties, pick_logits
 
 _MASK_64 = (1 << 64) - 1
-_FORBIDDEN = -1e9
-"""The bias of tokens that are chosen only if a grammar allows no other."""
+_FORBIDDEN = -1e5
+"""The bias of tokens that are chosen only if a grammar allows no other. Not lower: among several of them, the
+likelier is still to be told from the others in float32."""
 
 
 def noise_key(seed: int, position: int) -> tuple[int, int]:

@@ -115,3 +115,15 @@ def test_progress_and_usage_are_reported_only_if_asked_for(start_engine: StartEn
     assert [e.text for e in deltas if e.text] == [
         e.text for e in plain.events if isinstance(e, Delta)
     ] or not cached
+
+
+def test_where_a_grammar_allows_only_forbidden_tokens_the_likeliest_is_chosen(
+    start_engine: StartEngine,
+) -> None:
+    engine = start_engine()
+    grammar = Grammars(engine.tokenizer).compile(Grammar("regex", "[a-z]{8}"))
+    free, narrow = (
+        ask(engine, replace(request(prompt_of(9), 30, **fields), grammar=grammar)).finished().tokens
+        for fields in ({}, {"allowed": (7,)})
+    )
+    assert narrow == free
