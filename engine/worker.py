@@ -105,11 +105,6 @@ class Worker:
         """Whether a step would do anything."""
         return bool(self.members or self.prefilling or self.queue.waiting) or self.proposers.work.is_left
 
-    @property
-    def has_unknown_costs(self) -> bool:
-        """Whether measure_costs() has something left to measure."""
-        return bool(self._calibrations)
-
     def prefix_status(self) -> dict[str, PrefixStatus]:
         """Return the counts of the prefix caches of "target" and "draft". May be called on any thread."""
         reading = self._draft_reading

@@ -84,9 +84,10 @@ class Tokenizer:
     @cached_property
     def line_ends(self) -> frozenset[int]:
         """Tokens whose text contains a line break."""
-        table = self.table
-        pieces = map(self.piece, range(self.vocab_size)) if table.fault else table.pieces[: self.vocab_size]
-        return frozenset(token for token, piece in enumerate(pieces) if b"\n" in piece)
+        tokens = range(self.vocab_size)
+        if not self.table.fault:
+            return self.table.line_ends.intersection(tokens)
+        return frozenset(token for token in tokens if b"\n" in self.piece(token))
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from config.settings import Settings
-from engine.kv_cache.probes import prefix_fault
 from engine.kv_cache.rows import Caches, Rows, make_caches
 from engine.kv_cache.slices import (
     KVSlice,
@@ -28,7 +27,7 @@ from engine.kv_cache.slices import (
     start_copies,
     take_state,
 )
-from engine.model.loading import ModelError
+from engine.model.loading import LoadedModel, ModelError
 from engine.prefix_cache.block_hashes import count_shared
 from engine.prefix_cache.disk import PrefixStore
 from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
@@ -60,17 +59,17 @@ class PrefixLookup:
 
     def __init__(
         self,
-        model: Any,
+        loaded: LoadedModel,
         settings: Settings,
         budget_bytes: int,
         answer_opening: SequenceOf[int],
         memory_budget: MemoryBudget,
     ) -> None:
         self._memory_budget = memory_budget
-        self._make = partial(make_caches, model, settings.kv_bits)
+        self._make = partial(make_caches, loaded.model, settings.kv_bits)
         self._needs_state = has_state(self._make())
         self._answer_opening = list(answer_opening)
-        fault = prefix_fault(model, settings.kv_bits)
+        fault = loaded.prefix_fault(settings.kv_bits)
         if fault:
             log.warning("no prefix cache, so every prompt is computed in full: %s", fault)
         self._can_share = fault is None and not self._needs_state
@@ -79,7 +78,9 @@ class PrefixLookup:
             self.cache = PrefixCache(budget_bytes, self._make, self._needs_state)
         self.store: PrefixStore | None = None
         if self.cache is not None and settings.prefix_cache_dir is not None:
-            self.store = self._open_store(model, settings, Path(settings.prefix_cache_dir).expanduser())
+            self.store = self._open_store(
+                loaded.model, settings, Path(settings.prefix_cache_dir).expanduser()
+            )
 
     def status(self) -> PrefixStatus | None:
         """Return the prefix cache's counts, None without one. May be called on any thread."""
