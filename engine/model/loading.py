@@ -174,7 +174,8 @@ def load_model(
             | ({} if chat_template is None else {"chat_template": chat_template}),
             trust_remote_code=trusts_code,
         )
-        loaded: Any = read_once(load)
+        loaded: Any
+        loaded, digest = read_once(load)
         model, wrapped, config = loaded
     # Model code and weights may raise anything.
     except Exception as fault:
@@ -196,7 +197,7 @@ def load_model(
     try:
         # From the logits, since the configuration may differ; reading their shape computes nothing.
         vocab_size = int(model(mx.array([[0]])).shape[-1])
-        tokenizer = Tokenizer(wrapped, vocab_size, cache_folder)
+        tokenizer = Tokenizer(wrapped, vocab_size, cache_folder, digest)
         Detokenizer(tokenizer, []).add(0)
     except Exception as fault:
         raise ModelError(f"the model {source} is loaded but cannot be used: {fault}") from fault
@@ -306,6 +307,6 @@ def device_memory_bytes() -> int:
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Load the tokenizer of a model folder, without the weights."""
     config = load_config(folder)
-    wrapped = read_once(partial(load_wrapped, folder, eos_token_ids=config.get("eos_token_id")))
+    wrapped, _ = read_once(partial(load_wrapped, folder, eos_token_ids=config.get("eos_token_id")))
     text = config.get("text_config") or config
     return Tokenizer(wrapped, int(text.get("vocab_size") or len(wrapped.get_vocab())))

@@ -23,6 +23,7 @@ from tokenizers import Tokenizer as Backend
 
 from config.whole_file import remove_oldest, remove_unfinished, write_whole
 from engine.model.token_bytes import TokenByteDecoder, VocabularyError
+from engine.model.tokenizer_reading import describe_backend
 
 log = logging.getLogger("reprise.engine")
 
@@ -93,15 +94,16 @@ class TokenTable:
     fault: str = ""
 
 
-def read_table(backend: Backend, folder: Path | None) -> TokenTable:
+def read_table(backend: Backend, folder: Path | None, file_digest: str = "") -> TokenTable:
     """Return the table of a tokenizer: that in the folder, else a new one, which is then written there.
 
     folder: None to read and write no file. A file that is damaged or cannot be written is logged.
+    file_digest: of the file that the vocabulary is from, if it is known.
     """
-    text = backend.to_str()
     if folder is None:
-        return make_table(backend, text)
+        return make_table(backend, backend.to_str())
     # Not the vocabulary alone: the bytes depend on the decoder and on what was added.
+    text = f"{file_digest} {describe_backend(backend)}" if file_digest else backend.to_str()
     digest = hashlib.sha256(f"{FORMAT} {text}".encode()).hexdigest()[:40]
     path = folder / f"tokens-{digest}.safetensors"
     try:
@@ -113,7 +115,7 @@ def read_table(backend: Backend, folder: Path | None) -> TokenTable:
         pass
     except (OSError, SafetensorError, LookupError, ValueError) as fault:
         log.warning("cannot read the tokens in %s (%s); reading the vocabulary again", path, fault)
-    table = make_table(backend, text)
+    table = make_table(backend, backend.to_str())
     if not table.fault:
         _write(path, table)
     return table

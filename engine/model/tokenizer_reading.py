@@ -6,6 +6,7 @@ that builds a model of them once more. Here the tokenizers library parses the fi
 of that, and tokens are looked up one by one. The tokenizer is the same as without.
 """
 
+import hashlib
 import json
 import logging
 import sys
@@ -47,23 +48,35 @@ class NotSharedError(Exception):
     """A tokenizer's class needs more than the model that was parsed."""
 
 
-def read_once(load: Callable[[], Loaded]) -> Loaded:
-    """Return what mlx-lm loads. For the only thread that loads models.
+def read_once(load: Callable[[], Loaded]) -> tuple[Loaded, str]:
+    """Return what mlx-lm loads, and a digest of the file that its vocabulary is from; "" if it is not known.
 
+    For the only thread that loads models.
     load: loads a tokenizer, perhaps with its model. Called again in the usual way if it raises, as it does if
         the tokenizer's class does something unusual with its vocabulary.
     """
+    reader = Reader()
     try:
-        with _reading_once():
-            return load()
+        with _reading_once(reader):
+            return load(), reader.digest
+    # That class may raise anything.
     except Exception as fault:
         log.debug("loading again, with the tokenizer in the usual way: %r", fault)
-    return load()
+    return load(), ""
+
+
+def describe_backend(backend: Backend) -> str:
+    """Describe all of a tokenizer but the vocabulary and the merges of its model."""
+    parts = (backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder)
+    states = [part and part.__getstate__() for part in parts]
+    options = [getattr(backend.model, name, None) for name in OPTIONS]
+    added = sorted(backend.get_added_tokens_decoder().items())
+    return repr((type(backend.model).__name__, states, options, added, backend.padding, backend.truncation))
 
 
 @contextmanager
-def _reading_once() -> Iterator[None]:
-    reader, base = Reader(), tokenization_utils_tokenizers
+def _reading_once(reader: "Reader") -> Iterator[None]:
+    base = tokenization_utils_tokenizers
     kind: Any = base.TokenizersBackend
     original = kind.convert_to_native_format.__func__
     with ExitStack() as stack:
@@ -78,9 +91,14 @@ def _reading_once() -> Iterator[None]:
 
 
 class Reader:
-    """Parses files, each once for all that ask until one keeps it."""
+    """Parses files, each once for all that ask until one keeps it.
+
+    digest: of the contents of the file, if it was one, whose tokenizer was kept; else "".
+    """
 
     def __init__(self) -> None:
+        self.digest = ""
+        self._num_taken = 0
         self._parsed: dict[str, Backend] = {}
 
     def read(self, path: str) -> Backend:
@@ -92,6 +110,9 @@ class Reader:
     def take(self, path: str) -> Backend:
         """Return a file's tokenizer, to keep and to change."""
         self.read(path)
+        self._num_taken += 1
+        is_only = self._num_taken == 1
+        self.digest = hashlib.sha256(Path(path).read_bytes()).hexdigest() if is_only else ""
         return self._parsed.pop(path)
 
 

@@ -1,5 +1,6 @@
 """A tokenizer whose file is parsed once is the same as one that is loaded in the usual way."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,19 @@ from typing import Any
 import pytest
 from mlx_lm.utils import load_tokenizer
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, normalizers
 from transformers import GemmaTokenizer
 
 from engine.model import tokenizer_reading
-from engine.model.tokenizer_reading import read_once
+from engine.model.tokenizer_reading import describe_backend, read_once
+from engine.model.vocabulary import copy_backend
 from tests.engine.model import tokenizers_zoo as zoo
 
-CLASSES = ("", "GemmaTokenizer", "Qwen2Tokenizer", "LlamaTokenizer", "CohereTokenizer", "GPT2Tokenizer")
+PAIRS = [
+    *(("byte-level", name) for name in ("", "Qwen2Tokenizer", "LlamaTokenizer", "GPT2Tokenizer")),
+    *(("sentencepiece-first", name) for name in ("", "GemmaTokenizer", "LlamaTokenizer", "CohereTokenizer")),
+]
+"""Kinds of zoo.KINDS, and classes that make models of their own for them."""
 ADDED = {"content": "<think>", "lstrip": True, "normalized": False, "rstrip": False, "single_word": False}
 
 
@@ -49,8 +56,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return paths
 
 
-@pytest.mark.parametrize("tokenizer_class", CLASSES)
-@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece-first"])
+@pytest.mark.parametrize(("kind", "tokenizer_class"), PAIRS)
 @pytest.mark.parametrize("lists_added", [False, True])
 def test_the_tokenizer_is_the_same(
     kind: str, tokenizer_class: str, lists_added: bool, tmp_path: Path, parsed: list[str]
@@ -62,8 +68,10 @@ def test_the_tokenizer_is_the_same(
     write(tmp_path, kind, config)
     usual = describe(load_tokenizer(tmp_path))
     assert parsed == []
-    assert describe(read_once(lambda: load_tokenizer(tmp_path))) == usual
+    wrapped, digest = read_once(lambda: load_tokenizer(tmp_path))
+    assert describe(wrapped) == usual
     assert len(parsed) == 1
+    assert digest == hashlib.sha256((tmp_path / "tokenizer.json").read_bytes()).hexdigest()
 
 
 def test_a_tokenizer_that_wants_its_vocabulary_itself_is_loaded_in_the_usual_way(tmp_path: Path) -> None:
@@ -75,4 +83,20 @@ def test_a_tokenizer_that_wants_its_vocabulary_itself_is_loaded_in_the_usual_way
             super().__init__(vocab, **options)
 
     write(tmp_path, "sentencepiece-first", {})
-    assert read_once(lambda: Counting.from_pretrained(tmp_path)).num_tokens > 100
+    tokenizer, digest = read_once(lambda: Counting.from_pretrained(tmp_path))
+    assert tokenizer.num_tokens > 100
+    assert digest == ""
+
+
+@pytest.mark.parametrize("one", zoo.KINDS)
+def test_a_description_tells_tokenizers_with_one_file_apart(one: str) -> None:
+    backend = copy_backend(zoo.make(one).backend)
+    seen = {describe_backend(backend), describe_backend(copy_backend(backend))}
+    assert len(seen) == 1
+    backend.add_tokens(["<another>"])
+    seen.add(describe_backend(backend))
+    backend.decoder = decoders.WordPiece("@@")
+    seen.add(describe_backend(backend))
+    backend.normalizer = normalizers.Replace("a", "b")
+    seen.add(describe_backend(backend))
+    assert len(seen) == 4
