@@ -87,6 +87,10 @@ class Prefiller:
                 sequence.fail_with(fault)
         return any(chunks)
 
+    def left_s(self) -> float:
+        """Return an upper estimate of the seconds that all prompts still take, with no row beside them."""
+        return sum(self._seconds(s, self._costs_of(s, 0), s.num_to_prefill) for s in self.prefilling)
+
     def _plan(self, num_rows: int) -> list[int]:
         """Return how many tokens of each prompt this step feeds."""
         limits = prefill_budget.PrefillLimits.of_step(
