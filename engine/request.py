@@ -25,6 +25,9 @@ class Sampling:
     repetition_penalty: > 0; divides positive logits, and multiplies the others, of each token that occurs in
         the prompt or the answer so far; 1 means no penalty.
     logit_bias: (token id, number added to its logit) pairs.
+    allowed: token ids that may be chosen, if a grammar allows them; empty for all.
+    ignores_eos: whether the model's end-of-answer tokens are never chosen, as long as there is any other.
+    min_tokens: the first min_tokens tokens are none that ends the answer, as long as there is any other.
     """
 
     seed: int
@@ -36,6 +39,14 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed: tuple[int, ...] = ()
+    ignores_eos: bool = False
+    min_tokens: int = 0
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether any token's logit is changed whatever the answer is."""
+        return bool(self.logit_bias or self.allowed or self.ignores_eos or self.min_tokens)
 
 
 DraftType = Literal["auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model"]
@@ -101,7 +112,9 @@ class GenerationRequest:
     prompt: (n,) token ids, 1 <= n < ModelInfo.context_tokens.
     max_tokens: maximum tokens of the answer, >= 1; n + max_tokens <= ModelInfo.context_tokens.
     sampling: how tokens are chosen.
-    stop: strings that end the answer and are not part of it.
+    stop: strings that end the answer and are not part of it. They are not looked for in the first
+        sampling.min_tokens tokens.
+    stop_tokens: token ids that end the answer, beside the model's; they have no text.
     draft: settings for drafting.
     prediction: token ids of the answer that the client expects; empty if it gave none.
     tenant: whose request this is. If the server separates tenants, no tenant's text is drafted for another.
@@ -109,6 +122,8 @@ class GenerationRequest:
     top_logprobs: number of likeliest tokens to report at each position of the answer, besides the log
         probability of the token itself. 0 for that alone, None for no log probabilities.
     prompt_logprobs: whether to report the same for the prompt's tokens, in deltas before the answer's.
+    reports_progress: whether to report how far the prompt is, in deltas before the answer's.
+    reports_usage: whether each delta reports the counts and times so far.
     """
 
     id: str
@@ -122,6 +137,9 @@ class GenerationRequest:
     grammar: Grammar | None = None
     top_logprobs: int | None = None
     prompt_logprobs: bool = False
+    stop_tokens: tuple[int, ...] = ()
+    reports_progress: bool = False
+    reports_usage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,17 +228,34 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How far a prompt is. Its last token is computed with the first token of the answer.
+
+    num_tokens, num_cached, num_processed: tokens of the prompt, those that were cached, and those that are
+        done, the cached ones included. taken_s: seconds since it was admitted.
+    """
+
+    num_tokens: int
+    num_cached: int
+    num_processed: int
+    taken_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """Newly committed text: whole characters, and never any part of a stop string.
 
-    text: empty only if there are logprobs.
+    text: empty only if there are logprobs or progress.
     logprobs: of the tokens committed with this text; empty unless the request asks for them.
     is_prompt: whether the logprobs are of the prompt's next tokens instead; the text is empty then.
+    progress, usage: reported if the request asks for them.
     """
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
     is_prompt: bool = False
+    progress: PromptProgress | None = None
+    usage: Usage | None = None
     is_terminal: ClassVar[bool] = False
 
 

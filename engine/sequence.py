@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
@@ -23,13 +24,14 @@ from engine.request import (
     FinishReason,
     GenerationRequest,
     GrammarCostError,
+    PromptProgress,
     Sink,
     TokenLogprob,
     Usage,
 )
 from engine.sampling.grammar import Grammars, Matcher
 from engine.sampling.logprobs import Likelihood
-from engine.sampling.sampler import Penalties, RowSampling
+from engine.sampling.sampler import Ends, Penalties, RowSampling
 from engine.sampling.thinking_budget import make_matcher
 from engine.speculative.costs.conditions import GREEDY, sampling_class
 from engine.speculative.draft_model.reader import UnreadableTextError
@@ -78,11 +80,13 @@ class Prefill:
 
     caches, num_computed: its own caches, and how many of its tokens they hold.
     keep_at: lengths at which the caches are to be kept in the prefix cache.
+    max_chunk_tokens: how many tokens the next step may feed.
     """
 
     caches: Caches = field(default_factory=list)
     num_computed: int = 0
     keep_at: set[int] = field(default_factory=set)
+    max_chunk_tokens: int = 0
 
 
 @dataclass(eq=False)
@@ -136,10 +140,10 @@ class Sequence:
             sampling=sampling_class(request),
         )
 
-    @property
+    @cached_property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end the answer."""
-        return self.tokenizer.eos_ids
+        return self.tokenizer.eos_ids.union(self.request.stop_tokens)
 
     @property
     def num_answered(self) -> int:
@@ -189,7 +193,8 @@ class Sequence:
         """
         if self.row_sampling is None:
             answer = self.tokens[len(self.request.prompt) : -1]
-            self.row_sampling = RowSampling(self.request.sampling, vocab_size, self.request.prompt, answer)
+            request, ends = self.request, Ends(self.tokenizer.eos_ids, self.request.stop_tokens)
+            self.row_sampling = RowSampling(request.sampling, vocab_size, request.prompt, answer, ends)
         return self.row_sampling
 
     def count_for_penalties(self) -> None:
@@ -213,13 +218,14 @@ class Sequence:
         """
         if not self.num_answered:
             self.timing.first_token_at = time.perf_counter()
+            self.report_progress(len(self.request.prompt))
         num_before, text = len(self.tokens), ""
         reason: FinishReason | None = None
         logprobs: list[TokenLogprob] = []
         for token, likelihood in zip(tokens, likelihoods, strict=True):
             self.tokens.append(token)
             if token not in self.eos_ids:
-                text += self.text.add(token)
+                text += self.text.add(token, can_stop=self.num_answered > self.request.sampling.min_tokens)
                 # The token that completes a stop string is not part of the answer.
                 if likelihood is not None and not self.text.stopped:
                     logprobs.append(self._logprob(token, likelihood))
@@ -231,9 +237,17 @@ class Sequence:
         if self.matcher:
             self.matcher.commit(self.tokens[num_before:])
         if text or logprobs:
-            self.sink(Delta(text, tuple(logprobs)))
+            usage = self.usage(has_origins=False) if self.request.reports_usage else None
+            self.sink(Delta(text, tuple(logprobs), usage=usage))
         if reason:
             self._finish(reason)
+
+    def report_progress(self, num_processed: int) -> None:
+        """Report how many of the prompt's tokens are done, if the request asks for it."""
+        if self.request.reports_progress and not self.num_answered and not self.ended:
+            taken_s = time.perf_counter() - self.timing.admitted_at
+            num_tokens, num_cached = len(self.request.prompt), self.prefix.num_cached
+            self.sink(Delta("", progress=PromptProgress(num_tokens, num_cached, num_processed, taken_s)))
 
     @property
     def needs_prompt_logprobs(self) -> bool:
@@ -286,8 +300,8 @@ class Sequence:
             usage = Usage(len(self.request.prompt), self.prefix.num_cached, self.num_answered)
         self._end(Failed(failed.kind, failed.message, usage))
 
-    def usage(self) -> Usage:
-        """Return the counts and times up to now."""
+    def usage(self, *, has_origins: bool = True) -> Usage:
+        """Return the counts and times up to now. has_origins: see DraftCounts.report()."""
         now, timing = time.perf_counter(), self.timing
         return Usage(
             num_prompt_tokens=len(self.request.prompt),
@@ -297,7 +311,7 @@ class Sequence:
             prefill_s=(timing.joined_at or now) - timing.submitted_at,
             first_token_s=(timing.first_token_at or now) - timing.submitted_at,
             total_s=now - timing.submitted_at,
-            drafting=self.drafts.report() if self.drafts else DraftingReport(),
+            drafting=self.drafts.report(has_origins=has_origins) if self.drafts else DraftingReport(),
         )
 
     def _finish(self, reason: FinishReason) -> None:

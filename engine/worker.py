@@ -359,12 +359,16 @@ class Worker:
     def _awaits_prompts(self) -> bool:
         """Whether the rows wait for the prompts that arrived with theirs, and are decoded together with them.
 
-        Only before the first token of every row, and if all prompts are nearly complete. Steps of a few rows
+        Only before the first token of every row, and if all prompts are nearly complete and none lacks more
+        tokens than a row has. Steps of a few rows
         cost nearly as much as those of all, and would delay the prompts of the others.
         """
         if not self.members or not self.prefilling or self.batch.in_flight:
             return False
         if any(s.timing.first_token_at for s in self.members):
+            return False
+        longest = max(len(s.tokens) for s in self.members)
+        if any(s.num_to_prefill > longest for s in self.prefilling):
             return False
         waited_s = time.perf_counter() - min(s.timing.joined_at for s in self.members)
         return waited_s + self.queue.prefiller.left_s() <= MAX_TOGETHER_S

@@ -20,10 +20,16 @@ HARMONY_TOKENS = (
 HARMONY_ENDS = ("<|call|>", "<|return|>")
 """The tokens of harmony's messages, and those that end an answer."""
 
+DSML = "｜DSML｜"
+"""The beginning of the tags of DeepSeek V3.2 and later, which have no text template in mlx-lm."""
+
 _INNER_TOKENS = {
     "mistral": ("[ARGS]", "[CALL_ID]"),
     "kimi_k2": ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     "deepseek_v3": ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    "deepseek_v32": (DSML,),
+    "gemma4": ('<|"|>',),
+    "function_gemma": ("<escape>",),
     "glm47": ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 }
 
@@ -49,6 +55,10 @@ def recognize(tokenizer: Any) -> FoundFormat | None:
     if has_token(tokenizer, "<｜tool▁calls▁begin｜>") and "<｜tool▁calls▁begin｜>" in template:
         name = "deepseek_v3" if "```json" in template else "deepseek_v31"
         return FoundFormat(name, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    if DSML in template or (not template and has_token(tokenizer, DSML)):
+        section = "tool_calls" if "tool_calls>" in template and "function_calls>" not in template else ""
+        section = section or "function_calls"
+        return FoundFormat("deepseek_v32", f"<{DSML}{section}>", f"</{DSML}{section}>")
     if "Environment: ipython" in template and '"parameters"' in template:
         return FoundFormat("llama3", '{"name": ')
     return None
@@ -58,7 +68,7 @@ def inner_tokens(tokenizer: Any, call_format: str) -> list[str]:
     """Return the special tokens that calls of a format contain, as far as the vocabulary has them."""
     if call_format == HARMONY:
         return list(HARMONY_TOKENS)
-    known = _INNER_TOKENS.get("deepseek_v3" if call_format.startswith("deepseek") else call_format, ())
+    known = _INNER_TOKENS.get("deepseek_v3" if call_format == "deepseek_v31" else call_format, ())
     return [text for text in known if has_token(tokenizer, text)]
 
 

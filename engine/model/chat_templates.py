@@ -56,6 +56,29 @@ def _placeholder(value: object) -> str:
     return f"<{type(value).__name__}>"
 
 
+def for_python_template(
+    messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, arguments: dict[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return messages and arguments for mlx-lm's templates in Python, such as DeepSeek V3.2's.
+
+    They want arguments of calls as text and tools beside a system message, and fail on unknown arguments.
+    """
+    shown = [{**message} for message in messages]
+    for message in shown:
+        calls = message.get("tool_calls", ())
+        if calls:
+            message["tool_calls"] = [{**call, "function": _with_text(call["function"])} for call in calls]
+    if tools and shown[0]["role"] != "system":
+        shown.insert(0, {"role": "system", "content": ""})
+    return shown, {key: value for key, value in arguments.items() if key == "enable_thinking"}
+
+
+def _with_text(function: dict[str, Any]) -> dict[str, Any]:
+    arguments = function["arguments"]
+    is_text = isinstance(arguments, str)
+    return {**function, "arguments": arguments if is_text else json.dumps(arguments, ensure_ascii=False)}
+
+
 PROCESS = TemplateProcess()
 
 

@@ -46,13 +46,16 @@ class Detokenizer:
         """The stop string that the text has reached, if any."""
         return self._matcher.matched
 
-    def add(self, token: int) -> str:
-        """Add one token. Returns the text that can be sent now; it may be empty."""
+    def add(self, token: int, *, can_stop: bool = True) -> str:
+        """Add one token. Returns the text that can be sent now; it may be empty.
+
+        can_stop: whether stop strings are looked for; not before the least number of tokens is reached.
+        """
         if token in self._special_ids and not self._is_in_call:
             return ""
         self._track_tool_call(token)
         text = self._characters.decode(self._bytes_of(token))
-        return self._matcher.feed(text) if text else ""
+        return self._matcher.feed(text) if text and can_stop else text
 
     def _bytes_of(self, token: int) -> bytes:
         """Return the bytes that the token adds to the text, maybe part of a character."""

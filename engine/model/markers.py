@@ -52,11 +52,15 @@ class Markers:
         return self.call_format == HARMONY
 
     @property
+    def outer(self) -> tuple[Marker, ...]:
+        """The markers that are not within calls."""
+        some = (self.think_start, self.think_end, self.call_start, self.call_end, *self.separators)
+        return tuple(marker for marker in some if marker is not None)
+
+    @property
     def all(self) -> tuple[Marker, ...]:
         """All markers of the model."""
-        outer = (self.think_start, self.think_end, self.call_start, self.call_end)
-        some = (*outer, *self.separators, *self.inner)
-        return tuple(marker for marker in some if marker is not None)
+        return (*self.outer, *self.inner)
 
     def count_reasoning_tokens(self, answer: Sequence[int], is_open: bool, num_blocks: int) -> int:
         """Count the tokens of an answer that are reasoning, markers included.

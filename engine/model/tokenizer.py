@@ -12,7 +12,7 @@ from typing import Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.model.call_formats import HARMONY_ENDS, inner_tokens, recognize
-from engine.model.chat_templates import isolate_templates
+from engine.model.chat_templates import for_python_template, isolate_templates
 from engine.model.markers import HARMONY, Marker, Markers, ends_with
 from engine.model.token_table import TokenTable, read_table
 from engine.model.tool_calls import PARSERS, WrittenCall
@@ -100,7 +100,8 @@ class Tokenizer:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Control tokens, which are not text. Markers are left out: parsers of the answer need them."""
-        marking = {token for marker in self.markers.all for token in marker.tokens}
+        needed = self.markers.all if self.markers.is_harmony else self.markers.outer
+        marking = {token for marker in needed for token in marker.tokens}
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token for token, entry in added.items() if entry.special) - marking
 
@@ -157,12 +158,8 @@ class Tokenizer:
         if not self.has_chat_template:
             return ()
         messages = [{"role": "user", "content": "a"}]
-        render = self.wrapped.apply_chat_template
         try:
-            closed, opened = (
-                list(render(messages, add_generation_prompt=opens, tokenize=True, return_dict=False))
-                for opens in (False, True)
-            )
+            closed, opened = (self._render(messages, None, {}, opens=opens) for opens in (False, True))
         # A template is a program that comes with the model: it may raise anything.
         except Exception:
             return ()
@@ -217,15 +214,24 @@ class Tokenizer:
         if not self.has_chat_template:
             raise TemplateError("this model has no chat template; use /v1/completions")
         try:
-            rendered = self.wrapped.apply_chat_template(
-                messages,
-                tools=tools,
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
-                **(template_arguments or {}),
-            )
+            return self._render(messages, tools, template_arguments or {})
         # A template is a program that comes with the model: it may raise anything.
         except Exception as fault:
             raise TemplateError(f"the chat template refused the messages: {fault}") from fault
-        return list(rendered)
+
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        arguments: dict[str, Any],
+        *,
+        opens: bool = True,
+    ) -> list[int]:
+        """Render messages. opens: up to the beginning of the answer."""
+        if self.wrapped._chat_template is not None:
+            messages, arguments = for_python_template(messages, tools, arguments)
+        else:
+            arguments = {**arguments, "return_dict": False}
+        render = self.wrapped.apply_chat_template
+        shown = {"tools": tools, "add_generation_prompt": opens, "tokenize": True}
+        return list(render(messages, **shown, **arguments))

@@ -6,10 +6,11 @@ This draws exactly from the softmax. A seeded request gets the same tokens alone
 without drafts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -20,6 +21,9 @@ from engine.sampling.filters import is_filtered, keep_likely
 from engine.sampling.pieces import Needs, draws_per_piece, needs_penalties, pick_logits
 
 _MASK_64 = (1 << 64) - 1
+_FORBIDDEN = -1e5
+"""The bias of tokens that are chosen only if a grammar allows no other. Not lower: among several of them, the
+likelier is still to be told from the others in float32."""
 
 
 def noise_key(seed: int, position: int) -> tuple[int, int]:
@@ -108,23 +112,47 @@ class Penalties:
         return logits
 
 
+class Ends(NamedTuple):
+    """The tokens that end an answer: the model's, and the request's own."""
+
+    model: Collection[int]
+    own: Collection[int]
+
+
+NO_ENDS = Ends((), ())
+
+
 class RowSampling:
     """How one row's tokens are sampled, made once for each row and kept while others come and go.
 
     settings: the request's. is_filtered: whether any of its filters has an effect.
     penalties: its token counts; None if no penalty has an effect.
-    bias: (vocabulary,) float32, its logit bias; None if it has none.
+    bias: (vocabulary,) float32, added to its logits; None if it has none.
+    early_bias: the same before the position early_end, where the answer must not end; None if it may.
     """
 
     def __init__(
-        self, settings: Sampling, vocab_size: int, prompt: Sequence[int] = (), answer: Sequence[int] = ()
+        self,
+        settings: Sampling,
+        vocab_size: int,
+        prompt: Sequence[int] = (),
+        answer: Sequence[int] = (),
+        ends: Ends = NO_ENDS,
     ) -> None:
         self.settings = settings
         self.is_filtered = is_filtered(settings, vocab_size)
         self.penalties = (
             Penalties(settings, prompt, answer, vocab_size) if needs_penalties(settings) else None
         )
-        self.bias = _dense_bias(settings, vocab_size)
+        never = ends.model if settings.ignores_eos else ()
+        self.bias = _dense_bias(settings, vocab_size, never)
+        early = (*ends.model, *ends.own)
+        self.early_bias = _dense_bias(settings, vocab_size, early) if settings.min_tokens else None
+        self.early_end = len(prompt) + settings.min_tokens
+
+    def bias_at(self, position: int) -> mx.array | None:
+        """Return what is added to the logits of the token at an absolute position, if anything."""
+        return self.early_bias if self.early_bias is not None and position < self.early_end else self.bias
 
 
 class Sampler:
@@ -141,6 +169,7 @@ class Sampler:
         self.random = any(s.temperature > 0 for s in self.settings)
         self.filtered = [row.is_filtered for row in rows]
         self.bias = [row.bias for row in rows]
+        self._rows = list(rows)
         self.temperatures = mx.array([s.temperature or 1.0 for s in self.settings])[:, None]
         self.noisy = mx.array([s.temperature > 0 for s in self.settings])[:, None]
 
@@ -168,7 +197,7 @@ class Sampler:
         # The draws of a group need the same work, so none pays for what only others need.
         groups: dict[Needs, list[int]] = {}
         for at, draw in enumerate(draws):
-            groups.setdefault(self._needs(draw), []).append(at)
+            groups.setdefault(self._needs(draw, positions[at]), []).append(at)
         tokens: list[mx.array] = []
         for needs, group in groups.items():
             size = draws_per_piece(needs.num_arrays, logits.shape[-1])
@@ -187,7 +216,7 @@ class Sampler:
         self, logits: mx.array, draws: Sequence["Draw"], positions: Sequence[int], needs: Needs
     ) -> mx.array:
         """Sample one piece of draws that all need the same work: (draws,) ids."""
-        logits = self._adjust(logits.astype(mx.float32), draws, needs)
+        logits = self._adjust(logits.astype(mx.float32), draws, positions, needs)
         if needs.noise:
             rows = [draw.row for draw in draws]
             logits = logits / self.temperatures[mx.array(rows)]
@@ -196,17 +225,19 @@ class Sampler:
             logits = logits + self._noise(rows, positions, logits.shape[-1])
         return mx.argmax(logits, axis=-1)
 
-    def _needs(self, draw: "Draw") -> Needs:
+    def _needs(self, draw: "Draw", position: int) -> Needs:
         row = draw.row
         return Needs(
             penalties=self.penalties[row] is not None,
-            bias=self.bias[row] is not None,
+            bias=self._rows[row].bias_at(position) is not None,
             mask=draw.mask is not None,
             noise=self.settings[row].temperature > 0,
             filters=self.filtered[row],
         )
 
-    def _adjust(self, logits: mx.array, draws: Sequence["Draw"], needs: Needs) -> mx.array:
+    def _adjust(
+        self, logits: mx.array, draws: Sequence["Draw"], positions: Sequence[int], needs: Needs
+    ) -> mx.array:
         """Apply penalties, bias and masks as needed. logits: (draws, vocabulary)."""
         if needs.penalties:
             pairs = zip((self.penalties[draw.row] for draw in draws), draws, strict=True)
@@ -217,7 +248,8 @@ class Sampler:
                 ]
             )
         if needs.bias:
-            found = (self.bias[draw.row] for draw in draws)
+            pairs_at = zip(draws, positions, strict=True)
+            found = (self._rows[draw.row].bias_at(position) for draw, position in pairs_at)
             logits = logits + mx.stack([bias for bias in found if bias is not None])
         if needs.mask:
             masks = np.stack([draw.mask for draw in draws if draw.mask is not None])
@@ -245,11 +277,15 @@ class Draw:
     mask: NDArray[np.bool_] | None = None
 
 
-def _dense_bias(sampling: Sampling, vocab_size: int) -> mx.array | None:
-    if not sampling.logit_bias:
+def _dense_bias(sampling: Sampling, vocab_size: int, forbidden: Collection[int]) -> mx.array | None:
+    """Return what is added to the logits: (vocabulary,). forbidden: tokens that are not to be chosen."""
+    if not (sampling.logit_bias or sampling.allowed or forbidden):
         return None
     num = len(sampling.logit_bias)
     pairs = np.fromiter(chain.from_iterable(sampling.logit_bias), np.float64, 2 * num).reshape(num, 2)
     bias = np.zeros(vocab_size, np.float32)
     bias[pairs[:, 0].astype(np.int64)] = pairs[:, 1]
-    return mx.array(bias)
+    is_forbidden = np.full(vocab_size, bool(sampling.allowed))
+    is_forbidden[list(sampling.allowed)] = False
+    is_forbidden[list(forbidden)] = True
+    return mx.array(np.where(is_forbidden, np.float32(_FORBIDDEN), bias))

@@ -64,8 +64,13 @@ class DraftCounts:
             self._run_sources.append(source)
             self._run_lengths.append(length)
 
-    def report(self, gate_score: float | None, gate_decision: str, gate_reason: str) -> DraftingReport:
-        """Report the counts so far, for the response, the log, the metrics and benchmarks."""
+    def report(
+        self, gate_score: float | None, gate_decision: str, gate_reason: str, *, has_origins: bool = True
+    ) -> DraftingReport:
+        """Report the counts so far, for the response, the log, the metrics and benchmarks.
+
+        has_origins: with the runs of the answer, of which there may be as many as tokens.
+        """
         num_predicted, accepted_prediction = self.by_source.get("prediction", (0, 0))
         return DraftingReport(
             num_drafted=sum(drafted for drafted, _ in self.by_source.values()),
@@ -77,7 +82,7 @@ class DraftCounts:
             by_position=tuple((drafted, accepted) for drafted, accepted in self.by_position),
             accepted_prediction=accepted_prediction,
             rejected_prediction=num_predicted - accepted_prediction,
-            origins=tuple(zip(self._run_sources, self._run_lengths, strict=True)),
+            origins=tuple(zip(self._run_sources, self._run_lengths, strict=True)) if has_origins else (),
             drafter_s=self.drafter_s,
             drafter_open_s=self.open_s,
             strategy=self.strategy,

@@ -319,9 +319,10 @@ class SequenceDrafts:
         while (num_tokens := self._guard(drafter, partial(next, slices, None))) is not None:
             yield num_tokens
 
-    def report(self) -> DraftingReport:
-        """Return the counts up to now, and what the gate decided."""
-        return self.counts.report(self.gate.score, self.gate.decision, self.gate.reason)
+    def report(self, *, has_origins: bool = True) -> DraftingReport:
+        """Return the counts up to now, and what the gate decided. has_origins: see DraftCounts.report()."""
+        gate = self.gate
+        return self.counts.report(gate.score, gate.decision, gate.reason, has_origins=has_origins)
 
     def _note_asked(self, start: float) -> None:
         """Count the seconds since start as the drafters', but for the thread's time by station."""

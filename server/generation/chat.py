@@ -1,8 +1,8 @@
 """Answer a chat request, whichever API it came through; a presenter formats the output for that API."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
-from types import MappingProxyType
+from typing import Any
 
 from fastapi import Request, Response
 from pydantic_core import PydanticCustomError, to_json
@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError, to_json
 from engine.request import Grammar
 from server.errors import BadRequestError
 from server.generation.chat_grammar import chat_grammar, with_budget
-from server.generation.prompts import ChatPrompt
+from server.generation.prompts import ChatPrompt, json_grammar
 from server.generation.respond import respond
 from server.generation.service import Service
 from server.http.request_log import note_relaxed, record_of
@@ -23,6 +23,8 @@ from server.requests.chat import ChatRequest
 from server.requests.tools import Tool, check_enforced_in_full
 from server.tool_formats.formats import find_format
 from server.tool_formats.reader import make_reader
+from server.validation.json_schema import check_schema
+from server.validation.relaxed_schema import RelaxedSchema, modern
 
 
 async def answer_chat(
@@ -30,30 +32,26 @@ async def answer_chat(
     service: Service,
     body: ChatRequest,
     presenter: Presenter,
-    larks: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
-    """Generate the response to a chat request. Raises ApiError before any of the response is sent.
-
-    larks: the grammars of free-form tools, by the names of the functions that stand for them.
-    """
+    """Generate the response to a chat request. Raises ApiError before any of the response is sent."""
     check_tools(service, body)
     prompt = await service.prompts.encode_chat(request, body)
     content, is_relaxed = await service.prompts.compile_requested_grammar(request, body)
 
     async def compile_whole(asked: ChatRequest) -> Grammar | None:
         markers = service.engine.tokenizer.markers
-        grammar = chat_grammar(asked, markers, prompt.is_thinking, content, larks)
+        grammar = chat_grammar(asked, markers, prompt.is_thinking, content)
         if grammar is None or grammar is content:
             return grammar
         return await service.prompts.compile_grammar(request, grammar, "tools")
 
-    grammar, relaxed_tools = await _compile_tools(request, body, compile_whole)
+    grammar, relaxed_tools = await _compile_tools(request, service, body, compile_whole)
     grammar = with_budget(
         grammar, service.engine.tokenizer.markers, body.thinking_budget_tokens, prompt.is_thinking
     )
     schemas = WholeSchemas(
-        to_json(body.relaxable_schema).decode() if is_relaxed else None,
-        {tool.function.name: to_json(tool.function.parameters).decode() for tool in relaxed_tools},
+        to_json(modern(body.relaxable_schema)).decode() if is_relaxed else None,
+        {tool.function.name: to_json(modern(tool.function.parameters)).decode() for tool in relaxed_tools},
     )
     make_parser = checked(_make_parser_factory(request, service, body, prompt), schemas)
     return await respond(
@@ -63,6 +61,7 @@ async def answer_chat(
 
 async def _compile_tools(
     request: Request,
+    service: Service,
     body: ChatRequest,
     compile_whole: Callable[[ChatRequest], Awaitable[Grammar | None]],
 ) -> tuple[Grammar | None, list[Tool]]:
@@ -70,16 +69,35 @@ async def _compile_tools(
 
     Raises BadRequestError if even what can be enforced of the schemas cannot be.
     """
-    relaxed, dropped = body.relax_tools()
-    if not dropped:
-        return await compile_whole(body), []
     try:
         check_enforced_in_full(body.enforced_tools)
         return await compile_whole(body), []
+    except (BadRequestError, PydanticCustomError) as fault:
+        relaxed: dict[str, RelaxedSchema] = {}
+        for index, tool in enumerate(body.tools):
+            if tool in body.enforced_tools and not tool.function.strict:
+                schema, at = tool.function.parameters, f"tools[{index}].{tool.schema_path}"
+                found = await _relax_tool(request, service, schema, at, fault)
+                if found is not None:
+                    relaxed[tool.function.name] = found
+                    note_relaxed(request, found.paths(at))
+        if not relaxed:
+            raise
+        parameters = {name: found.schema for name, found in relaxed.items()}
+        grammar = await compile_whole(body.with_parameters(parameters))
+        return grammar, [tool for tool in body.tools if tool.function.name in relaxed]
+
+
+async def _relax_tool(
+    request: Request, service: Service, schema: dict[str, Any], param: str, fault: Exception
+) -> RelaxedSchema | None:
+    """Return as much of a tool's schema as can be enforced; None if all of it can."""
+    try:
+        check_schema(schema)
+        await service.prompts.compile_grammar(request, json_grammar(schema), param)
+        return None
     except (BadRequestError, PydanticCustomError):
-        grammar = await compile_whole(relaxed)
-        note_relaxed(request, [path for paths in dropped.values() for path in paths])
-        return grammar, [tool for tool in body.tools if tool.function.name in dropped]
+        return (await service.prompts.compile_some(request, schema, param, fault))[1]
 
 
 def check_tools(service: Service, body: ChatRequest) -> None:
@@ -98,7 +116,7 @@ def _make_parser_factory(
 ) -> MakeParser:
     rules = None
     if body.shown_tools:
-        tools = to_json([tool.for_template() for tool in body.shown_tools])
+        tools = to_json([tool.function.for_template() for tool in body.shown_tools])
         client, request_id = client_of(request), record_of(request).id
         call_format = find_format(service.engine.tokenizer.markers)
         schemas = {tool.function.name: tool.function.parameters for tool in body.shown_tools}

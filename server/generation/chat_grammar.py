@@ -6,9 +6,8 @@ The grammar is in llguidance's dialect of Lark: <[7]> is the token 7, %json a sc
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
-from engine.model.markers import Markers
+from engine.model.markers import Marker, Markers
 from engine.request import Grammar, ThinkingBudget
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
@@ -17,11 +16,10 @@ from server.tool_formats.grammar import (
     ANY_ARGUMENTS,
     CallGrammar,
     UnenforceableError,
-    escape_regex,
     json_arguments,
-    json_rule,
     marker_tokens,
 )
+from server.tool_formats.lark_parts import escape_regex, json_rule
 
 _TEXT = "TEXT: /(.|\\n)*/"
 _SPACE = "SPACE: /[ \\n]{0,4}/"
@@ -32,16 +30,14 @@ def chat_grammar(
     markers: Markers,
     is_thinking: bool,
     content: Grammar | None = None,
-    larks: Mapping[str, str] = MappingProxyType({}),
 ) -> Grammar | None:
     """Return the grammar of the whole output, or None if it is unconstrained.
 
-    is_thinking: the prompt has already opened the reasoning. content: grammar of the content. larks: grammars
-    of the argument `input`, by the names of the functions that have one.
+    is_thinking: the prompt has already opened the reasoning. content: grammar of the content.
     Raises BadRequestError if the grammar needs tool calls and they cannot be enforced in the model's format.
     """
     tools = body.callable_tools
-    larks = {name: lark for name, lark in larks.items() if name in {tool.function.name for tool in tools}}
+    larks = {tool.function.name: tool.lark for tool in tools if tool.lark is not None}
     if content is None and not body.enforced_tools and not larks:
         return None
     if markers.is_harmony:
@@ -99,7 +95,7 @@ def _calls(
         ).rules(body.parallel_tool_calls)
     except UnenforceableError as fault:
         index = list(body.tools).index(tools[fault.tool])
-        param = f"tools[{index}].function.parameters"
+        param = f"tools[{index}].{tools[fault.tool].schema_path}"
         raise BadRequestError(
             f"'{param}' {fault}, which is {markers.call_format}. Leave out 'strict', or change the schema.",
             param=param,
@@ -133,12 +129,19 @@ def _text_and_calls(markers: Markers, is_parallel: bool) -> list[str]:
     if len(start.tokens) == 1:
         return [f"text_and_calls: {both.format('TEXT')}", f"to_call: TEXT {marker_tokens(start)}"]
     # The text of the marker begins a call, whichever tokens it is written with.
-    marker = json.dumps(start.text, ensure_ascii=False)
-    return [
-        f"text_and_calls: {both.format('LAST')}",
-        f"to_call[lazy]: TEXT {marker}",
-        f"LAST: TEXT & ~({_ANY} {marker} {_ANY})",
-    ]
+    text = json.dumps(start.text, ensure_ascii=False)
+    rules = [f"text_and_calls: {both.format('LAST')}", f"LAST: TEXT & ~({_ANY} {text} {_ANY})"]
+    before, token, after = _split_at_token(start.text, markers)
+    if token is None:
+        return [*rules, f"to_call[lazy]: TEXT {text}"]
+    return [*rules, f"BEFORE: {_ANY} {before}", f"to_call: BEFORE {marker_tokens(token)} {after}"]
+
+
+def _split_at_token(text: str, markers: Markers) -> tuple[str, Marker | None, str]:
+    """Return what is before the special token in a text, the token if there is one, and what is after."""
+    token = next((m for m in markers.inner if len(m.tokens) == 1 and m.text in text), None)
+    before, _, after = (text, "", "") if token is None else text.partition(token.text)
+    return json.dumps(before, ensure_ascii=False), token, json.dumps(after, ensure_ascii=False)
 
 
 _ANY = "/(.|\\n)*/"

@@ -46,7 +46,7 @@ def make_engine_requests(
             param=body.prompt_field,
             code="invalid_value",
         )
-    _check_bias(body, info)
+    _check_ids(body, info)
     _check_draft(body, settings)
     seed = secrets.randbits(63) if body.seed is None else body.seed
     defaults = settings.sampling_defaults == "model"
@@ -70,6 +70,9 @@ def make_engine_requests(
                     grammar=grammar,
                     top_logprobs=body.num_top_logprobs,
                     prompt_logprobs=body.wants_prompt_logprobs,
+                    stop_tokens=body.stop_token_ids,
+                    reports_progress=body.stream and body.return_progress,
+                    reports_usage=body.stream and body.timings_per_token,
                 )
             )
     return requests
@@ -100,7 +103,10 @@ def check_token_ids(prompt: Sequence[int], param: str, info: ModelInfo) -> None:
         raise _unknown_id(f"{param}[{index}]", prompt[index], info)
 
 
-def _check_bias(body: GenerationFields, info: ModelInfo) -> None:
+def _check_ids(body: GenerationFields, info: ModelInfo) -> None:
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        if given := getattr(body, name):
+            check_token_ids(given, name, info)
     for token, _ in body.logit_bias:
         if token >= info.vocab_size:
             raise _unknown_id("logit_bias", token, info)
@@ -187,4 +193,7 @@ def _sampling(body: GenerationFields, seed: int, info: ModelInfo, uses_defaults:
         frequency_penalty=body.frequency_penalty,
         repetition_penalty=left_out.get("repetition_penalty", body.repetition_penalty),
         logit_bias=body.logit_bias,
+        allowed=body.allowed_token_ids,
+        ignores_eos=body.ignore_eos,
+        min_tokens=body.min_tokens,
     )

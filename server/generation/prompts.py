@@ -30,7 +30,7 @@ from server.tool_formats.harmony_prompt import (
 )
 from server.validation.grammar_errors import explain_grammar_error
 from server.validation.json_schema import check_schema
-from server.validation.relaxed_schema import relax
+from server.validation.relaxed_schema import RelaxedSchema, relaxations
 
 TokenIds = tuple[int, ...]
 ResultT = TypeVar("ResultT")
@@ -89,7 +89,7 @@ class PromptEncoder:
         self._check_size(num_characters + sum(len(call.function.arguments) for call in calls), "messages")
         predicted = body.prediction.content if body.prediction else ""
         self._check_size(len(predicted), "prediction")
-        tools = [tool.for_template() for tool in body.shown_tools]
+        tools = [tool.function.for_template() for tool in body.shown_tools]
         self._check_size(sum(len(to_json(tool)) for tool in tools) // MAX_UTF8_BYTES, "tools")
         return await self._run(
             request, self._encode_chat, messages, tools, body.template_arguments, predicted
@@ -147,13 +147,23 @@ class PromptEncoder:
         try:
             check_schema(schema)
             return await self.compile_grammar(request, json_grammar(schema), param), False
-        except (BadRequestError, PydanticCustomError):
-            relaxed = relax(schema)
+        except (BadRequestError, PydanticCustomError) as fault:
+            grammar, relaxed = await self.compile_some(request, schema, param, fault)
+            note_relaxed(request, relaxed.paths(param))
+            return grammar, True
+
+    async def compile_some(
+        self, request: Request, schema: dict[str, Any], param: str, fault: Exception
+    ) -> tuple[Grammar, RelaxedSchema]:
+        """Compile as much of a schema as can be enforced. fault: raised if nothing can."""
+        for relaxed in relaxations(schema):
             if not relaxed.dropped and relaxed.schema == schema:
-                raise
-            compiled = await self.compile_grammar(request, json_grammar(relaxed.schema), param)
-            note_relaxed(request, [f"{param}.{path}" for path in relaxed.dropped])
-            return compiled, True
+                continue
+            try:
+                return await self.compile_grammar(request, json_grammar(relaxed.schema), param), relaxed
+            except BadRequestError as refused:
+                fault = refused
+        raise fault
 
     async def encode_text(self, request: Request, text: str, param: str, is_prompt: bool) -> TokenIds:
         """Return the token ids of a text. Raises BadRequestError, and what _run() raises.

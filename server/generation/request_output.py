@@ -5,6 +5,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from pydantic import BaseModel
+
 from engine.model.tool_calls import WrittenCall
 from engine.request import Delta, Finished
 from engine.stations import station
@@ -12,9 +14,18 @@ from server.errors import ApiError, RequestFailedError
 from server.generation.service import Service
 from server.generation.submission import Submission
 from server.logs import LOGGER, RequestRecord, is_logging_prompts, log_prompt
-from server.output.openai_objects import Timings, UsageBlock
-from server.output.parts import ChoiceOutput, MakeParser, Part, merge_adjacent
+from server.output.openai_objects import PromptProgress, Timings, UsageBlock
+from server.output.parts import (
+    ChoiceOutput,
+    MakeParser,
+    OutputParser,
+    Part,
+    ReasoningPart,
+    ReportPart,
+    merge_adjacent,
+)
 from server.output.usage import count_usage, fill_record, measure_timings
+from server.requests.generation_fields import GenerationFields
 
 MAX_DELTAS_AT_ONCE = 256
 """Maximum deltas, and about as many log probabilities, that are parsed and formatted before the event loop
@@ -24,7 +35,7 @@ serves other requests."""
 class RequestOutput:
     """Parsed output of a submission, with one parser for each choice.
 
-    record: the request's log record, completed by close(). is_scoring: nothing that is generated is returned.
+    record: the request's log record, completed by close(). body: says what of the output is returned.
     """
 
     def __init__(
@@ -33,11 +44,10 @@ class RequestOutput:
         record: RequestRecord,
         submission: Submission,
         make_parser: MakeParser,
-        *,
-        is_scoring: bool = False,
+        body: GenerationFields,
     ) -> None:
         self.submission = submission
-        self._is_scoring = is_scoring
+        self._body = body
         self._service = service
         self._record = record
         self._parsers = [make_parser() for _ in submission.engine_requests]
@@ -110,9 +120,7 @@ class RequestOutput:
             while num_read < MAX_DELTAS_AT_ONCE and self._events and self._parsing is None:
                 index, event = self._events.popleft()
                 num_read += max(1, len(event.logprobs)) if isinstance(event, Delta) else 1
-                parser = self._parsers[index]
-                new_parts = parser.read(event) if isinstance(event, Delta) else parser.end(event)
-                parts += self._note_parts(index, new_parts)
+                parts += self._note_parts(index, self._read(self._parsers[index], event))
         return parts
 
     def _note_parts(self, index: int, parts: list[Part]) -> list[tuple[int, Part]]:
@@ -120,7 +128,18 @@ class RequestOutput:
         pending = self._parsers[index].parse_pending
         if pending is not None:
             self._parsing = (index, asyncio.ensure_future(pending()))
-        return [(index, part) for part in parts]
+        shown = (
+            parts if self._body.shows_reasoning else (p for p in parts if not isinstance(p, ReasoningPart))
+        )
+        return [(index, part) for part in shown]
+
+    def _read(self, parser: OutputParser, event: Delta | Finished) -> list[Part]:
+        """Return the parts of an event, and what it reports."""
+        if isinstance(event, Delta):
+            return [*parser.read(event), *_reports(event)]
+        shows_stop = event.stop is not None and self._body.include_stop_str_in_output
+        text = parser.read(Delta(event.stop or "")) if shows_stop else []
+        return text + parser.end(event)
 
     async def format(self, write: Callable[[], bytes]) -> bytes:
         """Return what a presenter writes of a whole text or of the whole output.
@@ -139,7 +158,7 @@ class RequestOutput:
         usage = count_usage(
             submission.engine_requests, submission.ended, submission.num_choices, num_reasoning
         )
-        if self._is_scoring:
+        if self._body.is_scoring:
             # The token that the engine needs to generate is not part of the response.
             usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
         return usage
@@ -177,3 +196,18 @@ class RequestOutput:
             )
         else:
             record.finish_reason = "error" if has_failed else "cancelled"
+
+
+def _reports(delta: Delta) -> list[ReportPart]:
+    """Return what a delta reports beside its text."""
+    fields: dict[str, BaseModel] = {}
+    if (told := delta.progress) is not None:
+        fields["prompt_progress"] = PromptProgress(
+            total=told.num_tokens,
+            cache=told.num_cached,
+            processed=told.num_processed,
+            time_ms=round(1000 * told.taken_s, 3),
+        )
+    if delta.usage is not None:
+        fields["timings"] = measure_timings([delta.usage])
+    return [ReportPart(fields)] if fields else []

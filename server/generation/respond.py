@@ -47,7 +47,7 @@ async def respond(
         grammar,
     )
     submission = Submission(service, engine_requests, body.n, _grammar_param(body))
-    output = RequestOutput(service, record, submission, make_parser, is_scoring=body.is_scoring)
+    output = RequestOutput(service, record, submission, make_parser, body)
     submission.start(is_streaming=body.stream)
 
     async def end() -> None:

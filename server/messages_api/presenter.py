@@ -19,6 +19,7 @@ from server.output.parts import (
     EndPart,
     Part,
     ReasoningPart,
+    ReportPart,
     TextPart,
     ToolCallPart,
     merge_adjacent,
@@ -53,7 +54,7 @@ class MessagePresenter:
         if output.text:
             content.append({"type": "text", "text": output.text})
         content += [_tool_use(call, from_json(call.arguments)) for call in output.tool_calls]
-        end = self._end(EndPart(output.finish_reason, output.stop), usage)
+        end = self._end(EndPart(output.finish_reason, output.stop, output.schema_valid), usage)
         return to_json(self._message(content, _usage(usage)) | end)
 
     def format_opening(self, usage: UsageBlock) -> bytes:
@@ -104,6 +105,8 @@ class MessagePresenter:
                 return self._continue_call(part.text)
             case EndPart():
                 return self._close_block()
+            case ReportPart():
+                return b""
 
     def _start_call(self, call: ToolCallPart | CallStartPart) -> bytes:
         closing = self._close_block()
@@ -158,7 +161,7 @@ class MessagePresenter:
         return message
 
     def _end(self, end: EndPart, usage: UsageBlock) -> dict[str, Any]:
-        """Return the stop reason and the stop sequence."""
+        """Return the stop reason, the stop sequence, and whether the schemas are satisfied, if checked."""
         match end.finish_reason:
             case "tool_calls":
                 reason = "tool_use"
@@ -167,7 +170,8 @@ class MessagePresenter:
                 reason = "max_tokens" if is_at_limit else "model_context_window_exceeded"
             case "stop":
                 reason = "end_turn" if end.stop is None else "stop_sequence"
-        return {"stop_reason": reason, "stop_sequence": end.stop}
+        checked = {} if end.schema_valid is None else {"schema_valid": end.schema_valid}
+        return {"stop_reason": reason, "stop_sequence": end.stop, **checked}
 
 
 def _usage(usage: UsageBlock) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from server.messages_api.blocks import (
 )
 from server.messages_api.thinking import Thinking, ThinkingOn
 from server.messages_api.tools import NamedChoice, ToolChoice, Tools
-from server.requests.chat_template import MAX_MESSAGES
 from server.requests.drafts import DraftFields
+from server.requests.messages import MAX_MESSAGES
 from server.validation.field_errors import field_error
 from server.validation.fields import (
     INT32_MAX,

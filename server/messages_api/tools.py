@@ -6,7 +6,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic_core import to_json
 
 from server.messages_api.blocks import CacheControl, too_many
-from server.requests.tools import MAX_TOOLS, ToolName
+from server.requests.function_tools import ToolName
+from server.requests.tools import MAX_TOOLS
 from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel, unsupported
 from server.validation.unions import tagged_union
@@ -60,7 +61,7 @@ class CustomTool(RequestModel):
         [], description="Examples of the input; shown to the model after the description."
     )
     cache_control: CacheControl | None = Field(None, description="Accepted; has no effect.")
-    eager_input_streaming: bool = Field(False, description="Accepted; an input is sent once it is complete.")
+    eager_input_streaming: bool = Field(False, description="Accepted; inputs are sent as they are written.")
     allowed_callers: Annotated[list[str], AfterValidator(_callers)] = Field(
         ["direct"], description="Only ['direct']."
     )

@@ -13,19 +13,16 @@ from typing import Literal
 
 from engine.model.markers import Markers
 from engine.model.tool_calls import WrittenCall
-from engine.request import Delta, Finished
-from server.output.logprob_alignment import LogprobAlignment
+from engine.request import Finished
 from server.output.parts import (
     CallArgumentsPart,
     CallStartPart,
-    EndPart,
-    ParseCalls,
     Part,
     ReasoningPart,
     TextPart,
     ToolCallRules,
 )
-from server.tool_formats.partial_text import count_partial_marker, find_first_marker
+from server.output.text_parser import MarkedText
 from server.tool_formats.reader import is_object
 
 MAX_HEADER_CHARACTERS = 256
@@ -39,38 +36,21 @@ _FUNCTION = "to=functions."
 Kind = Literal["header", "reasoning", "content", "call", "done"]
 
 
-class HarmonyParser:
+class HarmonyParser(MarkedText):
     """Parser for the format. See OutputParser.
 
     rules: None if the request has no tools; what the model writes for one is then content.
     """
 
-    parse_pending: ParseCalls | None = None
-
     def __init__(self, markers: Markers, rules: ToolCallRules | None = None) -> None:
-        self.num_reasoning_tokens = 0
-        self._markers = markers
-        self._rules = rules
+        super().__init__(markers, rules)
         self._ends = [marker.text for marker in markers.inner if marker.text != _BODY]
         self._kind: Kind = "header"
-        self._text = ""
         self._header = ""
         self._name = ""
         self._arguments: list[str] = []
-        self._num_calls = 0
-        self._num_reasoning_blocks = 0
         self._has_content = False
         self._separator = ""
-        self._parts: list[Part] = []
-        self._alignment = LogprobAlignment()
-
-    def read(self, delta: Delta) -> list[Part]:
-        """See OutputParser."""
-        self._alignment.add(delta.logprobs)
-        self._text += delta.text
-        while self._advance():
-            pass
-        return self._take_parts()
 
     def end(self, finished: Finished) -> list[Part]:
         """See OutputParser."""
@@ -82,35 +62,19 @@ class HarmonyParser:
         else:
             self._consume(text)
             self._end_body(is_whole=finished.reason == "stop")
-        if self._kind != "done" and (rest := self._alignment.take_rest()):
-            self._parts.append(TextPart("", rest))
-        self.num_reasoning_tokens = self._markers.count_reasoning_tokens(
-            finished.tokens, False, self._num_reasoning_blocks
-        )
-        has_called = self._num_calls > 0 and finished.reason == "stop"
-        end = EndPart("tool_calls" if has_called else finished.reason, finished.stop)
-        return [*self._take_parts(), end]
+        is_open = self._kind != "done"
+        return self._finish(finished, starts_in_reasoning=False, ends_in_content=is_open)
 
     def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
         """See OutputParser. Never called: arguments need no parser."""
         raise NotImplementedError
 
-    def _take_parts(self) -> list[Part]:
-        parts, self._parts = self._parts, []
-        return parts
-
     def _advance(self) -> bool:
-        """Process the text up to the next marker, or all that is certain. Return False to wait for more."""
-        texts = [_BODY] if self._kind == "header" else self._ends
-        found = find_first_marker(self._text, texts)
-        if found is None:
-            end = len(self._text) - count_partial_marker(self._text, texts)
-            text, self._text = self._text[:end], self._text[end:]
-            self._consume(text)
-            return False
-        at, marker = found
-        before, self._text = self._text[:at], self._text[at + len(marker) :]
+        """See MarkedText."""
+        before, marker = self._take_until([_BODY] if self._kind == "header" else self._ends)
         self._consume(before)
+        if marker is None:
+            return False
         if self._kind == "header":
             self._start_body(marker)
         else:

@@ -1,12 +1,16 @@
 """Make the objects of /v1/chat/completions and of /v1/completions, for responses and for chunks."""
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from pydantic import BaseModel
 
 from server.output.logprobs import CompletionLogprobsBuilder, chat_logprobs
 from server.output.openai_objects import (
     AssistantMessage,
+    CalledCustom,
     CalledFunction,
     ChatChoice,
     ChatChunkChoice,
@@ -18,6 +22,7 @@ from server.output.openai_objects import (
     Envelope,
     MessageToolCall,
     MoreArguments,
+    MoreInput,
     Timings,
     UsageBlock,
 )
@@ -32,6 +37,7 @@ from server.output.parts import (
     TextPart,
     ToolCallPart,
 )
+from server.tool_formats.free_text import InputDecoder
 
 
 class ResponseFormat(Protocol):
@@ -52,19 +58,27 @@ class ResponseFormat(Protocol):
 
 
 class ChatFormat:
-    """Format of /v1/chat/completions.
+    """Format of /v1/chat/completions. Use a new one for each request.
 
     opens_with: content of a stream's first chunk: OpenAI sends null if there may be tool calls, else "".
     wants_logprobs: the response then has a logprobs object, even if it has no tokens.
+    custom_tools: names of the tools that are free-form.
     """
 
     id_prefix = "chatcmpl"
     response_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, opens_with: str | None = "", wants_logprobs: bool = False) -> None:
+    def __init__(
+        self,
+        opens_with: str | None = "",
+        wants_logprobs: bool = False,
+        custom_tools: Collection[str] = (),
+    ) -> None:
         self._opens_with = opens_with
         self._wants_logprobs = wants_logprobs
+        self._custom_tools = custom_tools
+        self._decoders: dict[tuple[int, int], InputDecoder] = {}
 
     def choice(self, index: int, output: ChoiceOutput) -> Choice:
         """See ResponseFormat."""
@@ -73,7 +87,7 @@ class ChatFormat:
         if output.reasoning:
             message.reasoning_content = output.reasoning
         if output.tool_calls:
-            message.tool_calls = [_tool_call(call) for call in output.tool_calls]
+            message.tool_calls = [self._start_call(index, call) for call in output.tool_calls]
         logprobs = chat_logprobs(output.logprobs) if self._wants_logprobs else None
         choice = ChatChoice(
             index=index, message=message, logprobs=logprobs, finish_reason=output.finish_reason
@@ -96,17 +110,12 @@ class ChatFormat:
                 logprobs = chat_logprobs(part.logprobs) if part.logprobs else None
             case ReasoningPart():
                 delta = Delta(reasoning_content=part.text)
-            case ToolCallPart():
-                call = _tool_call(part)
-                call.index = part.index
-                delta = Delta(tool_calls=[call])
-            case CallStartPart():
-                call = _tool_call(ToolCallPart(part.id, part.name, ""))
+            case ToolCallPart() | CallStartPart():
+                call = self._start_call(index, part)
                 call.index = part.index
                 delta = Delta(tool_calls=[call])
             case CallArgumentsPart():
-                more = MoreArguments(arguments=part.text)
-                delta = Delta(tool_calls=[ContinuedToolCall(index=part.index, function=more)])
+                delta = Delta(tool_calls=[self._continue_call(index, part)])
             case EndPart():
                 finish_reason = part.finish_reason
         chunk = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
@@ -114,10 +123,20 @@ class ChatFormat:
             chunk.schema_valid = part.schema_valid
         return chunk
 
+    def _start_call(self, index: int, call: ToolCallPart | CallStartPart) -> MessageToolCall:
+        arguments = call.arguments if isinstance(call, ToolCallPart) else ""
+        if call.name not in self._custom_tools:
+            function = CalledFunction(name=call.name, arguments=arguments)
+            return MessageToolCall(id=call.id, type="function", function=function)
+        decoder = self._decoders[index, call.index] = InputDecoder()
+        custom = CalledCustom(name=call.name, input=decoder.feed(arguments))
+        return MessageToolCall(id=call.id, type="custom", custom=custom)
 
-def _tool_call(call: ToolCallPart) -> MessageToolCall:
-    function = CalledFunction(name=call.name, arguments=call.arguments)
-    return MessageToolCall(id=call.id, type="function", function=function)
+    def _continue_call(self, index: int, part: CallArgumentsPart) -> ContinuedToolCall:
+        decoder = self._decoders.get((index, part.index))
+        if decoder is None:
+            return ContinuedToolCall(index=part.index, function=MoreArguments(arguments=part.text))
+        return ContinuedToolCall(index=part.index, custom=MoreInput(input=decoder.feed(part.text)))
 
 
 class CompletionFormat:
@@ -194,13 +213,14 @@ class ResponseHead:
         )
 
     def chunk(
-        self, response_format: ResponseFormat, choices: list[Choice], **closing: UsageBlock | Timings | None
+        self, response_format: ResponseFormat, choices: list[Choice], **more: BaseModel | None
     ) -> Envelope:
         """Return a chunk of a stream.
 
-        closing: usage, if requested, which is null except in the last chunk; timings in the last chunk.
+        more: usage, if requested, which is null except in the last chunk; timings in the last chunk; and what
+            a ReportPart has.
         """
-        return self._envelope(response_format, response_format.chunk_object, choices=choices, **closing)
+        return self._envelope(response_format, response_format.chunk_object, choices=choices, **more)
 
     def _envelope(self, response_format: ResponseFormat, name: str, **fields: Any) -> Envelope:
         if self.service_tier is not None:

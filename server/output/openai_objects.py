@@ -95,6 +95,19 @@ class Timings(BaseModel):
     translation: TranslationBlock | None = None
 
 
+class PromptProgress(BaseModel):
+    """How far a prompt is, as llama-server has it.
+
+    total, cache, processed: tokens of the prompt, of them cached, and done so far, cached ones included.
+    time_ms: since the prompt was begun.
+    """
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+
 class CalledFunction(BaseModel):
     """The function to call.
 
@@ -105,16 +118,24 @@ class CalledFunction(BaseModel):
     arguments: str
 
 
+class CalledCustom(BaseModel):
+    """The free-form tool to call, and its input as text."""
+
+    name: str
+    input: str
+
+
 class MessageToolCall(BaseModel):
     """A tool call that the client is asked to make.
 
-    index: its position among the tool calls; in chunks only.
+    index: its position among the tool calls; in chunks only. function, custom: one of them, by the type.
     """
 
     index: int | None = None
     id: str
-    type: Literal["function"]
-    function: CalledFunction
+    type: Literal["function", "custom"]
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
 
 
 class MoreArguments(BaseModel):
@@ -123,11 +144,18 @@ class MoreArguments(BaseModel):
     arguments: str
 
 
+class MoreInput(BaseModel):
+    """The next bit of a free-form tool's input."""
+
+    input: str
+
+
 class ContinuedToolCall(BaseModel):
     """A tool call of an earlier chunk, whose arguments continue. index: its position among the tool calls."""
 
     index: int
-    function: MoreArguments
+    function: MoreArguments | None = None
+    custom: MoreInput | None = None
 
 
 class LikelyToken(BaseModel):
@@ -238,6 +266,7 @@ class Envelope(BaseModel):
     choices: list[Choice]
     usage: UsageBlock | None = None
     timings: Timings | None = None
+    prompt_progress: PromptProgress | None = None
 
     def to_json(self) -> bytes:
         """Return the JSON to send, without unset fields."""

@@ -1,14 +1,24 @@
 """Format completions and chat completions for OpenAI's API, whole or as a stream of chunks."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from pydantic import BaseModel
 from pydantic_core import to_json
 
 from server.errors import ApiError
 from server.output.openai_format import ResponseFormat, ResponseHead
 from server.output.openai_objects import Choice, Timings, UsageBlock
-from server.output.parts import ChoiceOutput, Mergeable, Part, ReasoningPart, StreamedText, TextPart, merge
+from server.output.parts import (
+    ChoiceOutput,
+    Mergeable,
+    Part,
+    ReasoningPart,
+    ReportPart,
+    StreamedText,
+    TextPart,
+    merge,
+)
 from server.output.presenter import Events
 
 DONE = b"data: [DONE]\n\n"
@@ -42,17 +52,17 @@ class OpenAIPresenter:
 
     def format_parts(self, events: Events) -> bytes:
         """See Presenter."""
-        return b"".join(self._part(index, part) for index, part in _merge_by_choice(events))
+        return b"".join(self._parts(events))
 
     def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
         """See Presenter. The last chunk carries the timings."""
-        *earlier, (index, end) = _merge_by_choice(events)
-        frames = [self._part(*event) for event in earlier]
+        *earlier, (index, end) = events
+        frames = self._parts(earlier)
         if self._wants_usage:
             closing = self._head.chunk(self._format, [], usage=usage, timings=timings)
             frames += [self._part(index, end), _frame(closing.to_json())]
         else:
-            frames.append(self._part(index, end, timings))
+            frames.append(self._part(index, end, {"timings": timings}))
         return b"".join(frames) + DONE
 
     def format_error(self, fault: ApiError) -> bytes:
@@ -69,16 +79,27 @@ class OpenAIPresenter:
         before, after = self._around_text[index, kind]
         return before + to_json(text) + after
 
-    def _part(self, index: int, part: Part, timings: Timings | None = None) -> bytes:
-        if isinstance(part, TextPart) and not part.logprobs:
-            return self.format_text(index, part.text)
-        if isinstance(part, ReasoningPart):
-            return self.format_text(index, part.text, ReasoningPart)
-        return self._chunk(self._format.chunk_choice(index, part), timings)
+    def _parts(self, events: Events) -> list[bytes]:
+        """Return the chunks of parts. What was reported with a choice's parts is in each of its chunks."""
+        reports: dict[int, dict[str, BaseModel]] = {}
+        for index, part in events:
+            if isinstance(part, ReportPart):
+                reports.setdefault(index, {}).update(part.fields)
+        merged = _merge_by_choice([event for event in events if not isinstance(event[1], ReportPart)])
+        silent = reports.keys() - {index for index, _ in merged}
+        merged += [(index, ReportPart(reports[index])) for index in sorted(silent)]
+        return [self._part(index, part, reports.get(index)) for index, part in merged]
 
-    def _chunk(self, choice: Choice, timings: Timings | None = None) -> bytes:
-        closing: dict[str, Timings | None] = {} if timings is None else {"timings": timings}
-        return _frame(self._head.chunk(self._format, [choice], **self._no_usage, **closing).to_json())
+    def _part(self, index: int, part: Part, more: Mapping[str, BaseModel] | None = None) -> bytes:
+        """Return the chunk of a part. more: further fields of the chunk."""
+        if isinstance(part, TextPart) and not part.logprobs and not more:
+            return self.format_text(index, part.text)
+        if isinstance(part, ReasoningPart) and not more:
+            return self.format_text(index, part.text, ReasoningPart)
+        return self._chunk(self._format.chunk_choice(index, part), more)
+
+    def _chunk(self, choice: Choice, more: Mapping[str, BaseModel] | None = None) -> bytes:
+        return _frame(self._head.chunk(self._format, [choice], **self._no_usage, **(more or {})).to_json())
 
     def _split_at_text(self, index: int, kind: type[StreamedText]) -> tuple[bytes, bytes]:
         """Return what precedes and what follows the text in a chunk, found with a random placeholder."""

@@ -7,23 +7,20 @@ from typing import Literal
 
 from engine.model.markers import Marker, Markers
 from engine.model.tool_calls import WrittenCall
-from engine.request import Delta, Finished
+from engine.request import Finished
 from server.output.harmony import HarmonyParser
-from server.output.logprob_alignment import LogprobAlignment
 from server.output.parts import (
     CallArgumentsPart,
     CallStartPart,
-    EndPart,
     MakeParser,
-    ParseCalls,
     Part,
-    PlainParser,
     ReasoningPart,
     TextPart,
     ToolCallPart,
     ToolCallRules,
 )
-from server.tool_formats.partial_text import JsonStringTracker, count_partial_marker, find_first_marker
+from server.output.text_parser import MarkedText, PlainParser
+from server.tool_formats.partial_text import JsonStringTracker
 from server.tool_formats.reader import CallPiece, CallReader, OpenedCall
 
 SELF_CONTAINED_FORMATS = frozenset({"json_tools"})
@@ -43,7 +40,7 @@ def parser_factory(markers: Markers, is_thinking: bool, rules: ToolCallRules | N
     return lambda: MarkerParser(markers, is_thinking, rules)
 
 
-class MarkerParser:
+class MarkerParser(MarkedText):
     """Parser that finds reasoning and tool calls by the model's markers.
 
     Reasoning may come before the content or after a tool call; a reasoning marker within content is text.
@@ -57,18 +54,12 @@ class MarkerParser:
     def __init__(
         self, markers: Markers, is_thinking: bool = False, rules: ToolCallRules | None = None
     ) -> None:
-        self.num_reasoning_tokens = 0
-        self.parse_pending: ParseCalls | None = None
-        self._markers = markers
+        super().__init__(markers, rules if markers.can_call else None)
         self._starts_in_reasoning = is_thinking
-        self._rules = rules if markers.can_call else None
         self._state: Literal["content", "reasoning", "call", "done"] = (
             "reasoning" if is_thinking else "content"
         )
-        self._text = ""
         self._leading_whitespace: list[str] = []
-        self._parts: list[Part] = []
-        self._num_calls = 0
         self._num_reasoning_blocks = 1 if is_thinking else 0
         self._has_content = False
         self._has_reasoning = False
@@ -83,15 +74,6 @@ class MarkerParser:
         self._read_parts: list[Part] = []
         self._num_read = 0
         self._call_within: Literal["content", "reasoning"] = "content"
-        self._alignment = LogprobAlignment()
-
-    def read(self, delta: Delta) -> list[Part]:
-        """See OutputParser."""
-        self._alignment.add(delta.logprobs)
-        self._text += delta.text
-        while self._advance():
-            pass
-        return self._take_parts()
 
     def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
         """See OutputParser."""
@@ -100,11 +82,7 @@ class MarkerParser:
             self._emit_calls(calls)
         else:
             self._emit_call_as_text(self._call_ending)
-        if self._finished is not None:
-            return self._finish(self._finished)
-        while self._advance():
-            pass
-        return self._take_parts()
+        return self._read_on() if self._finished is None else self._end(self._finished)
 
     def end(self, finished: Finished) -> list[Part]:
         """See OutputParser."""
@@ -128,25 +106,17 @@ class MarkerParser:
                         self._request_parse("")
                         return self._take_parts()
                     self._emit_call_as_text("")
-        return self._finish(finished)
+        return self._end(finished)
 
-    def _finish(self, finished: Finished) -> list[Part]:
-        """Return the last parts, once everything has been emitted."""
-        if self._state == "content" and (rest := self._alignment.take_rest()):
-            self._parts.append(TextPart("", rest))
-        self.num_reasoning_tokens = self._markers.count_reasoning_tokens(
-            finished.tokens, self._starts_in_reasoning, self._num_reasoning_blocks
+    def _end(self, finished: Finished) -> list[Part]:
+        return self._finish(
+            finished,
+            starts_in_reasoning=self._starts_in_reasoning,
+            ends_in_content=self._state == "content",
         )
-        has_called = self._num_calls > 0 and finished.reason == "stop"
-        end = EndPart("tool_calls" if has_called else finished.reason, finished.stop)
-        return [*self._take_parts(), end]
-
-    def _take_parts(self) -> list[Part]:
-        parts, self._parts = self._parts, []
-        return parts
 
     def _advance(self) -> bool:
-        """Process the text up to the next marker, or all that is certain. Return False to wait for more."""
+        """See MarkedText."""
         if self.parse_pending is not None:
             return False
         markers = self._markers
@@ -205,15 +175,10 @@ class MarkerParser:
 
     def _consume_until(self, texts: Sequence[str], consume: Callable[[str], None]) -> bool:
         """Pass the text before the first of these markers to consume, then handle the marker."""
-        found = find_first_marker(self._text, texts)
-        if found is None:
-            end = len(self._text) - count_partial_marker(self._text, texts)
-            text, self._text = self._text[:end], self._text[end:]
-            consume(text)
-            return False
-        at, marker = found
-        before, self._text = self._text[:at], self._text[at + len(marker) :]
+        before, marker = self._take_until(texts)
         consume(before)
+        if marker is None:
+            return False
         self._handle_marker(marker)
         return True
 

@@ -4,9 +4,11 @@ A parser splits the model's text into parts as it arrives, and a presenter (pres
 API. This way the output is split into reasoning, tool calls and content by the same code for all APIs.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeVar
+
+from pydantic import BaseModel
 
 from engine.model.tool_calls import WrittenCall
 from engine.request import Delta, Finished, TokenLogprob
@@ -84,10 +86,17 @@ class EndPart:
     schema_valid: bool | Literal["unknown"] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ReportPart:
+    """Fields of a stream's next chunk: how far the prompt is, or the timings so far."""
+
+    fields: Mapping[str, BaseModel]
+
+
 StreamedText = TextPart | ReasoningPart
 Mergeable = StreamedText | CallArgumentsPart
 MergeableT = TypeVar("MergeableT", bound=Mergeable)
-Part = Mergeable | ToolCallPart | CallStartPart | EndPart
+Part = Mergeable | ToolCallPart | CallStartPart | ReportPart | EndPart
 
 
 ParseCalls = Callable[[], Awaitable[Sequence[WrittenCall]]]
@@ -140,25 +149,6 @@ class ToolCallRules:
     make_reader: Callable[[], CallReader] | None = None
     is_streamed: bool = False
     note_read: Callable[[], None] = lambda: None
-
-
-class PlainParser:
-    """Parser that treats all text as content."""
-
-    num_reasoning_tokens = 0
-    parse_pending: ParseCalls | None = None
-
-    def read(self, delta: Delta) -> list[Part]:
-        """See OutputParser."""
-        return [TextPart(delta.text, delta.logprobs)]
-
-    def end(self, finished: Finished) -> list[Part]:
-        """See OutputParser."""
-        return [EndPart(finished.reason, finished.stop)]
-
-    def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
-        """See OutputParser. Never called."""
-        raise NotImplementedError
 
 
 @dataclass

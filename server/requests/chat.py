@@ -1,17 +1,16 @@
 """The body of /v1/chat/completions."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from server.requests.chat_template import Messages, TemplateArguments
 from server.requests.drafts import Prediction
-from server.requests.generation_fields import GenerationFields
-from server.requests.prompt_cache import PromptCacheOptions
+from server.requests.generation_fields import GenerationFields, PromptCacheOptions
+from server.requests.messages import Messages, TemplateArguments
 from server.requests.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_choice, check_enforced
 from server.validation.field_errors import field_error
 from server.validation.fields import Count, superseded, unsupported
-from server.validation.relaxed_schema import relax
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
@@ -33,11 +32,13 @@ class ChatRequest(GenerationFields):
         description="Text that the answer is expected to contain. It is used as a draft: what matches is "
         "generated faster, and the answer stays the same.",
     )
-    tools: Tools = Field((), description="Functions that the model may ask the client to call.")
+    tools: Tools = Field(
+        (), description="Functions and free-form tools that the model may ask the client to call."
+    )
     tool_choice: ToolChoiceField = Field(
         ToolChoice(),
         description="auto (the default): the model may call tools. none: the model is not shown the tools. "
-        "required: it must call at least one. An object with a function's name: it must call that function. "
+        "required: it must call at least one. An object with a tool's name: it must call that tool. "
         "allowed_tools: like auto or required, but only with the listed tools.",
     )
     parallel_tool_calls: bool = Field(
@@ -54,6 +55,9 @@ class ChatRequest(GenerationFields):
         None,
         description="Maximum tokens of the reasoning: at this number its end marker is forced. It has no "
         "effect if the model's format of reasoning is unknown. Not in OpenAI's API.",
+    )
+    include_reasoning: bool = Field(
+        True, description="Whether the response has the model's reasoning. Not in OpenAI's API."
     )
     logprobs: bool = Field(
         False, description="Whether to return the log probability of each token of the content."
@@ -95,6 +99,11 @@ class ChatRequest(GenerationFields):
         return self.max_completion_tokens or self.max_tokens
 
     @property
+    def shows_reasoning(self) -> bool:
+        """Whether the response has the model's reasoning."""
+        return self.include_reasoning
+
+    @property
     def shown_tools(self) -> list[Tool]:
         """The tools that the model is shown: all of them, the allowed ones, or none."""
         choice = self.tool_choice
@@ -117,22 +126,17 @@ class ChatRequest(GenerationFields):
         must_call = self.tool_choice.mode == "required"
         return [tool for tool in self.callable_tools if must_call or tool.function.strict]
 
-    def relax_tools(self) -> tuple["ChatRequest", dict[str, list[str]]]:
-        """Return the request with what can be enforced of its enforced schemas, unless they are strict.
-
-        Also return the paths of what was left out, by the names of the tools.
-        """
-        relaxable = {tool.function.name for tool in self.enforced_tools if not tool.function.strict}
-        tools, dropped = [], {}
-        for index, tool in enumerate(self.tools):
+    def with_parameters(self, parameters: Mapping[str, dict[str, Any]]) -> "ChatRequest":
+        """Return the request with other schemas of some functions, by their names."""
+        tools = []
+        for tool in self.tools:
             function = tool.function
-            relaxed = relax(function.parameters) if function.name in relaxable else None
-            if relaxed is not None and relaxed.schema != function.parameters:
-                at = f"tools[{index}].function.parameters"
-                dropped[function.name] = [f"{at}.{path}" for path in relaxed.dropped]
-                function = function.model_copy(update={"parameters": relaxed.schema})
-            tools.append(tool.model_copy(update={"function": function}))
-        return self.model_copy(update={"tools": tuple(tools)}), dropped
+            if function.name in parameters:
+                changed = function.model_copy(update={"parameters": parameters[function.name]})
+                tools.append(tool.model_copy(update={"function": changed}))
+            else:
+                tools.append(tool)
+        return self.model_copy(update={"tools": tuple(tools)})
 
     @property
     def template_arguments(self) -> dict[str, Any]:

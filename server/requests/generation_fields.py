@@ -4,7 +4,7 @@ A field of OpenAI's API that has no meaning for a self-hosted server is accepted
 that would change the answer but is not supported is refused by name.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,7 +21,19 @@ from server.validation.fields import (
     Penalty,
     RequestModel,
     Stops,
+    TokenIds,
 )
+
+
+class PromptCacheOptions(RequestModel):
+    """OpenAI's options for prompt caching."""
+
+    mode: Literal["implicit", "explicit"] | None = Field(
+        None, description="Accepted; prompts are cached by their content."
+    )
+    ttl: Literal["30m", "12h"] | None = Field(
+        None, description="Accepted; the least recently used prefixes are evicted first."
+    )
 
 
 class StreamOptions(RequestModel):
@@ -83,8 +95,39 @@ class GenerationFields(StructuredFields):
         description="The same seed and request give the same answer. null: a random seed.",
     )
     stop: Stops = Field((), description="Strings that end the answer. The answer does not include them.")
+    stop_token_ids: TokenIds = Field(
+        (), description="Token ids that end the answer, beside the model's own. Not in OpenAI's API."
+    )
+    include_stop_str_in_output: bool = Field(
+        False, description="Whether the answer includes the stop string that ended it. Not in OpenAI's API."
+    )
+    min_tokens: int = Field(
+        0,
+        ge=0,
+        le=INT32_MAX,
+        description="Minimum number of tokens to generate: before it, no token ends the answer and no stop "
+        "string is looked for. A grammar may end the answer all the same. Not in OpenAI's API.",
+    )
+    ignore_eos: bool = Field(
+        False,
+        description="Whether the model's end-of-answer tokens are never chosen, unless a grammar allows no "
+        "other. Not in OpenAI's API.",
+    )
+    allowed_token_ids: TokenIds = Field(
+        (),
+        description="The token ids that may be chosen, unless a grammar allows none of them. Empty: all. Not "
+        "in OpenAI's API.",
+    )
     stream: bool = Field(False, description="Whether to send the answer in chunks, as server-sent events.")
     stream_options: StreamOptions | None = None
+    return_progress: bool = Field(
+        False,
+        description="Whether a stream tells how far the prompt is, in chunks with prompt_progress. Not in "
+        "OpenAI's API.",
+    )
+    timings_per_token: bool = Field(
+        False, description="Whether each chunk of a stream has timings. Not in OpenAI's API."
+    )
     n: int = Field(
         1, ge=1, le=INT32_MAX, description="Number of choices to generate for each prompt; at most --max-n."
     )
@@ -116,6 +159,20 @@ class GenerationFields(StructuredFields):
         if self.stream_options is not None and not self.stream:
             raise field_error("invalid_value", "is allowed only with stream: true", "stream_options")
         return self
+
+    @model_validator(mode="after")
+    def check_min_tokens(self) -> "GenerationFields":
+        """Refuse a least number of tokens above the greatest."""
+        limit = self.requested_max_tokens
+        if limit is not None and self.min_tokens > limit:
+            phrase = f"is {self.min_tokens}, which is more than the {limit} tokens that are allowed at most"
+            raise field_error("invalid_value", phrase, "min_tokens")
+        return self
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether the response has the model's reasoning."""
+        return True
 
     @property
     def requested_max_tokens(self) -> int | None:

@@ -1,14 +1,38 @@
-"""Chat messages as clients send them, and in the form that chat templates expect."""
+"""The inputs of a chat template: the conversation, and the client's extra arguments."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 from pydantic_core import from_json
 
 from server.errors import shortened
+from server.tool_formats.free_text import as_arguments
 from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel, unsupported
+from server.validation.unions import tagged_union
+
+MAX_MESSAGES = 4096
+RESERVED_TEMPLATE_KEYS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "processor_kwargs",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""Template arguments that the server sets itself."""
 
 
 class TextPart(RequestModel):
@@ -30,12 +54,40 @@ class FunctionCall(RequestModel):
     )
 
 
-class ToolCall(RequestModel):
-    """A tool call that the assistant made earlier in the conversation."""
+class FunctionToolCall(RequestModel):
+    """A call of a function that the assistant made earlier in the conversation."""
 
     id: str = Field(description="Id of the call; the tool's message refers to it in tool_call_id.")
     type: Literal["function"] = "function"
     function: FunctionCall
+
+
+class CustomCall(RequestModel):
+    """The free-form tool that the assistant called, and its input."""
+
+    name: str = Field(description="Name of the tool.")
+    input: str = Field(description="The input, as text.")
+
+
+class CustomToolCall(RequestModel):
+    """A call of a free-form tool that the assistant made earlier in the conversation."""
+
+    id: str = Field(description="Id of the call; the tool's message refers to it in tool_call_id.")
+    type: Literal["custom"]
+    custom: CustomCall
+
+    @property
+    def function(self) -> FunctionCall:
+        """The call of the function that the model is shown in the tool's place."""
+        return FunctionCall(name=self.custom.name, arguments=as_arguments(self.custom.input))
+
+
+AnyToolCall = FunctionToolCall | CustomToolCall
+_CALLS = {"function": FunctionToolCall, "custom": CustomToolCall}
+ToolCall = Annotated[
+    AnyToolCall,
+    PlainValidator(tagged_union(_CALLS, default="function"), json_schema_input_type=AnyToolCall),
+]
 
 
 def _text(given: object) -> str:
@@ -143,7 +195,7 @@ class Message(RequestModel):
             rendered["tool_calls"] = [
                 {
                     "id": call.id,
-                    "type": call.type,
+                    "type": "function",
                     "function": {
                         "name": call.function.name,
                         "arguments": _arguments(call.function.arguments),
@@ -154,7 +206,7 @@ class Message(RequestModel):
         return rendered
 
 
-def check_conversation(messages: Sequence[Message]) -> None:
+def _check_conversation(messages: list[Message]) -> list[Message]:
     """Refuse arguments that are not JSON objects, and tool messages that answer no earlier call."""
     called: set[str] = set()
     for index, message in enumerate(messages):
@@ -167,6 +219,7 @@ def check_conversation(messages: Sequence[Message]) -> None:
             raise field_error(
                 "invalid_value", "matches no tool call of an earlier message", f"[{index}].tool_call_id"
             )
+    return messages
 
 
 def _arguments(text: str) -> object:
@@ -175,3 +228,15 @@ def _arguments(text: str) -> object:
         return from_json(text, allow_inf_nan=False) if text.strip() else {}
     except ValueError:
         return None
+
+
+def _template_keys(given: dict[str, Any]) -> dict[str, Any]:
+    for key in sorted(given.keys() & RESERVED_TEMPLATE_KEYS):
+        raise field_error("invalid_value", "is reserved: the server sets it. Leave it out", f".{key}")
+    return given
+
+
+Messages = Annotated[
+    list[Message], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_check_conversation)
+]
+TemplateArguments = Annotated[dict[str, Any], AfterValidator(_template_keys)]

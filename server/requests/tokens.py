@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from server.requests.chat_template import Messages, TemplateArguments
+from server.requests.messages import Messages, TemplateArguments
 from server.requests.tools import Tools
 from server.validation.field_errors import field_error
 from server.validation.fields import INT32_MAX, RequestModel, unsupported

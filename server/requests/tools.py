@@ -4,57 +4,22 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, PlainValidator
 
 from server.errors import shortened
+from server.requests.custom_tools import CustomTool
+from server.requests.function_tools import FunctionTool
 from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel
-from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema, check_size
-from server.validation.relaxed_schema import relax
+from server.validation.json_schema import MAX_SCHEMA_BYTES, check_schema
+from server.validation.relaxed_schema import relaxations
+from server.validation.unions import tagged_union
 
 MAX_TOOLS = 128
-MAX_NAME_CHARACTERS = 64
 MAX_ENFORCED_BYTES = 2 * MAX_SCHEMA_BYTES
 """Limit for all enforced schemas of a request together: compiling this much takes a fifth of a second."""
-_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-
-ToolName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS, pattern=r"^[a-zA-Z0-9_-]+$")]
-
-
-def _parameters(given: dict[str, Any]) -> dict[str, Any]:
-    if given.get("type", "object") != "object":
-        raise field_error("invalid_value", "must be 'object'", ".type")
-    return given
-
-
-class FunctionDefinition(RequestModel):
-    """A function that the model may ask the client to call."""
-
-    name: ToolName = Field(
-        description="Name of the function: letters, digits, underscores and dashes. Unique in a request."
-    )
-    description: str | None = Field(
-        None, description="What the function does and when to call it. Shown to the model."
-    )
-    parameters: Annotated[dict[str, Any], AfterValidator(_parameters)] = Field(
-        _NO_PARAMETERS,
-        description="JSON schema of the arguments; its type must be object. null: no arguments.",
-    )
-    strict: bool = Field(False, description="Whether to enforce the schema on the arguments of every call.")
-
-
-class Tool(RequestModel):
-    """A tool. Only functions are supported."""
-
-    type: Literal["function"] = Field(description="Only function: the server runs no tools itself.")
-    function: FunctionDefinition = Field(description="The function's name, description and parameters.")
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the tool as chat templates and tool call parsers expect it."""
-        function: dict[str, Any] = {"name": self.function.name}
-        if self.function.description is not None:
-            function["description"] = self.function.description
-        return {"type": "function", "function": function | {"parameters": self.function.parameters}}
+Tool = FunctionTool | CustomTool
+_KINDS: dict[str, type[RequestModel]] = {"function": FunctionTool, "custom": CustomTool}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +41,15 @@ def _unique(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
             raise field_error(
                 "invalid_value",
                 f"is '{tool.function.name}', which is also the name of an earlier tool; names must be unique",
-                f"[{index}].function.name",
+                f"[{index}].{tool.type}.name",
             )
         seen.add(tool.function.name)
     return tools
 
 
 def _tools(given: object) -> object:
+    if isinstance(given, list) and len(given) > MAX_TOOLS:
+        raise field_error("invalid_value", f"has {len(given)} entries; at most {MAX_TOOLS} are allowed")
     return tuple(given) if isinstance(given, list) else given
 
 
@@ -94,18 +61,18 @@ def _tool_choice(given: object) -> ToolChoice:
             case "none" | "auto" | "required":
                 return ToolChoice(given)
         raise field_error(
-            "invalid_value", "must be 'none', 'auto', 'required' or an object that names a function"
+            "invalid_value", "must be 'none', 'auto', 'required' or an object that names a tool"
         )
     if not isinstance(given, dict):
         raise field_error("invalid_type", "must be a string or an object")
     match given.get("type"):
-        case "function":
-            _check_keys(given, {"type", "function"}, "")
-            return ToolChoice("required", (_function_name(given.get("function"), ".function"),), True)
+        case "function" | "custom" as kind:
+            _check_keys(given, {"type", kind}, "")
+            return ToolChoice("required", (_name(given.get(kind), f".{kind}"),), True)
         case "allowed_tools":
             _check_keys(given, {"type", "allowed_tools"}, "")
             return _allowed(given.get("allowed_tools"), ".allowed_tools")
-    raise field_error("invalid_value", "must be 'function' or 'allowed_tools'", ".type")
+    raise field_error("invalid_value", "must be 'function', 'custom' or 'allowed_tools'", ".type")
 
 
 def _allowed(given: object, at: str) -> ToolChoice:
@@ -120,14 +87,15 @@ def _allowed(given: object, at: str) -> ToolChoice:
     names = []
     for index, tool in enumerate(tools):
         here = f"{at}.tools[{index}]"
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise field_error("invalid_value", "must be an object of type 'function'", here)
-        _check_keys(tool, {"type", "function"}, here)
-        names.append(_function_name(tool.get("function"), f"{here}.function"))
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind not in _KINDS:
+            raise field_error("invalid_value", "must be an object of type 'function' or 'custom'", here)
+        _check_keys(tool, {"type", kind}, here)
+        names.append(_name(tool.get(kind), f"{here}.{kind}"))
     return ToolChoice("required" if mode == "required" else "auto", tuple(dict.fromkeys(names)))
 
 
-def _function_name(given: object, at: str) -> str:
+def _name(given: object, at: str) -> str:
     if not isinstance(given, dict):
         raise field_error("invalid_type", "must be an object with a name", at)
     _check_keys(given, {"name"}, at)
@@ -148,7 +116,7 @@ def check_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
     known = {tool.function.name for tool in tools}
     for name in choice.names or ():
         if name not in known:
-            phrase = f"names the function '{shortened(name)}', which is not among the tools"
+            phrase = f"names the tool '{shortened(name)}', which is not among the tools"
             raise field_error("invalid_value", phrase, "tool_choice")
 
 
@@ -160,10 +128,9 @@ def check_enforced(tools: Sequence[Tool], names: Collection[str]) -> None:
     num_bytes = 0
     for index, tool in enumerate(tools):
         if tool.function.name in names:
-            schema, at = tool.function.parameters, f"tools[{index}].function.parameters"
+            schema, at = tool.function.parameters, f"tools[{index}].{tool.schema_path}"
             if not tool.function.strict:
-                check_size(schema, at)
-                schema = relax(schema).schema
+                schema = next(relaxations(schema, at)).schema
             num_bytes += len(check_schema(schema, at))
     if num_bytes > MAX_ENFORCED_BYTES:
         phrase = (
@@ -180,8 +147,10 @@ def check_enforced_in_full(tools: Sequence[Tool]) -> None:
 
 
 Tools = Annotated[
-    tuple[Tool, ...],
-    Field(max_length=MAX_TOOLS),
+    tuple[
+        Annotated[Tool, PlainValidator(tagged_union(_KINDS), json_schema_input_type=Tool)],
+        ...,
+    ],
     BeforeValidator(_tools, json_schema_input_type=list[Tool]),
     AfterValidator(_unique),
 ]

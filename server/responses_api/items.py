@@ -126,33 +126,11 @@ class InputMessage(RequestModel):
         return {**head, "content": parts}
 
 
-class FunctionCall(RequestModel):
-    """A function call that the model made earlier."""
+class _Call(RequestModel):
+    """The fields that both kinds of calls have."""
 
-    type: Literal["function_call"]
-    call_id: str = Field(description="The id that the function call output refers to.")
-    name: str = Field(description="The name of the function.")
-    arguments: str = Field(description="The arguments: a JSON object as text.")
-    id: ItemId = None
-    status: ItemStatus = "completed"
-    caller: unsupported(_DIRECT) = None  # type: ignore[valid-type]
-    namespace: str | None = Field(None, description="The namespace that the function is in.")
-    is_async: unsupported(False) = Field(None, alias="async")  # type: ignore[valid-type]
-
-    def as_listed(self, item_id: str) -> dict[str, Any]:
-        """Return the JSON object to store and to list."""
-        head = {"id": item_id, "type": self.type, "call_id": self.call_id, "status": self.status}
-        where = {} if self.namespace is None else {"namespace": self.namespace}
-        return {**head, "name": self.name, **where, "arguments": self.arguments}
-
-
-class CustomToolCall(RequestModel):
-    """A call of a free-form tool that the model made earlier."""
-
-    type: Literal["custom_tool_call"]
     call_id: str = Field(description="The id that the output refers to.")
     name: str = Field(description="The name of the tool.")
-    input: str = Field(description="The input, as text.")
     id: ItemId = None
     status: ItemStatus = "completed"
     caller: unsupported(_DIRECT) = None  # type: ignore[valid-type]
@@ -161,9 +139,25 @@ class CustomToolCall(RequestModel):
 
     def as_listed(self, item_id: str) -> dict[str, Any]:
         """Return the JSON object to store and to list."""
+        shown = {"type", "call_id", "name", "arguments", "input"} | (
+            {"status"} if isinstance(self, FunctionCall) else set()
+        )
         where = {} if self.namespace is None else {"namespace": self.namespace}
-        head = {"id": item_id, "type": self.type, "call_id": self.call_id, "name": self.name}
-        return {**head, **where, "input": self.input}
+        return {"id": item_id, **self.model_dump(include=shown), **where}
+
+
+class FunctionCall(_Call):
+    """A function call that the model made earlier."""
+
+    type: Literal["function_call"]
+    arguments: str = Field(description="The arguments: a JSON object as text.")
+
+
+class CustomToolCall(_Call):
+    """A call of a free-form tool that the model made earlier."""
+
+    type: Literal["custom_tool_call"]
+    input: str = Field(description="The input, as text.")
 
 
 class _CallOutput(RequestModel):
@@ -182,26 +176,22 @@ class _CallOutput(RequestModel):
         """The text of all parts."""
         return _text_of(self.output)
 
+    def as_listed(self, item_id: str) -> dict[str, Any]:
+        """Return the JSON object to store and to list."""
+        shown = {"type", "call_id", "status"} if isinstance(self, FunctionCallOutput) else {"type", "call_id"}
+        return {"id": item_id, **self.model_dump(include=shown), "output": self.text}
+
 
 class FunctionCallOutput(_CallOutput):
     """The output of a function for an earlier function call."""
 
     type: Literal["function_call_output"]
 
-    def as_listed(self, item_id: str) -> dict[str, Any]:
-        """Return the JSON object to store and to list."""
-        head = {"id": item_id, "type": self.type, "call_id": self.call_id, "status": self.status}
-        return {**head, "output": self.text}
-
 
 class CustomToolCallOutput(_CallOutput):
     """The output of a free-form tool for an earlier call."""
 
     type: Literal["custom_tool_call_output"]
-
-    def as_listed(self, item_id: str) -> dict[str, Any]:
-        """Return the JSON object to store and to list."""
-        return {"id": item_id, "type": self.type, "call_id": self.call_id, "output": self.text}
 
 
 class ReasoningItem(RequestModel):

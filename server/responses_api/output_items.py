@@ -15,10 +15,11 @@ from server.output.parts import (
     TextPart,
     ToolCallPart,
 )
-from server.responses_api.chat_tools import InputDecoder, ShownTool
+from server.responses_api.chat_tools import ShownTool
 from server.responses_api.ids import item_id
 from server.responses_api.items import encode_reasoning
 from server.responses_api.tools import CustomTool
+from server.tool_formats.free_text import InputDecoder
 
 Json = dict[str, Any]
 

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 
 from server.errors import shortened
 from server.requests.chat import ChatRequest
-from server.requests.prompt_cache import PromptCacheOptions
+from server.requests.generation_fields import PromptCacheOptions
 from server.responses_api.items import AnyItem, InputItem
 from server.responses_api.tools import ToolChoice, Tools
 from server.validation.field_errors import field_error
@@ -221,6 +221,12 @@ class ResponsesRequest(AcceptsPeerFields):
     frequency_penalty: _extension("frequency_penalty") = None  # type: ignore[valid-type]
     repetition_penalty: _extension("repetition_penalty") = None  # type: ignore[valid-type]
     logit_bias: _extension("logit_bias") = None  # type: ignore[valid-type]
+    stop_token_ids: _extension("stop_token_ids") = None  # type: ignore[valid-type]
+    min_tokens: _extension("min_tokens") = None  # type: ignore[valid-type]
+    ignore_eos: _extension("ignore_eos") = None  # type: ignore[valid-type]
+    allowed_token_ids: _extension("allowed_token_ids") = None  # type: ignore[valid-type]
+    include_stop_str_in_output: _extension("include_stop_str_in_output") = None  # type: ignore[valid-type]
+    thinking_budget_tokens: _extension("thinking_budget_tokens") = None  # type: ignore[valid-type]
     draft: _extension("draft") = None  # type: ignore[valid-type]
     guided_json: _extension("guided_json") = None  # type: ignore[valid-type]
     guided_regex: _extension("guided_regex") = None  # type: ignore[valid-type]

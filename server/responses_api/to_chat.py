@@ -4,8 +4,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic_core import to_json
-
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
 from server.responses_api.chat_tools import ShownTool, function_name, show_tools
@@ -21,6 +19,7 @@ from server.responses_api.items import (
 from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 from server.responses_api.store import Turn
 from server.responses_api.tools import AllowedTools, NamedCustom, NamedFunction
+from server.tool_formats.free_text import as_arguments
 from server.validation.field_errors import validate
 
 CHAT_FIELDS = (
@@ -32,6 +31,12 @@ CHAT_FIELDS = (
     "frequency_penalty",
     "repetition_penalty",
     "logit_bias",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    "allowed_token_ids",
+    "include_stop_str_in_output",
+    "thinking_budget_tokens",
     "draft",
     "guided_json",
     "guided_regex",
@@ -134,10 +139,7 @@ class MessageBuilder:
 
     def _add_call(self, item: FunctionCall | CustomToolCall, origin: str) -> None:
         calls = self._assistant_message("call", origin).setdefault("tool_calls", [])
-        if isinstance(item, CustomToolCall):
-            arguments = to_json({"input": item.input}).decode()
-        else:
-            arguments = item.arguments
+        arguments = as_arguments(item.input) if isinstance(item, CustomToolCall) else item.arguments
         function = {"name": function_name(item.namespace, item.name), "arguments": arguments}
         self._set_origin(f"tool_calls[{len(calls)}].function", origin)
         self._set_origin(f"tool_calls[{len(calls)}].id", f"{origin}.call_id")
@@ -197,7 +199,7 @@ class ChatConversion:
 
     def _tool_origin(self, param: str) -> str | None:
         """Map a path within the chat's tools to a path in the request. Return None for other paths."""
-        match = re.match(r"tools\[(\d+)\](?:\.function\b)?", param)
+        match = re.match(r"tools\[(\d+)\](?:\.(?:function|custom)\b)?", param)
         return match and self.shown_tools[int(match[1])].origin + param[match.end() :]
 
 

@@ -6,14 +6,13 @@ named in the header x-reprise-ignored.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator
 
-from server.requests.structured_output import check_lark
-from server.requests.tools import MAX_TOOLS, FunctionDefinition, ToolName
-from server.tool_formats.json_lark import escape_lark
+from server.requests.custom_tools import CustomDefinition, GrammarDefinition, TextInput
+from server.requests.function_tools import FunctionDefinition
+from server.requests.tools import MAX_TOOLS
 from server.validation.field_errors import field_error
 from server.validation.fields import RequestModel, unsupported
-from server.validation.regex import check_regex
 from server.validation.unions import tagged_union
 
 _NOT_RUN = {"": "but this server runs no tools; send functions and run them yourself"}
@@ -82,39 +81,10 @@ class FunctionTool(FunctionDefinition, _ClientTool):
     output_schema: dict[str, Any] | None = Field(None, description="Accepted; not shown to the model.")
 
 
-class TextInput(RequestModel):
-    """Any text."""
-
-    type: Literal["text"]
-
-
-def _definition(given: object) -> str:
-    if not isinstance(given, str) or not given:
-        raise field_error("invalid_type", "must be a grammar, as a string that is not empty")
-    return given
-
-
-class GrammarInput(RequestModel):
-    """Text that follows a grammar. It is enforced."""
+class GrammarInput(GrammarDefinition):
+    """Text that follows a grammar."""
 
     type: Literal["grammar"]
-    syntax: Literal["lark", "regex"] = Field(description="The syntax of the definition.")
-    definition: Annotated[str, BeforeValidator(_definition, json_schema_input_type=str)] = Field(
-        description="A regular expression, or a grammar in llguidance's variant of Lark."
-    )
-
-    @model_validator(mode="after")
-    def check_definition(self) -> "GrammarInput":
-        """Refuse a grammar that is too large, or that cannot be followed within JSON."""
-        if self.syntax == "regex":
-            check_regex(self.definition, ".definition")
-            return self
-        check_lark(self.definition, ".definition")
-        try:
-            escape_lark(self.definition)
-        except ValueError as fault:
-            raise field_error("unsupported_value", str(fault), ".definition") from None
-        return self
 
 
 InputFormat = Annotated[
@@ -126,15 +96,11 @@ InputFormat = Annotated[
 ]
 
 
-class CustomTool(_ClientTool):
+class CustomTool(CustomDefinition, _ClientTool):
     """A free-form tool: its input is text, not JSON."""
 
     type: Literal["custom"]
-    name: ToolName = Field(description="The tool's name.")
-    description: str | None = Field(
-        None, description="What the tool does and when to call it. Shown to the model."
-    )
-    format: InputFormat = Field(
+    format: InputFormat = Field(  # type: ignore[assignment]
         TextInput(type="text"), description="The format of the input; a grammar is enforced."
     )
 

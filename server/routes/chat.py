@@ -9,6 +9,7 @@ from server.http.openapi import body_schema
 from server.output.openai_format import ChatFormat
 from server.output.openai_presenter import OpenAIPresenter
 from server.requests.chat import ChatRequest
+from server.requests.custom_tools import CustomTool
 from server.validation.body import read_body
 
 router = APIRouter()
@@ -24,6 +25,10 @@ async def create_chat_completion(request: Request) -> Response:
     # There is only one tier, whichever was requested.
     head = response_head(request, service, body.model, "default" if body.service_tier else None)
     # OpenAI's streams begin with null content if there are tools, else with an empty string.
-    response_format = ChatFormat(None if body.shown_tools else "", body.logprobs)
+    response_format = ChatFormat(
+        None if body.shown_tools else "",
+        body.logprobs,
+        {tool.function.name for tool in body.shown_tools if isinstance(tool, CustomTool)},
+    )
     presenter = OpenAIPresenter(head, response_format, body.n, body.wants_usage_chunk)
     return await answer_chat(request, service, body, presenter)

@@ -7,12 +7,13 @@ from server.generation.respond import respond, response_head
 from server.generation.service import service_of
 from server.http.openapi import body_schema
 from server.output.checked import WholeSchemas, checked
-from server.output.echo import echo_parsers
 from server.output.openai_format import CompletionFormat
 from server.output.openai_presenter import OpenAIPresenter
-from server.output.parts import MakeParser, PlainParser
+from server.output.parts import MakeParser
+from server.output.text_parser import PlainParser, echo_parsers
 from server.requests.completions import CompletionRequest
 from server.validation.body import read_body
+from server.validation.relaxed_schema import modern
 
 router = APIRouter()
 
@@ -33,6 +34,6 @@ async def create_completion(request: Request) -> Response:
     if body.echo:
         texts = await service.prompts.decode_prompts(request, body)
         make_parser = echo_parsers(texts, body.n, body.is_scoring)
-    schema = to_json(body.relaxable_schema).decode() if is_relaxed else None
+    schema = to_json(modern(body.relaxable_schema)).decode() if is_relaxed else None
     make_parser = checked(make_parser, WholeSchemas(schema))
     return await respond(request, service, body, presenter, prompts, make_parser, grammar=grammar)

@@ -56,9 +56,8 @@ async def create_response(request: Request) -> Response:
 
     note_ignored(request, ignored_tools(body.tools))
     presenter = ResponsePresenter(head, body, len(input_items), store, conversion.shown_tools)
-    larks = {tool.name: tool.lark for tool in conversion.shown_tools if tool.lark is not None}
     try:
-        return await answer_chat(request, service, chat, presenter, larks)
+        return await answer_chat(request, service, chat, presenter)
     except BadRequestError as fault:
         raise conversion.with_request_names(fault) from fault
 

@@ -2,7 +2,7 @@
 
 A format is given twice: as patterns, which read what a model may write, and as the text that its chat
 template writes, from which grammars are made. In these texts `BREAK` stands for an optional line break and
-`DIGITS` for a number.
+`DIGITS` for a number, and `IS_TEXT` for whether a value is text or JSON: true or false.
 """
 
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from engine.model.markers import Markers
 
-BREAK, DIGITS = "\N{SYMBOL FOR NEWLINE}", "\N{NUMERO SIGN}"
+BREAK, DIGITS, IS_TEXT = "\N{SYMBOL FOR NEWLINE}", "\N{NUMERO SIGN}", "\N{DOUBLE QUESTION MARK}"
 _NAME = r"(?P<name>[\w.-]+)"
 
 
@@ -64,7 +64,38 @@ class TaggedFormat:
     is_one_per_section: bool = False
 
 
-CallFormat = JsonFormat | TaggedFormat
+@dataclass(frozen=True, slots=True)
+class ListedFormat:
+    """A format in which arguments are names and literals: as Python has them, or with other quotes.
+
+    head, key, tail: match what precedes the arguments, what precedes a value (a comma included), and what
+        follows the arguments.
+    quotes: what strings stand between; the grammar writes the first. has_escapes: strings have Python's.
+    constants: what is written for true, false and null.
+    before, after_name, after_key, comma, after: as in TaggedFormat; comma stands between two arguments.
+    has_bare_keys: names within objects have no quotes. is_sorted: arguments are in alphabetical order.
+    """
+
+    head: re.Pattern[str]
+    key: re.Pattern[str]
+    tail: re.Pattern[str]
+    quotes: tuple[str, ...]
+    before: str
+    after_name: str
+    after_key: str
+    comma: str
+    after: str
+    constants: tuple[str, str, str] = ("true", "false", "null")
+    opening: str = ""
+    separator: str = ""
+    closing: str = ""
+    has_escapes: bool = False
+    has_bare_keys: bool = True
+    is_sorted: bool = True
+    is_one_per_section: bool = True
+
+
+CallFormat = JsonFormat | TaggedFormat | ListedFormat
 
 
 def _json_head(start: str, keys: str = "arguments") -> re.Pattern[str]:
@@ -87,6 +118,21 @@ def _arg_tags(prefix: str, call: str) -> TaggedFormat:
         after="",
         tail_is_marker=True,
         is_one_per_section=True,
+    )
+
+
+def _gemma(quote: str) -> ListedFormat:
+    """Return Gemma's format. Only its quotes have changed."""
+    return ListedFormat(
+        head=re.compile(rf"\s*call:{_NAME}\s*\{{"),
+        key=re.compile(r"\s*,?\s*(?P<key>[^\s:{}\[\],<>]+)\s*:\s*"),
+        tail=re.compile(r"\s*\}"),
+        quotes=(quote,),
+        before="call:",
+        after_name="{",
+        after_key=":",
+        comma=",",
+        after="}",
     )
 
 
@@ -174,6 +220,42 @@ _FORMATS: dict[str, CallFormat] = {
         after_value="\n",
         after="</invoke>\n",
         opening="\n",
+    ),
+    "deepseek_v32": TaggedFormat(
+        head=re.compile(r"\s*<｜DSML｜invoke\s+name=\"(?P<name>[^\"<>]+)\"\s*>"),
+        key=re.compile(
+            r"\s*<｜DSML｜parameter\s+name=\"(?P<key>[^\"<>\n]+)\"\s+string=\"(?P<is_text>true|false)\"\s*>"
+        ),
+        tail=re.compile(r"\s*</｜DSML｜invoke>"),
+        before='<｜DSML｜invoke name="',
+        after_name='">\n',
+        before_key='<｜DSML｜parameter name="',
+        after_key=f'" string="{IS_TEXT}">',
+        value_end="</｜DSML｜parameter>",
+        after_value="\n",
+        after="</｜DSML｜invoke>\n",
+        opening="\n",
+    ),
+    "gemma4": _gemma('<|"|>'),
+    "function_gemma": _gemma("<escape>"),
+    "pythonic": ListedFormat(
+        head=re.compile(r"\s*[\[,]\s*(?P<name>[\w.-]+)\s*\("),
+        key=re.compile(r"\s*,?\s*(?P<key>\w+)\s*=\s*"),
+        tail=re.compile(r"\s*\)"),
+        quotes=('"', "'"),
+        before="",
+        after_name="(",
+        after_key="=",
+        comma=", ",
+        after=")",
+        constants=("True", "False", "None"),
+        opening="[",
+        separator=", ",
+        closing="]",
+        has_escapes=True,
+        has_bare_keys=False,
+        is_sorted=False,
+        is_one_per_section=False,
     ),
     "glm47": _arg_tags("", "tool_call"),
     "laguna": _arg_tags("", "tool_call"),

@@ -11,19 +11,24 @@ from types import MappingProxyType
 from typing import Any
 
 from engine.model.markers import Marker, Markers
-from server.tool_formats.formats import BREAK, DIGITS, CallFormat, JsonFormat, TaggedFormat
+from server.tool_formats.formats import (
+    BREAK,
+    DIGITS,
+    IS_TEXT,
+    CallFormat,
+    JsonFormat,
+    ListedFormat,
+    TaggedFormat,
+)
 from server.tool_formats.json_lark import escape_lark
+from server.tool_formats.lark_parts import ANY_TEXT, json_rule, lark_rule, text_patterns
+from server.tool_formats.literals import Literals
 from server.tool_formats.values import STRING, find_types
 from server.validation.json_schema_alternatives import constrains_besides
 from server.validation.json_schema_nodes import list_of
 
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Spacing of JSON, the same as in the prompts that models see."""
-
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
-_ANY_TEXT = "/(?s:.)*/"
-_STRING_LIMITS = ("pattern", "minLength", "maxLength")
-_STRING_WORDS = ("type", "enum", "const", *_STRING_LIMITS)
+_STRING_WORDS = ("type", "enum", "const", "pattern", "minLength", "maxLength")
 _OBJECT_WORDS = ("type", "properties", "required", "additionalProperties", "propertyOrdering")
 
 Tools = Sequence[tuple[str, dict[str, Any]]]
@@ -68,7 +73,7 @@ class CallGrammar:
         section, or several.
         """
         layout, markers = self._format, self._markers
-        start, end = self.start, marker_tokens(markers.call_end)
+        start, end = self._marker(markers.call_start), self._marker(markers.call_end)
         if layout.is_one_per_section or not is_parallel:
             inner = "call"
         else:
@@ -85,18 +90,10 @@ class CallGrammar:
             rules += self._call(index)
         return rules
 
-    @property
-    def start(self) -> str:
-        """The start marker: a token if it is one, else text, which the model may write in other ways."""
-        start = self._markers.call_start
-        if start is None or len(start.tokens) == 1:
-            return marker_tokens(start)
-        return json.dumps(start.text, ensure_ascii=False)
-
     def text(self, text: str) -> str:
         """Return the expression for text that the format writes, with its special tokens as such."""
-        tokens = {marker.text: marker for marker in self._markers.all if len(marker.tokens) == 1}
-        signs = {BREAK: "/\\n?/", DIGITS: "/[0-9]{1,4}/"}
+        tokens = {marker.text: marker for marker in self._tokens}
+        signs = {BREAK: "/\\n?/", DIGITS: "/[0-9]{1,4}/", IS_TEXT: '("true" | "false")'}
         if not text:
             return '""'
         pattern = "|".join(map(re.escape, [*sorted(tokens, key=len, reverse=True), *signs]))
@@ -118,14 +115,23 @@ class CallGrammar:
                 f"{self.text(layout.after)}"
             )
             yield from json_arguments(index, shown, self._larks.get(name))
+        elif isinstance(layout, ListedFormat):
+            head = self.text(layout.before + name + layout.after_name)
+            yield f"call_{index}: {head} arguments_{index} {self.text(layout.after)}"
+            shown = schema if name in self._enforced else ANY_ARGUMENTS
+            literals = Literals(layout, self.text, shown, f"v{index}", is_strict=name in self._strict)
+            try:
+                yield from literals.rules(f"arguments_{index}", self._larks.get(name))
+            except ValueError as fault:
+                raise UnenforceableError(index, str(fault)) from None
         else:
             head = self.text(layout.before + name + layout.after_name)
             yield f"call_{index}: {head} arguments_{index} {self.text(layout.after)}"
             if name in self._larks:
-                key = self.text(layout.before_key + "input" + layout.after_key)
+                key = self.text(layout.before_key + "input" + layout.after_key.replace(IS_TEXT, "true"))
                 end = self.text(layout.value_end + layout.after_value)
                 yield f"arguments_{index}: {key} input_{index} {end}"
-                yield f"input_{index}: {_lark(self._larks[name])}"
+                yield f"input_{index}: {lark_rule(self._larks[name])}"
             elif name in self._enforced:
                 yield from self._enforced_arguments(index, layout)
             else:
@@ -139,7 +145,7 @@ class CallGrammar:
         if index == first:
             key = f'{self.text(layout.before_key)} /[^<>"\\n]+/ {self.text(layout.after_key)}'
             yield f"any_argument: {key} any_value {self.text(layout.after_value)}"
-            yield f"any_value[lazy]: {self._until_end(layout, _ANY_TEXT)}"
+            yield from self._text_value("any_value", layout, ANY_TEXT)
 
     def _enforced_arguments(self, index: int, layout: TaggedFormat) -> Iterator[str]:
         name, schema = self._tools[index]
@@ -157,10 +163,14 @@ class CallGrammar:
             if any(character in key for character in '<>"\n'):
                 raise UnenforceableError(index, "has a property whose name this format cannot write")
             rule = f"value_{index}_{number}"
-            head = self.text(layout.before_key + key + layout.after_key)
+            schema_of_key = properties.get(key, {})
+            types = find_types(schema_of_key, schema)
+            is_text = IS_TEXT if types is None else "true" if types == STRING else "false"
+            is_text = IS_TEXT if types and "string" in types and types != STRING else is_text
+            head = self.text(layout.before_key + key + layout.after_key.replace(IS_TEXT, is_text))
             argument = f"{head} {rule} {self.text(layout.after_value)}"
             parts.append(argument if key in required else f"({argument})?")
-            yield from self._value(index, rule, properties.get(key, {}), is_strict, layout)
+            yield from self._value(index, rule, schema_of_key, is_strict, layout)
         yield f"arguments_{index}: " + (" ".join(parts) or '""')
 
     def _value(
@@ -175,7 +185,7 @@ class CallGrammar:
             if types is None and is_strict and schema not in ({}, True):
                 raise UnenforceableError(index, "has a property without a type")
             if types is None:
-                yield f"{rule}[lazy]: {self._until_end(layout, _ANY_TEXT)}"
+                yield from self._text_value(rule, layout, ANY_TEXT)
             else:
                 yield f"{rule}: json_{rule} {self.text(layout.value_end)}"
                 yield f"json_{rule}: {json_rule(_within(root, schema))}"
@@ -184,32 +194,41 @@ class CallGrammar:
         if types == STRING and not constrains_besides(node, *_STRING_WORDS):
             texts = [node["const"]] if "const" in node else node.get("enum")
             if isinstance(texts, list):
-                choices = " | ".join(
-                    json.dumps(f"{text}{layout.value_end}", ensure_ascii=False) for text in texts
-                )
-                yield f"{rule}: {choices}"
+                choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+                yield f"{rule}: ({choices}) {self.text(layout.value_end)}"
             else:
-                yield f"{rule}[lazy]: {self._until_end(layout, *_patterns(node))}"
+                yield from self._text_value(rule, layout, *text_patterns(node))
             return
         if is_strict and (types == STRING or constrains_besides(node, "type")):
             raise UnenforceableError(index, "has a property whose schema this format cannot follow")
-        yield f"{rule}[lazy]: {self._until_end(layout, _ANY_TEXT)}"
+        yield from self._text_value(rule, layout, ANY_TEXT)
 
-    def _until_end(self, layout: TaggedFormat, *patterns: str) -> str:
-        """Return the expression for text that matches all patterns, together with the end tag."""
-        end = json.dumps(layout.value_end, ensure_ascii=False)
-        return " & ".join(f"({pattern} {end})" for pattern in patterns)
+    def _text_value(self, rule: str, layout: TaggedFormat, *patterns: str) -> Iterator[str]:
+        """Yield the rules of text that matches all patterns, together with its end tag."""
+        end = layout.value_end
+        at = min((end.find(marker.text) for marker in self._tokens if marker.text in end), default=-1)
+        before = json.dumps(end if at < 0 else end[:at], ensure_ascii=False)
+        text = " & ".join(f"({pattern} {before})" for pattern in patterns)
+        if at < 0:
+            yield f"{rule}[lazy]: {text}"
+        else:
+            # Text cannot contain the token, so it ends there.
+            yield f"{rule.upper()}: {text}"
+            yield f"{rule}: {rule.upper()} {self.text(end[at:])}"
+
+    def _marker(self, marker: Marker | None) -> str:
+        """Return a marker, of which only single tokens have to be written as such."""
+        return "" if marker is None else self.text(marker.text)
+
+    @property
+    def _tokens(self) -> list[Marker]:
+        """The markers that are single tokens."""
+        return [marker for marker in self._markers.all if len(marker.tokens) == 1]
 
 
 def marker_tokens(marker: Marker | None) -> str:
     """Return the expression for a marker's tokens, in this order."""
     return "" if marker is None else " ".join(f"<[{token}]>" for token in marker.tokens)
-
-
-def json_rule(schema: object) -> str:
-    """Return the expression for JSON of a schema."""
-    styled = {**schema, "x-guidance": JSON_STYLE} if isinstance(schema, dict) else schema
-    return f"%json {json.dumps(styled)}"
 
 
 def json_arguments(index: int, schema: object, lark: str | None) -> list[str]:
@@ -218,41 +237,8 @@ def json_arguments(index: int, schema: object, lark: str | None) -> list[str]:
         return [f"arguments_{index}: {json_rule(schema)}"]
     return [
         f'arguments_{index}: "{{\\"input\\": \\"" input_{index} "\\"}}"',
-        f"input_{index}: {_lark(escape_lark(lark))}",
+        f"input_{index}: {lark_rule(escape_lark(lark))}",
     ]
-
-
-def _lark(grammar: str) -> str:
-    """Return the expression for text of a nested grammar."""
-    return f"%lark {{\n{grammar}\n}}"
-
-
-def escape_regex(regex: str) -> str:
-    r"""Escape the slashes and line breaks of a regular expression, so that it can stand between slashes."""
-    escaped, is_escaped = "", False
-    for character in regex:
-        if character == "\n":
-            character = "n" if is_escaped else "\\n"
-        elif character == "/" and not is_escaped:
-            character = "\\/"
-        is_escaped = character == "\\" and not is_escaped
-        escaped += character
-    return escaped
-
-
-def _patterns(schema: Mapping[str, Any]) -> list[str]:
-    """Return regular expressions that a string of the schema matches."""
-    found = []
-    if isinstance(pattern := schema.get("pattern"), str):
-        # JSON schemas search for a pattern, a grammar matches all of the text.
-        start = "" if pattern.startswith("^") else "(?s:.)*"
-        end = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.)*"
-        body = pattern.removeprefix("^")
-        body = body.removesuffix("$") if not end else body
-        found.append(f"/{start}({escape_regex(body)}){end}/")
-    if "minLength" in schema or "maxLength" in schema:
-        found.append(f"/(?s:.){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}/")
-    return found or [_ANY_TEXT]
 
 
 def _within(root: dict[str, Any], schema: object) -> object:

@@ -11,8 +11,17 @@ from typing import Any, Protocol
 
 from pydantic_core import from_json, to_json
 
-from server.tool_formats.formats import CallFormat, JsonFormat, TaggedFormat
-from server.tool_formats.values import GUESSED, STRING, find_types, to_json_value
+from server.tool_formats.formats import CallFormat, JsonFormat, ListedFormat, TaggedFormat
+from server.tool_formats.partial_text import count_partial_marker, find_first_marker
+from server.tool_formats.values import (
+    GUESSED,
+    NOT_STRING,
+    STRING,
+    find_types,
+    literal_to_json,
+    to_json_value,
+    unescape,
+)
 
 MAX_PENDING_CHARACTERS = 1024
 """Limit for text that is neither a name nor a value; beyond it the text is not a call."""
@@ -60,11 +69,15 @@ class CallReader(Protocol):
         """Read the next text of the section; return what is certain."""
 
 
-def make_reader(call_format: CallFormat, schemas: Schemas) -> "JsonReader | TaggedReader":
+def make_reader(call_format: CallFormat, schemas: Schemas) -> "JsonReader | TaggedReader | ListedReader":
     """Return a reader for a section in the format."""
-    if isinstance(call_format, JsonFormat):
-        return JsonReader(call_format, schemas)
-    return TaggedReader(call_format, schemas)
+    match call_format:
+        case JsonFormat():
+            return JsonReader(call_format, schemas)
+        case TaggedFormat():
+            return TaggedReader(call_format, schemas)
+        case ListedFormat():
+            return ListedReader(call_format, schemas)
 
 
 class _Reader:
@@ -119,6 +132,130 @@ class _Reader:
         elif len(self._pending) > MAX_PENDING_CHARACTERS:
             self.is_broken = True
         return match
+
+
+class _ArgumentReader(_Reader):
+    """What readers of formats share in which each argument has a name and a value."""
+
+    def __init__(self, call_format: TaggedFormat | ListedFormat, schemas: Schemas) -> None:
+        super().__init__(schemas)
+        self._layout = call_format
+        self._schema: dict[str, Any] = {}
+        self._keys: set[str] = set()
+
+    def _advance(self) -> bool:
+        if not self.is_open:
+            if name := self._open(self._layout.head):
+                self._schema, self._keys = self._schemas[name], set()
+                self._pieces.append("{")
+            return self.is_open
+        if (match := self._layout.key.match(self._pending)) is not None:
+            self._pending = self._pending[match.end() :]
+            self._start_value(match)
+            return True
+        if self._match(self._layout.tail) is not None:
+            self._pieces.append("}")
+            self._close()
+            return True
+        return False
+
+    def _start_value(self, match: re.Match[str]) -> None:
+        """Note the name of an argument, whose value follows."""
+        if match["key"] in self._keys:
+            self.is_broken = True
+            return
+        self._pieces.append(f"{', ' if self._keys else ''}{to_json(match['key']).decode()}: ")
+        self._keys.add(match["key"])
+
+
+class ListedReader(_ArgumentReader):
+    """Reads calls whose arguments are names and literals. See CallReader.
+
+    Strings are passed on as they arrive, and other values once they are complete.
+    """
+
+    def __init__(self, call_format: ListedFormat, schemas: Schemas) -> None:
+        super().__init__(call_format, schemas)
+        self._format = call_format
+        self._quote = ""
+        self._value: list[str] | None = None
+        self._depth = 0
+        escape = r"\\.|\\$|" if call_format.has_escapes else ""
+        quotes = "|".join(map(re.escape, call_format.quotes))
+        self._marks = re.compile(rf"{escape}{quotes}|[\[\](){{}},]", re.DOTALL)
+
+    @property
+    def is_quoting(self) -> bool:
+        """See CallReader."""
+        return bool(self._quote)
+
+    def _advance(self) -> bool:
+        if self._value is None:
+            return self._read_string() if self._quote else super()._advance()
+        return self._read_value(self._value)
+
+    def _start_value(self, match: re.Match[str]) -> None:
+        super()._start_value(match)
+        self._value, self._depth = [], 0
+
+    def _read_string(self) -> bool:
+        """Read a string that is a value of its own."""
+        marks = (self._quote, "\\") if self._format.has_escapes else (self._quote,)
+        found = find_first_marker(self._pending, marks)
+        end = len(self._pending) - count_partial_marker(self._pending, marks) if found is None else found[0]
+        if end:
+            self._pieces.append(_escaped(self._pending[:end]))
+            self._pending = self._pending[end:]
+        if found is None:
+            return False
+        if found[1] == self._quote:
+            self._pending, self._quote = self._pending[len(self._quote) :], ""
+            self._pieces.append('"')
+            return True
+        text, length = unescape(self._pending)
+        self._pieces += [_escaped(text)] if text else []
+        self._pending = self._pending[length:]
+        return length > 0
+
+    def _read_value(self, value: list[str]) -> bool:
+        """Read a value that is not a string, or find that it is one."""
+        if not value and not self._quote:
+            self._pending = self._pending.lstrip()
+            for quote in self._format.quotes:
+                if self._pending.startswith(quote):
+                    self._pending = self._pending[len(quote) :]
+                    self._value, self._quote = None, quote
+                    self._pieces.append('"')
+                    return True
+                if quote.startswith(self._pending):
+                    return False
+        end, is_whole = self._find_end()
+        value.append(self._pending[:end])
+        self._pending = self._pending[end:]
+        if is_whole:
+            self._value = None
+            written = literal_to_json("".join(value), self._format)
+            self.is_broken = written is None
+            self._pieces += [] if written is None else [written]
+        return is_whole
+
+    def _find_end(self) -> tuple[int, bool]:
+        """Return how much of the pending text is part of the value, and whether it ends there."""
+        for mark in self._marks.finditer(self._pending):
+            text = mark[0]
+            if text == "\\":
+                return mark.start(), False
+            if self._quote:
+                self._quote = "" if text == self._quote else self._quote
+            elif text in self._format.quotes:
+                self._quote = text
+            elif not self._depth and text in ",)}]":
+                return mark.start(), True
+            elif text in "[{(":
+                self._depth += 1
+            elif text in "]})":
+                self._depth -= 1
+        return len(self._pending) - count_partial_marker(self._pending, self._format.quotes), False
 
 
 class JsonReader(_Reader):
@@ -182,17 +319,15 @@ class JsonReader(_Reader):
             self._pieces.append(text)
 
 
-class TaggedReader(_Reader):
+class TaggedReader(_ArgumentReader):
     """Reads calls whose arguments have tags of their own. See CallReader.
 
     Strings are passed on as they arrive. A value that may be anything else is converted once it is complete.
     """
 
     def __init__(self, call_format: TaggedFormat, schemas: Schemas) -> None:
-        super().__init__(schemas)
+        super().__init__(call_format, schemas)
         self._format = call_format
-        self._schema: dict[str, Any] = {}
-        self._keys: set[str] = set()
         self._types: frozenset[str] | None = None
         self._value: list[str] = []
         self._has_started_value = False
@@ -203,32 +338,17 @@ class TaggedReader(_Reader):
         return self._types is not None
 
     def _advance(self) -> bool:
-        if self._types is not None:
-            return self._read_value(self._types)
-        if not self.is_open:
-            if name := self._open(self._format.head):
-                self._schema, self._keys = self._schemas[name], set()
-                self._pieces.append("{")
-            return self.is_open
-        if (match := self._format.key.match(self._pending)) is not None:
-            self._pending = self._pending[match.end() :]
-            self._start_value(match["key"])
-            return True
-        if self._match(self._format.tail) is not None:
-            self._pieces.append("}")
-            self._close()
-            return True
-        return False
+        return super()._advance() if self._types is None else self._read_value(self._types)
 
-    def _start_value(self, key: str) -> None:
-        if key in self._keys:
-            self.is_broken = True
-            return
-        self._pieces.append(f"{', ' if self._keys else ''}{to_json(key).decode()}: ")
-        self._keys.add(key)
-        properties = self._schema.get("properties")
-        known = properties.get(key) if isinstance(properties, dict) else None
-        self._types = find_types(known, self._schema) or GUESSED
+    def _start_value(self, match: re.Match[str]) -> None:
+        super()._start_value(match)
+        is_text = match.groupdict().get("is_text")
+        if is_text is None:
+            properties = self._schema.get("properties")
+            known = properties.get(match["key"]) if isinstance(properties, dict) else None
+            self._types = find_types(known, self._schema) or GUESSED
+        else:
+            self._types = STRING if is_text == "true" else NOT_STRING
         self._value, self._has_started_value = [], False
 
     def _read_value(self, types: frozenset[str]) -> bool:
@@ -241,7 +361,8 @@ class TaggedReader(_Reader):
         at = self._pending.find(end)
         if at < 0:
             # Hold back what may be the tag, and the line break before it.
-            self._take_value(types, max(0, len(self._pending) - len(end)))
+            ends = (f"\n{end}", end) if self._format.has_breaks else (end,)
+            self._take_value(types, len(self._pending) - count_partial_marker(self._pending, ends))
             return False
         text = self._pending[:at]
         self._pending = self._pending[at + len(end) :]

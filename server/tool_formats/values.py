@@ -1,15 +1,19 @@
-"""Convert the values that models write between tags to JSON, by the schemas of the parameters."""
+"""Convert the values that models write to JSON: literals, and text by the parameters' schemas."""
 
+import re
+from functools import cache
 from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from server.tool_formats.formats import ListedFormat
 from server.validation.json_schema_nodes import list_of, target_of
 
 STRING = frozenset({"string"})
 GUESSED = frozenset({"string", "object", "array"})
 """What a value without a known type may be: JSON objects and arrays are recognized, all else is a string."""
 
+NOT_STRING = frozenset({"number", "integer", "boolean", "null", "object", "array"})
 _ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _MAX_DEPTH = 16
 _JSON_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
@@ -82,3 +86,87 @@ def _kinds_of(value: object) -> tuple[str, ...]:
         case list():
             return ("array",)
     return ()
+
+
+_ESCAPE = re.compile(
+    r"\\(?:u(?P<high>[dD][89abAB]..)\\u(?P<low>[dD][c-fC-F]..)|u(?P<u>....)|x(?P<x>..)|(?P<other>[^ux]))",
+    re.DOTALL,
+)
+_SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
+_CONSTANTS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "true": "true",
+    "false": "false",
+    "null": "null",
+}
+
+
+def unescape(text: str) -> tuple[str, int]:
+    """Return the character of the escape that a text begins with, and its length; 0 if more must come."""
+    is_high = re.match(r"\\u[dD][89abAB]", text) is not None
+    if is_high and len(text) < 12 and "\\u".startswith(text[6:8]):
+        return "", 0
+    if (match := _ESCAPE.match(text)) is None:
+        return "", 0
+    try:
+        return _character(match), match.end()
+    except ValueError:
+        return match[0], match.end()
+
+
+def _character(match: re.Match[str]) -> str:
+    if match["high"] is not None:
+        units = (int(match["high"], 16), int(match["low"], 16))
+        return b"".join(unit.to_bytes(2, "big") for unit in units).decode("utf-16-be")
+    if (code := match["u"] or match["x"]) is not None:
+        character = chr(int(code, 16))
+        return "\ufffd" if "\ud800" <= character <= "\udfff" else character
+    return _SIMPLE.get(match["other"], match["other"])
+
+
+@cache
+def _literals(layout: ListedFormat) -> re.Pattern[str]:
+    """Return what matches a string, a word, or anything else of a literal."""
+    character = r"(?:\\.|[^\\])" if layout.has_escapes else "."
+    strings = [
+        f"{re.escape(q)}(?P<string{i}>{character}*?){re.escape(q)}" for i, q in enumerate(layout.quotes)
+    ]
+    # Possessive, and what is no name is skipped at once: hostile text must not take long.
+    name = r"(?P<name>[^\s\[\]{}(),:]{1,256}+)(?=\s*:)|" if layout.has_bare_keys else ""
+    rest = r"(?P<rest>[^\s\[\]{}(),:\"'<]++|.)"
+    return re.compile(f"{'|'.join(strings)}|{name}(?P<word>[A-Za-z_][\\w.-]*)|{rest}", re.DOTALL)
+
+
+def literal_to_json(text: str, layout: ListedFormat) -> str | None:
+    """Return a literal as JSON; None if it is not one."""
+    parts = []
+    for match in _literals(layout).finditer(text):
+        kind, found = match.lastgroup or "", match[match.lastgroup or 0]
+        if kind.startswith("string"):
+            parts.append(to_json(_unescape_all(found) if layout.has_escapes else found).decode())
+        elif kind == "name":
+            parts.append(to_json(found).decode())
+        elif kind == "word":
+            if found not in _CONSTANTS and not layout.has_bare_keys:
+                return None
+            parts.append(_CONSTANTS.get(found) or to_json(found).decode())
+        else:
+            parts.append(found)
+    written = "".join(parts).strip()
+    try:
+        from_json(written, allow_inf_nan=False)
+    except ValueError:
+        return None
+    return written
+
+
+def _unescape_all(text: str) -> str:
+    """Return a string's text without its escapes."""
+    parts, at = [], 0
+    while (found := text.find("\\", at)) >= 0:
+        character, length = unescape(text[found : found + 12] + ("" if found + 12 < len(text) else " " * 12))
+        parts += [text[at:found], character]
+        at = found + max(1, length)
+    return "".join([*parts, text[at:]])

@@ -122,6 +122,17 @@ def _logit_bias(given: object) -> tuple[tuple[int, float], ...]:
     return tuple((int(key), float(bias)) for key, bias in given.items())
 
 
+def _token_ids(given: object) -> tuple[int, ...]:
+    if not isinstance(given, list):
+        raise field_error("invalid_type", "must be an array of token ids")
+    if len(given) > MAX_BIASES:
+        raise field_error("invalid_value", f"has {len(given)} entries; at most {MAX_BIASES} are allowed")
+    for index, token in enumerate(given):
+        if type(token) is not int:
+            raise field_error("invalid_type", "must be a token id, which is an integer", f"[{index}]")
+    return tuple(dict.fromkeys(given))
+
+
 def _few_pairs(given: object) -> object:
     if isinstance(given, dict) and len(given) > MAX_PAIRS:
         raise field_error("invalid_value", f"has {len(given)} pairs; at most {MAX_PAIRS} are allowed")
@@ -151,6 +162,10 @@ LogitBias = Annotated[
     tuple[tuple[int, float], ...],
     BeforeValidator(_logit_bias, json_schema_input_type=dict[str, _Bias]),
     Field(json_schema_extra={"maxProperties": MAX_BIASES}),
+]
+TokenIds = Annotated[
+    tuple[int, ...],
+    BeforeValidator(_token_ids, json_schema_input_type=Annotated[list[int], Field(max_length=MAX_BIASES)]),
 ]
 Metadata = Annotated[
     dict[str, str],

@@ -15,168 +15,52 @@ Json = dict[str, Any]
 
 MAX_GBNF_CHARACTERS = 16_384
 
-_VLLM = [
-    "add_generation_prompt",
-    "add_special_tokens",
-    "allowed_token_ids",
-    "bad_words",
-    "best_of",
-    "cache_salt",
-    "chat_template",
-    "continue_final_message",
-    "detokenize",
-    "documents",
-    "enable_response_messages",
-    "guided_decoding_backend",
-    "guided_whitespace_pattern",
-    "ignore_eos",
-    "include_reasoning",
-    "include_stop_str_in_output",
-    "kv_transfer_params",
-    "length_penalty",
-    "min_tokens",
-    "mm_processor_kwargs",
-    "priority",
-    "prompt_embeds",
-    "prompt_logprobs",
-    "repetition_detection",
-    "request_id",
-    "return_token_ids",
-    "return_tokens_as_token_ids",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "stop_token_ids",
-    "truncate_prompt_tokens",
-    "use_beam_search",
-    "vllm_xargs",
-]
-_LLAMA_SERVER = [
-    "adaptive_decay",
-    "adaptive_target",
-    "backend_sampling",
-    "cache_prompt",
-    "chat_format",
-    "dry_allowed_length",
-    "dry_base",
-    "dry_multiplier",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-    "dynatemp_exponent",
-    "dynatemp_range",
-    "generation_prompt",
-    "grammar_lazy",
-    "grammar_triggers",
-    "id_slot",
-    "image_data",
-    "input_prefix",
-    "input_suffix",
-    "lora",
-    "min_keep",
-    "mirostat",
-    "mirostat_eta",
-    "mirostat_tau",
-    "n_cache_reuse",
-    "n_cmpl",
-    "n_discard",
-    "n_indent",
-    "n_keep",
-    "n_probs",
-    "parse_tool_calls",
-    "penalize_nl",
-    "penalty_prompt",
-    "post_sampling_probs",
-    "preserved_tokens",
-    "reasoning_control",
-    "reasoning_format",
-    "reasoning_in_content",
-    "repeat_last_n",
-    "response_fields",
-    "return_progress",
-    "return_tokens",
-    "samplers",
-    "slot_id",
-    "speculative.n_max",
-    "speculative.n_min",
-    "speculative.p_min",
-    "speculative.type",
-    "sse_ping_interval",
-    "system_prompt",
-    "t_max_predict_ms",
-    "t_max_prompt_ms",
-    "tfs_z",
-    "thinking_forced_open",
-    "timings_per_token",
-    "top_n_sigma",
-    "typical_p",
-    "use_penalties",
-    "xtc_probability",
-    "xtc_threshold",
-]
-_OLLAMA = [
-    "context",
-    "images",
-    "keep_alive",
-    "logit_bias_type",
-    "raw",
-    "system",
-    "template",
-    "think_budget",
-]
-_OLLAMA_OPTIONS = [
-    "low_vram",
-    "main_gpu",
-    "num_batch",
-    "num_ctx",
-    "num_gpu",
-    "num_gqa",
-    "num_keep",
-    "num_thread",
-    "numa",
-    "draft_num_predict",
-    "embedding_only",
-    "f16_kv",
-    "logits_all",
-    "use_mlock",
-    "use_mmap",
-    "vocab_only",
-]
-_OPENROUTER = [
-    "cache_control",
-    "debug",
-    "image_config",
-    "models",
-    "plugins",
-    "preset",
-    "provider",
-    "route",
-    "session_id",
-    "structured_output_mode",
-    "top_a",
-    "trace",
-    "transforms",
-    "usage",
-]
-_OTHERS = [
-    "adapters",
-    "citation_options",
-    "client_metadata",
-    "compound_custom",
-    "disable_tool_validation",
-    "draft_model",
-    "num_draft_tokens",
-    "repetition_context_size",
-    "role_mapping",
-    "search_settings",
-    "ttl",
-]
+_VLLM = """
+    add_generation_prompt add_special_tokens bad_words best_of cache_salt chat_template
+    continue_final_message detokenize documents enable_response_messages guided_decoding_backend
+    guided_whitespace_pattern kv_transfer_params length_penalty mm_processor_kwargs priority
+    prompt_embeds prompt_logprobs repetition_detection request_id return_token_ids
+    return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens
+    use_beam_search vllm_xargs
+"""
+_LLAMA_SERVER = """
+    adaptive_decay adaptive_target backend_sampling cache_prompt chat_format dry_allowed_length dry_base
+    dry_multiplier dry_penalty_last_n dry_sequence_breakers dynatemp_exponent dynatemp_range
+    generation_prompt grammar_lazy grammar_triggers id_slot image_data input_prefix input_suffix lora
+    min_keep mirostat mirostat_eta mirostat_tau n_cache_reuse n_discard n_indent n_keep parse_tool_calls
+    penalize_nl penalty_prompt post_sampling_probs preserved_tokens reasoning_control reasoning_format
+    reasoning_in_content repeat_last_n response_fields return_tokens samplers slot_id speculative.n_max
+    speculative.n_min speculative.p_min speculative.type sse_ping_interval system_prompt
+    t_max_predict_ms t_max_prompt_ms tfs_z thinking_forced_open top_n_sigma typical_p use_penalties
+    xtc_probability xtc_threshold
+"""
+_OLLAMA = """
+    context draft_num_predict embedding_only f16_kv images keep_alive logit_bias_type logits_all
+    low_vram main_gpu num_batch num_ctx num_gpu num_gqa num_keep num_thread numa raw system template
+    think_budget use_mlock use_mmap vocab_only
+"""
+_OPENROUTER = """
+    cache_control debug image_config models plugins preset provider route session_id
+    structured_output_mode top_a trace transforms
+"""
+_OTHERS = """
+    adapters citation_options client_metadata compound_custom disable_tool_validation draft_model
+    num_draft_tokens repetition_context_size role_mapping search_settings ttl
+"""
 """mlx-lm's server, LM Studio, Groq and Codex."""
-IGNORED = frozenset((*_VLLM, *_LLAMA_SERVER, *_OLLAMA, *_OLLAMA_OPTIONS, *_OPENROUTER, *_OTHERS))
-"""Fields of other servers that have no meaning here."""
+_ELSEWHERE = """
+    allowed_token_ids ignore_eos include_reasoning include_stop_str_in_output min_tokens return_progress
+    stop_token_ids timings_per_token
+"""
+"""Fields that have a meaning at some endpoints, and are left out at the others."""
+IGNORED = frozenset(" ".join((_VLLM, _LLAMA_SERVER, _OLLAMA, _OPENROUTER, _OTHERS, _ELSEWHERE)).split())
+"""Fields of other servers that have no meaning here, or not for the body that has them."""
 
 _RENAMED = {
     "repeat_penalty": "repetition_penalty",
     "n_predict": "max_tokens",
     "num_predict": "max_tokens",
+    "n_cmpl": "n",
     "json_schema": "guided_json",
     "thinking_token_budget": "thinking_budget_tokens",
 }
@@ -191,7 +75,7 @@ def translate_fields(given: Json, known: Collection[str]) -> tuple[Json, list[st
     """
     if given.keys() <= set(known):
         return given, []
-    body = _Body(known)
+    body = _Body(known, streams=given.get("stream") is True)
     for name, value in given.items():
         body.take(name, value)
     return body.fields, body.ignored
@@ -200,10 +84,11 @@ def translate_fields(given: Json, known: Collection[str]) -> tuple[Json, list[st
 class _Body:
     """A body that is being translated. fields: in this API's names. ignored: what was left out."""
 
-    def __init__(self, known: Collection[str]) -> None:
+    def __init__(self, known: Collection[str], *, streams: bool) -> None:
         self.fields: Json = {}
         self.ignored: list[str] = []
         self._known = known
+        self._streams = streams
 
     def take(self, name: str, value: Any) -> None:
         """Add a field under the name that it has in a request."""
@@ -267,6 +152,23 @@ class _Body:
             return self._set(name, "response_format", {"type": "json_object"})
         return value in ("", None) or self._set(name, "guided_json", value)
 
+    def take_probabilities(self, name: str, value: Any) -> bool:
+        """Add llama-server's number of likeliest tokens at each position."""
+        own = next((own for own in ("top_logprobs", "logprobs") if own in self._known), None)
+        if own is None or value == 0:
+            return own is not None
+        if own == "top_logprobs" and "logprobs" in self._known:
+            self._set(name, "logprobs", True)
+        return self._set(name, own, value)
+
+    def take_usage(self, name: str, value: Any) -> bool:
+        """Add OpenRouter's wish for token counts, which only streams leave out."""
+        if "stream_options" not in self._known or not isinstance(value, dict):
+            return False
+        if value.get("include") is True and self._streams and "stream_options" not in self.fields:
+            self._set(name, "stream_options", {"include_usage": True})
+        return True
+
     def take_thinking(self, name: str, value: Any) -> bool:
         """Add a switch for the reasoning: enable_thinking, or Ollama's think."""
         if isinstance(value, str) and name == "think":
@@ -289,6 +191,8 @@ class _Body:
         for key, setting in value.items():
             if key == "effort":
                 self._set(f"{name}.effort", "reasoning_effort", setting)
+            elif key == "exclude" and isinstance(setting, bool) and "include_reasoning" in self._known:
+                self._set(f"{name}.{key}", "include_reasoning", not setting)
             elif key in ("max_tokens", "budget_tokens"):
                 self._set(f"{name}.{key}", "thinking_budget_tokens", setting)
             elif key == "enabled":
@@ -316,6 +220,8 @@ _MEANINGS: dict[str, Callable[[_Body, str, Any], bool]] = {
     "structured_outputs": _Body.take_structured,
     "format": _Body.take_format,
     "enable_thinking": _Body.take_thinking,
+    "n_probs": _Body.take_probabilities,
+    "usage": _Body.take_usage,
     "think": _Body.take_thinking,
     "reasoning": _Body.take_reasoning,
     "thinking": _Body.take_reasoning,

@@ -130,16 +130,25 @@ def oracle(loaded: LoadedModel, asked: GenerationRequest) -> list[int]:
 
     It shares only noise_key() with the engine, and has no filters, penalties or stop strings.
     """
+    sampling, eos_ids = asked.sampling, loaded.tokenizer.eos_ids
     tokens, caches = list(asked.prompt), make_prompt_cache(loaded.model)
     fed = tokens
     while len(tokens) - len(asked.prompt) < asked.max_tokens:
         logits = loaded.model(mx.array(fed)[None], cache=caches)[0, -1].astype(mx.float32)
-        if asked.sampling.temperature > 0:
-            key = mx.array(noise_key(asked.sampling.seed, len(tokens)), mx.uint32)
-            logits = logits / asked.sampling.temperature + mx.random.gumbel(logits.shape, key=key)
+        for token, bias in sampling.logit_bias:
+            logits[token] += bias
+        is_early = len(tokens) - len(asked.prompt) < sampling.min_tokens
+        for token in range(len(logits)) if sampling.allowed else (*eos_ids, *asked.stop_tokens):
+            is_end = token in asked.stop_tokens or token in eos_ids
+            never = token in eos_ids and sampling.ignores_eos
+            if never or (is_early and is_end) or (sampling.allowed and token not in sampling.allowed):
+                logits[token] = -mx.inf
+        if sampling.temperature > 0:
+            key = mx.array(noise_key(sampling.seed, len(tokens)), mx.uint32)
+            logits = logits / sampling.temperature + mx.random.gumbel(logits.shape, key=key)
         fed = [int(mx.argmax(logits).item())]
         tokens += fed
-        if fed[0] in loaded.tokenizer.eos_ids:
+        if fed[0] in eos_ids or fed[0] in asked.stop_tokens:
             break
     return tokens[len(asked.prompt) :]
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from engine.request import Grammar, GrammarError
 from engine.sampling.grammar import Grammars
-from server.requests.chat_template import RESERVED_TEMPLATE_KEYS
+from server.requests.messages import RESERVED_TEMPLATE_KEYS
 from tests.engine.support import make_tokenizer
 
 SCHEMA = b'{"type": "integer"}'

@@ -28,6 +28,7 @@ from engine.request import (
     Grammar,
     GrammarError,
     ModelInfo,
+    PromptProgress,
     SharedTableError,
     Sink,
     TokenLogprob,
@@ -170,6 +171,20 @@ def says(*pieces: str, reason: FinishReason = "stop") -> "Script":
         return Finished(reason, _usage(job, len(tokens)), tokens)
 
     return say
+
+
+def tells(text: str) -> "Script":
+    """Return a script that reports what it does, as far as the request asks for it."""
+
+    def tell(_: "FakeEngine", job: Job) -> Event:
+        for num_processed in (2, 5) if job.request.reports_progress else ():
+            job.sink(Delta("", progress=PromptProgress(len(job.request.prompt), 2, num_processed, 0.5)))
+        for num, piece in enumerate(text, 1):
+            job.sink(Delta(piece, usage=_usage(job, num) if job.request.reports_usage else None))
+        stop = job.request.stop[0] if job.request.stop else None
+        return Finished("stop", _usage(job, len(text)), tuple(text.encode()), stop)
+
+    return tell
 
 
 def wait_first(engine: "FakeEngine", job: Job) -> Event:

@@ -1,6 +1,7 @@
 """Formats of tool calls that mlx-lm does not know are recognized by template and vocabulary."""
 
 import pytest
+from mlx_lm.chat_templates import deepseek_v32
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 from transformers import AddedToken
@@ -26,6 +27,8 @@ def make(special=(), template=""):
     [
         (DEEPSEEK, "<｜tool▁calls▁begin｜> ```json", "deepseek_v3", DEEPSEEK[0], DEEPSEEK[1]),
         (DEEPSEEK, "<｜tool▁calls▁begin｜>", "deepseek_v31", DEEPSEEK[0], DEEPSEEK[1]),
+        (("｜DSML｜",), "", "deepseek_v32", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
+        ((), "<｜DSML｜tool_calls>", "deepseek_v32", "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
         ((), 'Environment: ipython {"name": f, "parameters": {}}', "llama3", '{"name": ', None),
         ((), "nothing", "", None, None),
     ],
@@ -55,3 +58,25 @@ def test_gpt_oss_has_channels_and_its_own_ends():
 
 def test_what_no_parser_knows_is_no_call():
     assert make(DEEPSEEK, "<｜tool▁calls▁begin｜>").parse_calls("x", b"[]") == []
+
+
+def test_mlx_lm_s_template_of_deepseek_v3_2_is_rendered():
+    inner = load_tokenizer(BUNDLED_MODEL)._tokenizer
+    inner.add_tokens([AddedToken("｜DSML｜", special=True, normalized=False)])
+    inner.chat_template = None
+    wrapped = TokenizerWrapper(inner, chat_template=deepseek_v32.apply_chat_template)
+    tokenizer = Tokenizer(wrapped, VOCAB_SIZE + 1)
+    call = {"id": "c", "type": "function", "function": {"name": "now", "arguments": {"zone": "ż", "n": 2}}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "noon"},
+    ]
+    tools = [{"type": "function", "function": {"name": "now", "parameters": {}}}]
+    given = {"reasoning_effort": "high", "enable_thinking": False}
+    text = tokenizer.decode(tokenizer.render_chat(messages, tools, given))
+    assert '<｜DSML｜parameter name="zone" string="true">ż</｜DSML｜parameter>' in text
+    assert '<｜DSML｜parameter name="n" string="false">2</｜DSML｜parameter>' in text
+    assert '"name": "now"' in text
+    assert "noon" in text
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"zone": "ż", "n": 2}

@@ -14,12 +14,12 @@ from server.output.parser import MarkerParser, parser_factory
 from server.output.parts import (
     CallStartPart,
     ChoiceOutput,
-    PlainParser,
     ReasoningPart,
     TextPart,
     ToolCallPart,
     ToolCallRules,
 )
+from server.output.text_parser import PlainParser
 from server.tool_formats.formats import find_format
 from server.tool_formats.partial_text import JsonStringTracker
 from server.tool_formats.reader import make_reader

@@ -50,10 +50,10 @@ def tool(**function):
 BAD = [
     ({"tools": "f"}, "tools", "invalid_type", "not a string"),
     ({"tools": {}}, "tools", "invalid_type", "not an object"),
-    ({"tools": [5]}, "tools[0]", "invalid_type", "not an integer"),
+    ({"tools": [5]}, "tools[0]", "invalid_type", "an object"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter", "Missing"),
-    ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type", "missing_required_parameter", "Missing"),
-    ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "invalid_value", "'function'"),
+    ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type", "missing_required_parameter", "missing"),
+    ({"tools": [{"type": "mcp", "mcp": {}}]}, "tools[0].type", "invalid_value", "'function', 'custom'"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "invalid_value", "'function'"),
     (tool(name=None), "tools[0].function.name", "missing_required_parameter", "Missing"),
     (tool(name=""), "tools[0].function.name", "invalid_value", "at least 1"),
@@ -77,13 +77,13 @@ BAD = [
         {**ASK, "tool_choice": named("w")},
         "tool_choice",
         "invalid_value",
-        "the function 'w', which is not among",
+        "the tool 'w', which is not among",
     ),
-    ({**ASK, "tool_choice": allowed("auto", "weather", "w")}, "tool_choice", "invalid_value", "function 'w'"),
+    ({**ASK, "tool_choice": allowed("auto", "weather", "w")}, "tool_choice", "invalid_value", "tool 'w'"),
     ({**ASK, "tool_choice": "any"}, "tool_choice", "invalid_value", "'none', 'auto', 'required'"),
     ({**ASK, "tool_choice": 5}, "tool_choice", "invalid_type", "a string or an object"),
-    ({**ASK, "tool_choice": {}}, "tool_choice.type", "invalid_value", "'function' or"),
-    ({**ASK, "tool_choice": {"type": "custom"}}, "tool_choice.type", "invalid_value", "'function' or"),
+    ({**ASK, "tool_choice": {}}, "tool_choice.type", "invalid_value", "'function', 'custom' or"),
+    ({**ASK, "tool_choice": {"type": "custom"}}, "tool_choice.custom", "invalid_type", "with a name"),
     ({**ASK, "tool_choice": {"type": "function"}}, "tool_choice.function", "invalid_type", "with a name"),
     ({**ASK, "tool_choice": named(5)}, "tool_choice.function.name", "invalid_type", "the name of one"),
     ({**ASK, "tool_choice": {**named("weather"), "x": 1}}, "tool_choice.x", "unknown_parameter", "unknown"),
@@ -357,15 +357,16 @@ async def test_a_required_call_is_enforced_by_a_grammar(client, engine, fields, 
 )
 async def test_a_call_format_that_cannot_be_enforced_is_refused(client, engine, fields, param):
     engine.tokenizer.markers = Markers(
-        CALLING.call_start, call_start=CALLING.call_start, call_format="pythonic"
+        CALLING.call_start, call_start=CALLING.call_start, call_format="minicpm5"
     )
     response = await client.post(PATH, json={**ASK, **fields})
-    assert "this model's format, pythonic" in assert_error(response.json(), param, "unsupported_value")
+    assert "this model's format, minicpm5" in assert_error(response.json(), param, "unsupported_value")
     assert (await client.post(PATH, json=ASK)).status_code == 200
 
 
 async def test_a_schema_that_no_grammar_can_express_is_a_400(client, engine):
     engine.grammar_fault = 'Unimplemented keys: ["not"]'
     response = await client.post(PATH, json={**ASK, "tool_choice": "required"})
-    assert "'not'" in assert_error(response.json(), "tools", "unsupported_grammar")
+    param = "tools[0].function.parameters"
+    assert "'not'" in assert_error(response.json(), param, "unsupported_grammar")
     assert engine.requests == []

@@ -6,7 +6,8 @@ import logging
 import pytest
 
 from engine.request import Grammar
-from server.responses_api.chat_tools import InputDecoder, function_name
+from server.responses_api.chat_tools import function_name
+from server.tool_formats.free_text import InputDecoder
 from tests.server.fake_engine import says
 from tests.server.responses_api.responses_shapes import raw_events, valid_events, valid_response
 from tests.server.tool_formats.test_json_lark import PATCH

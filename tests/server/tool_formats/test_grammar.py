@@ -9,9 +9,11 @@ from engine.sampling.grammar import Grammars
 from server.errors import BadRequestError
 from server.generation.chat_grammar import chat_grammar
 from server.requests.chat import ChatRequest
+from server.requests.tools import ToolChoice
 from tests.engine.model.test_tokenizer import make_thinker
 
 SPECIAL = [
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     *("<tool_call>", "</tool_call>", "<minimax:tool_call>", "</minimax:tool_call>", "[TOOL_CALLS]", "[ARGS]"),
     *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
     *("<|tool_call_end|>", "<|tool_calls_section_end|>"),
@@ -27,6 +29,11 @@ SPECIAL = [
     ),
     "<|return|>",
 ]
+NOT_INNER = [
+    *('<|"|>', "<|tool_call>", "<tool_call|>", "<|tool_call_start|>", "<|tool_call_end|>"),
+    *("<start_function_call>", "<end_function_call>", "｜DSML｜"),
+]
+
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -50,7 +57,7 @@ def ask(**fields):
 
 @pytest.fixture(scope="module")
 def model():
-    tokenizer = make_thinker(special=SPECIAL, num_more=len(SPECIAL))
+    tokenizer = make_thinker(special=[*SPECIAL, *NOT_INNER], num_more=len(SPECIAL) + len(NOT_INNER))
     return tokenizer, Grammars(tokenizer)
 
 
@@ -80,6 +87,37 @@ GLM = tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")
 
 def dumps(values):
     return json.dumps(values, ensure_ascii=False)
+
+
+def dsml(name, values):
+    def write(key, value):
+        is_text = isinstance(value, str) and key != "days"
+        shown = value if isinstance(value, str) else dumps(value)
+        return f'<｜DSML｜parameter name="{key}" string="{dumps(is_text)}">{shown}</｜DSML｜parameter>\n'
+
+    inner = "".join(write(key, value) for key, value in values.items())
+    call = f'<｜DSML｜invoke name="{name}">\n{inner}</｜DSML｜invoke>\n'
+    return f"<｜DSML｜function_calls>\n{call}</｜DSML｜function_calls>"
+
+
+def gemma(quote):
+    def shown(value):
+        if isinstance(value, dict):
+            return "{" + ",".join(f"{key}:{shown(value[key])}" for key in sorted(value)) + "}"
+        if isinstance(value, list):
+            return f"[{','.join(map(shown, value))}]"
+        return f"{quote}{value}{quote}" if isinstance(value, str) else dumps(value)
+
+    return lambda name, values: f"call:{name}{shown(values)}"
+
+
+GEMMA4, FUNCTION_GEMMA = gemma('<|"|>'), gemma("<escape>")
+
+
+def python(name, values):
+    constants = {"true": "True", "false": "False", "null": "None"}
+    shown = {key: constants.get(dumps(value), dumps(value)) for key, value in values.items()}
+    return f"[{name}({', '.join(f'{key}={value}' for key, value in shown.items())})]"
 
 
 # (start marker, end marker, how a call is written)
@@ -131,6 +169,22 @@ FORMATS = {
             f"{dumps(values)}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
         ),
     ),
+    "deepseek_v32": ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", dsml),
+    "gemma4": (
+        "<|tool_call>",
+        "<tool_call|>",
+        lambda name, values: f"<|tool_call>{GEMMA4(name, values)}<tool_call|>",
+    ),
+    "function_gemma": (
+        "<start_function_call>",
+        "<end_function_call>",
+        lambda name, values: f"<start_function_call>{FUNCTION_GEMMA(name, values)}<end_function_call>",
+    ),
+    "pythonic": (
+        "<|tool_call_start|>",
+        "<|tool_call_end|>",
+        lambda name, values: f"<|tool_call_start|>{python(name, values)}<|tool_call_end|>",
+    ),
     "llama3": (
         '{"name": ',
         "",
@@ -146,7 +200,7 @@ def markers_of(name, tokenizer):
         return Marker(text, tuple(tokenizer.encode(text)))
 
     inner = tuple(mark(text) for text in SPECIAL if "tool" not in text or "call▁" in text or "_call_" in text)
-    inner += (mark("<｜tool▁sep｜>"),)
+    inner += (mark("<｜tool▁sep｜>"), mark('<|"|>'), mark("｜DSML｜"))
     return Markers(call_start=mark(start), call_end=mark(end) if end else None, inner=inner, call_format=name)
 
 
@@ -188,11 +242,13 @@ def test_calls_follow_their_schemas_in_every_format(model, name, fields):
 def test_several_calls_are_allowed_unless_the_request_forbids_them(model, name):
     write, markers = FORMATS[name][2], markers_of(name, model[0])
     two = write("get_weather", ROME) + write("now", {})
-    if name in ("minimax_m2", "kimi_k2", "deepseek_v3", "deepseek_v31"):
+    if name in ("minimax_m2", "kimi_k2", "deepseek_v3", "deepseek_v31", "deepseek_v32"):
         start, end, _ = FORMATS[name]
         separator = "\n" if name == "deepseek_v3" else ""
         first, second = write("get_weather", ROME), write("now", {}).removeprefix(start)
         two = first.removesuffix(end) + separator + second.removeprefix("\n")
+    if name == "pythonic":
+        two = two.replace("]<|tool_call_end|><|tool_call_start|>[", ", ")
     allowed = chat_grammar(ask(tool_choice="required"), markers, False)
     assert accepts(model, allowed, two)
     forbidden = chat_grammar(ask(tool_choice="required", parallel_tool_calls=False), markers, False)
@@ -274,23 +330,114 @@ def test_gpt_oss_keeps_to_its_channels(model, fields, answer, passes):
 
 LARK = 'start: "*** Begin" LF /(.+)/ LF\n%import common.LF\n'
 TEXT = '*** Begin\na "b" \\ ż\n'
-INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+
+
+def ask_custom(syntax, definition, **fields):
+    grammar = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    edit = {"type": "custom", "custom": {"name": "edit", "format": grammar}}
+    return ask(**{"tools": [edit, {"type": "function", "function": {"name": "now"}}]} | fields)
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_free_form_input_follows_its_grammar_in_every_format(model, name):
     write = FORMATS[name][2]
-    body = ask(function={"name": "edit", "parameters": INPUT})
-    grammar = chat_grammar(body, markers_of(name, model[0]), False, None, {"edit": LARK})
+    markers = markers_of(name, model[0])
+    grammar = chat_grammar(ask_custom("lark", LARK), markers, False)
     assert accepts(model, grammar, write("edit", {"input": TEXT}))
     assert accepts(model, grammar, write("now", {}))
     assert not accepts(model, grammar, write("edit", {"input": TEXT.replace("Begin", "Start")}))
     assert not accepts(model, grammar, write("edit", {"input": "*** Begin\n"}))
+    choice = {"type": "custom", "custom": {"name": "edit"}}
+    named = chat_grammar(ask_custom("regex", "[a-c]+", tool_choice=choice), markers, False)
+    assert accepts(model, named, write("edit", {"input": "abc"}))
+    assert not accepts(model, named, write("edit", {"input": "abd"}))
+    assert not accepts(model, named, write("now", {}))
 
 
 def test_gpt_oss_s_free_form_input_follows_its_grammar(model):
-    body = ask(function={"name": "edit", "parameters": INPUT})
-    grammar = chat_grammar(body, harmony(model[0]), False, None, {"edit": LARK})
+    grammar = chat_grammar(ask_custom("lark", LARK), harmony(model[0]), False)
     head = CALL.replace("get_weather", "edit")
     assert accepts(model, grammar, head + dumps({"input": TEXT}))
     assert not accepts(model, grammar, head + dumps({"input": "x"}))
+
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "to": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 2,
+            "items": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "pattern": "^[A-Z]"}, "age": {"type": "integer"}},
+                "required": ["name"],
+                "additionalProperties": False,
+            },
+        },
+        "tree": {"$ref": "#/$defs/tree"},
+        "mark": {"anyOf": [{"type": "boolean"}, {"type": "null"}, {"enum": ["x", 1]}]},
+    },
+    "required": ["to"],
+    "additionalProperties": False,
+    "$defs": {"tree": {"type": "object", "properties": {"of": {"$ref": "#/$defs/tree"}}}},
+}
+GOOD_NESTED = [
+    {"to": [{"name": "Ann"}]},
+    {"mark": None, "to": [{"age": 3, "name": "Ann"}, {"name": "Bo's"}], "tree": {"of": {"of": {}}}},
+    {"mark": "x", "to": [{"name": "A"}]},
+    {"mark": 1, "to": [{"name": "A"}], "tree": {}},
+    {"mark": True, "to": [{"name": "A"}]},
+]
+BAD_NESTED = [
+    {},
+    {"to": []},
+    {"to": [{"name": "A"}] * 3},
+    {"to": [{"name": "ann"}]},
+    {"to": [{"age": 3}]},
+    {"to": [{"name": "A", "zip": 1}]},
+    {"to": [{"name": "A"}], "tree": 5},
+    {"mark": "y", "to": [{"name": "A"}]},
+    {"to": [{"name": "A"}], "other": 1},
+]
+
+
+@pytest.mark.parametrize("name", ["gemma4", "function_gemma"])
+def test_nested_literals_follow_their_schemas(model, name):
+    write = FORMATS[name][2]
+    body = ask(function={"strict": True, "parameters": NESTED}, tool_choice="required")
+    grammar = chat_grammar(body, markers_of(name, model[0]), False)
+    for values in GOOD_NESTED:
+        assert accepts(model, grammar, write("get_weather", values)), values
+    for values in BAD_NESTED:
+        assert not accepts(model, grammar, write("get_weather", values)), values
+
+
+@pytest.mark.parametrize("name", ["gemma4", "pythonic"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "format": "date"},
+        {"type": "array", "uniqueItems": True},
+        {"type": "object", "minProperties": 1},
+        {"minimum": 1},
+    ],
+)
+def test_what_literals_cannot_enforce_is_refused_only_if_strict(model, name, schema):
+    parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    markers = markers_of(name, model[0])
+    with pytest.raises(BadRequestError) as refused:
+        chat_grammar(ask(function={"strict": True, "parameters": parameters}), markers, False)
+    assert refused.value.param == "tools[0].function.parameters"
+    chat_grammar(ask(function={"parameters": parameters}, tool_choice="required"), markers, False)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "function_gemma", "pythonic"])
+def test_any_arguments_are_literals(model, name):
+    write = FORMATS[name][2]
+    body = ask(tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])
+    body = body.model_copy(update={"tool_choice": ToolChoice("required")})
+    grammar = chat_grammar(body, markers_of(name, model[0]), False)
+    assert accepts(model, grammar, write("f", {"a": "x", "b": [1, "y"]}))
+    assert accepts(model, grammar, write("f", {}))
+    assert not accepts(model, grammar, write("f", {"a": 1}).replace("1", "x"))

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -58,9 +59,21 @@ WRITTEN = {
     + tagged("<longcat_arg_key>", "</longcat_arg_key>\n<longcat_arg_value>", "</longcat_arg_value>")
     + "</longcat_tool_call>",
 }
+GEMMA = '{city:QRome\n "x" </b> żQ,days:2,exact:true,places:[QaQ,Qb\nQ]}'
+WRITTEN |= {
+    "deepseek_v32": '\n<｜DSML｜invoke name="get_weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Rome\n "x" </b> ż</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="exact" string="false">true</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="places" string="false">["a", "b\\n"]</｜DSML｜parameter>\n</｜DSML｜invoke>\n',
+    "gemma4": "call:get_weather" + GEMMA.replace("Q", '<|"|>'),
+    "function_gemma": "call:get_weather" + GEMMA.replace("Q", "<escape>"),
+    "pythonic": r"""[get_weather(city='Rome\n "x" </b> \u017c', days=2, exact=True, """
+    r"""places=["a", 'b\n'])]""",
+}
 MLX_LM = {"mistral_list": "mistral"}
-OWN = {"llama3", "deepseek_v3", "deepseek_v31"}
-"""Formats that mlx-lm has no parser for."""
+OWN = {"llama3", "deepseek_v3", "deepseek_v31", "deepseek_v32", "function_gemma"}
+"""Formats that mlx-lm has no parser for, or one without arrays of strings."""
 
 
 def format_of(name):
@@ -126,6 +139,8 @@ SEVERAL = {
     "mistral": "get_weather[ARGS]{}[TOOL_CALLS]get_weather[ARGS]{}",
     "mistral_list": '[{"name": "get_weather", "arguments": {}}, {"name": "get_weather", "arguments": {}}]',
     "llama3": '"get_weather", "parameters": {}}; {"name": "get_weather", "parameters": {}}',
+    "deepseek_v32": '<｜DSML｜invoke name="get_weather">\n</｜DSML｜invoke>\n' * 2,
+    "pythonic": "[get_weather(), get_weather()]",
     "minimax_m2": '\n<invoke name="get_weather">\n</invoke>\n<invoke name="get_weather">\n</invoke>\n',
     "deepseek_v31": "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{}<｜tool▁call▁end｜>" * 2,
     "kimi_k2": "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
@@ -192,3 +207,50 @@ def test_a_long_value_takes_time_in_proportion_to_its_length():
     for _ in range(2000):
         reader.feed("x" * 10)
         assert len(reader.rest) < 40
+
+
+LITERALS = [
+    ("'it\\'s'", '"it\'s"'),
+    ('"\\ud83d\\ude00\\u017c\\x41\\n\\q"', '"😀żA\\nq"'),
+    ('"\\ud83d"', '"\ufffd"'),
+    ("{'a': [True, None, -1.5e3], \"b\": 'x, ]'}", '{"a": [true, null, -1500.0], "b": "x, ]"}'),
+    ("[]", "[]"),
+    ("0", "0"),
+]
+
+
+@pytest.mark.parametrize(("text", "wanted"), LITERALS)
+def test_python_s_literals_are_read_however_they_are_split(text, wanted):
+    section = f"[f(x={text}, y='')]"
+    for pieces in ([section], list(section)):
+        reader = make_reader(format_of("pythonic"), {"f": {}})
+        parts = [part for piece in pieces for part in reader.feed(piece)]
+        assert (reader.num_closed, reader.is_broken) == (1, False)
+        assert json.loads(arguments(parts)) == {"x": json.loads(wanted), "y": ""}
+
+
+@pytest.mark.parametrize("text", ["x=f()", "x=[1", "x=a", "x=1,x=2", "x=", "x=(1,)", "1"])
+def test_what_is_no_literal_is_no_call(text):
+    reader = make_reader(format_of("pythonic"), {"f": {}})
+    reader.feed(f"[f({text})]")
+    assert reader.num_closed == 0
+
+
+@pytest.mark.parametrize("name", ["gemma4", "pythonic"])
+@pytest.mark.parametrize("unit", ["x", "/", "'", '"', "[", "a:", "\\", "<", " "])
+def test_hostile_literals_take_time_in_proportion_to_their_length(name, unit):
+    head = "call:f{a:[" if name == "gemma4" else "[f(a=["
+    took = []
+    for size in (500, 5_000):
+        reader = make_reader(format_of(name), {"f": {}})
+        steps = 0
+
+        def count(*_):
+            nonlocal steps
+            steps += 1
+
+        sys.setprofile(count)
+        reader.feed(head + unit * size + "],")
+        sys.setprofile(None)
+        took.append(steps)
+    assert took[1] < 20 * took[0] + 1000

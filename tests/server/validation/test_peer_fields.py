@@ -1,10 +1,13 @@
 """Fields, paths and names as other servers have them."""
 
+import json
+
 import httpx
 import pytest
 
 from config.settings import Settings
 from server.app import create_app
+from tests.server.fake_engine import THINKING, says, tells
 from tests.server.openai_shapes import assert_error
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -173,3 +176,119 @@ async def test_a_prompt_is_scored_without_an_answer(client, engine, stream):
 async def test_no_tokens_without_echo_are_refused(client):
     response = await client.post(COMPLETIONS, json={"prompt": "abc", "max_tokens": 0})
     assert_error(response.json(), "max_tokens", "invalid_value")
+
+
+RESPONSES = "/v1/responses"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+async def test_an_answer_ends_where_the_request_says(client, engine, path):
+    fields = {"min_tokens": 3, "ignore_eos": True, "stop_token_ids": [7, 9, 7], "allowed_token_ids": [1, 2]}
+    if path == RESPONSES:
+        response = await client.post(path, json={"input": "hello"} | fields)
+    else:
+        response = await ask(client, path, **fields)
+    assert response.status_code == 200
+    assert IGNORED not in response.headers
+    (asked,) = engine.requests
+    sampling = asked.sampling
+    assert (sampling.min_tokens, sampling.ignores_eos, sampling.allowed) == (3, True, (1, 2))
+    assert asked.stop_tokens == (7, 9)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"min_tokens": -1}, "min_tokens", "invalid_value"),
+        ({"min_tokens": 2**31}, "min_tokens", "invalid_value"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "invalid_value"),
+        ({"min_tokens": "3"}, "min_tokens", "invalid_type"),
+        ({"ignore_eos": 1}, "ignore_eos", "invalid_type"),
+        ({"stop_token_ids": 5}, "stop_token_ids", "invalid_type"),
+        ({"stop_token_ids": [5, True]}, "stop_token_ids[1]", "invalid_type"),
+        ({"stop_token_ids": [5, 256]}, "stop_token_ids[1]", "invalid_token_id"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_token_id"),
+        ({"allowed_token_ids": [10**30]}, "allowed_token_ids[0]", "invalid_token_id"),
+        ({"allowed_token_ids": [0] * 16_385}, "allowed_token_ids", "invalid_value"),
+        ({"return_progress": "yes"}, "return_progress", "invalid_type"),
+        ({"timings_per_token": None, "n_cmpl": 0}, "n", "invalid_value"),
+        ({"n_probs": 21}, None, "invalid_value"),
+        ({"n_probs": "many"}, None, "invalid_type"),
+    ],
+)
+async def test_values_out_of_bounds_are_refused_by_name(client, engine, path, fields, param, code):
+    response = await ask(client, path, **fields)
+    assert response.status_code == 400
+    assert_error(response.json(), param or ("top_logprobs" if path == CHAT else "logprobs"), code)
+    assert not engine.requests
+
+
+def chunks_of(response):
+    lines = response.text.splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_stream_tells_how_far_it_is_only_if_asked(client, engine, path):
+    engine.script = tells("abc")
+    plain = chunks_of(await ask(client, path, stream=True))
+    assert [chunk for chunk in plain if "prompt_progress" in chunk] == []
+    assert [chunk for chunk in plain if "timings" in chunk] == plain[-1:]
+    told = chunks_of(await ask(client, path, stream=True, return_progress=True, timings_per_token=True, n=2))
+    assert {chunk["choices"][0]["index"] for chunk in told if "prompt_progress" in chunk} == {0, 1}
+    progress = [chunk["prompt_progress"] for chunk in told if "prompt_progress" in chunk]
+    assert all(one["cache"] == 2 and one["time_ms"] == 500.0 for one in progress)
+    assert progress[-1]["processed"] == 5
+    texts = [chunk for chunk in told if text_of(chunk)]
+    assert texts
+    assert all(chunk["timings"]["predicted_n"] >= 1 for chunk in texts)
+    assert "".join(map(text_of, texts)).replace("abc", "", 2) == ""
+    whole = (await ask(client, path, return_progress=True, timings_per_token=True)).json()
+    assert "prompt_progress" not in whole
+    assert not engine.requests[-1].reports_progress
+
+
+def text_of(chunk):
+    (choice,) = chunk["choices"]
+    return choice.get("text") or choice.get("delta", {}).get("content") or ""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_the_stop_string_is_shown_if_asked_for(client, engine, path, stream):
+    engine.script = tells("abc")
+    for shows in (False, True):
+        response = await ask(client, path, stream=stream, stop=["END", "x"], include_stop_str_in_output=shows)
+        if stream:
+            text = "".join(text_of(chunk) for chunk in chunks_of(response))
+        else:
+            (choice,) = response.json()["choices"]
+            text = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
+        assert text == ("abcEND" if shows else "abc")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
+async def test_reasoning_is_left_out_of_the_response_if_asked_for(client, engine, fields, stream):
+    engine.tokenizer.markers = THINKING
+    engine.script = says("<think>", "hm", "</think>", "abc")
+    shown = await ask(client, stream=stream)
+    hidden = await ask(client, stream=stream, **fields)
+    assert "reasoning_content" in shown.text
+    assert "reasoning_content" not in hidden.text
+    assert "abc" in hidden.text.replace('"', "") or stream
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_likeliest_tokens_and_choices_are_counted_under_other_names(client, engine, path):
+    assert (await ask(client, path, n_probs=3, n_cmpl=2)).status_code == 200
+    assert [one.top_logprobs for one in engine.requests] == [3, 3]
+    await ask(client, path, n_probs=0)
+    assert engine.requests[-1].top_logprobs is None
+
+
+async def test_token_counts_are_sent_as_openrouter_s_clients_ask_for_them(client):
+    told = chunks_of(await ask(client, stream=True, usage={"include": True}))
+    assert told[-1]["usage"]["total_tokens"] > 0
+    assert IGNORED not in (await ask(client, usage={"include": True})).headers
