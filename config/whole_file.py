@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 
 UNFINISHED_S = 600
@@ -54,3 +55,24 @@ def remove_unfinished(folder: Path, names: str) -> None:
         # Another process removed it first, or this user may not.
         except OSError:
             continue
+
+
+def remove_oldest(folder: Path, names: str, num_kept: int) -> None:
+    """Remove all files but the newest from a folder. Skip those that cannot be removed.
+
+    names: a regular expression for the names of the files.
+    """
+    pattern = re.compile(names)
+    with suppress(OSError):
+        found = [Path(entry.path) for entry in os.scandir(folder) if pattern.fullmatch(entry.name)]
+        for path in sorted(found, key=_modified_at, reverse=True)[num_kept:]:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _modified_at(path: Path) -> float:
+    """Return when a file was modified; 0 if another process has removed it."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -14,7 +14,6 @@ import mlx.core as mx
 from config.settings import Settings
 from drafters.base import TableFileError
 from engine.faults.watchdog import Watchdog
-from engine.kv_cache.probes import find_sharing
 from engine.lifecycle import Lifecycle
 from engine.loop import Call, Cancel, Inbox, Loop, Stop, Submit
 from engine.model.loading import (
@@ -203,7 +202,7 @@ class Engine:
 
         def find() -> Exactness:
             loaded, kv_bits = self._require_loaded(), self.settings.kv_bits
-            info, sharing = loaded.info, find_sharing(loaded.model, kv_bits)
+            info, sharing = loaded.info, loaded.find_sharing(kv_bits)
             return find_exact_shapes(
                 loaded.model, sharing, kv_bits, info.vocab_size, shapes, info.context_tokens, lambda _: None
             )

@@ -61,7 +61,8 @@ Inbox = queue.SimpleQueue[Message]
 """Messages from other threads, in the order in which they were sent."""
 
 CALM_S = 0.5
-"""Seconds without work after which the costs of steps are measured. A request may wait for one such step."""
+"""Seconds without work after which the vocabulary for grammars is made and the costs of steps are measured. A
+request may wait for one part of that."""
 
 STOPPING = Failed("draining", "the server is stopping")
 
@@ -81,6 +82,7 @@ class Loop:
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._is_stopping = False
+        self._has_idle_work = True
         self._message: Message | None = None
 
     def run(self) -> None:
@@ -115,16 +117,20 @@ class Loop:
                 break
 
     def _next_message(self) -> Message:
-        """Wait for a message. Once it is calm, measure what steps cost meanwhile, if it is not known yet."""
-        if self._worker.has_unknown_costs and not self._worker.has_work:
+        """Wait for a message. Once it is calm, do meanwhile what can be done in advance, a part at a time."""
+        if self._has_idle_work and not self._worker.has_work:
             try:
                 with station("idle"):
                     return self._inbox.get(timeout=CALM_S)
             except queue.Empty:
-                while self._inbox.empty() and self._worker.measure_costs():
-                    pass
+                while self._inbox.empty() and self._has_idle_work:
+                    self._has_idle_work = self._prepare_grammars() or self._worker.measure_costs()
         with station("idle"):
             return self._inbox.get()
+
+    @station("grammars")
+    def _prepare_grammars(self) -> bool:
+        return self._grammars.prepare()
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Submit):

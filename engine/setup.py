@@ -8,7 +8,7 @@ from functools import partial
 from config.settings import Settings
 from engine.batch import Batch
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
-from engine.kv_cache.probes import find_sharing, kv_bits_fault, rollback_fault
+from engine.kv_cache.probes import kv_bits_fault
 from engine.kv_cache.rows import Sharing
 from engine.model.loading import LoadedModel, ModelError, Progress, StartProgress
 from engine.model.vocabulary import VocabularyError
@@ -65,8 +65,8 @@ def make_worker(
     """
     if settings.kv_bits and (fault := kv_bits_fault(loaded.model, settings.kv_bits)):
         raise ModelError(f"--kv-bits {settings.kv_bits}: {fault}")
-    sharing = find_sharing(loaded.model, settings.kv_bits)
-    if make_sources and (fault := rollback_fault(loaded.model, settings.kv_bits, sharing)):
+    sharing = loaded.find_sharing(settings.kv_bits)
+    if make_sources and (fault := loaded.rollback_fault(settings.kv_bits, sharing)):
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
     loaded.info = replace(loaded.info, batching=sharing.describe())
@@ -117,7 +117,7 @@ def _make_queue(loaded: LoadedModel, settings: Settings, memory_budget: MemoryBu
     num_bytes = _prefix_bytes(settings, memory_budget)
     num_bytes -= memory_budget.draft_model_share(num_bytes)
     opening = loaded.tokenizer.answer_opening
-    prefix_lookup = PrefixLookup(loaded.model, settings, num_bytes, opening, memory_budget)
+    prefix_lookup = PrefixLookup(loaded, settings, num_bytes, opening, memory_budget)
     if prefix_lookup.cache:
         memory_budget.prefixes.append(prefix_lookup.cache)
     prefiller = Prefiller(loaded.model, settings, prefix_lookup)
@@ -130,7 +130,7 @@ def _make_draft_reading(
     """Set up the reading of texts by the draft model, with a prefix cache of its own."""
     budget = queue.memory_budget
     num_bytes = budget.draft_model_share(_prefix_bytes(settings, budget))
-    prefixes = DraftPrefixes(model.model, num_bytes, queue.prefix_lookup.opening)
+    prefixes = DraftPrefixes(model.loaded, num_bytes, queue.prefix_lookup.opening)
     if prefixes.cache:
         # First: without its prefixes only drafts come later.
         budget.prefixes.insert(0, prefixes.cache)

@@ -39,6 +39,9 @@ log = logging.getLogger("reprise.engine")
 MIN_WAIT_S = 0.0001
 """Seconds from which on the engine's thread counts as having waited for the device."""
 
+MAX_TOGETHER_S = 1.0
+"""Seconds for which a complete prompt may wait for others that arrived with it."""
+
 CLEAR_EVERY_STEPS = 256
 """Number of steps after which MLX's cache of free buffers is cleared."""
 
@@ -104,11 +107,6 @@ class Worker:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self.members or self.prefilling or self.queue.waiting) or self.proposers.work.is_left
-
-    @property
-    def has_unknown_costs(self) -> bool:
-        """Whether measure_costs() has something left to measure."""
-        return bool(self._calibrations)
 
     def prefix_status(self) -> dict[str, PrefixStatus]:
         """Return the counts of the prefix caches of "target" and "draft". May be called on any thread."""
@@ -177,6 +175,10 @@ class Worker:
         self.queue.admit(self.members, self.rows)
         self._open_drafters()
         self._make_room()
+        if self._awaits_prompts():
+            self._prefill(0)
+            self.proposers.work.advance()
+            return
         inputs = self._plan()
         if inputs and self.batch.in_flight:
             # The plan was made without the token in flight: read it and plan again.
@@ -186,7 +188,7 @@ class Worker:
             self._verify(inputs)
         else:
             self._decode()
-        self._prefill()
+        self._prefill(len(self.members))
         # Now the device is busy with what was dispatched.
         self.proposers.work.advance()
         self._read_texts()
@@ -354,10 +356,30 @@ class Worker:
         except Exception as fault:
             sequence.fail_with(fault)
 
+    def _awaits_prompts(self) -> bool:
+        """Whether the rows wait for the prompts that arrived with theirs, and are decoded together with them.
+
+        Only before the first token of every row, and if all prompts are nearly complete and none lacks more
+        tokens than a row has. Steps of a few rows
+        cost nearly as much as those of all, and would delay the prompts of the others.
+        """
+        if not self.members or not self.prefilling or self.batch.in_flight:
+            return False
+        if any(s.timing.first_token_at for s in self.members):
+            return False
+        longest = max(len(s.tokens) for s in self.members)
+        if any(s.num_to_prefill > longest for s in self.prefilling):
+            return False
+        waited_s = time.perf_counter() - min(s.timing.joined_at for s in self.members)
+        return waited_s + self.queue.prefiller.left_s() <= MAX_TOGETHER_S
+
     @station("prefill")
-    def _prefill(self) -> None:
-        """Feed prompts within this step's budget; sequences whose prompts are complete join the rows."""
-        if self.queue.prefiller.run(len(self.members), self._wait_for_step, self._join):
+    def _prefill(self, num_rows: int) -> None:
+        """Feed prompts within this step's budget; sequences whose prompts are complete join the rows.
+
+        num_rows: rows that decode meanwhile.
+        """
+        if self.queue.prefiller.run(num_rows, self._wait_for_step, self._join):
             self.num_progressed += 1
             # It is computed, and the device is busy with the chunk: nothing is gained by reading it later.
             if step := self.batch.take_in_flight():

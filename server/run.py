@@ -1,6 +1,7 @@
 """Run the server process: start the engine, serve until a signal, return the exit status."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -95,6 +96,8 @@ def run(settings: Settings, make_sources: "MakeSources | None" = None) -> int:
 
     make_sources: makes the drafters for the model's vocabulary; None turns drafting off.
     """
+    # Loading makes many objects, and hardly any that must be collected.
+    gc.disable()
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:
         bound = bind_address(settings.host, settings.port)
@@ -148,6 +151,9 @@ def serve(engine: EngineProtocol, settings: Settings, bound: socket.socket) -> i
     engine.on_death = server.note_death
     with LoadingBar() as bar:
         engine.start(bar.advance)
+    # What was loaded stays, so no collection need look at it.
+    gc.freeze()
+    gc.enable()
     server.run(sockets=[bound])
     if server.fault is not None:
         return _fail(f"the engine has died: {server.fault}")

@@ -42,12 +42,15 @@ def sub_slice(kv_slice: KVSlice, start: int, end: int) -> KVSlice:
     return [mx.contiguous(array[:, :, start:end]) for array in kv_slice]
 
 
-def take_state(caches: Caches) -> State:
-    """Copy the state as it is now; later updates of the caches do not change the copy."""
+def take_state(caches: Caches, length: int | None = None) -> State:
+    """Copy the state as it is now; later updates of the caches do not change the copy.
+
+    length: take it as it was at that length, which the last update passed; only if all caches can be trimmed.
+    """
     taken: State = []
     for cache in leaves(caches):
         if isinstance(cache, WindowKVCache):
-            taken += map(mx.contiguous, cache.live_columns())
+            taken += map(mx.contiguous, cache.live_columns(length))
         elif is_recurrent(cache):
             taken += [None if array is None else mx.contiguous(array) for array in cache.cache]
     return taken

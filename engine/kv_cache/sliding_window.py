@@ -68,10 +68,14 @@ class WindowKVCache:
         start, end = self._read_start - self._base, self.offset - self._base
         return self.keys[:, :, start:end], self.values[:, :, start:end]
 
-    def live_columns(self) -> tuple[mx.array, mx.array]:
-        """Return what later forwards can read, up to the newest token: (1, heads, columns, head_dim) each."""
+    def live_columns(self, length: int | None = None) -> tuple[mx.array, mx.array]:
+        """Return what later forwards can read, up to the newest token: (1, heads, columns, head_dim) each.
+
+        length: of the text, if not up to the newest token; at least that before the last update.
+        """
         assert self.keys is not None and self.values is not None
-        start, end = self._first_needed(self.offset) - self._base, self.offset - self._base
+        length = self.offset if length is None else length
+        start, end = self._first_needed(length) - self._base, length - self._base
         return self.keys[:, :, start:end], self.values[:, :, start:end]
 
     def restore(self, keys: mx.array, values: mx.array, offset: int) -> None:

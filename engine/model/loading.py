@@ -5,28 +5,28 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import mlx.core as mx
 import mlx_lm
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm import tokenizer_utils
 from mlx_lm.utils import load_config
 from mlx_lm.utils import load_tokenizer as load_wrapped
-from transformers import PreTrainedTokenizerFast
 
 from config.settings import Settings
 from engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
+from engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
+from engine.kv_cache.rows import Sharing
 from engine.model.detokenizer import Detokenizer
+from engine.model.findings import Findings
 from engine.model.generation_config import read_sampling_defaults
 from engine.model.tokenizer import Tokenizer
+from engine.model.tokenizer_reading import read_once
 from engine.request import ModelInfo
 
 log = logging.getLogger("reprise.engine")
@@ -64,11 +64,31 @@ class ModelError(Exception):
 
 @dataclass
 class LoadedModel:
-    """A model, its tokenizer, and its public description."""
+    """A model, its tokenizer, its public description, and what was found out about it."""
 
     model: Any
     tokenizer: Tokenizer
     info: ModelInfo
+    findings: Findings = field(default_factory=Findings)
+
+    def find_sharing(self, kv_bits: int | None = None) -> Sharing:
+        """Return what rows of different lengths can share in a forward pass; see probes.py."""
+        return self.findings.find(
+            f"sharing, {kv_bits} bits",
+            lambda: find_sharing(self.model, kv_bits),
+            lambda sharing: sharing >= Sharing.LAYERS,
+            int,
+            Sharing,
+        )
+
+    def rollback_fault(self, kv_bits: int | None, sharing: Sharing) -> str | None:
+        """Explain why the model's caches cannot be rolled back; None if they can. See probes.py."""
+        try_it = partial(rollback_fault, self.model, kv_bits, sharing)
+        return self.findings.find_fault(f"rollback, {kv_bits} bits, {sharing.name}", try_it)
+
+    def prefix_fault(self, kv_bits: int | None = None) -> str | None:
+        """Explain why the model's caches cannot be taken apart; None if they can. See probes.py."""
+        return self.findings.find_fault(f"prefix, {kv_bits} bits", partial(prefix_fault, self.model, kv_bits))
 
 
 Progress = Callable[[float], None]
@@ -133,7 +153,7 @@ def load_model(
     """Load a model folder (config.json, model*.safetensors, tokenizer), or a name on the model hub.
 
     trusts_code: run Python code that comes with the model, if the model requires it.
-    cache_folder: keeps tables of the tokens between starts, if there is one.
+    cache_folder: keeps tables of the tokens, and what is found out about the model, between starts.
     chat_template: takes the place of the model's own.
     Raises ModelError if mlx-lm cannot load it.
     """
@@ -144,16 +164,18 @@ def load_model(
     if not folder.exists() and (folder.is_absolute() or source.startswith(".")):
         raise ModelError(f"there is no model folder {source}")
     try:
-        with _no_token_maps():
-            loaded: Any = mlx_lm.load(
-                source,
-                lazy=True,
-                return_config=True,
-                # Without this setting, transformers asks at the terminal.
-                tokenizer_config={"trust_remote_code": trusts_code}
-                | ({} if chat_template is None else {"chat_template": chat_template}),
-                trust_remote_code=trusts_code,
-            )
+        load = partial(
+            mlx_lm.load,
+            source,
+            lazy=True,
+            return_config=True,
+            # Without this setting, transformers asks at the terminal.
+            tokenizer_config={"trust_remote_code": trusts_code}
+            | ({} if chat_template is None else {"chat_template": chat_template}),
+            trust_remote_code=trusts_code,
+        )
+        loaded: Any
+        loaded, digest = read_once(load)
         model, wrapped, config = loaded
     # Model code and weights may raise anything.
     except Exception as fault:
@@ -175,7 +197,7 @@ def load_model(
     try:
         # From the logits, since the configuration may differ; reading their shape computes nothing.
         vocab_size = int(model(mx.array([[0]])).shape[-1])
-        tokenizer = Tokenizer(wrapped, vocab_size, cache_folder)
+        tokenizer = Tokenizer(wrapped, vocab_size, cache_folder, digest)
         Detokenizer(tokenizer, []).add(0)
     except Exception as fault:
         raise ModelError(f"the model {source} is loaded but cannot be used: {fault}") from fault
@@ -183,38 +205,9 @@ def load_model(
     # Of a model from the hub, the tokenizer knows where it was downloaded to.
     home = folder if folder.exists() else Path(str(getattr(wrapped, "name_or_path", source)))
     info = replace(info, sampling_defaults=read_sampling_defaults(home))
-    return LoadedModel(model, tokenizer, info)
-
-
-@contextmanager
-def _no_token_maps() -> Iterator[None]:
-    """Have mlx-lm read the vocabulary once, and choose its detokenizer that needs no map of all tokens.
-
-    It looks for markers in three copies of the vocabulary. The engine has a detokenizer of its own, and
-    mlx-lm's maps take as long as reading the tokenizer.
-    """
-    kind = PreTrainedTokenizerFast
-    read = kind.get_vocab
-    vocabularies: dict[tuple[int, int], dict[str, int]] = {}
-
-    def read_once(tokenizer: Any) -> dict[str, int]:
-        # Tokens are only ever added.
-        key = id(tokenizer), len(tokenizer)
-        if key not in vocabularies:
-            vocabularies[key] = read(tokenizer)
-        return vocabularies[key]
-
-    with (
-        patch.object(tokenizer_utils, "BPEStreamingDetokenizer", _PlainDetokenizer),
-        patch.object(tokenizer_utils, "SPMStreamingDetokenizer", _PlainDetokenizer),
-        patch.object(kind, "get_vocab", read_once),
-    ):
-        yield
-
-
-class _PlainDetokenizer(tokenizer_utils.NaiveStreamingDetokenizer):
-    def __init__(self, tokenizer: Any, **_: Any) -> None:
-        super().__init__(tokenizer)
+    # Code that comes with the model may change while its configuration stays.
+    findings = Findings.of(info, None if config.get("model_file") else cache_folder)
+    return LoadedModel(model, tokenizer, info, findings)
 
 
 def describe(
@@ -314,6 +307,6 @@ def device_memory_bytes() -> int:
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Load the tokenizer of a model folder, without the weights."""
     config = load_config(folder)
-    wrapped = load_wrapped(folder, eos_token_ids=config.get("eos_token_id"))
+    wrapped, _ = read_once(partial(load_wrapped, folder, eos_token_ids=config.get("eos_token_id")))
     text = config.get("text_config") or config
     return Tokenizer(wrapped, int(text.get("vocab_size") or len(wrapped.get_vocab())))

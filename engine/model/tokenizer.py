@@ -29,19 +29,27 @@ class Tokenizer:
     """The tokenizer and the chat template of one model.
 
     cache_folder: keeps tables of the tokens between starts; None to make them every time.
+    file_digest: see read_once(); "" if it is not known.
     """
 
-    def __init__(self, wrapped: TokenizerWrapper, vocab_size: int, cache_folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        wrapped: TokenizerWrapper,
+        vocab_size: int,
+        cache_folder: Path | None = None,
+        file_digest: str = "",
+    ) -> None:
         self.wrapped = wrapped
         if self.has_chat_template:
             isolate_templates()
         self.vocab_size = vocab_size
         self._cache_folder = cache_folder
+        self._file_digest = file_digest
 
     @cached_property
     def table(self) -> TokenTable:
         """The bytes of all tokens."""
-        return read_table(self.backend, self._cache_folder)
+        return read_table(self.backend, self._cache_folder, self._file_digest)
 
     @property
     def fingerprint(self) -> str:
@@ -84,9 +92,10 @@ class Tokenizer:
     @cached_property
     def line_ends(self) -> frozenset[int]:
         """Tokens whose text contains a line break."""
-        table = self.table
-        pieces = map(self.piece, range(self.vocab_size)) if table.fault else table.pieces[: self.vocab_size]
-        return frozenset(token for token, piece in enumerate(pieces) if b"\n" in piece)
+        tokens = range(self.vocab_size)
+        if not self.table.fault:
+            return self.table.line_ends.intersection(tokens)
+        return frozenset(token for token in tokens if b"\n" in self.piece(token))
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

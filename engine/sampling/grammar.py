@@ -4,8 +4,10 @@ A matcher stands at the end of the committed answer. For a draft, it advances th
 compute the mask of every drafted position, and then rolls back, so rejected drafts leave no trace.
 """
 
+import logging
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -20,6 +22,8 @@ from engine.model.tokenizer import Tokenizer
 from engine.model.vocabulary import Vocabulary, VocabularyError
 from engine.request import Grammar, GrammarCostError, GrammarError
 from engine.sampling.grammar_budget import MAX_WALK_S, GrammarBudget, Stopwatch
+
+log = logging.getLogger("reprise.engine")
 
 MAX_COMPILED = 64
 """Maximum compiled grammars to keep; the least recently used is dropped first."""
@@ -59,19 +63,41 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, watch: Stopwatch | None = None) -> None:
         self._tokenizer = tokenizer
-        # Now, and not with the first grammar: for a large vocabulary it takes some tenths of a second, in
-        # which no other thread of the process runs.
-        self._made = _make_vocabulary(tokenizer)
+        self._made: LLTokenizer | VocabularyError | None = None
+        self._is_prepared = False
+        self._making = threading.Lock()
         self._watch = watch or Stopwatch()
         self._lock = threading.Lock()
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
     @property
     def vocabulary(self) -> LLTokenizer:
-        """The vocabulary as llguidance knows it. Raises GrammarError if there is none."""
+        """The vocabulary as llguidance knows it. Raises GrammarError if there is none.
+
+        Made when it is first asked for. For a large vocabulary that takes some tenths of a second, in which
+        no other thread of the process runs.
+        """
+        with self._making:
+            self._made = self._made or _make_vocabulary(self._tokenizer)
         if isinstance(self._made, VocabularyError):
             raise GrammarError(f"this model takes no grammar: {self._made}")
         return self._made
+
+    def prepare(self) -> bool:
+        """Do one of two parts of the work on the vocabulary in advance; return whether any was left.
+
+        The second part sorts tokens into slices, with which large masks are computed faster.
+        """
+        if self._is_prepared:
+            return False
+        with self._making:
+            if self._made is None:
+                self._made = _make_vocabulary(self._tokenizer)
+            else:
+                if isinstance(self._made, LLTokenizer):
+                    self._made = self._made.with_slices(LLTokenizer.general_slices())
+                self._is_prepared = True
+        return True
 
     def compile(self, grammar: Grammar) -> Grammar:
         """Return the grammar as compiled, which may take long. Raises GrammarError if it cannot be used."""
@@ -137,14 +163,22 @@ class _Tokens:
 
 
 def _make_vocabulary(tokenizer: Tokenizer) -> LLTokenizer | VocabularyError:
-    """Return the vocabulary as llguidance needs it, or why there is none."""
+    """Return the vocabulary as llguidance needs it, without slices, or why there is none."""
+    start = time.perf_counter()
     try:
         vocabulary = Vocabulary(tokenizer)
         if not vocabulary.eos:
             raise VocabularyError("no token ends its answers")
+        tokens = TokenizerWrapper(_Tokens(tokenizer, vocabulary))
+        made = LLTokenizer(tokens, eos_token=sorted(vocabulary.eos), slices=[])
     except VocabularyError as fault:
         return fault
-    return LLTokenizer(TokenizerWrapper(_Tokens(tokenizer, vocabulary)), eos_token=sorted(vocabulary.eos))
+    # llguidance may raise anything about a vocabulary that it has not met.
+    except Exception as fault:
+        log.error("llguidance does not take this vocabulary", exc_info=True)
+        return VocabularyError(str(fault))
+    log.info("made the vocabulary for grammars in %.1f s", time.perf_counter() - start)
+    return made
 
 
 def _limits(grammar: Grammar) -> LLParserLimits:

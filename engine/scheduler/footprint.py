@@ -56,6 +56,12 @@ class Footprint:
     record_bytes: int = 0
     record_token_bytes: int = 0
 
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> "Footprint":
+        """Make a footprint from its fields, as JSON has them. Raises TypeError or ValueError."""
+        windows = tuple((int(each), int(window)) for each, window in facts["windows"])
+        return cls(**(facts | {"windows": windows}))
+
     def row_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
         """Return the bytes of a row's caches for num_tokens, when fed up to chunk_tokens at a time."""
         windows = self.window_bytes(num_tokens, chunk_tokens)

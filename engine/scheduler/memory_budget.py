@@ -13,7 +13,7 @@ Above the limit MLX waits for the device before it dispatches the next operation
 
 import logging
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary, ref
 
@@ -513,7 +513,7 @@ def make_memory_budget(
     if settings.wire_weights:
         wire_weights()
     weight_bytes = loaded.info.weight_bytes
-    footprint = measure(loaded.model, settings.kv_bits, bool(sharing))
+    footprint = _find_footprint(loaded, settings.kv_bits, bool(sharing))
     width = 1 + settings.num_draft_tokens * may_draft
     models = [ModelMemory(footprint, sharing, width)]
     if draft_model:
@@ -544,9 +544,20 @@ def make_memory_budget(
     return memory_budget
 
 
+def _find_footprint(loaded: LoadedModel, kv_bits: int | None, batched: bool) -> Footprint:
+    """Return what a model needs besides its weights; measured unless it is known."""
+    return loaded.findings.find(
+        f"footprint, {kv_bits} bits, {'' if batched else 'not '}batched",
+        lambda: measure(loaded.model, kv_bits, batched),
+        lambda _: True,
+        asdict,
+        Footprint.of,
+    )
+
+
 def _drafting_footprint(draft_model: DraftModel) -> Footprint:
     """Measure what a draft model needs, with the states that it keeps after drafted tokens."""
-    footprint = measure(draft_model.model, batched=bool(draft_model.sharing))
+    footprint = _find_footprint(draft_model.loaded, None, bool(draft_model.sharing))
     state_bytes = footprint.fixed_bytes // 2 if draft_model.sharing else 0
     return replace(footprint, record_bytes=footprint.record_bytes + MAX_LATER_STATES * state_bytes)
 

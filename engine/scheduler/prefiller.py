@@ -85,6 +85,10 @@ class Prefiller:
                 sequence.fail_with(fault)
         return any(chunks)
 
+    def left_s(self) -> float:
+        """Return an upper estimate of the seconds that all prompts still take, with no row beside them."""
+        return sum(self._seconds(s, self._costs_of(s, 0), s.num_to_prefill) for s in self.prefilling)
+
     def _plan(self, num_rows: int) -> list[int]:
         """Return how many tokens of each prompt this step feeds."""
         most = [s.prefill.max_chunk_tokens for s in self.prefilling]
@@ -108,8 +112,9 @@ class Prefiller:
         end = len(sequence.tokens) - 1
         if sequence.needs_prompt_logprobs:
             chunk = min(chunk, PROMPT_LOGPROBS_CHUNK)
-        if ahead := [length for length in prefill.keep_at if length > num_before]:
-            chunk = min(chunk, min(ahead) - num_before)
+        ahead = sorted(length for length in prefill.keep_at if length > num_before)
+        if ahead and not self._prefix_lookup.can_look_back:
+            chunk = min(chunk, ahead[0] - num_before)
         if part := sequence.tokens[num_before : min(num_before + chunk, end)]:
             logits = self._model(mx.array(part)[None], cache=prefill.caches)
             measured = _likelihoods(sequence, logits[0]) if sequence.needs_prompt_logprobs else None
@@ -128,9 +133,11 @@ class Prefiller:
 
             dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
             prefill.num_computed += len(part)
-            if prefill.num_computed in prefill.keep_at:
-                self._prefix_lookup.keep_prefilled(sequence)
-                # It waited for its copy, and so for all that was dispatched before.
+            if passed := [length for length in ahead if length <= prefill.num_computed]:
+                # A copy waits for the chunk, whose time would be lost.
+                self.clock.settle()
+                for length in passed:
+                    self._prefix_lookup.keep_prefilled(sequence, length)
                 self.clock.reset()
 
     def _fail(self, sequence: Sequence, fault: Exception) -> None:

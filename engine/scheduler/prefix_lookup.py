@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from config.settings import Settings
-from engine.kv_cache.probes import prefix_fault
+from engine.kv_cache.per_row import can_trim, leaves
 from engine.kv_cache.rows import Caches, Rows, make_caches
 from engine.kv_cache.slices import (
     KVSlice,
@@ -28,7 +28,7 @@ from engine.kv_cache.slices import (
     start_copies,
     take_state,
 )
-from engine.model.loading import ModelError
+from engine.model.loading import LoadedModel, ModelError
 from engine.prefix_cache.block_hashes import count_shared
 from engine.prefix_cache.disk import PrefixStore
 from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
@@ -53,6 +53,7 @@ class PrefixLookup:
 
     budget_bytes: memory for cached prefixes. memory_budget: says whether there is memory for a copy now.
     answer_opening: the tokens with which the chat template opens an answer.
+    can_look_back: whether state can be kept of a length that a chunk has passed.
     cache: None if budget_bytes is 0 or the model's caches cannot be sliced.
     store: the cache's second tier on disk, if the settings name a folder.
     Raises ModelError if that folder is not usable.
@@ -60,17 +61,18 @@ class PrefixLookup:
 
     def __init__(
         self,
-        model: Any,
+        loaded: LoadedModel,
         settings: Settings,
         budget_bytes: int,
         answer_opening: SequenceOf[int],
         memory_budget: MemoryBudget,
     ) -> None:
         self._memory_budget = memory_budget
-        self._make = partial(make_caches, model, settings.kv_bits)
+        self._make = partial(make_caches, loaded.model, settings.kv_bits)
         self._needs_state = has_state(self._make())
+        self.can_look_back = all(map(can_trim, leaves(self._make())))
         self._answer_opening = list(answer_opening)
-        fault = prefix_fault(model, settings.kv_bits)
+        fault = loaded.prefix_fault(settings.kv_bits)
         if fault:
             log.warning("no prefix cache, so every prompt is computed in full: %s", fault)
         self._can_share = fault is None and not self._needs_state
@@ -79,7 +81,9 @@ class PrefixLookup:
             self.cache = PrefixCache(budget_bytes, self._make, self._needs_state)
         self.store: PrefixStore | None = None
         if self.cache is not None and settings.prefix_cache_dir is not None:
-            self.store = self._open_store(model, settings, Path(settings.prefix_cache_dir).expanduser())
+            self.store = self._open_store(
+                loaded.model, settings, Path(settings.prefix_cache_dir).expanduser()
+            )
 
     def status(self) -> PrefixStatus | None:
         """Return the prefix cache's counts, None without one. May be called on any thread."""
@@ -210,11 +214,16 @@ class PrefixLookup:
             self._choose_kept_lengths(sequence, kept, length)
         return caches, length
 
-    def keep_prefilled(self, sequence: Sequence) -> None:
-        """Keep what a prefilling sequence has computed so far."""
-        caches, length = sequence.prefill.caches, sequence.prefill.num_computed
+    def keep_prefilled(self, sequence: Sequence, length: int | None = None) -> None:
+        """Keep what a prefilling sequence has computed so far.
+
+        length: up to there, if not all of it; its last chunk passed that length. See can_look_back.
+        """
+        caches, num_computed = sequence.prefill.caches, sequence.prefill.num_computed
+        length = num_computed if length is None else length
         if length:
-            self._keep(sequence.tokens[:length], partial(cut_slice, caches), partial(take_state, caches))
+            take = partial(take_state, caches, length if length < num_computed else None)
+            self._keep(sequence.tokens[:length], partial(cut_slice, caches), take)
 
     def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> bool:
         """Keep what a row's caches hold, if memory allows a copy; return whether it waited for one."""

@@ -11,7 +11,14 @@ from engine.speculative.costs.conditions import USUAL, Conditions, context_class
 from engine.speculative.costs.exact_widths import SHORT_TOKENS, Exactness
 from engine.speculative.costs.slowdown_budget import LOW_STEPS
 from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width, is_any_width_worth
+from engine.speculative.draft_length import (
+    MIN_GAIN,
+    Demands,
+    DraftEstimate,
+    choose_width,
+    find_demands,
+    meets_any,
+)
 from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.forecast import (
     MODEL,
@@ -21,6 +28,7 @@ from engine.speculative.draft_model.forecast import (
     PlannedDraft,
 )
 from engine.speculative.verify import RowInput
+from engine.stations import spend
 
 MODEL_DOUBT = 2.0
 """By which factor the draft model's cost may be wrong while it was hardly observed."""
@@ -100,6 +108,7 @@ class Planner:
             except Exception as fault:
                 s.give_up_drafts(fault)
                 estimates.append(DraftEstimate())
+        spend("drafters", sum([s.drafts.asked_s for s in members if s.drafts]))
         # If no draft would pay with all rows like its own, no width pays for all rows together.
         width = 1
         if any(estimate.is_worth for estimate in estimates):
@@ -121,14 +130,17 @@ class Planner:
     def _make_is_worth(self, num_rows: int) -> Callable[[DraftEstimate], bool]:
         """Return a function: whether a draft pays in a step of rows that are all like its own."""
         step_s = self.costs.even_steps(num_rows, self._under)
+        demands: dict[int, Demands] = {}
 
         def is_worth(estimate: DraftEstimate) -> bool:
             # Most drafts pay, or do not, whatever is done where they become less certain.
-            measured = self._measured_widths(num_rows, len(estimate.expected))
-            if is_any_width_worth(estimate, measured, step_s):
+            widest = len(estimate.expected)
+            if (measured := demands.get(widest)) is None:
+                measured = demands[widest] = find_demands(self._measured_widths(num_rows, widest), step_s)
+            if meets_any(estimate, measured):
                 return True
-            return bool(estimate.stops) and is_any_width_worth(
-                estimate, self._widths([estimate], num_rows), step_s
+            return bool(estimate.stops) and meets_any(
+                estimate, find_demands(self._widths([estimate], num_rows), step_s)
             )
 
         return is_worth

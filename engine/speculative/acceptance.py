@@ -73,8 +73,9 @@ class Acceptance:
         self.line_ends = line_ends
         self.own = AcceptanceCounts(DECAY)
         self._num_lines = 0
-        # They are wanted several times for every draft. What other requests learn meanwhile can wait.
-        self._line_end_rates: dict[int, float] = {}
+        # By the lines that the answer has. They are wanted several times for every draft, so they are computed
+        # when this request learns more; what other requests learn meanwhile can wait.
+        self._line_end_rates: list[float] = []
 
     def rate(self, draft: Draft) -> float:
         """Return the chance that the next token of such a draft is accepted, in (0, 1)."""
@@ -89,9 +90,11 @@ class Acceptance:
         line_ends, tokens = self._line_ends_in(draft), draft.tokens
         if line_ends.isdisjoint(tokens):
             return DraftEstimate(_sum_steady(rate, len(tokens)), draft=draft)
-        rates, stops, lines = [rate] * len(tokens), [], self._num_lines
+        rates, stops = [rate] * len(tokens), []
+        by_lines = self._line_end_rates or self._find_line_end_rates()
+        lines, most = self._num_lines, len(by_lines) - 1
         for at in compress(count(), map(line_ends.__contains__, tokens)):
-            if (line_end_rate := self._line_end_rate(lines)) < rate:
+            if (line_end_rate := by_lines[lines if lines < most else most]) < rate:
                 rates[at] = line_end_rate
                 stops.append(at)
             lines += 1
@@ -118,19 +121,19 @@ class Acceptance:
     def _line_ends_in(self, draft: Draft) -> frozenset[int]:
         return frozenset() if draft.source in FRESH_SOURCES else self.line_ends
 
-    def _line_end_rate(self, lines: int) -> float:
-        at = lines if lines < 3 else 3
-        if (found := self._line_end_rates.get(at)) is None:
-            key = LINE_END, at
-            start = self.global_counts.rate(key, LINE_END_PRIORS[at], GLOBAL_LINE_END_PRIOR_TOKENS)
-            found = self._line_end_rates[at] = self.own.rate(key, start, LINE_END_PRIOR_TOKENS)
-        return found
+    def _find_line_end_rates(self) -> list[float]:
+        self._line_end_rates = []
+        for lines, prior in enumerate(LINE_END_PRIORS):
+            key = LINE_END, lines
+            start = self.global_counts.rate(key, prior, GLOBAL_LINE_END_PRIOR_TOKENS)
+            self._line_end_rates.append(self.own.rate(key, start, LINE_END_PRIOR_TOKENS))
+        return self._line_end_rates
 
     def _add(self, key: BucketKey, num_accepted: int, num_rejected: int) -> None:
         self.own.add(key, num_accepted, num_rejected)
         self.global_counts.add(key, num_accepted, num_rejected)
         if key[0] == LINE_END:
-            self._line_end_rates.pop(key[1], None)
+            self._line_end_rates = []
 
 
 def _sum_up(rates: Sequence[float]) -> tuple[float, ...]:

@@ -44,17 +44,25 @@ def steady(rate: float, num_tokens: int) -> tuple[float, ...]:
     return tuple(expected_tokens(rate, num_drafted) for num_drafted in range(num_tokens + 1))
 
 
-def is_any_width_worth(
-    estimate: DraftEstimate, widths: Iterable[int], step_s: Callable[[int], float]
-) -> bool:
-    """Return whether choose_width() would choose any width above 1 if all rows were like this one.
+Demands = Sequence[tuple[int, float]]
+"""Lengths of drafts, with the tokens that a step must bring on average with such a draft to pay."""
 
-    widths, step_s: as for choose_width(), of all rows; at most the draft's.
+
+def find_demands(widths: Iterable[int], step_s: Callable[[int], float]) -> Demands:
+    """Return what drafts must promise so that choose_width() chooses these widths.
+
+    widths, step_s: as for choose_width(), of rows that are all alike.
     """
-    min_speed, expected = MIN_GAIN / step_s(1), estimate.expected
+    min_speed = MIN_GAIN / step_s(1)
+    return [(width - 1, min_speed * step_s(width)) for width in widths]
+
+
+def meets_any(estimate: DraftEstimate, demands: Demands) -> bool:
+    """Return whether an estimate promises more than any of the demands, which are for its draft's lengths."""
+    expected = estimate.expected
     # any() takes twice as long, and this runs for every draft of every plan.
-    for width in widths:  # noqa: SIM110
-        if expected[width - 1] / step_s(width) > min_speed:
+    for num_drafted, num_tokens in demands:  # noqa: SIM110
+        if expected[num_drafted] > num_tokens:
             return True
     return False
 

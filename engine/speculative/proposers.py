@@ -121,6 +121,7 @@ class SequenceDrafts:
         the text.
     matcher: the state of the answer's grammar, if it has one. Drafts obey it, and tokens that it forces are
         a draft of their own.
+    asked_s: seconds that drafters took for the last proposal, to be counted as theirs by the caller.
     """
 
     seq: int
@@ -135,6 +136,7 @@ class SequenceDrafts:
     matcher: "Matcher | None" = None
     request_id: str = ""
     counts: DraftCounts = field(default_factory=DraftCounts)
+    asked_s: float = 0.0
     _proposed: list[Draft] = field(default_factory=list)
     _best: Draft = NO_DRAFT
     _best_rate: float = 0.0
@@ -219,6 +221,7 @@ class SequenceDrafts:
         """
         self._proposed = []
         self._best, self._best_rate = NO_DRAFT, 0.0
+        self.asked_s = 0.0
         for draft in self._drafts(min(limit, self.limit)):
             self._proposed.append(draft)
             rate = self.acceptance.rate(draft)
@@ -257,13 +260,13 @@ class SequenceDrafts:
                 self._drop(drafter, fault)
                 continue
             if draft.tokens:
-                self._spend(start)
+                self._note_asked(start)
                 if self.matcher:
                     draft = _cut(draft, self.matcher, forced)
                 if draft.tokens:
                     yield draft
                 start = perf_counter()
-        self._spend(start)
+        self._note_asked(start)
         if forced:
             yield Draft(forced, GRAMMAR, 0, GRAMMAR_PRIOR)
 
@@ -320,6 +323,12 @@ class SequenceDrafts:
         """Return the counts up to now, and what the gate decided. has_origins: see DraftCounts.report()."""
         gate = self.gate
         return self.counts.report(gate.score, gate.decision, gate.reason, has_origins=has_origins)
+
+    def _note_asked(self, start: float) -> None:
+        """Count the seconds since start as the drafters', but for the thread's time by station."""
+        taken_s = perf_counter() - start
+        self.counts.drafter_s += taken_s
+        self.asked_s += taken_s
 
     def _spend(self, start: float) -> None:
         """Count the seconds since start as the drafters'."""

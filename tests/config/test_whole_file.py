@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from config.whole_file import UNFINISHED_S, remove_unfinished, unfinished_path, write_whole
+from config.whole_file import (
+    UNFINISHED_S,
+    remove_oldest,
+    remove_unfinished,
+    unfinished_path,
+    write_whole,
+)
 
 
 def age(path: Path, seconds: float) -> Path:
@@ -67,3 +73,13 @@ def test_no_other_file_is_removed_however_old(tmp_path: Path) -> None:
 
 def test_a_missing_folder_is_no_error(tmp_path: Path) -> None:
     remove_unfinished(tmp_path / "nowhere", "table")
+
+
+def test_only_the_newest_files_are_kept(tmp_path: Path) -> None:
+    for at in range(5):
+        (tmp_path / f"kept-{at}").touch()
+        os.utime(tmp_path / f"kept-{at}", (0, [30, 10, 50, 20, 40][at]))
+    (tmp_path / "other").touch()
+    remove_oldest(tmp_path, r"kept-\d", 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept-2", "kept-4", "other"]
+    remove_oldest(tmp_path / "missing", r"kept-\d", 2)

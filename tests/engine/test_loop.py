@@ -1,6 +1,7 @@
 """When the loop measures what steps cost: only where no client sends one request after another."""
 
 import queue
+from types import SimpleNamespace
 from typing import Any
 
 from engine.lifecycle import Lifecycle
@@ -30,7 +31,6 @@ class IdleWorker:
     """A worker without requests. num_measured: how often costs were measured."""
 
     has_work = False
-    has_unknown_costs = True
 
     def __init__(self) -> None:
         self.num_measured = 0
@@ -52,7 +52,8 @@ def run(script: list[str]) -> list[int]:
     for event in script:
         inbox.script.append(event if event == "pause" else _noting(worker, seen))
     inbox.script.append(Stop())
-    Loop(worker, inbox, Lifecycle(1, 1), None, None).run()  # type: ignore[arg-type]
+    grammars = SimpleNamespace(prepare=lambda: False)
+    Loop(worker, inbox, Lifecycle(1, 1), None, grammars).run()  # type: ignore[arg-type]
     return seen
 
 

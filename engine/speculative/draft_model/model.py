@@ -14,7 +14,6 @@ import mlx.core as mx
 
 from engine.kv_cache.per_row import is_recurrent, leaves
 from engine.kv_cache.per_row import make_caches as make_row_caches
-from engine.kv_cache.probes import find_sharing, rollback_fault
 from engine.kv_cache.rows import make_rows
 from engine.kv_cache.sliding_window import ROLLBACK_TOKENS
 from engine.model.loading import LoadedModel, ModelError
@@ -77,8 +76,8 @@ class DraftModel:
     """
 
     def __init__(self, loaded: LoadedModel, translation: Translation) -> None:
-        self.sharing = find_sharing(loaded.model)
-        if fault := rollback_fault(loaded.model, sharing=self.sharing):
+        self.sharing = loaded.find_sharing()
+        if fault := loaded.rollback_fault(None, self.sharing):
             raise ModelError(f"the model {loaded.info.name} cannot draft: {fault}")
         self.loaded = loaded
         self.model = loaded.model

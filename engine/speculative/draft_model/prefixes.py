@@ -3,12 +3,11 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from engine.kv_cache.per_row import make_caches
-from engine.kv_cache.probes import prefix_fault
 from engine.kv_cache.rows import Rows
 from engine.kv_cache.slices import State, cut_slice, has_state, take_state
+from engine.model.loading import LoadedModel
 from engine.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
 from engine.speculative.draft_model.reader import DraftReader
 
@@ -25,14 +24,16 @@ class DraftPrefixes:
     cache: None if budget_bytes is 0 or the draft model's caches cannot be sliced.
     """
 
-    def __init__(self, model: Any, budget_bytes: int, find_opening: Callable[[list[int]], int]) -> None:
-        self._make = partial(make_caches, model)
+    def __init__(
+        self, loaded: LoadedModel, budget_bytes: int, find_opening: Callable[[list[int]], int]
+    ) -> None:
+        self._make = partial(make_caches, loaded.model)
         self._find_opening = find_opening
         self._needs_state = has_state(self._make())
         self.cache: PrefixCache | None = None
         if not budget_bytes:
             return
-        if fault := prefix_fault(model):
+        if fault := loaded.prefix_fault():
             log.warning("no prefix cache for the draft model, so it reads every text in full: %s", fault)
         else:
             self.cache = PrefixCache(budget_bytes, self._make, self._needs_state)

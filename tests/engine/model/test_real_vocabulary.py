@@ -1,5 +1,6 @@
 """A real vocabulary of 129,280 tokens: text in and out, grammars, and steps that never walk through it."""
 
+import copy
 import dataclasses
 import json
 import sys
@@ -13,15 +14,18 @@ import llguidance.hf
 import pytest
 from llguidance import LLMatcher
 from mlx_lm import tokenizer_utils
+from tokenizers import Tokenizer as Backend
 
 from drafters.ngram_simple import NgramSimpleDrafter
-from engine.model import token_table
+from engine.model import token_table, tokenizer_reading
 from engine.model.loading import LoadedModel, load_model
 from engine.model.token_table import make_table
 from engine.model.vocabulary import Vocabulary
 from engine.request import GenerationRequest, Grammar, Sampling
+from engine.sampling import grammar
 from engine.sampling.grammar import Grammars
 from engine.speculative.proposers import DraftSources
+from engine.speculative.translation.translation import Translation
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven
 from tests.engine.model.real_vocabulary import SIZE, write_real_model
@@ -144,11 +148,16 @@ def test_answers_equal_the_plain_loop_and_their_text_the_tokenizers_own(loaded: 
 
 
 @contextmanager
-def counting_lines() -> Iterator[list[int]]:
-    """Count the lines of Python that run, each round of a loop or comprehension as one."""
+def counting_lines(leaving_out: str = "") -> Iterator[list[int]]:
+    """Count the lines of Python that run, each round of a loop or comprehension as one.
+
+    leaving_out: a file whose lines are not counted.
+    """
     lines = [0]
 
-    def trace(_frame: FrameType, event: str, _argument: Any) -> Any:
+    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+        if frame.f_code.co_filename == leaving_out:
+            return None
         lines[0] += event == "line"
         return trace
 
@@ -165,13 +174,13 @@ def test_no_step_walks_through_the_vocabulary(loaded: LoadedModel, monkeypatch: 
         assert [at for at in range(SIZE) if at < 0] == []
     assert lines[0] >= SIZE
     driven = Driven(loaded, lambda _: DraftSources({"ngram-simple": NgramSimpleDrafter(1, 3)}, scored(1.0)))
-    grammar = Grammar("json_schema", json.dumps(SCHEMA))
+    driven.grammars.compile(asked := Grammar("json_schema", json.dumps(SCHEMA)))
     # What reads a whole vocabulary without a line of Python for each token.
     monkeypatch.setattr(llguidance.hf, "from_tokenizer", None)
     monkeypatch.setattr(token_table, "read_table", None)
     monkeypatch.setattr(type(loaded.tokenizer.wrapped._tokenizer), "get_vocab", None)
     with counting_lines() as lines:
-        for one in ask_for_everything(loaded, grammar):
+        for one in ask_for_everything(loaded, asked):
             driven.ask(one)
     assert lines[0] < MAX_LINES
     most = 0
@@ -183,15 +192,49 @@ def test_no_step_walks_through_the_vocabulary(loaded: LoadedModel, monkeypatch: 
     assert 100 < most < MAX_LINES
 
 
-def test_mlx_lm_reads_the_vocabulary_once_and_makes_no_map_of_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_start_walks_through_no_vocabulary(
+    folder: Path, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = tokenizer_utils.PreTrainedTokenizerFast
-    read, calls = kind.get_vocab, []
-    monkeypatch.setattr(kind, "get_vocab", lambda tokenizer: calls.append(1) or read(tokenizer))
-    again = load_model(str(folder), "real", None, cache_folder=folder / "cache").tokenizer
-    assert len(calls) == 1
-    assert not hasattr(again.wrapped.detokenizer, "tokenmap")
-    assert kind.get_vocab is not read
-    assert again.wrapped.get_vocab() == read(again.wrapped._tokenizer)
-    assert len(calls) == 2
+    parsed = []
+
+    def parse(path: str) -> Backend:
+        parsed.append(Path(path).name)
+        return Backend.from_file(path)
+
+    monkeypatch.setattr(tokenizer_reading, "parse", parse)
+    monkeypatch.setattr(tokenizer_utils.PreTrainedTokenizerFast, "get_vocab", None)
+    monkeypatch.setattr(grammar, "LLTokenizer", None)
+    # transformers copies its arguments, among them the 820 added tokens.
+    with counting_lines(copy.__file__) as lines:
+        again = load_model(str(folder), "real", None, cache_folder=folder / "cache")
+        assert again.tokenizer.line_ends
+        Grammars(again.tokenizer)
+        Translation.between(again.tokenizer, loaded.tokenizer, "auto", 8)
+    assert parsed == ["tokenizer.json"]
+    assert lines[0] < SIZE
+
+
+def test_the_vocabulary_for_grammars_is_made_once_in_advance_or_when_needed(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    make = grammar._make_vocabulary
+    monkeypatch.setattr(grammar, "_make_vocabulary", lambda tokenizer: made.append(1) or make(tokenizer))
+    asked = Grammar("json_schema", json.dumps(SCHEMA))
+    at_once, in_advance = Grammars(loaded.tokenizer), Grammars(loaded.tokenizer)
+    masks = [at_once.matcher(asked).masks()[0]]
+    assert len(made) == 1
+    assert at_once.prepare()
+    assert not at_once.prepare()
+    assert in_advance.prepare()
+    assert in_advance.prepare()
+    assert not in_advance.prepare()
+    assert len(made) == 2
+    masks += [grammars.matcher(replaced(asked)).masks()[0] for grammars in (at_once, in_advance)]
+    assert len(made) == 2
+    assert all((mask == masks[0]).all() for mask in masks)
+
+
+def replaced(asked: Grammar) -> Grammar:
+    """Return a grammar of the same meaning that is compiled anew."""
+    return dataclasses.replace(asked, text=asked.text + " ")

@@ -18,6 +18,7 @@ from engine.speculative.proposers import DraftSources
 from tests.combinations import every_kind_of_cache
 from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
+from tests.engine.driven import Driven
 from tests.engine.support import (
     CONFIGS,
     Answer,
@@ -247,6 +248,28 @@ def test_a_history_without_its_reasoning_is_cached_up_to_the_answer(
     answer, _ = chat.say([*asked, *opening, 77], seed=1)
     _, usage = chat.say([*asked, *opening, 88, *answer[10:], *prompt_of(9, 3), *opening, 77], seed=2)
     assert usage.num_cached_tokens in (len(asked), len(asked) + len(opening))
+
+
+@pytest.mark.parametrize(("name", "is_cut"), [("gemma3_text", False), ("gpt_oss", False), ("lfm2", True)])
+def test_a_prompt_is_cut_at_the_answers_opening_only_if_state_cannot_look_back(
+    name: str, is_cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven, fed = Driven(make_loaded(name), prefix_cache_bytes=2**24), [0]
+    original = type(driven.loaded.model).__call__
+
+    def call(model: Any, tokens: mx.array, *given: Any, **options: Any) -> Any:
+        fed.append(fed[-1] + tokens.shape[1])
+        return original(model, tokens, *given, **options)
+
+    monkeypatch.setattr(type(driven.loaded.model), "__call__", call)
+    prompt = [*prompt_of(100), *driven.loaded.tokenizer.answer_opening, *prompt_of(20, 3)]
+    answer = driven.ask(request(prompt, 8))
+    driven.finish()
+    assert (100 in fed) is is_cut
+    again = driven.ask(request([*prompt[:102], *prompt_of(9, 5)], 8, name="again"))
+    driven.finish()
+    assert again.finished().usage.num_cached_tokens == 100
+    assert list(answer.finished().tokens) == oracle(driven.loaded, request(prompt, 8))
 
 
 @pytest.mark.parametrize("name", every_kind_of_cache(CONFIGS))

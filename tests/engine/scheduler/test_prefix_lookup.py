@@ -31,7 +31,7 @@ MIN_SHARED = 2
 def lookup_of(name: str) -> PrefixLookup:
     loaded, settings = replace(loaded_once(name)), Settings(prefix_cache_bytes=2**20, memory_bytes=2**40)
     budget = make_memory_budget(loaded, settings, find_sharing(loaded.model), None)
-    return PrefixLookup(loaded.model, settings, 2**20, [], budget)
+    return PrefixLookup(loaded, settings, 2**20, [], budget)
 
 
 @functools.cache

@@ -118,7 +118,8 @@ class PlainPlanner(Planner):
     def plan(self, members: Any) -> list[RowInput]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(speculation, "choose_width", choose_plainly)
-            patch.setattr(speculation, "is_any_width_worth", lambda e, w, s: choose_plainly([e], w, s) > 1)
+            patch.setattr(speculation, "find_demands", lambda *by_width: by_width)
+            patch.setattr(speculation, "meets_any", lambda one, asked: choose_plainly([one], *asked) > 1)
             patch.setattr(speculation, "PlannedDraft", PlainPlannedDraft)
             return super().plan(members)
 

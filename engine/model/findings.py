@@ -1,0 +1,104 @@
+"""Keep on disk what was found out about a model by trying it, so that the next start need not try again.
+
+What is found depends on the model, on the libraries and this program that compute with it, and on the
+machine. All of these go into the file's name. Only what a model can do is kept: what failed is tried at every
+start, for it may have failed for lack of memory.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from config.whole_file import remove_oldest, remove_unfinished, write_whole
+from engine.request import ModelInfo
+
+log = logging.getLogger("reprise.engine")
+
+MAX_KEPT = 32
+"""Files to keep: those used last. One takes a kilobyte."""
+
+_NAME = r"findings-[0-9a-f]{40}\.json"
+_ENGINE = Path(__file__).parents[1]
+
+Found = TypeVar("Found")
+
+
+class Findings:
+    """What is known of one model. path: the file; None to keep nothing."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._known: dict[str, Any] = {} if path is None else _read(path)
+
+    @classmethod
+    def of(cls, info: ModelInfo, folder: Path | None) -> "Findings":
+        """Return what is known of a model. folder: has the files."""
+        if folder is None:
+            return cls()
+        machine = info.device, os.cpu_count(), version("mlx"), version("mlx-lm"), _own_digest()
+        digest = hashlib.sha256(repr((info.fingerprint, machine)).encode()).hexdigest()[:40]
+        return cls(folder / f"findings-{digest}.json")
+
+    def find(
+        self,
+        name: str,
+        try_it: Callable[[], Found],
+        is_kept: Callable[[Found], bool],
+        encode: Callable[[Found], Any] = lambda found: found,
+        decode: Callable[[Any], Found] = lambda known: known,
+    ) -> Found:
+        """Return what is known by that name, else try it.
+
+        is_kept: whether what was found is to be kept. encode, decode: to JSON and back.
+        """
+        if name in self._known:
+            # A file that another program wrote.
+            with suppress(TypeError, ValueError):
+                return decode(self._known[name])
+        found = try_it()
+        if is_kept(found):
+            self._known[name] = encode(found)
+            self._write()
+        return found
+
+    def find_fault(self, name: str, try_it: Callable[[], str | None]) -> str | None:
+        """Return why a model cannot do something; None if it can."""
+        return self.find(name, try_it, lambda fault: fault is None)
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        remove_unfinished(self._path.parent, _NAME)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._path, json.dumps(self._known).encode())
+        except OSError as fault:
+            log.warning("cannot write %s (%s); the next start tries the model again", self._path, fault)
+        remove_oldest(self._path.parent, _NAME, MAX_KEPT)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as fault:
+        log.warning("cannot read %s (%s); trying the model again", path, fault)
+        return {}
+    with suppress(OSError):
+        os.utime(path)
+    return known if isinstance(known, dict) else {}
+
+
+@cache
+def _own_digest() -> str:
+    """Return a digest of the code that decides what is found."""
+    files = [*sorted((_ENGINE / "kv_cache").rglob("*.py")), _ENGINE / "scheduler" / "footprint.py"]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -1,0 +1,213 @@
+"""Have mlx-lm and transformers read a tokenizer.json once, in Rust, and walk through no vocabulary.
+
+A vocabulary has up to 262,144 tokens, and as many merges or more. mlx-lm parses the file in Python to see
+which detokenizer fits, transformers does so again to pass vocabulary and merges to the tokenizer's class, and
+that builds a model of them once more. Here the tokenizers library parses the file, the class gets the model
+of that, and tokens are looked up one by one. The tokenizer is the same as without.
+"""
+
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any, TypeVar
+from unittest.mock import patch
+
+from mlx_lm import tokenizer_utils
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+from transformers import tokenization_utils_base, tokenization_utils_tokenizers
+
+log = logging.getLogger("reprise.engine")
+
+AFFIXES: dict[str, Any] = {"continuing_subword_prefix": None, "end_of_word_suffix": None}
+"""Options of a BPE model on which its merges depend. Usually they are empty."""
+
+OPTIONS = AFFIXES | {
+    "dropout": None,
+    "unk_token": None,
+    "fuse_unk": False,
+    "byte_fallback": False,
+    "ignore_merges": False,
+}
+"""All options of a BPE model besides its vocabulary and its merges, with the defaults."""
+
+FROM_FILE = object()
+"""Stands for the vocabulary and the merges of a file."""
+
+
+Loaded = TypeVar("Loaded")
+
+
+class NotSharedError(Exception):
+    """A tokenizer's class needs more than the model that was parsed."""
+
+
+def read_once(load: Callable[[], Loaded]) -> tuple[Loaded, str]:
+    """Return what mlx-lm loads, and a digest of the file that its vocabulary is from; "" if it is not known.
+
+    For the only thread that loads models.
+    load: loads a tokenizer, perhaps with its model. Called again in the usual way if it raises, as it does if
+        the tokenizer's class does something unusual with its vocabulary.
+    """
+    reader = Reader()
+    try:
+        with _reading_once(reader):
+            return load(), reader.digest
+    # That class may raise anything.
+    except Exception as fault:
+        log.debug("loading again, with the tokenizer in the usual way: %r", fault)
+    return load(), ""
+
+
+def describe_backend(backend: Backend) -> str:
+    """Describe all of a tokenizer but the vocabulary and the merges of its model."""
+    parts = (backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder)
+    states = [part and part.__getstate__() for part in parts]
+    options = [getattr(backend.model, name, None) for name in OPTIONS]
+    added = sorted(backend.get_added_tokens_decoder().items())
+    return repr((type(backend.model).__name__, states, options, added, backend.padding, backend.truncation))
+
+
+@contextmanager
+def _reading_once(reader: "Reader") -> Iterator[None]:
+    base = tokenization_utils_tokenizers
+    kind: Any = base.TokenizersBackend
+    original = kind.convert_to_native_format.__func__
+    with ExitStack() as stack:
+        replace = lambda *target: stack.enter_context(patch.object(*target))  # noqa: E731
+        # Without a decoder mlx-lm chooses its plain detokenizer. The engine has one of its own.
+        replace(tokenizer_utils, "json", SimpleNamespace(load=lambda _: {}))
+        replace(tokenization_utils_base, "json", FileJson(reader))
+        replace(base, "TokenizerFast", Backends(reader))
+        replace(kind, "convert_to_native_format", classmethod(partial(_convert, reader, replace, original)))
+        replace(kind, "get_vocab", lambda tokenizer: Tokens(tokenizer.backend_tokenizer))
+        yield
+
+
+class Reader:
+    """Parses files, each once for all that ask until one keeps it.
+
+    digest: of the contents of the file, if it was one, whose tokenizer was kept; else "".
+    """
+
+    def __init__(self) -> None:
+        self.digest = ""
+        self._num_taken = 0
+        self._parsed: dict[str, Backend] = {}
+
+    def read(self, path: str) -> Backend:
+        """Return a file's tokenizer, to look at."""
+        if path not in self._parsed:
+            self._parsed[path] = parse(path)
+        return self._parsed[path]
+
+    def take(self, path: str) -> Backend:
+        """Return a file's tokenizer, to keep and to change."""
+        self.read(path)
+        self._num_taken += 1
+        is_only = self._num_taken == 1
+        self.digest = hashlib.sha256(Path(path).read_bytes()).hexdigest() if is_only else ""
+        return self._parsed.pop(path)
+
+
+def parse(path: str) -> Backend:
+    """Parse a tokenizer's file."""
+    return Backend.from_file(path)
+
+
+class FileJson:
+    """Stands in for the module json: of a tokenizer.json it has only the added tokens."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def load(self, file: IO[str]) -> Any:
+        """Parse a file."""
+        if Path(file.name).name != "tokenizer.json":
+            return json.load(file)
+        added = self._reader.read(file.name).get_added_tokens_decoder()
+        return {"added_tokens": [{"id": token, **added[token].__getstate__()} for token in sorted(added)]}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(json, name)
+
+
+class Backends:
+    """Stands in for tokenizers.Tokenizer."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.from_file = reader.take
+
+    def __call__(self, *arguments: Any) -> Backend:
+        """Make a tokenizer from a model."""
+        return Backend(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(Backend, name)
+
+
+class Tokens(Mapping[str, int]):
+    """A vocabulary that is looked up token by token, for code that asks for a few."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def __getitem__(self, token_string: str) -> int:
+        token = self._backend.token_to_id(token_string)
+        if token is None:
+            raise KeyError(token_string)
+        return token
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._backend.get_vocab(with_added_tokens=True))
+
+    def __len__(self) -> int:
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+
+def _convert(
+    reader: Reader, replace: Callable[..., Any], original: Callable[..., Any], kind: Any, **given: Any
+) -> dict[str, Any]:
+    """Stand in for TokenizersBackend.convert_to_native_format(), which parses the file in Python.
+
+    kind: the tokenizer's class. given: the arguments for it; returned with what the file adds to them.
+    """
+    path, makers = given.get("tokenizer_file"), _model_makers(kind)
+    if path is None or given.get("trust_remote_code") or kind.model is not BPE or not makers:
+        return dict(original(kind, **given))
+    backend = reader.take(path)
+    for module in makers:
+        replace(module, "BPE", partial(_make_model, backend))
+    given = {key: value for key, value in given.items() if key not in ("tokenizer_file", "trust_remote_code")}
+    given |= {"vocab": FROM_FILE, "merges": FROM_FILE, "post_processor": backend.post_processor}
+    for name in ("padding", "truncation"):
+        settings = getattr(backend, name)
+        given |= {f"tokenizer_{name}": settings}
+        given |= {} if settings is None else {f"_json_{name}": settings}
+    return given
+
+
+def _model_makers(kind: Any) -> list[Any]:
+    """Return the modules of the classes that make a tokenizer's model themselves."""
+    own = kind.mro()[: kind.mro().index(tokenization_utils_tokenizers.TokenizersBackend)]
+    modules = {sys.modules[one.__module__] for one in own if "__init__" in vars(one)}
+    return [module for module in modules if getattr(module, "BPE", None) is BPE]
+
+
+def _make_model(backend: Backend, vocab: Any = None, merges: Any = None, **options: Any) -> BPE:
+    """Stand in for BPE(): return the model of the file with other options. Raises NotSharedError."""
+    if vocab is not FROM_FILE:
+        return BPE(vocab, merges, **options)
+    model: Any = backend.model
+    has_affix = any(options.get(name) or getattr(model, name) for name in AFFIXES)
+    if merges is not FROM_FILE or not isinstance(model, BPE) or has_affix or options.keys() - OPTIONS.keys():
+        raise NotSharedError("the tokenizer's class makes a model of its own")
+    for name, default in OPTIONS.items():
+        setattr(model, name, options.get(name, default))
+    return model

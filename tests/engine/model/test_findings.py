@@ -1,0 +1,84 @@
+"""What a model was found to be able to do is tried once; what it failed at, or another model, again."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.settings import Settings
+from engine.model import loading
+from engine.model.findings import Findings
+from engine.model.loading import LoadedModel
+from engine.scheduler import memory_budget
+from engine.setup import make_worker
+from tests.engine.support import make_loaded
+
+TRIED = (
+    (loading, "find_sharing"),
+    (loading, "rollback_fault"),
+    (loading, "prefix_fault"),
+    (memory_budget, "measure"),
+)
+UNUSABLE = b'{"sharing, None bits": "all", "footprint, None bits, batched": 1}'
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list of what is tried from now on."""
+    names: list[str] = []
+
+    def watch(name: str, original: Any) -> Any:
+        def watched(*given: Any, **options: Any) -> Any:
+            names.append(name)
+            return original(*given, **options)
+
+        return watched
+
+    for module, name in TRIED:
+        monkeypatch.setattr(module, name, watch(name, getattr(module, name)))
+    return names
+
+
+def start(folder: Path, name: str = "lfm2", **changes: Any) -> LoadedModel:
+    """Set up a worker for a model whose findings are kept in a folder."""
+    loaded = make_loaded(name)
+    loaded.findings = Findings.of(replace(loaded.info, **changes), folder)
+    settings = Settings(memory_bytes=2**40, prefix_cache_bytes=2**20, calibration_file=None)
+    make_worker(loaded, settings, lambda _: None, None, None, False, lambda _stage, _share: None)
+    return loaded
+
+
+def test_the_next_start_tries_nothing_and_finds_the_same(tmp_path: Path, tried: list[str]) -> None:
+    first = start(tmp_path)
+    assert sorted(tried) == sorted(name for _, name in TRIED)
+    tried.clear()
+    second = start(tmp_path)
+    assert tried == []
+    assert second.info == first.info
+    footprints = [memory_budget._find_footprint(one, None, True) for one in (first, second)]
+    assert footprints[0] == footprints[1]
+
+
+@pytest.mark.parametrize("changes", [{"fingerprint": "another"}, {"device": "another"}])
+def test_another_model_and_another_machine_are_tried(
+    changes: dict[str, Any], tmp_path: Path, tried: list[str]
+) -> None:
+    start(tmp_path)
+    start(tmp_path, **changes)
+    assert len(tried) == 2 * len(TRIED)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", UNUSABLE])
+def test_a_damaged_file_costs_only_time(content: bytes, tmp_path: Path, tried: list[str]) -> None:
+    start(tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(content)
+    start(tmp_path)
+    assert len(tried) == 2 * len(TRIED)
+
+
+def test_what_failed_is_tried_again(tmp_path: Path) -> None:
+    faults = iter(["no memory", None, "not asked"])
+    for expected in ("no memory", None, None):
+        assert Findings(tmp_path / "file.json").find_fault("name", lambda: next(faults)) == expected
