@@ -62,6 +62,7 @@ THINKING_TEMPLATE = """
     {%- endif %}
     {{- message.content or '' }}
     {%- for call in message.tool_calls or [] %}
+        {{- '\n' if message.content or not loop.first }}
         {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
         {{- call.function.arguments | tojson + '}\n</tool_call>' }}
     {%- endfor %}
@@ -230,7 +231,7 @@ def opencode(url: str) -> Generator[Turn | None, Given, None]:
 
 
 def script(prompt: str) -> str:
-    """Return the answer of the turn, with a thought if the model's template has not closed one."""
+    """Return the answer of the turn."""
     number = prompt.count(ANSWER_BEGINS) - 1
     answer = f"Step {number + 1}." if CALLS[number] else CLOSING
     for name, arguments in CALLS[number]:
@@ -240,8 +241,9 @@ def script(prompt: str) -> str:
 
 
 def thoughtful_script(prompt: str) -> str:
-    """Return the answer of the turn, with a thought unless the prompt has closed it."""
-    return script(prompt) if prompt.endswith(NO_THOUGHT) else THOUGHT + script(prompt)
+    """Return the answer as THINKING_TEMPLATE has it, with a thought unless the prompt has closed it."""
+    answer = script(prompt).replace("<tool_call>", "\n<tool_call>")
+    return answer if prompt.endswith(NO_THOUGHT) else THOUGHT + answer
 
 
 def hold_session(agent: Agent, url: str) -> list[Turn]:
