@@ -1,9 +1,10 @@
 """A model whose answers a test chooses, behind the real server: only the logits are made up."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import mlx.core as mx
@@ -126,3 +127,21 @@ def serving_script(
             yield url
     finally:
         engine.stop(drain_s=0)
+
+
+def count_shared(tokenizer: Tokenizer, lines: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return how many leading tokens each prompt shares with an earlier prompt and its answer.
+
+    lines: what --record wrote.
+    """
+    texts = [line["prompt"] + line["output"] for line in lines]
+    counts = []
+    for number, line in enumerate(lines):
+        shared = max((_num_shared(line["prompt"], text) for text in texts[:number]), default=0)
+        counts.append(len(tokenizer.encode(line["prompt"][:shared])))
+    return counts
+
+
+def _num_shared(one: str, other: str) -> int:
+    """Count the leading characters that both texts share."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

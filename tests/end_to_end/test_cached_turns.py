@@ -8,7 +8,6 @@ import json
 import random
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ import openai
 import pytest
 
 from config.settings import Settings
-from engine.model.tokenizer import Tokenizer
-from tests.end_to_end.scripted import ANSWER_BEGINS, NO_THOUGHT, serving_script
+from tests.end_to_end.scripted import ANSWER_BEGINS, NO_THOUGHT, count_shared, serving_script
 from tests.engine.model.test_tokenizer import make_thinker
 from tests.engine.support import make_tokenizer
 
@@ -261,21 +259,6 @@ def hold_session(agent: Agent, url: str) -> list[Turn]:
     return turns
 
 
-def num_known(tokenizer: Tokenizer, lines: list[dict[str, Any]]) -> list[int]:
-    """Return how many leading tokens each recorded prompt shares with an earlier prompt and its answer."""
-    texts = [line["prompt"] + line["output"] for line in lines]
-    known = []
-    for number, line in enumerate(lines):
-        shared = max((num_shared(line["prompt"], text) for text in texts[:number]), default=0)
-        known.append(len(tokenizer.encode(line["prompt"][:shared])))
-    return known
-
-
-def num_shared(one: str, other: str) -> int:
-    """Count the leading characters that both texts share."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-
-
 @pytest.mark.parametrize("thinks", [False, True], ids=["plain", "thinking-with-a-window"])
 @pytest.mark.parametrize("agent", [claude_code, codex, opencode])
 def test_all_that_a_prompt_shares_with_earlier_turns_is_cached(agent: Agent, thinks: bool, tmp_path: Path):
@@ -289,8 +272,8 @@ def test_all_that_a_prompt_shares_with_earlier_turns_is_cached(agent: Agent, thi
         turns = hold_session(agent, url)
     lines = [json.loads(line) for line in (tmp_path / "turns").read_text().splitlines()]
     assert [turn.num_cached for turn in turns] == [line["cached_tokens"] for line in lines]
-    for turn, known in zip(turns, num_known(tokenizer, lines), strict=True):
-        assert turn.num_cached >= known - len(tokenizer.encode(ANSWER_BEGINS))
+    for turn, num_shared in zip(turns, count_shared(tokenizer, lines), strict=True):
+        assert turn.num_cached >= num_shared - len(tokenizer.encode(ANSWER_BEGINS))
     later = turns[1:]
     if thinks and agent is not claude_code:
         # The template drops all thoughts so far when the user speaks again.
