@@ -42,8 +42,9 @@ class PrefillLimits:
 def plan_prefill(remaining: Sequence[int], costs: Sequence[Seconds], limits: PrefillLimits) -> list[int]:
     """Share a step's seconds among prompts that lack remaining[i] >= 0 tokens; returns each one's tokens.
 
-    Prompts that complete within the limits are served first, so that a short prompt never waits for a long
-    one. The oldest prompt always gets a quarter of the seconds, so that a long one always advances.
+    Prompts that complete within the limits are served first, then those that lack less than a quarter of what
+    the oldest lacks, so that a short prompt never waits for a long one. The oldest prompt always gets a quarter
+    of the seconds, so that a long one always advances.
     """
     chunks, spent_s = [0] * len(remaining), [0.0] * len(remaining)
     is_kept = limits.do_rows_wait and remaining and costs[0](1) <= limits.seconds
@@ -70,7 +71,7 @@ def plan_prefill(remaining: Sequence[int], costs: Sequence[Seconds], limits: Pre
         max_tokens, max_s = room(i)
         return remaining[i] > max_tokens or costs[i](remaining[i]) > max_s
 
-    order = sorted(range(len(remaining)), key=is_late)
+    order = sorted(range(len(remaining)), key=lambda i: (is_late(i), 4 * remaining[i] >= remaining[0]))
     for i in order:
         extend(i, *room(i))
     for i in order:
