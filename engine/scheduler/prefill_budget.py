@@ -43,8 +43,8 @@ def plan_prefill(remaining: Sequence[int], costs: Sequence[Seconds], limits: Pre
     """Share a step's seconds among prompts that lack remaining[i] >= 0 tokens; returns each one's tokens.
 
     Prompts that complete within the limits are served first, then those that lack less than a quarter of what
-    the oldest lacks, so that a short prompt never waits for a long one. The oldest prompt always gets a quarter
-    of the seconds, so that a long one always advances.
+    the oldest lacks, so that a short prompt never waits for a long one. The oldest prompt always gets a
+    quarter of the seconds, so that a long one always advances.
     """
     chunks, spent_s = [0] * len(remaining), [0.0] * len(remaining)
     is_kept = limits.do_rows_wait and remaining and costs[0](1) <= limits.seconds

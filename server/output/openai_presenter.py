@@ -9,7 +9,7 @@ from server.errors import ApiError
 from server.output.openai_format import ResponseFormat, ResponseHead
 from server.output.openai_objects import Choice, Timings, UsageBlock
 from server.output.parts import ChoiceOutput, Mergeable, Part, ReasoningPart, StreamedText, TextPart, merge
-from server.output.presenter import Events
+from server.output.presenter import KEEP_ALIVE, Events
 
 DONE = b"data: [DONE]\n\n"
 
@@ -43,6 +43,10 @@ class OpenAIPresenter:
     def format_parts(self, events: Events) -> bytes:
         """See Presenter."""
         return b"".join(self._part(index, part) for index, part in _merge_by_choice(events))
+
+    def format_silence(self) -> bytes:
+        """See Presenter."""
+        return KEEP_ALIVE
 
     def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
         """See Presenter. The last chunk carries the timings."""
