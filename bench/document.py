@@ -1,27 +1,32 @@
 """Result documents: JSON files in which each command writes its section, and from which the page is drawn.
 
 {"reprise": version, "date": ISO, "machine": ..., "model": ..., "command": "reprise bench ...",
-"cost_curve": [{"width": 1, "seconds": ...}, ...], and "decode", "sweep", "economics", "translation", "peers",
-"serve", "replay" or "verify"}
+"cost_curve": [{"width": 1, "seconds": ...}, ...], and one or more of SECTIONS}
 """
 
 import argparse
 import json
 import os
+import platform
 import shlex
+import subprocess
+import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from bench.machine import describe_machine
 from engine.request import ModelInfo
 from engine.speculative.costs.step_costs import StepCosts
 
 Document = dict[str, Any]
+Machine = dict[str, str | int | float | None]
 
-SECTIONS = ("decode", "sweep", "economics", "translation", "peers", "serve", "replay", "verify")
+SECTIONS = (
+    "decode", "sweep", "economics", "translation", "peers", "serve", "replay", "verify", "turns", "sampling",
+    "prefill", "drafters",
+)  # fmt: skip
 """The names of the sections; each command writes one."""
 
 
@@ -85,3 +90,51 @@ def read(path: Path) -> Document:
     if not isinstance(document, dict) or not any(name in document for name in SECTIONS):
         raise ValueError(f"{path} is not a result document: it has none of {', '.join(SECTIONS)}")
     return document
+
+
+def describe_machine() -> Machine:
+    """Return processor, cores, memory, system, versions, and load; nothing that identifies an owner."""
+    return {
+        "cpu": _cpu_model(), "cores": num_cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{_system()} {platform.machine()}", "python": platform.python_version(),
+        "reprise": _version("reprise"), "mlx": _version("mlx"), "mlx_lm": _version("mlx-lm"),
+        "load_at_start": round(os.getloadavg()[0], 2),
+    }  # fmt: skip
+
+
+def _cpu_model() -> str:
+    if sys.platform == "darwin":
+        return _output("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string") or platform.processor()
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def num_cores() -> int:
+    """Return the cores that this process may use; in a container often fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _system() -> str:
+    if sys.platform == "darwin":
+        return f"macOS {platform.mac_ver()[0]}"
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.system()
+
+
+def _output(*command: str) -> str:
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    return run.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -15,17 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 POWERCAP = Path("/sys/class/powercap")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-_MICRO = 1e-6
-_MILLI = 1e-3
-
 INTERVAL_MS = 200
-FIRST_SAMPLE_S = 5.0
-_END_S = 5.0
+FIRST_SAMPLE_S, _END_S = 5.0, 5.0
 COMMAND = ("/usr/bin/powermetrics", "--samplers", "cpu_power,gpu_power", "-i", str(INTERVAL_MS), "-b", "1")
 
 _ELAPSED = re.compile(r"^\*\*\* Sampled system activity .*\(([\d.]+)ms elapsed\) \*\*\*$")
@@ -45,33 +40,27 @@ class EnergyCounter(Protocol):
 
 
 class RaplZone:
-    """One RAPL counter, as Linux shows it. It wraps to 0 at the end of its range.
+    """One RAPL counter, as Linux shows it; on most systems only root can read it. Raises OSError.
 
-    Raises OSError if it cannot be read: on most systems only root can.
-    At most one wrap can be detected between two calls, so call at least once per range, which lasts a minute
-    or more at full power.
+    It wraps to 0 at the end of its range. At most one wrap can be detected between two calls, so call at
+    least once per range, which lasts a minute or more at full power.
     """
 
     def __init__(self, folder: Path) -> None:
         self._counter = folder / "energy_uj"
         self._range_uj = int((folder / "max_energy_range_uj").read_text())
-        self._last_uj = self._read_uj()
-        self._total_uj = 0
+        self._last_uj, self._total_uj = int(self._counter.read_text()), 0
         self.what = (folder / "name").read_text().strip()
 
     def joules(self) -> float:
         """Return the joules since this object was made. Raises OSError."""
-        now_uj = self._read_uj()
-        step_uj = now_uj - self._last_uj
-        self._total_uj += step_uj if step_uj >= 0 else step_uj + self._range_uj
+        now_uj = int(self._counter.read_text())
+        self._total_uj += (now_uj - self._last_uj) % self._range_uj
         self._last_uj = now_uj
-        return self._total_uj * _MICRO
+        return self._total_uj * 1e-6
 
     def close(self) -> None:
         """Do nothing: no resource is held."""
-
-    def _read_uj(self) -> int:
-        return int(self._counter.read_text())
 
 
 def rapl_zones(powercap: Path = POWERCAP) -> list[Path]:
@@ -81,12 +70,9 @@ def rapl_zones(powercap: Path = POWERCAP) -> list[Path]:
     """
     found = []
     for folder in sorted(powercap.glob("intel-rapl:*")):
-        try:
+        with suppress(OSError):
             name = (folder / "name").read_text().strip()
-        except OSError:
-            continue
-        if name.startswith("package") or name == "dram":
-            found.append(folder)
+            found += [folder] if name.startswith("package") or name == "dram" else []
     return found
 
 
@@ -163,33 +149,28 @@ class NvmlCounter:
 
     def __init__(self, library: Any = None) -> None:
         self._library = library or ctypes.CDLL("libnvidia-ml.so.1")
-        self._check(self._library.nvmlInit_v2())
+        self._call("nvmlInit_v2")
         count = ctypes.c_uint()
-        self._check(self._library.nvmlDeviceGetCount_v2(ctypes.byref(count)))
-        self._devices = [self._device(index) for index in range(count.value)]
+        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        self._devices = [ctypes.c_void_p() for _ in range(count.value)]
+        for index, device in enumerate(self._devices):
+            self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device))
         self.what = "GPU" if len(self._devices) == 1 else f"{len(self._devices)} GPUs"
         self.joules()
 
     def joules(self) -> float:
         """Return the joules since the driver was loaded. Raises OSError."""
-        total_mj = 0
-        for device in self._devices:
-            counted = ctypes.c_ulonglong()
-            self._check(self._library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(counted)))
-            total_mj += counted.value
-        return total_mj * _MILLI
+        counts_mj = [ctypes.c_ulonglong() for _ in self._devices]
+        for device, counted in zip(self._devices, counts_mj, strict=True):
+            self._call("nvmlDeviceGetTotalEnergyConsumption", device, ctypes.byref(counted))
+        return sum(one.value for one in counts_mj) * 1e-3
 
     def close(self) -> None:
         """Shut the library down."""
         self._library.nvmlShutdown()
 
-    def _device(self, index: int) -> ctypes.c_void_p:
-        device = ctypes.c_void_p()
-        self._check(self._library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)))
-        return device
-
-    def _check(self, status: int) -> None:
-        if status:
+    def _call(self, name: str, *arguments: Any) -> None:
+        if status := getattr(self._library, name)(*arguments):
             raise OSError(f"NVML returned error {status}")
 
 
@@ -206,9 +187,8 @@ class EnergyMeter:
         faults: list[str] = []
         self._counters = _machine_counters(faults) if counters is None else list(counters)
         if self._counters:
-            self.source = ", ".join(counter.what for counter in self._counters)
-            if faults:
-                self.source += f"; not included: {'; '.join(faults)}"
+            left_out = f"; not included: {'; '.join(faults)}" if faults else ""
+            self.source = ", ".join(counter.what for counter in self._counters) + left_out
         else:
             self.reason = "; ".join(faults) or "this machine has no energy counters"
 
@@ -233,9 +213,7 @@ class EnergyMeter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -258,14 +236,10 @@ def _open_counters(
     makers: Sequence[Callable[[], EnergyCounter]], what: str, faults: list[str]
 ) -> list[EnergyCounter]:
     found: list[EnergyCounter] = []
-    for make in makers:
-        try:
-            found.append(make())
-        except PermissionError:
-            root = "" if os.geteuid() == 0 else " (needs root)"
-            faults.append(f"no permission to read {what}{root}")
-            break
-        except (OSError, ValueError) as fault:
-            faults.append(f"{what}: {fault}")
-            break
+    try:
+        found.extend(make() for make in makers)
+    except PermissionError:
+        faults.append(f"no permission to read {what}" + ("" if os.geteuid() == 0 else " (needs root)"))
+    except (OSError, ValueError) as fault:
+        faults.append(f"{what}: {fault}")
     return found

@@ -58,10 +58,12 @@ class Experiment(Generic[CaseT]):
 
     def schedule(self) -> Iterator[tuple[int, str, str]]:
         """Yield (round, case, arm) of every run, in order."""
-        numbers = range(self.rounds + 1)
-        pairs = [(number, case) for case in self.cases for number in numbers]
         names = list(self.arms)
-        pairs = [(number, case) for number, case in pairs if number or self.has_warm_up(case)]
+        pairs = [
+            (number, case)
+            for case in self.cases
+            for number in range(0 if self.has_warm_up(case) else 1, self.rounds + 1)
+        ]
         for at, (number, case) in enumerate(pairs):
             first = at % len(names) if self.order == "rotate" else 0
             turned = names[first:] + names[:first]
@@ -72,24 +74,15 @@ class Experiment(Generic[CaseT]):
         """Return the rows of the runs in the file; a last line that is cut off is dropped."""
         if self.resume is None:
             return {}
-        lines = self.resume.read_text(encoding="utf-8").splitlines() if self.resume.exists() else []
-        found: dict[tuple[str, str, int], list[Row]] = {}
-        key = None
-        kept = []
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                break
-            kept.append(line)
-            key = record.get("experiment", key)
-            if "arm" in record:
-                found[record["arm"], record["case"], record["round"]] = record["rows"]
-        if lines and key != self.key:
-            raise ArgumentsError(f"--resume: {self.resume} has the runs of another experiment: {key}")
-        header = [] if kept else [json.dumps({"experiment": self.key})]
-        self.resume.write_text("".join(f"{line}\n" for line in [*kept, *header]), encoding="utf-8")
-        return found
+        text = self.resume.read_text(encoding="utf-8") if self.resume.exists() else ""
+        # What follows the last line break was cut off.
+        header, *records = map(json.loads, text.split("\n")[:-1] or [json.dumps({"experiment": self.key})])
+        if header.get("experiment") != self.key:
+            was = header.get("experiment")
+            raise ArgumentsError(f"--resume: {self.resume} has the runs of another experiment: {was}")
+        lines = (json.dumps(one) + "\n" for one in (header, *records))
+        self.resume.write_text("".join(lines), encoding="utf-8")
+        return {(one["arm"], one["case"], one["round"]): one["rows"] for one in records}
 
     def _record(self, record: Row) -> None:
         if self.resume is not None:
@@ -97,6 +90,6 @@ class Experiment(Generic[CaseT]):
                 file.write(json.dumps(record) + "\n")
 
 
-def measured(rows: Sequence[Row], **place: Any) -> list[Row]:
-    """Return the rows of measured rounds, of an arm or a case if they are given."""
-    return [row for row in rows if row["round"] and all(row[name] == value for name, value in place.items())]
+def measured(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of measured rounds."""
+    return [row for row in rows if row["round"]]

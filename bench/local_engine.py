@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any
 
 from bench.errors import ArgumentsError
-from bench.rendering import render, render_turn
 from bench.workloads import Turn
+from bench.workloads.chats import render, render_turn
 from config.settings import Settings
 from drafters.assembly import make_drafters
 from drafters.base import Drafter

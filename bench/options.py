@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -127,16 +127,35 @@ def add(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     for name, default in defaults.items():
         flag = name.replace("_", "-")
         parse, placeholder, text = SHARED[flag]
-        if default is not None:
-            shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-            text += f" Default: {shown}."
-        parser.add_argument(f"--{flag}", type=parse, metavar=placeholder, default=default, help=text)
+        declare(parser, Flag(f"--{flag}", parse, placeholder, default, text))
         if flag == "draft-model":
             how = "How drafts are converted if the draft model has another vocabulary: see `serve --help`."
             default = _TRANSLATION.default
             parser.add_argument(
                 "--draft-translation", choices=_TRANSLATION.choices, default=default, help=how
             )
+
+
+class Flag(NamedTuple):
+    """A flag of one command. parse: None makes a flag without a value."""
+
+    name: str
+    parse: Any
+    placeholder: str | None
+    default: Any
+    help: str
+
+
+def declare(parser: argparse.ArgumentParser, *flags: Flag) -> None:
+    """Add a command's own flags to the parser. A default is named in the help, unless the help does it."""
+    for name, parse, placeholder, default, text in flags:
+        if parse is None:
+            parser.add_argument(name, action="store_true", help=text)
+            continue
+        if default is not None and "Default:" not in text:
+            shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+            text = f"{text} Default: {shown}."
+        parser.add_argument(name, type=parse, metavar=placeholder, default=default, help=text)
 
 
 def draft_model_settings(arguments: argparse.Namespace) -> dict[str, Any]:

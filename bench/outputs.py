@@ -34,9 +34,9 @@ def write(arguments: argparse.Namespace, record: document.Document, rows: Sequen
     """Write the files that the user asked for. rows: for the CSV. Raises OSError."""
     if arguments.json:
         document.write(arguments.json, record)
-    if arguments.csv:
+    if getattr(arguments, "csv", None):
         tables.write_csv(arguments.csv, rows)
-    if arguments.html:
+    if getattr(arguments, "html", None):
         # Imported here, so that it is loaded only when a page is written.
         from bench.page import write_page
 

@@ -10,26 +10,16 @@ Margin = Callable[[tuple[int, ...]], float]
 """Returns by how much the best token leads the second best after these tokens of an answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """Where two answers diverge: the index of the first token that differs, and the top-2 margin there."""
-
-    token: int
-    margin: float
-
-
 @dataclass(slots=True)
 class Parity:
-    """The result of comparing pairs of answers; first: the divergence of the first pair that differs."""
+    """The result of comparing pairs of answers.
+
+    first: the first token that differs in the first pair that does, and the top-2 margin there.
+    """
 
     num_pairs: int = 0
     num_differing: int = 0
-    first: Divergence | None = None
-
-    @property
-    def verdict(self) -> str:
-        """PASS or FAIL."""
-        return "FAIL" if self.num_differing else "PASS"
+    first: dict[str, Any] | None = None
 
     def compare(self, plain: Sequence[Tokens], drafted: Sequence[Tokens], margin: Margin) -> None:
         """Compare each plain answer with each drafted answer to the same prompt.
@@ -38,12 +28,9 @@ class Parity:
         """
         for one, other in product(plain, drafted):
             self.num_pairs += 1
-            at = first_difference(one, other)
-            if at is None:
-                continue
-            self.num_differing += 1
-            if self.first is None:
-                self.first = Divergence(at, margin(tuple(one[:at])))
+            if (at := first_difference(one, other)) is not None:
+                self.num_differing += 1
+                self.first = self.first or {"token": at, "margin": margin(tuple(one[:at]))}
 
     def add(self, other: "Parity") -> None:
         """Add the counts of other to these."""
@@ -53,13 +40,10 @@ class Parity:
 
     def figures(self) -> dict[str, Any]:
         """Return the fields for a row of a result document."""
-        first = {"token": self.first.token, "margin": self.first.margin} if self.first else None
         return {
-            "parity": self.verdict,
-            "parity_pairs": self.num_pairs,
-            "parity_differing": self.num_differing,
-            "first_divergence": first,
-        }
+            "parity": "FAIL" if self.num_differing else "PASS", "parity_pairs": self.num_pairs,
+            "parity_differing": self.num_differing, "first_divergence": self.first,
+        }  # fmt: skip
 
 
 def first_difference(one: Tokens, other: Tokens) -> int | None:

@@ -7,7 +7,7 @@ as degrees of freedom). This works for ratios such as a break-even and assumes n
 chat. It says nothing about other machines or other kinds of text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 CONFIDENCE = 0.95
 
@@ -120,14 +121,12 @@ def break_even(a: float, b: float, plain: float = 1.0) -> float:
     return (plain - a) / b if b > 1e-9 else float("nan")
 
 
-def jackknife(
-    groups: Sequence[int], estimate: Callable[[NDArray[np.bool_]], Sequence[float]]
-) -> list[Estimate]:
+def jackknife(groups: Iterable[int], estimate: Callable[[Mask], Sequence[float]]) -> list[Estimate]:
     """Estimate values and their intervals by leaving out one group at a time.
 
     groups: (n,) the chat of each run. estimate: computes the values from the runs where its mask is true.
     """
-    of = np.asarray(groups)
+    of = np.array(list(groups))
     names = np.unique(of)
     whole = [float(value) for value in estimate(np.ones(len(of), dtype=bool))]
     if len(names) < 3:
@@ -142,15 +141,15 @@ def jackknife(
     ]
 
 
-def mean_of(values: Sequence[float]) -> Estimate:
+def mean_of(values: Iterable[float]) -> Estimate:
     """Return the mean of one value per chat, with Student's interval: what the jackknife gives for a mean."""
-    found = np.asarray(values, dtype=float)
+    found = np.array([*values], dtype=float)
     return jackknife(range(len(found)), lambda mask: [float(found[mask].mean())])[0]
 
 
-def geometric_mean_of(values: Sequence[float]) -> Estimate:
+def geometric_mean_of(values: Iterable[float]) -> Estimate:
     """Return the geometric mean and its interval, from the mean of logarithms; for ratios like speedups."""
-    logs = mean_of([float(value) for value in np.log(values)])
+    logs = mean_of(np.log(list(values)))
     ends = [None if end is None else float(np.exp(end)) for end in (logs.low, logs.high)]
     return Estimate(float(np.exp(logs.value)), *ends)
 

@@ -23,14 +23,13 @@ _ENDLESS = 10_000
 class Column:
     """A column. name: a field of the rows, or a function of a row. heading: one or two lines.
 
-    is_shown: by default; trivial: a value so usual that a column with nothing else is left out.
-    is_key: repeated if the columns need several tables.
+    trivial: a value so usual that a column with nothing else is left out. is_key: repeated if the columns
+    need several tables.
     """
 
     name: str | Callable[[Row], Any]
     heading: str
     form: Form = "text"
-    is_shown: bool = True
     trivial: Any = None
     is_key: bool = False
 
@@ -123,6 +122,25 @@ def _is_text(column: Column, rows: Sequence[Row]) -> bool:
 def _colored(text: str) -> str:
     style = {"PASS": "green", "FAIL": "bold red"}.get(text)
     return f"[{style}]{text}[/]" if style else escape(text)
+
+
+def pivoted(
+    rows: Iterable[Row],
+    keys: Sequence[Column],
+    field: str,
+    cell: Callable[[Row], Any],
+    heading: str = "{}",
+    form: Form = "text",
+) -> tuple[list[Row], list[Column]]:
+    """Return a table with a row for each combination of keys, and a column for each value of a field."""
+    table: dict[tuple[Any, ...], dict[str, Any]] = {}
+    names: dict[Any, None] = {}
+    for row in rows:
+        values = {str(one.name): one.value(row) for one in keys}
+        table.setdefault(tuple(values.values()), values)[str(row[field])] = cell(row)
+        names[row[field]] = None
+    columns = [Column(str(name), heading.format(name), form) for name in names]
+    return list(table.values()), [*keys, *columns]
 
 
 def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:

@@ -8,16 +8,20 @@ from cli.arguments import UsageError
 HELP = "Run a benchmark, such as a server under load, or decoding with and without drafts."
 
 COMMANDS = {
-    "all": "bench.run_all",
+    "all": "bench.figures.run_all",
     "serve": "bench.serving.run_serve",
     "decode": "bench.decode.run_decode",
-    "turns": "bench.turns",
+    "turns": "bench.serving.turns",
     "economics": "bench.economics.run_economics",
     "translation": "bench.translation.run_translation",
     "peers": "bench.serving.run_peers",
     "sweep": "bench.sweep.run_sweep",
     "replay": "bench.replay.run_replay",
+    "commits": "bench.replay.commits",
     "report": "bench.page.run_page",
+    "sampling": "bench.costs.sampling",
+    "prefill": "bench.costs.prefill",
+    "drafters": "bench.costs.drafters",
     "workloads": "bench.workloads.run_workloads",
 }
 """The module of each benchmark: it has SUMMARY, add_arguments() and run()."""

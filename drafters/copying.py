@@ -17,7 +17,7 @@ from array import array
 from drafters.changes import Change, Changes
 from drafters.occurrences import Ids
 
-# All of these were chosen with `python -m bench.replay`.
+# All of these were chosen with `reprise bench replay`.
 _CONFIRM_TOKENS = 4  # matching tokens that confirm a position found near where the cursor was lost
 _CONFIRM_JUMP_TOKENS = 8  # matching tokens that confirm a position set by jump()
 _LEARN_TOKENS = 12  # matching tokens before the cursor was lost, for the change to be learned

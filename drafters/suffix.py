@@ -31,7 +31,7 @@ PRIORS = (
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
 )
 """Expected acceptance rate per token, by kind and class; rounded down from the output of
-`python -m bench.replay --calibrate`."""
+`reprise bench replay --calibrate`."""
 
 _LAST = CLASS_STARTS[-1]
 _CLASSES = tuple(bisect_right(CLASS_STARTS, length) for length in range(_LAST + 1))

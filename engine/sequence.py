@@ -78,11 +78,13 @@ class Prefill:
 
     caches, num_computed: its own caches, and how many of its tokens they hold.
     keep_at: lengths at which the caches are to be kept in the prefix cache.
+    max_chunk_tokens: how many tokens the next step may feed.
     """
 
     caches: Caches = field(default_factory=list)
     num_computed: int = 0
     keep_at: set[int] = field(default_factory=set)
+    max_chunk_tokens: int = 0
 
 
 @dataclass(eq=False)

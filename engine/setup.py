@@ -120,7 +120,7 @@ def _make_queue(loaded: LoadedModel, settings: Settings, memory_budget: MemoryBu
     prefix_lookup = PrefixLookup(loaded.model, settings, num_bytes, opening, memory_budget)
     if prefix_lookup.cache:
         memory_budget.prefixes.append(prefix_lookup.cache)
-    prefiller = Prefiller(loaded.model, settings, memory_budget, prefix_lookup)
+    prefiller = Prefiller(loaded.model, settings, prefix_lookup)
     return RequestQueue(settings, memory_budget, prefix_lookup, prefiller)
 
 

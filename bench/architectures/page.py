@@ -6,7 +6,7 @@ from pathlib import Path
 from mlx_lm.utils import MODEL_REMAPPING
 
 from bench.architectures.trial import NUM_ROWS, WIDTHS, Findings
-from bench.machine import describe_machine
+from bench.document import describe_machine
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 

@@ -12,22 +12,51 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from bench.errors import ArgumentsError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictFloat,
+    StrictInt,
+    TypeAdapter,
+    ValidationError,
+)
 
-Kind = Literal["measured", "published"]
-Point = tuple[int, float]
-"""Width and cost."""
+from bench.errors import ArgumentsError, reason
 
-KINDS: tuple[Kind, ...] = ("measured", "published")
 WIDEST = 4096
+Point = tuple[StrictInt, Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]]
+"""Width and cost."""
 
 
 class CurveError(ArgumentsError):
     """A cost curve cannot be used; the message names the file and what is wrong in it."""
+
+
+def _as_pairs(value: object) -> object:
+    """Return points as pairs; documents have them as objects."""
+    names = ("seconds", "cost")
+    return [
+        [one.get("width"), next((one[name] for name in names if name in one), None)]
+        if isinstance(one, dict) else one
+        for one in value
+    ] if isinstance(value, list) else value  # fmt: skip
+
+
+def _in_plain_steps(points: tuple[Point, ...]) -> tuple[Point, ...]:
+    widths = [width for width, _ in points]
+    is_rising = all(one < other for one, other in pairwise(widths))
+    if len(points) < 2 or widths[0] != 1 or not is_rising or widths[-1] > WIDEST:
+        raise ValueError(f"points must be two or more, with widths that rise from 1 to at most {WIDEST}")
+    return tuple((width, cost / points[0][1]) for width, cost in points)
+
+
+Text = Annotated[str, Field(pattern=r"\S")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +68,11 @@ class Curve:
     source: who measured them, and how.
     """
 
-    name: str
-    points: tuple[Point, ...]
+    name: Text
+    points: Annotated[tuple[Point, ...], BeforeValidator(_as_pairs), AfterValidator(_in_plain_steps)]
     machine: str = ""
-    kind: Kind = "measured"
-    source: str = ""
+    kind: Literal["measured", "published"] = "measured"
+    source: Text = ""
 
     @property
     def widest(self) -> int:
@@ -72,63 +101,28 @@ def read_curve(path: Path) -> Curve:
         raise CurveError(f"{path} cannot be read: {fault.strerror}") from None
     except (ValueError, RecursionError) as fault:
         raise CurveError(f"{path} is not JSON: {fault}") from None
-    if not isinstance(content, dict):
-        raise CurveError(f"{path} is not a cost curve: it is not a JSON object")
-    if "points" in content:
-        return _from_curve_file(content, path)
-    if "cost_curve" in content:
-        return _from_document(content, path)
-    raise CurveError(f"{path} is not a cost curve: it has neither points nor cost_curve")
+    if not isinstance(content, dict) or not content.keys() & {"points", "cost_curve"}:
+        raise CurveError(f"{path} is not a cost curve: it is no JSON object with points or cost_curve")
+    if "points" not in content:
+        content = _of_document(content, path)
+    try:
+        return TypeAdapter(Curve).validate_python(content)
+    except ValidationError as fault:
+        raise CurveError(f"{path}: {reason(fault)}") from None
 
 
-def _from_curve_file(content: dict[str, Any], path: Path) -> Curve:
-    texts = {}
-    for name in ("name", "machine", "source"):
-        texts[name] = content.get(name, "")
-        if not isinstance(texts[name], str) or (name != "machine" and not texts[name].strip()):
-            raise CurveError(f"{path}: {name} must be text and not blank")
-    kind = content.get("kind")
-    if kind not in KINDS:
-        raise CurveError(f"{path}: kind must be one of {', '.join(KINDS)}")
-    return Curve(points=_points(content["points"], path), kind=kind, **texts)
-
-
-def _from_document(content: dict[str, Any], path: Path) -> Curve:
-    machine, model = content.get("machine"), content.get("model")
+def _of_document(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the fields of a curve from a result document."""
+    if content["cost_curve"] == []:
+        raise CurveError(f"{path} has an empty cost_curve: it was written without an engine")
+    machine, model = (content.get(name) for name in ("machine", "model"))
     cpu = machine.get("cpu") if isinstance(machine, dict) else None
     name = model.get("name") if isinstance(model, dict) else None
-    if isinstance(content["cost_curve"], list) and not content["cost_curve"]:
-        raise CurveError(f"{path} has an empty cost_curve: it was written without an engine")
-    return Curve(
-        name=" ".join(str(part) for part in (name, "on", cpu) if part) if name and cpu else path.stem,
-        points=_points(content["cost_curve"], path),
-        machine=str(cpu or ""),
-        kind="measured",
-        source=f"{content.get('command') or 'a result document'}, {content.get('date') or 'no date'}",
-    )
-
-
-def _points(value: object, path: Path) -> tuple[Point, ...]:
-    """Return a file's points with costs in plain steps. Raises CurveError."""
-    points = [_point(one, path) for one in value] if isinstance(value, list) else []
-    widths = [width for width, _ in points]
-    if len(points) < 2 or widths[0] != 1 or widths != sorted(set(widths)) or widths[-1] > WIDEST:
-        raise CurveError(
-            f"{path}: points must be two or more, with widths that rise from 1 to at most {WIDEST}"
-        )
-    plain = points[0][1]
-    return tuple((width, cost / plain) for width, cost in points)
-
-
-def _point(value: object, path: Path) -> Point:
-    if isinstance(value, dict):
-        value = [value.get("width"), value.get("seconds", value.get("cost"))]
-    if isinstance(value, list) and len(value) == 2:
-        width, cost = value
-        if type(width) is int and type(cost) in (int, float) and 0 < cost < math.inf:
-            return width, float(cost)
-    shown = json.dumps(value)[:60]
-    raise CurveError(f"{path}: {shown} is not a point; a point is [width, cost], both above 0")
+    return {
+        "name": f"{name} on {cpu}" if name and cpu else path.stem, "machine": str(cpu or ""),
+        "points": content["cost_curve"], "kind": "measured",
+        "source": f"{content.get('command') or 'a result document'}, {content.get('date') or 'no date'}",
+    }  # fmt: skip
 
 
 def built_in() -> dict[str, Curve]:
@@ -146,12 +140,6 @@ FLAT = Curve("flat", ((1, 1.0), (32, 1.0)))
 def describe(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     """Describe the curves for a result document."""
     return [
-        {
-            "name": curve.name,
-            "machine": curve.machine,
-            "kind": curve.kind,
-            "source": curve.source,
-            "points": [{"width": width, "cost": cost} for width, cost in curve.points],
-        }
+        asdict(curve) | {"points": [{"width": width, "cost": cost} for width, cost in curve.points]}
         for curve in curves
     ]

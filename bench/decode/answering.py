@@ -1,59 +1,127 @@
-"""Answer chats on an engine, and describe each turn in a row that JSON has."""
+"""Answer chats in several ways, called arms, and describe each turn in a row that JSON has."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 from bench.energy import EnergyMeter
-from bench.experiment import Row
+from bench.experiment import Experiment, Row, measured
 from bench.local_engine import LocalEngine
+from bench.outputs import Work
 from bench.workloads import Chat
 from engine.request import DraftChoice, DraftType, Finished
 
 
+@dataclass(frozen=True)
+class Arm:
+    """A way to answer chats. is_free: schemas are ignored.
+
+    prepare: called with the engine before each run; by default the drafters forget what they have seen.
+    """
+
+    draft_type: DraftType = "none"
+    num_draft_tokens: int | None = None
+    is_free: bool = False
+    prepare: Callable[[LocalEngine], object] = lambda local: local.engine.table_reset()
+
+
+PLAIN = Arm()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Chats that are answered at the same time.
+
+    weight: approximate duration of a run. is_first: whether it also runs unmeasured before.
+    prediction: sent with each request.
+    """
+
+    chats: tuple[Chat, ...]
+    weight: float = 1.0
+    is_first: bool = False
+    prediction: tuple[int, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Name the workload and its prompt length, if that can be chosen."""
+        first = self.chats[0]
+        return f"{first.workload}, {first.prompt_tokens} tokens" if first.prompt_tokens else first.workload
+
+    @property
+    def has_schema(self) -> bool:
+        """Whether any turn has a schema, which drafted answers then follow."""
+        return any(turn.schema for chat in self.chats for turn in chat.turns)
+
+
 @dataclass
 class Answering:
-    """How chats are answered on an engine.
+    """An engine that answers cases, and how.
 
-    skipped: for (workload, turn), the numbers of times that a prompt left no room for an answer.
+    skipped: for each (workload, turn), the cases in which a prompt left no room for an answer.
     """
 
     local: LocalEngine
     max_tokens: int
     seed: int
+    work: Work = field(default_factory=Work)
     meter: EnergyMeter | None = None
-    skipped: Counter[tuple[str, int]] = field(default_factory=Counter)
+    skipped: dict[tuple[str, int], set[int]] = field(default_factory=dict)
 
-    def run(
+    def compare(
         self,
-        chats: Sequence[Chat],
-        draft_type: DraftType,
-        num_draft_tokens: int | None = None,
-        is_free: bool = False,
-        prediction: tuple[int, ...] = (),
-        keeps_tables: bool = False,
+        arms: Mapping[str, Arm],
+        cases: Mapping[str, Case],
+        repeats: int,
+        stage: str | None = "",
+        **more: Any,
     ) -> list[Row]:
-        """Answer concurrent chats; return a row for each turn that is measured.
+        """Run every arm on every case, alternating; return the measured rows, by case and arm.
 
-        is_free: schemas are ignored. keeps_tables: drafters do not forget first.
+        stage: begins the name of each case in the progress; None: no case is shown. more: of Experiment.
         """
-        if not keeps_tables:
-            self.local.engine.table_reset()
+
+        def run(arm: Arm, case: Case) -> list[Row]:
+            if arm.is_free and not case.has_schema:
+                return []
+            rows = self.run(case, arm)
+            self.work.advance(case.weight)
+            return rows
+
+        def watch(_: str, case: str, __: int) -> None:
+            if stage is not None:
+                self.work.begin(stage + cases[case].label)
+
+        experiment = Experiment(
+            {name: partial(run, arm) for name, arm in arms.items()}, cases, repeats,
+            lambda name: cases[name].is_first, watch=watch, **more,
+        )  # fmt: skip
+        rows, order = measured(experiment.run()), ([*cases], [*arms])
+        return sorted(rows, key=lambda row: (order[0].index(row["case"]), order[1].index(row["arm"])))
+
+    def run(self, case: Case, arm: Arm) -> list[Row]:
+        """Answer the chats of a case once; return a row for each turn that is measured."""
+        arm.prepare(self.local)
+        first, choice = case.chats[0], DraftChoice(arm.draft_type, arm.num_draft_tokens)
         rows = []
-        for number, turns in enumerate(zip_longest(*(chat.turns for chat in chats)), 1):
-            asked = [replace(turn, schema=None) if is_free else turn for turn in turns if turn]
-            draft = DraftChoice(draft_type, num_draft_tokens)
-            requests = self.local.requests(asked, draft, self.max_tokens, self.seed, prediction)
+        for number, turns in enumerate(zip_longest(*(chat.turns for chat in case.chats)), 1):
+            asked = [replace(turn, schema=None) if arm.is_free else turn for turn in turns if turn]
+            requests = self.local.requests(asked, choice, self.max_tokens, self.seed, case.prediction)
             if not requests:
-                self.skipped[chats[0].workload, number] += 1
+                self.skipped.setdefault((first.workload, number), set()).add(id(case))
                 continue
             before_j = self.meter.read() if self.meter else None
             ends = self.local.answer(requests)
             after_j = self.meter.read() if self.meter else None
             if any(turn.is_measured for turn in asked):
                 joules = None if before_j is None or after_j is None else after_j - before_j
-                rows.append({"turn": number} | row_of(ends, joules))
+                rows.append({
+                    "workload": first.workload, "prompt_tokens": first.prompt_tokens,
+                    "draft_type": arm.draft_type, "num_draft_tokens": arm.num_draft_tokens,
+                    "turn": number, **row_of(ends, joules),
+                })  # fmt: skip
         return rows
 
 
@@ -66,7 +134,15 @@ def row_of(ends: Sequence[Finished], energy_j: float | None = None) -> Row:
     """
     usages = [end.usage for end in ends]
     reports = [usage.drafting for usage in usages]
-    longest = max(len(report.by_position) for report in reports)
+    nested = [
+        {"by_source": {name: pair for name, *pair in one.by_source}, "by_position": one.by_position}
+        for one in reports
+    ]
+    by_source, by_position = add_nested(nested)
+    sums = {
+        name: sum(getattr(one, name) for one in reports)
+        for name in ("num_drafted", "num_accepted", "drafter_s")
+    }
     return {
         "streams": len(ends),
         "tokens": [list(end.tokens) for end in ends],
@@ -76,43 +152,23 @@ def row_of(ends: Sequence[Finished], energy_j: float | None = None) -> Row:
         "prefill_s": max(usage.prefill_s for usage in usages) - min(usage.queue_s for usage in usages),
         "first_token_s": sum(usage.first_token_s for usage in usages) / len(usages),
         "decode_s": max(usage.total_s for usage in usages) - (usages[0].prefill_s if len(ends) == 1 else 0.0),
-        "num_forwards": sum(
-            report.num_forwards or len(end.tokens) for report, end in zip(reports, ends, strict=True)
-        ),
-        "num_drafted": sum(report.num_drafted for report in reports),
-        "num_accepted": sum(report.num_accepted for report in reports),
-        "by_source": {
-            name: [
-                sum(counts)
-                for counts in zip(
-                    *(one[1:] for r in reports for one in r.by_source if one[0] == name), strict=True
-                )
-            ]
-            for name in dict.fromkeys(one[0] for report in reports for one in report.by_source)
-        },
-        "by_position": [
-            [
-                sum(report.by_position[at][which] for report in reports if at < len(report.by_position))
-                for which in (0, 1)
-            ]
-            for at in range(longest)
-        ],
-        "drafter_s": sum(report.drafter_s for report in reports),
+        "num_forwards": sum(end.usage.drafting.num_forwards or len(end.tokens) for end in ends),
+        "by_source": by_source,
+        "by_position": by_position,
         "open_s": sum(report.drafter_open_s for report in reports),
         "translation": dict(sum((Counter(report.translation) for report in reports), Counter())),
         "energy_j": energy_j,
+        **sums,
     }
 
 
-def add_nested(rows: Sequence[Row]) -> tuple[dict[str, list[int]], list[list[int]]]:
+def add_nested(rows: Iterable[Row]) -> tuple[dict[str, list[int]], list[list[int]]]:
     """Return by_source and by_position over all rows."""
     by_source: dict[str, list[int]] = {}
     by_position: list[list[int]] = []
     for row in rows:
         for name, pair in row["by_source"].items():
-            sums = by_source.setdefault(name, [0, 0])
-            sums[:] = [sums[0] + pair[0], sums[1] + pair[1]]
-        by_position += [[0, 0] for _ in range(len(row["by_position"]) - len(by_position))]
-        for sums, pair in zip(by_position, row["by_position"], strict=False):
-            sums[:] = [sums[0] + pair[0], sums[1] + pair[1]]
+            by_source[name] = [a + b for a, b in zip(by_source.get(name, (0, 0)), pair, strict=True)]
+        pairs = zip_longest(by_position, row["by_position"], fillvalue=(0, 0))
+        by_position = [[a + c, b + d] for (a, b), (c, d) in pairs]
     return by_source, by_position

@@ -1,144 +1,65 @@
-"""Run chats plainly and in draft configurations, alternating, and compare every token."""
+"""Compare drafted answers with plain ones, and with the best that their drafters could have reached."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from bench.decode.answering import Answering
-from bench.experiment import Experiment, Row, measured
-from bench.hindsight import best_speedup, best_width_speedup
+from bench.decode.answering import PLAIN, Arm, Case
+from bench.experiment import Row
 from bench.local_engine import LocalEngine
-from bench.outputs import Work
 from bench.parity import Parity
-from bench.workloads import Chat
-from engine.request import DraftType
+from bench.replay.policies import speedups
+from bench.workloads import Chat, lengths_of, make_chats
+from config.settings import Settings
 
 PREFILL_WEIGHT = 0.1
 """Prefill time per prompt token, in units of decode time per token; used only to estimate the time left."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Chats that run at the same time. weight: approximate duration of one run, in decoded tokens."""
-
-    chats: tuple[Chat, ...]
-    weight: float
-    is_first: bool
-
-    @property
-    def has_schema(self) -> bool:
-        """Whether any turn has a schema, which drafted answers then follow."""
-        return any(turn.schema for chat in self.chats for turn in chat.turns)
+def arms_of(drafted: Sequence[Arm]) -> dict[str, Arm]:
+    """Return the arms by name: plainly without schemas, plainly, and the drafted ones."""
+    named = {f"{arm.draft_type} {arm.num_draft_tokens}": arm for arm in drafted}
+    return {"free": Arm(is_free=True), "plain": PLAIN, **named}
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    """A way to draft."""
+def chats_of(
+    arguments: argparse.Namespace, local: LocalEngine, count: int, is_short: bool = False
+) -> list[list[Chat]]:
+    """Make count chats of each requested workload and prompt length. is_short: only of the first length."""
+    requested = getattr(arguments, "prompt_tokens", None)
+    return [
+        make_chats(name, count, arguments.seed, local.count_tokens, length)
+        for name in arguments.workloads
+        for length in lengths_of(name, requested)[: 1 if is_short else None]
+    ]
 
-    draft_type: DraftType
-    num_draft_tokens: int
 
-    def __str__(self) -> str:
-        return f"{self.draft_type} {self.num_draft_tokens}"
+def settings_of(arguments: argparse.Namespace, **chosen: Any) -> Settings:
+    """Return the settings of an engine without a prefix cache, with the requested model."""
+    model = str(arguments.model) if arguments.model else None
+    return Settings(model=model, prefix_cache_bytes=0, **chosen)
 
 
-def make_groups(
+def make_cases(
     local: LocalEngine, chats: Sequence[Sequence[Chat]], streams: int, max_tokens: int
-) -> dict[str, Group]:
+) -> dict[str, Case]:
     """Group chats by number of streams; an incomplete group is left out. chats: per workload and length."""
-    groups = {}
+    cases = {}
     for alike in chats:
         for at in range(0, len(alike) - streams + 1, streams):
             together = tuple(alike[at : at + streams])
             weight = sum(_weight(local, chat, max_tokens) for chat in together)
             name = f"{together[0].workload} {together[0].prompt_tokens or ''} {at // streams}"
-            groups[name] = Group(together, weight, at == 0)
-    return groups
+            cases[name] = Case(together, weight, is_first=at == 0)
+    return cases
 
 
-def weight_of(groups: Sequence[Group], configurations: Sequence[Configuration], repeats: int) -> float:
-    """Return the weight of all runs that compare() makes."""
+def weight_of(cases: Mapping[str, Case], num_drafted: int, repeats: int) -> float:
+    """Return the weight of all runs, with this number of drafted arms."""
     return sum(
-        group.weight * (repeats + group.is_first) * (1 + group.has_schema + len(configurations))
-        for group in groups
+        case.weight * (repeats + case.is_first) * (1 + case.has_schema + num_drafted)
+        for case in cases.values()
     )
-
-
-def compare(
-    answering: Answering,
-    groups: dict[str, Group],
-    configurations: Sequence[Configuration],
-    repeats: int,
-    work: Work,
-    label: Callable[[Group], str],
-    resume: Path | None = None,
-    key: str = "",
-) -> tuple[list[Row], dict[tuple[str, int, str], Row]]:
-    """Return the measured runs, and for each answer its parity and hindsight; see bench.decode.rows.Checks.
-
-    The first group of a workload has an additional, unmeasured warm-up round.
-    """
-    plain, free = Configuration("none", 0), "free"
-    arms = {"plain": plain} | {str(one): one for one in configurations}
-    runs: list[Row] = []
-    checks = {}
-    for name, group in groups.items():
-
-        def run(arm: str, group: Group = group) -> Callable[[Group], list[Row]]:
-            how = arms.get(arm, plain)
-            first = group.chats[0]
-            about = {"workload": first.workload, "prompt_tokens": first.prompt_tokens}
-            about |= {"draft_type": how.draft_type, "num_draft_tokens": how.num_draft_tokens}
-
-            def answer(group: Group) -> list[Row]:
-                given = how.draft_type, how.num_draft_tokens or None, arm == free
-                rows = [about | row for row in answering.run(group.chats, *given)]
-                work.advance(group.weight)
-                return rows
-
-            return answer
-
-        names = ([free] if group.has_schema else []) + list(arms)
-        experiment = Experiment(
-            {arm: run(arm) for arm in names}, {name: group}, repeats, lambda _, group=group: group.is_first,  # type: ignore[misc]
-            resume=resume, key=key, watch=lambda *_, group=group: work.begin(label(group)),
-        )  # fmt: skip
-        found = sorted(measured(experiment.run()), key=lambda one, names=names: names.index(one["arm"]))  # type: ignore[misc]
-        runs += found
-        for one in configurations:
-            checks.update(_checks(answering.local, group, one, found))
-    return runs, checks
-
-
-def _checks(
-    local: LocalEngine, group: Group, how: Configuration, runs: Sequence[Row]
-) -> dict[tuple[str, int, str], Row]:
-    checks = {}
-    of_arm = [run for run in runs if run["arm"] == str(how)]
-    for place in dict.fromkeys((run["case"], run["turn"]) for run in of_arm):
-        drafted, plain = (
-            [run for run in runs if (run["case"], run["turn"], run["arm"]) == (*place, arm)]
-            for arm in (str(how), "plain")
-        )
-        turns = [chat.turns[place[1] - 1] for chat in group.chats if place[1] <= len(chat.turns)]
-        prompts = [local.prompt_of(turn) for turn in turns]
-        parity = Parity()
-        for stream, prompt in enumerate(prompts):
-            parity.compare(
-                [run["tokens"][stream] for run in plain],
-                [run["tokens"][stream] for run in drafted],
-                lambda before, prompt=prompt: local.engine.margin((*prompt, *before)),  # type: ignore[misc]
-            )
-        check: Row = {"parity": parity}
-        # Only of single turns without a schema, drafted from the text of the chat alone.
-        is_alone = len(group.chats) == len(group.chats[0].turns) == 1
-        if is_alone and not group.has_schema and how.draft_type != "draft-model":
-            answered = local.engine.costs, how.draft_type, prompts[0], tuple(drafted[0]["tokens"][0])
-            widest = how.num_draft_tokens + 1
-            check["best_width"] = best_width_speedup(*answered, widest)
-            check["hindsight"] = best_speedup(*answered, widest)
-        checks[(*place, str(how))] = check
-    return checks
 
 
 def _weight(local: LocalEngine, chat: Chat, max_tokens: int) -> float:
@@ -147,3 +68,36 @@ def _weight(local: LocalEngine, chat: Chat, max_tokens: int) -> float:
         num_tokens = len(local.engine.tokenizer.encode(turn.reference)) + 1 if turn.reference else max_tokens
         weight += PREFILL_WEIGHT * len(local.prompt_of(turn)) + min(num_tokens, max_tokens)
     return weight
+
+
+def check(local: LocalEngine, cases: Mapping[str, Case], runs: Sequence[Row]) -> list[Row]:
+    """Return a row for each drafted answer: case, turn, arm, parity, and best_width and hindsight speedups.
+
+    Speedups are only of single turns without a schema, drafted from the text of the chat alone.
+    """
+    answers: dict[tuple[str, int, str], list[Row]] = {}
+    for run in runs:
+        answers.setdefault((run["case"], run["turn"], run["arm"]), []).append(run)
+    checks = []
+    for (name, turn, arm), drafted in answers.items():
+        if arm in ("free", "plain"):
+            continue
+        case, plain, first = cases[name], answers[name, turn, "plain"], drafted[0]
+        turns = [chat.turns[turn - 1] for chat in case.chats if turn <= len(chat.turns)]
+        prompts = [local.prompt_of(one) for one in turns]
+        parity = Parity()
+        for stream, prompt in enumerate(prompts):
+            parity.compare(
+                [run["tokens"][stream] for run in plain], [run["tokens"][stream] for run in drafted],
+                lambda before, prompt=prompt: local.engine.margin((*prompt, *before)),  # type: ignore[misc]
+            )  # fmt: skip
+        found = {"case": name, "turn": turn, "arm": arm, "parity": parity}
+        is_alone = len(case.chats) == len(case.chats[0].turns) == 1 and not case.has_schema
+        if is_alone and first["draft_type"] != "draft-model" and first["num_draft_tokens"]:
+            widest = first["num_draft_tokens"] + 1
+            costs, answer = local.engine.costs, first["tokens"][0]
+            found["best_width"], found["hindsight"] = speedups(
+                costs, first["draft_type"], prompts[0], answer, widest
+            )
+        checks.append(found)
+    return checks

@@ -2,42 +2,35 @@
 
 import codecs
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
 
-from bench.decode.comparing import Group
+from bench.decode.answering import Case
+from bench.experiment import Row
 from bench.workloads import Turn
 from engine.model.tokenizer import Tokenizer
 
-Sample = dict[str, Any]
 
-
-def samples_of(
-    runs: Sequence[Mapping[str, Any]], groups: Mapping[str, Group], tokenizer: Tokenizer
-) -> list[Sample]:
+def samples_of(runs: Sequence[Row], cases: Mapping[str, Case], tokenizer: Tokenizer) -> list[Row]:
     """Return one answer per workload and draft type: the last turn of the first chat's first stream."""
-    found: dict[tuple[str, str], Sample] = {}
-    taken: dict[tuple[str, str], tuple[str, str]] = {}
+    found: dict[tuple[str, str], Row] = {}
     for run in runs:
-        key = run["workload"], run["draft_type"]
-        if run["draft_type"] == "none" or taken.setdefault(key, (run["case"], run["arm"])) != (
-            run["case"],
-            run["arm"],
-        ):
-            continue
-        if run["turn"] < found.get(key, {"turn": 0})["turn"]:
-            continue
-        texts = token_texts(run["tokens"][0], run["origins"][0], tokenizer.piece, tokenizer.eos_ids)
-        found[key] = {
+        last = found.setdefault((run["workload"], run["draft_type"]), run)
+        is_same = (run["case"], run["arm"]) == (last["case"], last["arm"])
+        if is_same and run["turn"] >= last["turn"]:
+            found[run["workload"], run["draft_type"]] = run
+    return [
+        {
             **{name: run[name] for name in ("workload", "draft_type", "num_draft_tokens", "turn")},
-            "prompt": prompt_text(groups[run["case"]].chats[0].turns[run["turn"] - 1]),
-            "tokens": texts,
+            "prompt": prompt_text(cases[run["case"]].chats[0].turns[run["turn"] - 1]),
+            "tokens": token_texts(run["tokens"][0], run["origins"][0], tokenizer.piece, tokenizer.eos_ids),
         }
-    return list(found.values())
+        for run in found.values()
+        if run["draft_type"] != "none"
+    ]
 
 
 def token_texts(
     tokens: Sequence[int],
-    origins: Iterable[Sequence[Any]],
+    origins: Iterable[tuple[str, int]],
     token_bytes: Callable[[int], bytes],
     eos_ids: Collection[int],
 ) -> list[list[str]]:

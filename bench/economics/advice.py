@@ -1,11 +1,10 @@
 """Put the figures into words: which draft type and length to use for this model on this machine, and why."""
 
-from collections.abc import Mapping, Sequence
-from math import isfinite
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.economics.figures import Choice, Fit, Slope
-from bench.statistics import Estimate
+from bench.economics.trials import CONTROLLED
+from bench.experiment import Row
 
 WORTH = 1.03
 """One choice is advised over another only if it is faster by this factor."""
@@ -14,186 +13,159 @@ ROUGH = 0.05
 """A line that misses a break-even by more acceptance than this is called a rough fit."""
 
 
-def advise(
-    fits: Sequence[Fit],
-    slope: Slope | None,
-    choices: Sequence[Choice],
-    held_out: Mapping[str, Estimate],
-    gains: Mapping[str, Estimate],
-    model_needs: Mapping[int, Estimate],
-) -> list[str]:
+def advise(found: Mapping[str, Any], over_auto: Sequence[Row]) -> list[str]:
     """Return the advice as sentences, the most useful first.
 
-    held_out: by workload, the speedup of the best choice on chats that were not used to choose it.
-    gains: by workload, that speedup relative to auto.
-    model_needs: by draft length, the acceptance at which the draft model pays; empty without a draft model.
+    found: the economics section. over_auto: by workload, the speedup over auto of the best choice on chats
+    that were not used to choose it.
     """
-    workloads = list(dict.fromkeys(choice.workload for choice in choices))
+    choices = found["choices"]
+    workloads = list(dict.fromkeys(choice["workload"] for choice in choices))
+    autos = [choice for choice in choices if choice["is_gated"]]
+    fixed = [choice for choice in choices if not choice["is_gated"]]
+    best = {one["workload"]: one for one in sorted(fixed, key=lambda choice: choice["speedup"])}
+    held_out = {one["workload"]: one for one in found["held_out"]}
     return [
-        *_overall_advice(choices, workloads, gains),
-        *(_workload_advice(choices, workload, held_out.get(workload)) for workload in workloads),
-        *_draft_model_advice(choices, model_needs),
-        *_break_even_advice(fits),
-        *_slope_advice(slope),
+        *_overall(best, autos, workloads, {one["workload"]: one for one in over_auto}),
+        *(_of_workload(name, best.get(name), autos, held_out.get(name)) for name in workloads),
+        *_of_draft_model(found["draft_model"], choices),
+        *_of_break_evens(found["fits"], found["beta"]),
+        *_of_errors(found["errors"]),
+        _of_energy(found["energy"]),
     ]
 
 
-def best_of(choices: Sequence[Choice], workload: str) -> Choice | None:
-    """Return the fastest fixed draft type and length for a workload."""
-    fixed = [choice for choice in choices if choice.workload == workload and not choice.is_gated]
-    return max(fixed, key=lambda choice: choice.speedup.value, default=None)
-
-
-def _auto_of(choices: Sequence[Choice], workload: str) -> Choice | None:
-    return next((c for c in choices if c.workload == workload and c.is_gated), None)
-
-
-def _overall_advice(
-    choices: Sequence[Choice], workloads: Sequence[str], gains: Mapping[str, Estimate]
+def _overall(
+    best: Mapping[str, Row], autos: Sequence[Row], workloads: Sequence[str], gains: Mapping[str, Row]
 ) -> list[str]:
     """Advise which flags to use, over all workloads."""
-    better, paying, unsure = {}, [], []
-    for workload in workloads:
-        best = best_of(choices, workload)
-        if best and best.pays and best.speedup.value > WORTH:
-            paying.append(workload)
-        if (
-            best
-            and best.share_drafted
-            and not best.pays
-            and (best.speedup.high is None or best.speedup.high > WORTH)
-        ):
-            unsure.append(workload)
-        gain = gains.get(workload)
-        if best and best.pays and gain and gain.value > WORTH and gain.low is not None and gain.low > 1.0:
-            better[workload] = best, gain
-    autos = [choice for choice in choices if choice.is_gated]
-    losing = [choice.workload for choice in autos if choice.speedup.high and choice.speedup.high < 1.0]
+    is_paying = any(one["pays"] and one["speedup"] > WORTH for one in best.values())
+    unsure = [
+        name
+        for name, one in best.items()
+        if one["share_drafted"] and not one["pays"] and (one["high"] is None or one["high"] > WORTH)
+    ]
+    better = {
+        name: gain
+        for name, gain in gains.items()
+        if best[name]["pays"] and gain["speedup"] > WORTH and (gain["low"] or 0.0) > 1.0
+    }
+    losing = [choice["workload"] for choice in autos if choice["high"] and choice["high"] < 1.0]
+    loss = f"up to {100 * (1 - min((auto['speedup'] for auto in autos), default=1.0)):.0f} %"
     sentences = []
-    if not paying and not any(auto.pays for auto in autos) and unsure:
+    if not is_paying and not any(auto["pays"] for auto in autos):
+        cost = f"auto is slower, by {loss}" if losing else "auto is not slower either"
         sentences.append(
             f"These runs vary too much to say whether drafting pays on {', '.join(unsure)}. Repeat them on "
             "an idle machine, with more --chats, --max-tokens or --repeats."
+            if unsure
+            else f"Drafting pays on none of these workloads: use --draft-type none; {cost}."
         )
-    elif not paying and not any(auto.pays for auto in autos):
-        cost = f"auto is slower, by {_loss(autos)}" if losing else "auto is not slower either"
-        sentences.append(f"Drafting pays on none of these workloads: use --draft-type none; {cost}.")
     elif autos and not better:
         sentences.append(
             "Use --draft-type auto, the default, which stops drafting where it does not pay: no fixed type "
             f"and length is reliably more than {100 * (WORTH - 1):.0f} % faster on any of these workloads."
         )
-    for workload, (best, gain) in better.items():
-        sentences.append(
-            f"For chats like {workload}, use {_flags(best)}: {_times(best.speedup)} as fast as plain "
-            f"decoding, and {_times(gain)} as fast as auto on held-out chats."
-        )
+    sentences += [
+        f"For chats like {name}, use --draft-type {best[name]['draft_type']} --num-draft-tokens "
+        f"{best[name]['num_draft_tokens']}: {_times(best[name])} as fast as plain decoding, and "
+        f"{_times(gain)} as fast as auto on held-out chats."
+        for name, gain in better.items()
+    ]
     if better and len(better) < len(workloads):
         sentences.append("For other or mixed chats, use --draft-type auto.")
-    if losing and paying:
-        sentences.append(f"Note: auto is slower than plain on {', '.join(losing)}, by {_loss(autos)}.")
+    if losing and is_paying:
+        sentences.append(f"Note: auto is slower than plain on {', '.join(losing)}, by {loss}.")
     return sentences
 
 
-def _workload_advice(choices: Sequence[Choice], workload: str, held_out: Estimate | None) -> str:
-    best, auto = best_of(choices, workload), _auto_of(choices, workload)
-    parts = []
-    if best is None or best.share_drafted == 0:
-        parts.append("no drafted token was accepted")
-    elif best.pays and best.speedup.value > WORTH:
-        sentence = (
-            f"{best.draft_type} with drafts of {best.num_draft_tokens} is the best fixed choice, "
-            f"{_times(best.speedup)} as fast as plain: {_share(best.acceptance)} of drafted tokens are "
-            f"accepted, which make up {_share(best.share_drafted)} of the answer"
-        )
-        if held_out:
-            sentence += f" (on held-out chats: {_times(held_out)})"
-        parts.append(sentence)
+def _of_workload(name: str, best: Row | None, autos: Iterable[Row], held_out: Row | None) -> str:
+    if best is None or best["share_drafted"] == 0:
+        text = "no drafted token was accepted"
     else:
-        parts.append(
-            f"no fixed choice pays reliably; {best.draft_type} with drafts of {best.num_draft_tokens} comes "
-            f"closest, {_times(best.speedup)} as fast as plain at {_share(best.acceptance)} acceptance"
-        )
-    if auto:
-        parts.append(f"auto: {_times(auto.speedup)}")
-    return f"{workload}: {'; '.join(parts)}."
+        which = f"{best['draft_type']} with drafts of {best['num_draft_tokens']}"
+        accepted = _share(best["acceptance"])
+        text = f"no fixed choice pays reliably; {which} comes closest, {_times(best)} as fast as plain"
+        text += f" at {accepted} acceptance"
+        if best["pays"] and best["speedup"] > WORTH:
+            text = f"{which} is the best fixed choice, {_times(best)} as fast as plain: {accepted} of drafted"
+            text += f" tokens are accepted, which make up {_share(best['share_drafted'])} of the answer"
+            text += f" (on held-out chats: {_times(held_out)})" if held_out else ""
+    auto = "".join(f"; auto: {_times(auto)}" for auto in autos if auto["workload"] == name)
+    return f"{name}: {text}{auto}."
 
 
-def _draft_model_advice(choices: Sequence[Choice], needs: Mapping[int, Estimate]) -> list[str]:
+def _of_draft_model(needs: Sequence[Row], choices: Sequence[Row]) -> list[str]:
     parts = []
-    for length, need in sorted(needs.items()):
-        of_length = [c for c in choices if c.draft_type == "draft-model" and c.num_draft_tokens == length]
-        reached = ", ".join(f"{_share(choice.acceptance)} on {choice.workload}" for choice in of_length)
-        parts.append(f"{_share(need.value)} with drafts of {length} (reached: {reached})")
+    for need in needs:
+        length = need["num_draft_tokens"]
+        reached = [
+            f"{_share(one['acceptance'])} on {one['workload']}"
+            for one in choices
+            if (one["draft_type"], one["num_draft_tokens"]) == ("draft-model", length)
+        ]
+        parts.append(f"{_share(need['break_even'])} with drafts of {length} (reached: {', '.join(reached)})")
     if not parts:
         return []
     return [f"To pay, including its own time, the draft model needs an acceptance of {', '.join(parts)}."]
 
 
-def _break_even_advice(fits: Sequence[Fit]) -> list[str]:
-    known = [fit for fit in fits if isfinite(fit.break_even.value)]
-    if not known:
-        return []
-    parts = [
-        f"{fit.num_draft_tokens} ({_paying_from(fit.break_even)}; "
-        f"a step costs {fit.step_cost:.2f} plain steps)"
-        for fit in known
-    ]
-    return [f"Drafts that are free to make pay, by draft length: {', '.join(parts)}."]
+def _of_break_evens(fits: Sequence[Row], slope: Row | None) -> Iterable[str]:
+    parts = []
+    for one in fits:
+        if (even := one["break_even"]) is None:
+            continue
+        spread = f", 95 % interval {_ends(one, 100, 0)} %" if one["low"] is not None else ""
+        paying = f"from {_share(even)} acceptance{spread}"
+        paying = "at any acceptance" if even <= 0 else "never" if even >= 1 else paying
+        step = f"a step costs {one['step_cost']:.2f} plain steps"
+        parts.append(f"{one['num_draft_tokens']} ({paying}; {step})")
+    if parts:
+        yield f"Drafts that are free to make pay, by draft length: {', '.join(parts)}."
+    if slope:
+        beta, off = slope["beta"], slope["off"]
+        spread = f" (95 % interval {_ends(slope, 100, 1)})" if slope["low"] is not None else ""
+        rough = f", a rough fit that is off by up to {100 * off:.0f} points" if off > ROUGH else ""
+        yield (
+            f"Each additional draft token changes the acceptance needed to break even by {100 * beta:+.1f} "
+            f"percentage points{spread}: alpha = {slope['r']:.3f} {beta:+.4f} k{rough}."
+        )
 
 
-def _paying_from(need: Estimate) -> str:
-    if need.value <= 0:
-        return "at any acceptance"
-    if need.value >= 1:
-        return "never"
-    spread = f", 95 % interval {_ends(need, 100, 0)} %" if need.low is not None else ""
-    return f"from {_share(need.value)} acceptance{spread}"
+def _of_errors(errors: Sequence[Row]) -> Iterable[str]:
+    """Describe the errors of predictions, in one sentence for each method."""
+    for by in dict.fromkeys(row["by"] for row in errors):
+        parts = [
+            f"{_share(row['median_error'])} on {row['draft_type']} ({row['n']} runs)"
+            for row in errors
+            if row["by"] == by
+        ]
+        yield f"Median error of speedups predicted by the {by}: {', '.join(parts)}."
 
 
-def _slope_advice(slope: Slope | None) -> list[str]:
-    if slope is None:
-        return []
-    r, beta = slope.r, slope.beta
-    spread = f" (95 % interval {_ends(beta, 100, 1)})" if beta.low is not None else ""
-    sentence = (
-        f"Each additional draft token changes the acceptance needed to break even by {100 * beta.value:+.1f} "
-        f"percentage points{spread}: alpha = {r.value:.3f} {beta.value:+.4f} k"
+def _of_energy(energy: Mapping[str, Any]) -> str:
+    """Describe the energy per token, or why it is unknown."""
+    if not energy["rows"]:
+        return f"Energy: not measured ({energy['reason'] or 'no answer was measured'})."
+    real = [row for row in energy["rows"] if row["draft_type"] != CONTROLLED and row["ratio"]]
+    if not real:
+        return f"Energy of {energy['measured']}: measured only for controlled drafts."
+    least = min(real, key=lambda row: row["ratio"])
+    return (
+        f"Energy of {energy['measured']}, including prefill and everything else that ran: lowest with "
+        f"{least['draft_type']} and {least['num_draft_tokens']} draft tokens on {least['workload']}, "
+        f"{least['energy_j_per_token']:.3g} J per token, against {least['plain_j_per_token']:.3g} J plain."
     )
-    rough = f", a rough fit that is off by up to {100 * slope.off:.0f} points"
-    return [f"{sentence}{rough if slope.off > ROUGH else ''}."]
 
 
-def _flags(choice: Choice) -> str:
-    return f"--draft-type {choice.draft_type} --num-draft-tokens {choice.num_draft_tokens}"
+def _times(one: Row) -> str:
+    spread = f" ({_ends(one, 1, 2)})" if one["low"] is not None else ""
+    return f"{one['speedup']:.2f} times{spread}"
 
 
-def _times(estimate: Estimate) -> str:
-    spread = f" ({_ends(estimate, 1, 2)})" if estimate.low is not None else ""
-    return f"{estimate.value:.2f} times{spread}"
-
-
-def _ends(estimate: Estimate, scale: float, digits: int) -> str:
-    low, high = estimate.low or 0.0, estimate.high or 0.0
-    return f"{scale * low:.{digits}f} to {scale * high:.{digits}f}"
+def _ends(one: Row, scale: float, digits: int) -> str:
+    return f"{scale * (one['low'] or 0):.{digits}f} to {scale * (one['high'] or 0):.{digits}f}"
 
 
 def _share(value: float) -> str:
     return f"{100 * value:.0f} %"
-
-
-def _loss(autos: Sequence[Choice]) -> str:
-    return f"up to {100 * (1 - min(auto.speedup.value for auto in autos)):.0f} %"
-
-
-def described(errors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Describe the errors of predictions, in one sentence for each method."""
-    sentences = []
-    for by in dict.fromkeys(row["by"] for row in errors):
-        parts = [
-            f"{100 * row['median_error']:.0f} % on {row['draft_type']} ({row['n']} runs)"
-            for row in errors
-            if row["by"] == by
-        ]
-        sentences.append(f"Median error of speedups predicted by the {by}: {', '.join(parts)}.")
-    return sentences

@@ -3,7 +3,6 @@
 import random
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from engine.speculative.costs.step_costs import StepCosts
@@ -39,55 +38,40 @@ def chance_for(share: float, num_drafted: int) -> float:
     return chances[bisect_left(chances, share, key=lambda chance: acceptance(chance, num_drafted))]
 
 
-@dataclass
-class _Sequence:
-    """An answer and the progress through it. is_right: whether each token will be drafted correctly."""
-
-    answer: tuple[int, ...]
-    is_right: list[bool]
-    num_committed: int = 0
-
-
 class ControlledDrafter:
     """Knows the answer from the request's prediction, and drafts each token correctly with a given chance.
 
-    chance: of a drafted token being right; may be set between requests.
-    vocab_size: wrong tokens are below it. seed: makes the choice at each position reproducible.
-
-    Sequences without a prediction get no drafts.
+    chance: may be set between requests. vocab_size: wrong tokens are below it.
+    Which tokens are right depends on the answer alone. Sequences without a prediction get no drafts.
     """
 
     name = "controlled"
 
-    def __init__(self, vocab_size: int, seed: int = 1) -> None:
+    def __init__(self, vocab_size: int) -> None:
         self.chance = 1.0
         self.vocab_size = vocab_size
-        self.seed = seed
-        self._sequences: dict[int, _Sequence] = {}
+        self._drafts: dict[int, list[int]] = {}
 
     def open(self, start: SequenceStart) -> None:
-        """Store the answer and decide for each of its tokens whether it will be drafted correctly."""
-        rng = random.Random(self.seed)
-        drawn = [rng.random() < self.chance for _ in start.prediction]
-        self._sequences[start.seq] = _Sequence(tuple(start.prediction), drawn)
+        """Decide for each token of the answer whether it will be drafted correctly."""
+        rng = random.Random(repr(tuple(start.prediction)))
+        self._drafts[start.seq] = [
+            token if rng.random() < self.chance else (token + 1) % self.vocab_size
+            for token in start.prediction
+        ]
 
     def propose(self, query: DraftQuery) -> Draft:
         """Draft the next tokens of the answer, some of them changed to wrong ones."""
-        state = self._sequences[query.seq]
-        place = slice(state.num_committed, state.num_committed + query.limit)
-        tokens = [
-            token if is_right else (token + 1) % self.vocab_size
-            for token, is_right in zip(state.answer[place], state.is_right[place], strict=True)
-        ]
+        tokens = self._drafts[query.seq][: query.limit]
         return Draft(tokens, self.name, 0, 0.9) if tokens else NO_DRAFT
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         """Advance past committed tokens."""
-        self._sequences[seq].num_committed += len(tokens)
+        del self._drafts[seq][: len(tokens)]
 
     def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Do nothing: this drafter does not learn."""
 
     def close(self, seq: int) -> None:
         """Drop the sequence."""
-        del self._sequences[seq]
+        del self._drafts[seq]

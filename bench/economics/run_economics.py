@@ -1,25 +1,48 @@
 """`reprise bench economics`: measure when drafting pays for this model on this machine."""
 
 import argparse
-from collections.abc import Sequence
-from itertools import chain, zip_longest
+from collections.abc import Mapping
+from functools import partial
+from itertools import chain, product, zip_longest
+from typing import Any
+
+from rich.console import Console
 
 from bench import document, options, outputs
-from bench.decode.answering import Answering
-from bench.economics.controlled import forced_costs
-from bench.economics.report import EnergySource, print_report, rows, section
-from bench.economics.trials import LEVELS, DraftSetting, Trial, TrialRunner
+from bench.decode.answering import Answering, Arm, Case
+from bench.decode.comparing import chats_of, settings_of
+from bench.economics.controlled import PLACE, ControlledDrafter, chance_for, forced_costs
+from bench.economics.figures import INTERVALS, frame_of, section
+from bench.economics.trials import CONTROLLED, make_trials, with_predictions
 from bench.energy import EnergyMeter
 from bench.errors import BenchError
+from bench.experiment import Row
 from bench.local_engine import LocalEngine
-from bench.workloads import Chat, lengths_of, make_chats, own_chats
-from config.settings import Settings
+from bench.tables import Column, interval, pivoted, print_rows
+from bench.workloads import Chat, own_chats
 from engine.request import DraftType
 
 SUMMARY = "Measure when drafting pays, and advise which draft type and length to use."
 TYPES: tuple[DraftType, ...] = ("suffix", "ngram-mod", "ngram-simple")
 MODEL: DraftType = "draft-model"
+LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""The acceptance rates that are aimed at; the analysis uses the measured ones."""
+
+FORCED = "every draft verified, "
 _WIDTH = 120
+
+FITS = [
+    Column("num_draft_tokens", "draft tokens"), Column("n", "runs"), Column("a", "a", "1"),
+    Column("b", "b", "1"), Column("r_squared", "r²", "2"),
+    Column("step_cost", "step cost,\nplain steps", "2"), Column("break_even", "break-even", "3"),
+    Column(lambda row: interval(row, digits=3), "95 %"),
+]  # fmt: skip
+CHOICES = [
+    Column("workload", "workload"),
+    Column(lambda row: row["draft_type"] + (", gated" if row["is_gated"] else ""), "drafts"),
+    Column("num_draft_tokens", "max draft"), Column("n", "chats"), Column("acceptance", "accepted", "%"),
+    Column("share_drafted", "of answer", "%"), Column("speedup", "speedup", "2"), Column(interval, "95 %"),
+]  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,111 +58,112 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add(
         parser, model=None, draft_model=None, workloads=("edits", "passage", "free"), prompts=None,
         prompt_tokens=None, num_draft_tokens=(1, 2, 4, 8, 16), draft_types=TYPES, max_tokens=96,
-        repeats=1, seed=1,
-        **options.OUTPUTS,
+        repeats=1, seed=1, **options.OUTPUTS,
     )  # fmt: skip
-    parser.add_argument(
-        "--chats", type=options.count, default=6, metavar="N",
-        help="Chats of each workload, and as many for controlled acceptance; intervals need at least 3. "
-        "Default: 6.",
-    )  # fmt: skip
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Measure and print. Return 2 if the arguments cannot be combined, 1 if nothing could be measured."""
-    return outputs.run_command("reprise bench economics", _run, arguments)
+    text = "Chats of each workload, and as many for controlled acceptance; intervals need at least 3."
+    options.declare(parser, options.Flag("--chats", options.count, "N", 6, text))
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.draft_model and MODEL not in arguments.draft_types:
         arguments.draft_types += (MODEL,)
     options.check_drafts(arguments, (*TYPES, MODEL))
-    groups: list[list[DraftSetting]] = [
-        [(name, length) for name in arguments.draft_types] for length in sorted(arguments.num_draft_tokens)
-    ]
-    prompts = own_chats(arguments.prompts, arguments.workloads)
-    with EnergyMeter() as meter:
-        trials, record = _measure(arguments, groups, prompts, meter)
-        energy = EnergySource(meter.source, meter.reason)
+    own = own_chats(arguments.prompts, arguments.workloads)
+    with EnergyMeter() as meter, outputs.Work() as work:
+        trials, record = _measure(arguments, None if own is None else list(own), work, meter)
     if not trials:
         raise BenchError("every answer was too short to measure")
     curve = {int(one["width"]) - 1: one["seconds"] for one in record["cost_curve"]}
-    record["economics"] = section(trials, curve, energy)
+    found = record["economics"] = section(frame_of(trials), curve, meter.source, meter.reason)
     console = outputs.make_console(_WIDTH)
-    print_report(console, record["economics"])
+    _print(console, found)
     outputs.print_machine(console, record)
-    outputs.write(arguments, record, rows(trials))
+    outputs.write(arguments, record, found["points"])
     return 0
 
 
+run = partial(outputs.run_command, "reprise bench economics", _run)
+
+
 def _measure(
-    arguments: argparse.Namespace,
-    groups: Sequence[Sequence[DraftSetting]],
-    prompts: Sequence[Chat] | None,
-    meter: EnergyMeter,
-) -> tuple[list[Trial], document.Document]:
+    arguments: argparse.Namespace, chats: list[Chat] | None, work: outputs.Work, meter: EnergyMeter
+) -> tuple[list[Row], document.Document]:
     """Return all trials, and a result document without its section.
 
     The first engine runs as on a server, with step costs that it has just measured; the second one is made to
     verify every draft.
     """
-    lengths = [group[0][1] for group in groups]
-    trials: list[Trial] = []
-    with outputs.Work() as work:
-
-        def runner(local: LocalEngine) -> TrialRunner:
-            answering = Answering(local, arguments.max_tokens, arguments.seed, meter)
-            return TrialRunner(answering, arguments.repeats, work.advance)
-
-        with LocalEngine(_settings(arguments, Settings().num_draft_tokens)) as local:
-            chats = _chats(arguments, prompts, local)
-            record = document.new_document(arguments, local.engine.info, local.engine.costs)
-            controlled = _mixed(chats, arguments.chats)
-            drafts: list[list[DraftSetting]] = [[("auto", local.engine.settings.num_draft_tokens)]]
-            work.weight = len(chats) * (4 + sum(len(group) + 1 for group in groups))
-            work.weight += len(lengths) * (3 + len(controlled) * (2 + len(LEVELS)))
-            for number, chat in enumerate(chats):
-                work.begin(f"auto, as on a server: {chat.workload}")
-                trials += runner(local).compare(number, chat, drafts, is_gated=True)
-        with LocalEngine(_settings(arguments, max(lengths)), forced_costs(max(lengths))) as local:
-            work.begin("every draft verified: warming up")
-            runner(local).warm_up(chats[0], lengths)
-            for number, chat in controlled:
-                work.begin(f"every draft verified, controlled acceptance: {chat.workload}")
-                for length in lengths:
-                    trials += runner(local).control(number, chat, length)
-            for number, chat in enumerate(chats):
-                work.begin(f"every draft verified, real drafters: {chat.workload}")
-                trials += runner(local).compare(number, chat, groups, is_gated=False)
+    lengths, repeats = sorted(arguments.num_draft_tokens), arguments.repeats
+    groups = [{f"{name} {k}": Arm(name, k) for name in arguments.draft_types} for k in lengths]
+    # Step costs that another process measured earlier do not predict this run.
+    fixed = options.draft_model_settings(arguments) | {"max_rows": 1, "calibration_file": None}
+    with LocalEngine(settings_of(arguments, **fixed)) as local:
+        chats = chats or [*chain(*chats_of(arguments, local, arguments.chats, is_short=True))]
+        record = document.new_document(arguments, local.engine.info, local.engine.costs)
+        cases = {str(number): Case((chat,)) for number, chat in enumerate(chats)}
+        mixed = _mixed(cases, arguments.chats)
+        work.weight = len(cases) * (3 + sum(len(group) + 1 for group in groups) + 1) * repeats
+        work.weight += len(mixed) * (1 + len(lengths) * (1 + len(LEVELS))) * repeats
+        answering = Answering(local, arguments.max_tokens, arguments.seed, work, meter)
+        gated = [{"auto": Arm("auto", local.engine.settings.num_draft_tokens)}]
+        trials = make_trials(answering, cases, gated, repeats, "auto, as on a server: ", is_gated=True)
+    settings = settings_of(arguments, **fixed, num_draft_tokens=max(lengths))
+    with LocalEngine(settings, forced_costs(max(lengths))) as local:
+        answering = Answering(local, arguments.max_tokens, arguments.seed, work, meter)
+        oracle = ControlledDrafter(local.engine.info.vocab_size)
+        local.drafters[PLACE] = oracle
+        controlled = [{str(level): _controlled(oracle, level, k) for level in LEVELS} for k in lengths]
+        work.begin("every draft verified: warming up")
+        known = dict(with_predictions(answering, mixed))
+        for group, case in product(controlled, [*known.values()][:1]):
+            # The first step of a new shape may have to build kernels.
+            answering.run(case, group["1.0"])
+        stage = f"{FORCED}controlled acceptance: "
+        trials += make_trials(answering, known, controlled, repeats, stage, CONTROLLED)
+        trials += make_trials(answering, cases, groups, repeats, f"{FORCED}real drafters: ")
     return trials, record
 
 
-def _settings(arguments: argparse.Namespace, max_draft_tokens: int) -> Settings:
-    return Settings(
-        model=str(arguments.model) if arguments.model else None,
-        **options.draft_model_settings(arguments),
-        max_rows=1,
-        num_draft_tokens=max_draft_tokens,
-        prefix_cache_bytes=0,
-        # Step costs that another process measured earlier do not predict this run.
-        calibration_file=None,
-    )
+def _controlled(oracle: ControlledDrafter, level: float, length: int) -> Arm:
+    """Return an arm whose drafts come from the oracle alone: type draft-model uses no lookups."""
+
+    def prepare(local: LocalEngine) -> None:
+        local.engine.table_reset()
+        oracle.chance = chance_for(level, length)
+
+    return Arm(MODEL, length, prepare=prepare)
 
 
-def _chats(arguments: argparse.Namespace, prompts: Sequence[Chat] | None, local: LocalEngine) -> list[Chat]:
-    if prompts is not None:
-        return list(prompts)
-    chats = []
-    for name in arguments.workloads:
-        length = lengths_of(name, arguments.prompt_tokens)[0]
-        chats += make_chats(name, arguments.chats, arguments.seed, local.count_tokens, length)
-    return chats
-
-
-def _mixed(chats: Sequence[Chat], count: int) -> list[tuple[int, Chat]]:
-    """Return count chats with their numbers, alternating between workloads."""
-    groups: dict[str, list[tuple[int, Chat]]] = {}
-    for number, chat in enumerate(chats):
-        groups.setdefault(chat.workload, []).append((number, chat))
+def _mixed(cases: Mapping[str, Case], count: int) -> dict[str, Case]:
+    """Return count cases, alternating between workloads."""
+    groups: dict[str, list[str]] = {}
+    for name, case in cases.items():
+        groups.setdefault(case.chats[0].workload, []).append(name)
     turns = chain.from_iterable(zip_longest(*groups.values()))
-    return [one for one in turns if one is not None][:count]
+    return {name: cases[name] for name in [one for one in turns if one is not None][:count]}
+
+
+def _print(console: Console, found: Mapping[str, Any]) -> None:
+    """Print the tables and then the advice."""
+    plain = f"{found['plain_tps']:.1f} tokens/s"
+    title = f"Tokens/s = a + b * acceptance, for drafts that are free to make; plain decoding: {plain}"
+    print_rows(console, found["fits"], FITS, title)
+    title = "Draft types and lengths, compared with plain decoding of the same chats"
+    print_rows(console, found["choices"], CHOICES, title)
+    buckets = sorted(found["buckets"], key=lambda row: row["num_draft_tokens"])
+    table, columns = pivoted(
+        buckets, [Column("label", "acceptance")], "num_draft_tokens",
+        lambda row: f"{row['speedup']:.2f} ({row['n']})", "{} drafted",
+    )  # fmt: skip
+    table.sort(key=lambda row: int(row["label"].split()[0]))
+    title = "Speedup by acceptance (number of runs), every draft verified"
+    print_rows(console, table, columns, title)
+    count, failed = len(found["points"]), sum(row["parity"] == "FAIL" for row in found["points"])
+    console.print(
+        f"{failed} of {count} drafted answers differ from the plain ones; run reprise verify."
+        if failed
+        else f"All {count} drafted answers equal the plain ones, token by token."
+    )
+    console.print(INTERVALS, style="dim")
+    for sentence in found["advice"]:
+        console.print(f"- {sentence}", highlight=False, markup=False)

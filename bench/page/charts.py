@@ -1,4 +1,4 @@
-"""Vega-Lite charts, as plain dictionaries: dots, lines and cells, with menus and pressable legends."""
+"""Vega-Lite charts as plain dictionaries: dots, lines, points and cells, with menus and legends to press."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 Row = Mapping[str, Any]
 Spec = dict[str, Any]
 
-SHARES = ("acceptance", "drafted_share", "known", "occupancy", "overwritten", "coverage")
+SHARES = ("acceptance", "drafted_share", "known", "occupancy", "overwritten", "coverage", "accepted")
 """Measures that are shares, shown as percentages."""
 
 MEASURES = {
@@ -21,31 +21,95 @@ MEASURES = {
 """What plots can show, by the names in rows."""
 
 ABOVE_PLAIN = {"type": "quantitative", "scale": {"domainMid": 1, "range": ["#e8833a", "#f3f1ea", "#4aa3ea"]}}
+_SHOWS_SHARE = " || ".join(f"measure == '{name}'" for name in SHARES)
 
 
-def measures_of(rows: Sequence[Row], names: Sequence[str] = tuple(MEASURES)) -> list[str]:
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def known(rows: Sequence[Row], *names: str) -> list[str]:
     """Return the names of measures that at least one row has as a number."""
-    return [name for name in names if any(isinstance(row.get(name), int | float) for row in rows)]
+    return [name for name in names or MEASURES if any(is_number(row.get(name)) for row in rows)]
 
 
-def menu(name: str, label: str, options: Sequence[Any], labels: Sequence[str] | None = None) -> Spec:
-    """Return a parameter that the reader sets with a menu."""
-    bind = {"input": "select", "options": list(options), "name": label}
-    return {"name": name, "value": options[0], "bind": bind | ({"labels": list(labels)} if labels else {})}
+def chart(
+    title: str,
+    mark: str,
+    rows: Sequence[Row],
+    x: str,
+    y: str,
+    series: str = "",
+    panel: str | None = None,
+    *,
+    measures: Sequence[str] = (),
+    menus: Mapping[str, str] | None = None,
+    about: Sequence[str] = (),
+    titles: tuple[str | None, str | None] = (None, None),
+    scales: tuple[Spec, Spec] = ({}, {"zero": False}),
+    x_type: str = "quantitative",
+    layers: Sequence[Spec] = (),
+    note: str = "",
+    width: int | None = None,
+    **own: Any,
+) -> Spec:
+    """Return a chart, a part of the page.
 
-
-def tooltip(rows: Sequence[Row], *names: str) -> list[Spec]:
-    """Return the fields of a tooltip, of those that rows have; shares and other numbers are formatted."""
-    return [
+    mark: "dots", "lines", "points" or "cells", see below. panel: a plot for each of this field's values.
+    measures: what the field named value shows; the reader chooses. menus: fields by which the reader filters,
+    with the names of their menus. about: more fields of tooltips. layers: drawn below the marks.
+    width: minimum width of each panel. own: arguments of the mark.
+    """
+    menus = menus or {}
+    rows = [{name: v for name, v in row.items() if not isinstance(v, list | Mapping)} for row in rows]
+    params = [menu(f"by_{field}", name, rows, field) for field, name in menus.items()]
+    transform: list[Spec] = [{"filter": f"datum['{field}'] == by_{field}"} for field in menus]
+    if measures:
+        bind = {"input": "select", "options": measures, "name": "Show"}
+        bind["labels"] = [MEASURES.get(name, name.replace("_", " ")) for name in measures]
+        params.insert(0, {"name": "measure", "value": measures[0], "bind": bind})
+        transform += [
+            {"calculate": f"datum[measure + '{suffix}']", "as": name}
+            for name, suffix in {"value": "", "low": "_low", "high": "_high", "best": "_best"}.items()
+        ]
+    names = [name for name in (panel, y, series, x, *menus, *measures, *about) if name and name != "value"]
+    tooltip = [
         {"field": name, "title": name.replace("_", " ")}
         | ({"format": ".1%"} if name in SHARES else {"format": ".3~g"} if name in MEASURES else {})
         for name in dict.fromkeys(names)
         if all(name in row for row in rows)
     ]
+    axes = {}
+    for name, field, scale, heading in zip("xy", (x, y), scales, titles, strict=True):
+        axes[name] = {"field": field, "type": "quantitative", "title": heading, "scale": scale}
+        if field == "value" and measures:
+            axes[name]["axis"] = {"labelExpr": f"format(datum.value, ({_SHOWS_SHARE}) ? '.0%' : ',.3~r')"}
+        elif field in SHARES:
+            axes[name]["axis"] = {"format": ".0%"}
+    axes["x"]["type"] = x_type
+    if mark == "dots":
+        view = _dots(rows, axes, series, tooltip, measures[0], **own)
+    elif mark == "cells":
+        view = _cells(rows, axes, series, tooltip, **own)
+    else:
+        view = _lines(axes, series, tooltip, has_lines=mark == "lines")
+    view["layer"] = [*layers, *view["layer"]]
+    spec: Spec = {"data": {"values": rows}, "params": params, "transform": transform}
+    if panel is None:
+        spec |= view
+    else:
+        spec |= {"facet": {"field": panel, "type": "nominal", "sort": None}, "spec": view}
+        spec |= {"resolve": {"axis": {"x": "independent"}}} if mark == "cells" else {}
+    return {"kind": "chart", "title": title, "note": note, "spec": spec, "panel": width}
 
 
-def _switch(series: str) -> Spec:
-    return {"name": "shown", "select": {"type": "point", "fields": [series]}, "bind": "legend"}
+def menu(name: str, label: str, rows: Sequence[Row], field: str) -> Spec:
+    """Return a parameter that the reader sets to one of a field's values, with a menu."""
+    options = list(dict.fromkeys(row.get(field) for row in rows))
+    return {
+        "name": name, "value": options[0], "bind": {"input": "select", "options": options, "name": label}
+    }  # fmt: skip
 
 
 def _by_series(series: str) -> Spec:
@@ -55,168 +119,105 @@ def _by_series(series: str) -> Spec:
     }
 
 
-def dots(
-    rows: Sequence[Row],
-    label: str,
-    series: str,
-    measures: Sequence[str],
-    menus: Mapping[str, str] | None = None,
-    about: Sequence[str] = (),
-) -> Spec:
-    """Draw a dot for each row, in a band for its label and a lane for its series; the best label comes first.
+def _switch(series: str) -> Spec:
+    return {"name": "shown", "select": {"type": "point", "fields": [series]}, "bind": "legend"}
 
-    measures: the reader chooses one; NAME_low and NAME_high are drawn as its range, and NAME_best as a tick.
-    menus: fields by which the reader filters, with the names of their menus. about: more fields of tooltips.
+
+def _dots(
+    rows: Sequence[Row],
+    axes: Spec,
+    series: str,
+    tooltip: Sequence[Spec],
+    measure: str,
+    is_sorted: bool = True,
+) -> Spec:
+    """Draw a dot for each row, in a band for y and a lane for its series; the best band comes first.
+
+    NAME_low and NAME_high of the chosen measure are drawn as its range, and NAME_best as a tick.
     """
-    menus = menus or {}
-    params = [menu("measure", "Show", measures, [MEASURES.get(name, name) for name in measures])]
-    params += [
-        menu(f"by_{field}", name, list(dict.fromkeys(row.get(field) for row in rows)))
-        for field, name in menus.items()
-    ]
-    transform: list[Spec] = [{"filter": f"datum['{field}'] == by_{field}"} for field in menus]
-    transform += [
-        {"calculate": f"datum[measure + '{suffix}']", "as": name}
-        for name, suffix in {"shown_value": "", "low": "_low", "high": "_high", "best": "_best"}.items()
-    ]
-    shares = " || ".join(f"measure == '{name}'" for name in SHARES)
-    x = {
-        "type": "quantitative",
-        "axis": {"labelExpr": f"format(datum.value, ({shares}) ? '.0%' : ',.3~r')"},
-        "scale": {"zero": False},
-        "title": None,
+    label, x = axes["y"]["field"], axes["x"] | {"scale": {"zero": False}}
+    best: dict[Any, float] = {}
+    for row in rows:
+        best[row.get(label)] = max(best.get(row.get(label), 0), row.get(measure) or 0)
+    order = sorted(best, key=best.__getitem__, reverse=True) if is_sorted else None
+    y = {"field": label, "type": "nominal", "title": None, "sort": order}
+    bands = {"y": y, "yOffset": {"field": series, "type": "nominal"}}
+    shape = {"shape": {"field": series, "type": "nominal", "legend": None}, "tooltip": tooltip}
+    colored = _by_series(series)
+    marks: dict[str, tuple[Spec, Spec]] = {
+        "low": ({"type": "rule", "strokeWidth": 3, "aria": False}, {"x2": {"field": "high"}} | colored),
+        "best": ({"type": "tick", "thickness": 2, "aria": False}, {}),
+        "value": ({"type": "point", "filled": True, "size": 70}, shape | colored),
     }
-    best = {
-        name: max((row.get(measures[0]) or 0 for row in rows if row.get(label) == name), default=0)
-        for name in dict.fromkeys(row.get(label) for row in rows)
-    }
-    bands = {
-        "y": {
-            "field": label,
-            "type": "nominal",
-            "title": None,
-            "sort": sorted(best, key=best.__getitem__)[::-1],
-        },
-        "yOffset": {"field": series, "type": "nominal"},
-    }
-    dot = {"x": {"field": "shown_value"} | x, "shape": {"field": series, "type": "nominal", "legend": None}}
-    dot["tooltip"] = tooltip(rows, label, series, *menus, *measures, *about)
-    span = {"x": {"field": "low"} | x, "x2": {"field": "high"}}
-    marks: list[tuple[Spec, Spec, str]] = [
-        ({"type": "rule", "strokeWidth": 3, "aria": False}, span | _by_series(series), "low"),
-        ({"type": "tick", "thickness": 2, "aria": False}, {"x": {"field": "best"} | x}, "best"),
-        ({"type": "point", "filled": True, "size": 70}, dot | _by_series(series), "shown_value"),
-    ]
     layers: list[Spec] = [
-        {"transform": [{"filter": f"isValid(datum.{field})"}], "mark": mark, "encoding": bands | encoding}
-        for mark, encoding, field in marks
-    ]
+        {
+            "transform": [{"filter": f"isValid(datum.{field})"}], "mark": mark,
+            "encoding": bands | {"x": x | {"field": field}} | encoding,
+        }
+        for field, (mark, encoding) in marks.items()
+    ]  # fmt: skip
     layers[-1]["params"] = [_switch(series)]
-    plain: Spec = {
-        "data": {"values": [{"plain": 1}]},
-        "transform": [{"filter": "measure == 'speedup' || measure == 'tokens_per_forward'"}],
-        "mark": {"type": "rule", "aria": False},
-        "encoding": {"x": {"field": "plain"} | x},
-    }
+    plain = rule("x", 1)
+    plain["transform"] = [{"filter": "measure == 'speedup' || measure == 'tokens_per_forward'"}]
+    plain["encoding"]["x"] = x | {"field": "at"}
+    count = len(best) * (1 + len({row.get(series) for row in rows}))
+    return {"height": 15 * count, "layer": [plain, *layers]}
+
+
+def _lines(axes: Spec, series: str, tooltip: Sequence[Spec], has_lines: bool = True) -> Spec:
+    """Draw points, joined by lines."""
+    mark: Spec = {"type": "line", "point": {"size": 45}, "strokeWidth": 1.6}
+    encoding = axes | _by_series(series) | {"tooltip": tooltip}
+    if not has_lines:
+        mark = {"type": "point", "filled": True}
+        encoding["shape"] = {"field": series, "type": "nominal", "legend": None}
+    return {"height": 220, "layer": [{"params": [_switch(series)], "mark": mark, "encoding": encoding}]}
+
+
+def _cells(
+    rows: Sequence[Row],
+    axes: Spec,
+    series: str,
+    tooltip: Sequence[Spec],
+    text: str = "",
+    tint: Spec = ABOVE_PLAIN,
+    sort: str | None = None,
+) -> Spec:
+    """Draw a tinted cell with a text for each row. series: the field that tints it. text: another field."""
+    for axis in axes.values():
+        axis |= {"type": "ordinal", "sort": sort, "scale": {}}
+    axes["x"]["axis"] = {"labelAngle": 0}
+    written = {"field": text} if text else {"field": series, "format": ".2f"}
+    shade = {"color": {"field": series, "legend": None} | tint, "tooltip": tooltip}
     return {
-        "data": {"values": list(rows)}, "params": params, "transform": transform,
-        "height": 15 * len(best) * (1 + len({row.get(series) for row in rows})), "layer": [plain, *layers],
+        "height": 26 * len({row[axes["y"]["field"]] for row in rows}), "encoding": axes,
+        "layer": [
+            {"mark": {"type": "rect", "cornerRadius": 3}, "encoding": shade},
+            {"mark": {"type": "text", "color": "#111", "aria": False}, "encoding": {"text": written}},
+        ],
     }  # fmt: skip
 
 
-def lines(
-    rows: Sequence[Row],
-    x: str,
-    y: str,
-    series: str,
-    panel: str | None = None,
-    *,
-    titles: tuple[str, str] = ("", ""),
-    menus: Sequence[Spec] = (),
-    transform: Sequence[Spec] = (),
-    has_lines: bool = True,
-    scales: tuple[Spec, Spec] = ({}, {"zero": False}),
-    rules: Sequence[Spec] = (),
-    about: Sequence[str] = (),
-    kind: str = "quantitative",
-) -> Spec:
-    """Draw points, joined by lines, over two axes; with panel, in one plot for each of its values.
-
-    rules: further layers. scales: of both axes. kind: type of the x axis. about: further fields of tooltips.
-    """
-    axis = {"format": ".0%"} if y in SHARES or y == "accepted" else {}
-    encoding = {
-        "x": {"field": x, "type": kind, "title": titles[0], "scale": scales[0]},
-        "y": {"field": y, "type": "quantitative", "title": titles[1], "scale": scales[1], "axis": axis},
-        "shape": {"field": series, "type": "nominal", "legend": None},
-        "tooltip": tooltip(rows, *([panel] if panel else []), series, x, y, *about),
-    } | _by_series(series)
-    points = {
-        "params": [_switch(series)],
-        "mark": {"type": "line", "point": {"size": 45}, "strokeWidth": 1.6}
-        if has_lines
-        else {"type": "point", "filled": True},
-        "encoding": encoding
-        if not has_lines
-        else {name: one for name, one in encoding.items() if name != "shape"},
-    }
-    view: Spec = {"height": 220, "layer": [*rules, points]}
-    shared: Spec = {"data": {"values": list(rows)}, "params": list(menus), "transform": list(transform)}
-    if panel is None:
-        return shared | view
-    return shared | {"facet": {"field": panel, "type": "nominal", "sort": None}, "spec": view}
-
-
-def cells(
-    rows: Sequence[Row],
-    x: str,
-    y: str,
-    value: str,
-    panel: str | None = None,
-    *,
-    text: Spec | None = None,
-    color: Spec | None = None,
-    titles: tuple[str, str] = ("", ""),
-    about: Sequence[str] = (),
-) -> Spec:
-    """Draw a tinted cell with a text for each row. text, color: encodings; by default of the value."""
-    axes = {
-        "x": {"field": x, "type": "ordinal", "title": titles[0], "axis": {"labelAngle": 0}, "sort": None},
-        "y": {"field": y, "type": "ordinal", "title": titles[1], "sort": None},
-    }
-    shade = {"field": value, "legend": None} | (color or ABOVE_PLAIN)
-    described = tooltip(rows, *([panel] if panel else []), y, x, value, *about)
-    layer = [
-        {"mark": {"type": "rect", "cornerRadius": 3}, "encoding": {"color": shade, "tooltip": described}},
-        {
-            "mark": {"type": "text", "color": "#111", "aria": False},
-            "encoding": {"text": text or {"field": value, "format": ".2f"}},
-        },
-    ]
-    view = {"height": 26 * len({row[y] for row in rows}), "encoding": axes, "layer": layer}
-    data = {"data": {"values": list(rows)}}
-    if panel is None:
-        return data | view
-    return data | {
-        "facet": {"field": panel, "type": "nominal", "sort": None},
-        "spec": view,
-        "resolve": {"axis": {"x": "independent"}},
-    }
-
-
-def rule(axis: str, value: float, dashed: bool = False) -> Spec:
+def rule(axis: str, value: float) -> Spec:
     """Return a layer with a line at one value of an axis."""
-    mark = {"type": "rule", "aria": False, "strokeDash": [5, 4] if dashed else [1, 0]}
+    encoding = {axis: {"field": "at", "type": "quantitative"}}
     return {
         "data": {"values": [{"at": value}]},
-        "mark": mark,
-        "encoding": {axis: {"field": "at", "type": "quantitative"}},
+        "mark": {"type": "rule", "aria": False},
+        "encoding": encoding,
     }
 
 
-def segment(points: Sequence[tuple[float, float]], names: tuple[str, str]) -> Spec:
-    """Return a layer with a dashed line through points. names: of the fields, which the axes share."""
-    values = [dict(zip(names, point, strict=True)) for point in points]
-    encoding = {axis: {"field": name, "type": "quantitative"} for axis, name in zip("xy", names, strict=True)}
-    mark = {"type": "line", "strokeDash": [5, 4], "color": "gray", "aria": False}
-    return {"data": {"values": values}, "mark": mark, "encoding": encoding}
+def curve(x: str, y: str, points: Sequence[tuple[float, float]] | None = None, **more: Any) -> Spec:
+    """Return a layer with a line over fields that the axes share: dashed through points, else of the rows."""
+    encoding = {axis: {"field": name, "type": "quantitative"} for axis, name in (("x", x), ("y", y))}
+    mark: Spec = {"type": "line", "aria": False}
+    if points is None:
+        filtered = [{"filter": f"isValid(datum.{y})"}]
+        return {"transform": filtered, "mark": mark, "encoding": encoding | more}
+    values = [{x: one, y: other} for one, other in points]
+    return {
+        "data": {"values": values},
+        "mark": mark | {"strokeDash": [5, 4], "color": "gray"},
+        "encoding": encoding,
+    }

@@ -74,8 +74,6 @@
   const FORMATS = {
     times: (value) => `${value.toFixed(value >= 10 ? 1 : 2)}×`,
     share: (value) => `${(100 * value).toFixed(Math.abs(value) < 0.0995 && value !== 0 ? 1 : 0)} %`,
-    fixed2: (value) => value.toFixed(2),
-    bytes: (value) => `${(value / 2 ** 30).toFixed(1)} GiB`,
     number: (value) => value.toLocaleString("en-GB", { maximumFractionDigits: value && Math.abs(value) < 100 ? Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value)))) : 0 }),
   };
 
@@ -92,8 +90,8 @@
     const body = h("tbody");
     const fill = (sorted) => body.replaceChildren(...sorted.map((row) => h("tr", {}, columns.map(({ name, format }) =>
       h("td", { class: isRight(name) ? "number" : null }, shown(row[name], format))))));
-    const headings = columns.map(({ name, label, help }) => h("th", { scope: "col", "aria-sort": "none", class: isRight(name) ? "number" : null },
-      h("button", { type: "button", title: help ?? null, onclick: () => sort(name) }, label)));
+    const headings = columns.map(({ name, label }) => h("th", { scope: "col", "aria-sort": "none", class: isRight(name) ? "number" : null },
+      h("button", { type: "button", onclick: () => sort(name) }, label)));
     const sort = (name) => {
       const at = columns.findIndex((column) => column.name === name);
       // Numbers start descending, because the largest ones are usually wanted.

@@ -3,20 +3,15 @@
 A part is a dictionary whose "kind" is a function of page.js.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.page.charts import SHARES, Row, Spec
+from bench.page.charts import SHARES, Row
 
 Document = Mapping[str, Any]
 Part = dict[str, Any]
 Built = tuple[str, list[Part]] | None
 """A sentence that sums a section up, and its parts; None without data."""
-
-TIMES = (
-    "speedup", "speedup_low", "speedup_high", "best_width_speedup", "measured_speedup", "predicted",
-    "measured",
-)  # fmt: skip
 
 
 def rows_of(document: Document, section: str, part: str = "rows") -> list[dict[str, Any]]:
@@ -26,41 +21,24 @@ def rows_of(document: Document, section: str, part: str = "rows") -> list[dict[s
     return [dict(row) for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a value is a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def pick(row: Row, names: Iterable[str]) -> dict[str, Any]:
-    """Return some fields of a row."""
-    return {name: row[name] for name in names if name in row}
-
-
-def chart(title: str, spec: Spec, note: str = "", panel: int | None = None) -> Part:
-    """Return the part of a chart. panel: minimum width of each of its plots."""
-    return {"kind": "chart", "title": title, "note": note, "spec": spec, "panel": panel}
-
-
 def table(title: str, rows: Sequence[Row], without: Sequence[str] = ()) -> Part:
     """Return a table of all fields of the rows that are not nested."""
+    fields = dict.fromkeys(name for row in rows for name in row)
+    found: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in fields}
     names = [
         name
-        for name in dict.fromkeys(name for row in rows for name in row)
+        for name, values in found.items()
         if name not in without
-        and any(row.get(name) is not None for row in rows)
-        and not any(isinstance(row.get(name), list | Mapping) for row in rows)
+        and any(value is not None for value in values)
+        and not any(isinstance(value, list | Mapping) for value in values)
     ]
     columns = [{"name": name, "label": name.replace("_", " "), "format": _format(name)} for name in names]
-    return {
-        "kind": "table",
-        "title": title,
-        "columns": columns,
-        "rows": [pick(r, names) for r in rows],
-    }
+    shown = [{name: row[name] for name in names if name in row} for row in rows]
+    return {"kind": "table", "title": title, "columns": columns, "rows": shown}
 
 
 def _format(name: str) -> str | None:
-    if name in TIMES:
+    if "speedup" in name.split("_") or name in ("predicted", "measured"):
         return "times"
     return "share" if name in SHARES or name.endswith("_share") or name == "of_best_width" else None
 
@@ -75,23 +53,10 @@ def note_part(text: str) -> Part:
     return {"kind": "note", "text": text}
 
 
-def day(document: Document) -> str:
-    """Return the day of a document."""
-    return str(document.get("date") or "an unknown day")[:10]
-
-
-def measured_on(document: Document) -> str:
-    """Return when, where and with which model a document was measured, in a sentence."""
-    machine, model = document.get("machine") or {}, document.get("model") or {}
-    cores = f", {machine['cores']} cores" if machine.get("cores") else ""
-    name = f"; model {model['name']}" if model.get("name") else ""
-    return f"Measured on {day(document)} on {machine.get('cpu') or 'an unknown machine'}{cores}{name}."
-
-
-def by_position(rows: Sequence[Row], case: str, series: str) -> list[dict[str, Any]]:
-    """Return a point for each position in the draft."""
+def by_position(rows: Sequence[Row], *names: str) -> list[dict[str, Any]]:
+    """Return a point for each position in the draft, with some fields of its row."""
     return [
-        {case: row[case], series: row[series], "position": at, "accepted": share}
+        {name: row[name] for name in names} | {"position": at, "accepted": share}
         for row in rows
         for at, share in enumerate(row.get("acceptance_by_position") or (), 1)
         if share is not None

@@ -39,6 +39,5 @@ def _document(text: str) -> dict[str, Any]:
         return document.read(Path(text))
     except OSError as fault:
         raise argparse.ArgumentTypeError(f"cannot read {text}: {fault.strerror}") from None
-
     except ValueError as fault:
         raise argparse.ArgumentTypeError(str(fault)) from None

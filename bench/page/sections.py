@@ -4,105 +4,11 @@ A section exists if a document has data for it; if several have, the reader choo
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from bench.page import comparisons, decoding, economics, settings
-from bench.page.parts import Built, Document, Part, day, is_number, measured_on
-
-
-def report(documents: Sequence[Document]) -> list[Part]:
-    """Return all sections of a page, in order."""
-    names = _names(documents)
-    found = [_top(documents)]
-    for section_id, (title, short, build) in SECTIONS.items():
-        variants = []
-        for one, name in zip(documents, names, strict=True):
-            if (built := build(one)) is not None:
-                lead, parts = built
-                variants.append({"name": name, "lead": lead, "measured": [measured_on(one)], "parts": parts})
-        if variants:
-            found.append({"id": section_id, "title": title, "short": short, "variants": variants})
-        if section_id == "acceptance" and (costs := decoding.costs(documents, names)):
-            found.append(costs)
-    return [*found, _sources(documents)]
-
-
-def _names(documents: Sequence[Document]) -> list[str]:
-    """Return a distinct name for each document: the properties that distinguish it from the others."""
-    properties = [
-        [
-            str((one.get("machine") or {}).get("cpu") or "unknown machine"),
-            str((one.get("model") or {}).get("name") or "no model"),
-            day(one),
-            " ".join(str(one.get("command") or "").split()[2:3]),
-        ]
-        for one in documents
-    ]
-    telling = [at for at in range(4) if len({row[at] for row in properties}) > 1]
-    names = [", ".join(row[at] for at in telling if row[at]) for row in properties]
-    return [
-        name if name and names.count(name) == 1 else f"{name or 'document'} ({number})"
-        for number, name in enumerate(names, 1)
-    ]
-
-
-def _top(documents: Sequence[Document]) -> Part:
-    rows = next((rows for one in documents if (rows := decoding.decode_rows(one))), [])
-    whole = [row for row in rows if row.get("turn") is None and is_number(row.get("speedup"))]
-    items = []
-    if whole:
-        most, least = (pick(whole, key=lambda row: row["speedup"]) for pick in (max, min))
-        items = [
-            [
-                f"{row['speedup']:.2f}\N{MULTIPLICATION SIGN}",
-                f"{which} speedup: {row['workload']}, {row['series']}",
-            ]
-            for which, row in (("highest", most), ("lowest", least))
-        ]
-        judged = [row for row in whole if row.get("parity")]
-        passed = sum(row["parity"] == "PASS" for row in judged)
-        items += [[f"{passed} of {len(judged)}", "with the same tokens as plain decoding"]] if judged else []
-    lead = (
-        "Reprise drafts text that it has already seen; the model verifies each draft in one forward pass. "
-        "These are measurements of that, compared with plain decoding of the same prompts."
-    )
-    measured = [measured_on(documents[0])] if len(documents) == 1 else []
-    parts = [{"kind": "headline", "items": items}] if items else []
-    return {
-        "id": "top",
-        "title": "Speedup from drafting",
-        "variants": [{"name": "", "lead": lead, "measured": measured, "parts": parts}],
-    }
-
-
-def _sources(documents: Sequence[Document]) -> Part:
-    items: list[list[str]] = []
-    for one in documents:
-        machine, model = one.get("machine") or {}, one.get("model") or {}
-        items.append(
-            [
-                f"{day(one)}, at a load of {machine.get('load_at_start', 'unknown')}",
-                str(one.get("command") or "unknown command"),
-            ]
-        )
-        facts = (
-            {"reprise": one.get("reprise")}
-            | machine
-            | {f"model {name}": value for name, value in model.items()}
-        )
-        items += [
-            [
-                name.replace("_", " "),
-                f"{value / 2**30:.1f} GiB" if name.endswith("_bytes") and is_number(value) else str(value),
-            ]
-            for name, value in facts.items()
-            if value is not None
-            and name != "load_at_start"
-            and not (one is not documents[0] and documents[0].get("machine") == machine)
-        ]
-    lead = "To reproduce the figures, run these commands on the machines listed with them."
-    variant = {"name": "", "lead": lead, "measured": [], "parts": [{"kind": "sources", "items": items}]}
-    return {"id": "sources", "title": "Sources", "short": "Sources", "variants": [variant]}
-
+from bench.page.charts import is_number
+from bench.page.parts import Built, Document, Part
 
 SECTIONS: dict[str, tuple[str, str, Callable[[Document], Built]]] = {
     "speedup": ("Speedup", "Speedup", decoding.speedup),
@@ -117,3 +23,95 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Document], Built]]] = {
     "replay": ("Replayed without a model", "Replay", comparisons.replay),
 }
 """By id: the title, the name in the table of contents, and the function that builds it from a document."""
+
+
+def report(documents: Sequence[Document]) -> list[Part]:
+    """Return all sections of a page, in order."""
+    names = _names(documents)
+    found = [_top(documents)]
+    for section_id, (title, short, build) in SECTIONS.items():
+        built = [(name, one, build(one)) for one, name in zip(documents, names, strict=True)]
+        variants = [_variant(*parts, [one], name) for name, one, parts in built if parts is not None]
+        if variants:
+            found.append({"id": section_id, "title": title, "short": short, "variants": variants})
+        if section_id == "acceptance" and (costs := decoding.costs(documents, names)):
+            variants = [_variant(*costs)]
+            found.append({"id": "costs", "title": "Cost curve", "short": "Costs", "variants": variants})
+    return [*found, _sources(documents)]
+
+
+def _variant(lead: str, parts: Sequence[Part], of: Sequence[Document] = (), name: str = "") -> Part:
+    """Return a section as made from some documents; when, where and with which model they were measured."""
+    measured = []
+    for one in of:
+        machine, model = one.get("machine") or {}, one.get("model") or {}
+        cores = f", {machine['cores']} cores" if machine.get("cores") else ""
+        with_model = f"; model {model['name']}" if model.get("name") else ""
+        place = machine.get("cpu") or "an unknown machine"
+        measured.append(f"Measured on {_day(one)} on {place}{cores}{with_model}.")
+    return {"name": name, "lead": lead, "measured": list(dict.fromkeys(measured)), "parts": list(parts)}
+
+
+def _day(document: Document) -> str:
+    return str(document.get("date") or "an unknown day")[:10]
+
+
+def _names(documents: Sequence[Document]) -> list[str]:
+    """Return a distinct name for each document: the properties that distinguish it from the others."""
+    properties = [
+        (
+            str((one.get("machine") or {}).get("cpu") or "unknown machine"),
+            str((one.get("model") or {}).get("name") or "no model"),
+            _day(one),
+            " ".join(str(one.get("command") or "").split()[2:3]),
+        )
+        for one in documents
+    ]
+    telling = [at for at, values in enumerate(zip(*properties, strict=True)) if len(set(values)) > 1]
+    names = [", ".join(row[at] for at in telling if row[at]) for row in properties]
+    return [
+        name if name and names.count(name) == 1 else f"{name or 'document'} ({number})"
+        for number, name in enumerate(names, 1)
+    ]
+
+
+def _top(documents: Sequence[Document]) -> Part:
+    rows = next((rows for one in documents if (rows := decoding.decode_rows(one))), [])
+    whole = [row for row in rows if row.get("turn") is None and is_number(row.get("speedup"))]
+    items = []
+    if whole:
+        for which, end in (("highest", max), ("lowest", min)):
+            row: dict[str, Any] = end(whole, key=lambda row: row["speedup"])
+            about = f"{which} speedup: {row['workload']}, {row['series']}"
+            items.append([f"{row['speedup']:.2f}\N{MULTIPLICATION SIGN}", about])
+        judged = [row["parity"] == "PASS" for row in whole if row.get("parity")]
+        of_judged = f"{sum(judged)} of {len(judged)}"
+        items += [[of_judged, "with the same tokens as plain decoding"]] if judged else []
+    lead = (
+        "Reprise drafts text that it has already seen; the model verifies each draft in one forward pass. "
+        "These are measurements of that, compared with plain decoding of the same prompts."
+    )
+    variant = _variant(
+        lead, [{"kind": "headline", "items": items}] if items else [],
+        documents if len(documents) == 1 else (),
+    )  # fmt: skip
+    return {"id": "top", "title": "Speedup from drafting", "variants": [variant]}
+
+
+def _sources(documents: Sequence[Document]) -> Part:
+    items: list[list[str]] = []
+    for one in documents:
+        machine, model = dict(one.get("machine") or {}), one.get("model") or {}
+        when = f"{_day(one)}, at a load of {machine.pop('load_at_start', 'unknown')}"
+        items.append([when, str(one.get("command") or "unknown command")])
+        if one is not documents[0] and documents[0].get("machine") == one.get("machine"):
+            continue
+        facts = {"reprise": one.get("reprise")} | machine | {f"model {name}": v for name, v in model.items()}
+        for name, value in facts.items():
+            if value is not None:
+                is_bytes = name.endswith("_bytes") and is_number(value)
+                shown = f"{value / 2**30:.1f} GiB" if is_bytes else str(value)
+                items.append([name.replace("_", " "), shown])
+    lead = "To reproduce the figures, run these commands on the machines listed with them."
+    variants = [_variant(lead, [{"kind": "sources", "items": items}])]
+    return {"id": "sources", "title": "Sources", "short": "Sources", "variants": variants}

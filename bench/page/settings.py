@@ -2,177 +2,141 @@
 
 from typing import Any
 
-from bench.page.charts import Spec, cells, dots, lines, measures_of, menu, rule
-from bench.page.parts import Built, Document, Part, chart, is_number, pick, rows_of, table
+from bench.page.charts import chart, is_number, known, menu, rule
+from bench.page.parts import Built, Document, Part, rows_of, table
 
 ALL = "mean of all"
+_OF_TABLES = (
+    "tokens_per_forward", "known", "occupancy", "overwritten", "acceptance", "speedup", "collisions",
+)  # fmt: skip
+Rows = list[dict[str, Any]]
 
 
 def sweep(document: Document) -> Built:
     """Return the section on settings."""
-    parts = [
-        part
-        for name, draw in (
-            ("grid", _grid),
-            ("measured", _measured_grid),
-            ("table_sizes", _table_sizes),
-            ("ngram_sizes", _ngram_sizes),
-            ("gate", _gate),
-            ("warm", _warm),
-        )
-        if (rows := rows_of(document, "sweep", name))
-        for part in [*draw(rows), table(f"{name.replace('_', ' ')}, as a table", rows)]
-    ]
+    parts = []
+    for name, draw in (
+        ("grid", _grid), ("measured", _measured), ("table_sizes", _table_sizes),
+        ("ngram_sizes", _ngram_sizes), ("gate", _gate), ("warm", _warm),
+    ):  # fmt: skip
+        if rows := rows_of(document, "sweep", name):
+            parts += [*draw(rows), table(f"{name.replace('_', ' ')}, as a table", rows)]
     if not parts:
         return None
-    known = [row for row in rows_of(document, "sweep", "grid") if is_number(row.get("speedup"))]
-    lead = "The effect of single settings on the speed."
-    if known:
-        best = max(known, key=lambda row: row["speedup"])
-        lead = (
-            f"The best cell of the grid is {best['draft_type']} with drafts of {best['num_draft_tokens']} "
-            f"and n-grams of {best.get('ngram_size') or 'any size'}: {best['speedup']:.2f}, on "
-            f"{best['workload']}."
-        )
+    of_grid = [row for row in rows_of(document, "sweep", "grid") if is_number(row.get("speedup"))]
+    if not of_grid:
+        return "The effect of single settings on the speed.", parts
+    best = max(of_grid, key=lambda row: row["speedup"])
+    lead = (
+        f"The best cell of the grid is {best['draft_type']} with drafts of {best['num_draft_tokens']} and "
+        f"n-grams of {best.get('ngram_size') or 'any size'}: {best['speedup']:.2f}, on {best['workload']}."
+    )
     return lead, parts
 
 
-def _grid(rows: list[dict[str, Any]]) -> list[Part]:
+def _grid(rows: Rows) -> list[Part]:
     """Draw the grid, with menus for workload and drafter; brushed cells are shown below by workload."""
     for row in rows:
         row["ngrams"] = row.get("ngram_size") or "any"
-    fields = (
-        "draft_type", "num_draft_tokens", "ngrams", "workload", "speedup", "tokens_per_forward",
-        "acceptance",
-    )  # fmt: skip
-    known = [pick(row, fields) for row in rows if is_number(row.get("speedup")) and row["speedup"] > 0]
-    if not known:
+    cells = [row for row in rows if is_number(row.get("speedup")) and row["speedup"] > 0]
+    if not cells:
         return []
-    workloads = list(dict.fromkeys(str(row["workload"]) for row in known))
-    of_drafter = {"filter": "datum.draft_type == drafter"}
-    mean = [
-        {"calculate": "log(datum.speedup)", "as": "log"},
-        {
-            "aggregate": [
-                {"op": "mean", "field": "log", "as": "log"},
-                {"op": "min", "field": "speedup", "as": "lowest"},
-            ],
-            "groupby": ["num_draft_tokens", "ngrams"],
-        },
-        {"calculate": "exp(datum.log)", "as": "speedup"},
-    ]
-    heat = cells(
-        known, "num_draft_tokens", "ngrams", "speedup", titles=("maximum draft length", "n-gram size"),
-        about=["lowest"],
+    part = chart(
+        "Draft length by n-gram size", "cells", cells, "num_draft_tokens", "ngrams", "speedup",
+        sort="ascending", about=["lowest"], titles=("maximum draft length", "n-gram size"),
+        note="Speedup over plain decoding, by replays of known answers: blue cells are faster, orange "
+        "slower. Drag over cells to see below what they give by workload, from the lowest to the highest.",
     )  # fmt: skip
-    for axis in ("x", "y"):
-        heat["encoding"][axis]["sort"] = "ascending"
+    heat = part["spec"]
     heat["layer"][0]["params"] = [{"name": "brush", "select": {"type": "interval"}}]
-    heat["transform"] = [of_drafter, {"filter": f"workload == '{ALL}' || datum.workload == workload"}, *mean]
-    below: Spec = {
+    of_drafter = {"filter": "datum.draft_type == drafter"}
+    lowest = [{"op": op, "field": field, "as": field} for op, field in (("mean", "log"), ("min", "lowest"))]
+    heat["transform"] = [
+        of_drafter, {"filter": f"workload == '{ALL}' || datum.workload == workload"},
+        {"calculate": "log(datum.speedup)", "as": "log"}, {"calculate": "datum.speedup", "as": "lowest"},
+        {"aggregate": lowest, "groupby": ["num_draft_tokens", "ngrams"]},
+        {"calculate": "exp(datum.log)", "as": "speedup"},
+    ]  # fmt: skip
+    title = "speedup in the brushed cells"
+    below = {
         "transform": [of_drafter, {"filter": {"param": "brush"}}],
-        "height": 24 * len(workloads),
+        "height": 24 * len({row["workload"] for row in cells}),
         "mark": {"type": "boxplot", "extent": "min-max", "size": 10},
         "encoding": {
-            "x": {
-                "field": "speedup",
-                "type": "quantitative",
-                "scale": {"zero": False},
-                "title": "speedup in the brushed cells",
-            },
+            "x": {"field": "speedup", "type": "quantitative", "scale": {"zero": False}, "title": title},
             "y": {"field": "workload", "type": "nominal", "title": None},
         },
     }
-    heat.pop("data")
-    spec = {
-        "data": {"values": known},
-        "params": [
-            menu("drafter", "Drafts", list(dict.fromkeys(row["draft_type"] for row in known))),
-            menu("workload", "Workload", [ALL, *workloads]),
-        ],
-        "vconcat": [heat, below],
-    }
-    note = (
-        "Speedup over plain decoding, by replays of known answers: blue cells are faster, orange "
-        "slower. Drag over cells to see below what they give by workload, from the lowest to the highest."
-    )
-    return [chart("Draft length by n-gram size", spec, note)]
+    workloads = menu("workload", "Workload", [{"workload": ALL}, *cells], "workload")
+    menus = [menu("drafter", "Drafts", cells, "draft_type"), workloads]
+    part["spec"] = {"data": heat.pop("data"), "params": menus, "vconcat": [heat, below]}
+    return [part]
 
 
-def _measured_grid(rows: list[dict[str, Any]]) -> list[Part]:
+def _measured(rows: Rows) -> list[Part]:
     for row in rows:
         size = f", n = {row['ngram_size']}" if row.get("ngram_size") else ""
         row["setting"] = f"{row.get('draft_type')}, max {row.get('num_draft_tokens')}{size}"
-    spec = dots(rows, "workload", "setting", measures_of(rows), about=["parity"])
     return [
-        chart("Measured on the engine", spec, "The default and the best configuration of each draft type.")
-    ]
+        chart(
+            "Measured on the engine", "dots", rows, "value", "workload", "setting", measures=known(rows),
+            about=["parity"], note="The default and the best configuration of each draft type.",
+        )
+    ]  # fmt: skip
 
 
-_OF_TABLES = (
-    "tokens_per_forward", "known", "occupancy", "overwritten", "acceptance", "speedup", "collisions",
-)  # fmt: skip
-
-
-def _swept(rows: list[dict[str, Any]], field: str, title: str, note: str, scale: Spec) -> list[Part]:
-    measures = measures_of(rows, _OF_TABLES)
-    for row in rows:
-        row["traffic"] = str(row.get("workload") or f"{row.get('requests')} requests")
-    spec = lines(
-        rows, field, "value", "traffic", titles=(field.replace("_", " "), ""), about=measures,
-        menus=[menu("measure", "Show", measures, [name.replace("_", " ") for name in measures])],
-        transform=[{"calculate": "datum[measure]", "as": "value"}], scales=(scale, {"zero": False}),
-    )  # fmt: skip
-    spec["layer"][0]["params"].append(
-        {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
-    )
-    return [chart(title, spec, note)]
-
-
-def _table_sizes(rows: list[dict[str, Any]]) -> list[Part]:
+def _table_sizes(rows: Rows) -> list[Part]:
     note = "The same requests with tables of different sizes. Drag to move along the axis, scroll to zoom."
     return _swept(rows, "entries", "Size of ngram-mod's table", note, {"type": "log", "base": 2})
 
 
-def _ngram_sizes(rows: list[dict[str, Any]]) -> list[Part]:
+def _ngram_sizes(rows: Rows) -> list[Part]:
     note = "Short n-grams match more often, and predict worse."
     return _swept(rows, "ngram_size", "Length of ngram-mod's n-grams", note, {"zero": False})
 
 
-def _gate(rows: list[dict[str, Any]]) -> list[Part]:
-    modes = list(dict.fromkeys(str(row.get("gate")) for row in rows))
-    spec = lines(
-        rows, "threshold", "speedup", "workload", titles=("threshold", "speedup over plain decoding"),
-        kind="ordinal", menus=[menu("mode", "Gate", modes)], transform=[{"filter": "datum.gate == mode"}],
-        rules=[rule("y", 1)], about=["acceptance", "repetitive"],
+def _swept(rows: Rows, field: str, title: str, note: str, scale: dict[str, Any]) -> list[Part]:
+    for row in rows:
+        row["traffic"] = str(row.get("workload") or f"{row.get('requests')} requests")
+    part = chart(
+        title, "lines", rows, field, "value", "traffic", measures=known(rows, *_OF_TABLES), note=note,
+        titles=(field.replace("_", " "), None), scales=(scale, {"zero": False}),
     )  # fmt: skip
-    note = (
-        "How repetitive a prompt must be for the gate to start with long drafts. A low threshold tries "
-        "drafts that lose time; a high one misses gains."
-    )
-    return [chart("Gate threshold", spec, note)]
+    zoom = {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
+    part["spec"]["layer"][0]["params"].append(zoom)
+    return [part]
 
 
-def _warm(rows: list[dict[str, Any]]) -> list[Part]:
+def _gate(rows: Rows) -> list[Part]:
+    return [
+        chart(
+            "Gate threshold", "lines", rows, "threshold", "speedup", "workload", menus={"gate": "Gate"},
+            titles=("threshold", "speedup over plain decoding"), x_type="ordinal", layers=[rule("y", 1)],
+            about=["acceptance", "repetitive"],
+            note="How repetitive a prompt must be for the gate to start with long drafts. A low threshold "
+            "tries drafts that lose time; a high one misses gains.",
+        )
+    ]  # fmt: skip
+
+
+def _warm(rows: Rows) -> list[Part]:
     for row in rows:
         row["chats"] = ", ".join(str(row[name]) for name in ("workload", "pair") if row.get(name))
         row.setdefault("draft_type", "ngram-mod")
     turns = [row for row in rows if row.get("turn") is not None]
     whole = [row for row in rows if row.get("turn") is None]
-    parts = []
+    menus, parts = {"draft_type": "Drafts"}, []
     if whole:
-        measures = measures_of(whole, ["speedup", "tokens_per_forward", "acceptance"])
-        spec = dots(whole, "chats", "memory", measures, {"draft_type": "Drafts"}, ["measured_speedup"])
-        note = (
-            "Warm: the table was filled earlier, by the same model or another one with the same vocabulary."
-        )
-        parts.append(chart("Cold and warm tables", spec, note))
+        parts.append(chart(
+            "Cold and warm tables", "dots", whole, "value", "chats", "memory", menus=menus,
+            measures=known(whole, "speedup", "tokens_per_forward", "acceptance"), about=["measured_speedup"],
+            note="Warm: the table was filled earlier, by the same model or another one with the same "
+            "vocabulary.",
+        ))  # fmt: skip
     if any(row["turn"] > 1 for row in turns):
-        spec = lines(
-            turns, "turn", "speedup", "memory", "chats", titles=("turn", "speedup"), kind="ordinal",
-            menus=[menu("drafter", "Drafts", list(dict.fromkeys(row["draft_type"] for row in turns)))],
-            transform=[{"filter": "datum.draft_type == drafter"}],
+        parts.append(chart(
+            "Cold against warm, turn by turn", "lines", turns, "turn", "speedup", "memory", "chats",
+            menus=menus, titles=("turn", "speedup"), x_type="ordinal", width=320,
             about=["tokens_per_forward", "acceptance", "measured_speedup"],
-        )  # fmt: skip
-        parts.append(chart("Cold against warm, turn by turn", spec, panel=320))
+        ))  # fmt: skip
     return parts

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from bench.pairs import Encode, TokenPair
+from bench.replay.pairs import Encode, TokenPair
 
 KINDS = ("rename", "values", "docstrings", "delete", "lines", "several")
 """Kinds of edits."""

@@ -27,7 +27,7 @@ class _IndexedTexts:
         raise NotImplementedError
 
     def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
-        """Do nothing."""
+        """Learn nothing."""
 
     def close(self, seq: int) -> None:
         """Forget the sequence."""
@@ -179,21 +179,19 @@ class WipedTableLookup:
         """Forget the sequence, but not the table."""
         del self.texts[seq], self.num_learned[seq], self.num_low[seq]
 
-    def status(self) -> dict[str, Any]:
-        """Return how full the table is."""
-        return {"occupied": len(self.table), "occupancy": len(self.table) / self.SIZE}
-
     def reset(self) -> None:
         """Forget everything."""
         self.table.clear()
+
+    def status(self) -> dict[str, Any]:
+        """Return how full the table is."""
+        return {"occupied": len(self.table), "occupancy": len(self.table) / self.SIZE}
 
     def save(self) -> str:
         """Raise TableFileError: there is no file."""
         raise TableFileError("this table is for comparisons only; there is no file")
 
-    def load(self) -> str:
-        """Raise TableFileError, as save does."""
-        raise TableFileError("this table is for comparisons only; there is no file")
+    load = save
 
     def _learn(self, seq: int, stop: int) -> None:
         """Write the n-grams that are not written yet and whose next token is before stop."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from time import thread_time_ns
-from typing import Protocol
+from typing import Any
 
-from bench.pairs import TokenPair
-from bench.replay.policies import Chooser, Costs, Outcome, replay
+from bench.replay.pairs import TokenPair
+from bench.replay.policies import Choose, Costs, Outcome, replay
 from config.settings import Settings
 from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, SharedTable, Slices, finish
 from drafters.repetition import score_in_slices
@@ -18,26 +18,8 @@ WIDTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Widths that the gate considers, besides the draft's own stops: those that a server measures, and 10."""
 
 
-class Player(Protocol):
-    """Replays known answers as a server with one rule would."""
-
-    def play(self, pair: TokenPair) -> Outcome:
-        """Replay one answer."""
-
-    def forget(self) -> None:
-        """Make the drafters forget earlier pairs."""
-
-    @property
-    def drafter_ns(self) -> int:
-        """The drafters' processor time for all answers so far, without the prompts."""
-
-    @property
-    def open_ns(self) -> int:
-        """The drafters' processor time for all prompts so far."""
-
-
 class TimedDrafter:
-    """A drafter whose processor time is measured."""
+    """A drafter whose processor time is measured: open_ns for prompts, drafter_ns for the rest."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -52,33 +34,37 @@ class TimedDrafter:
 
     def propose(self, query: DraftQuery) -> Draft:
         """Propose, timed."""
-        start_ns = thread_time_ns()
-        draft = self.drafter.propose(query)
-        self.drafter_ns += thread_time_ns() - start_ns
+        draft: Draft = self._timed(self.drafter.propose, query)
         return draft
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         """Observe, timed."""
-        start_ns = thread_time_ns()
-        self.drafter.observe(seq, tokens)
-        self.drafter_ns += thread_time_ns() - start_ns
+        self._timed(self.drafter.observe, seq, tokens)
 
     def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Record the result, timed."""
-        start_ns = thread_time_ns()
-        self.drafter.record_verified(seq, num_verified, num_accepted)
-        self.drafter_ns += thread_time_ns() - start_ns
+        self._timed(self.drafter.record_verified, seq, num_verified, num_accepted)
 
     def close(self, seq: int) -> Slices | None:
         """Close the sequence. Not timed, because no token waits for it."""
         return self.drafter.close(seq)
 
+    def _timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        start_ns = thread_time_ns()
+        found = call(*arguments)
+        self.drafter_ns += thread_time_ns() - start_ns
+        return found
 
-class _TimedPlayer:
-    """What both kinds of player share: the drafters and their processor time."""
+
+class Player:
+    """Replays known answers as a server with one rule would."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = [TimedDrafter(drafter) for drafter in drafters]
+
+    def play(self, pair: TokenPair) -> Outcome:
+        """Replay one answer."""
+        raise NotImplementedError
 
     def forget(self) -> None:
         """Make the drafters forget earlier pairs."""
@@ -86,31 +72,24 @@ class _TimedPlayer:
             if isinstance(timed.drafter, SharedTable):
                 timed.drafter.reset()
 
-    @property
-    def drafter_ns(self) -> int:
-        """The drafters' processor time for all answers so far, without the prompts."""
-        return sum(timed.drafter_ns for timed in self.drafters)
-
-    @property
-    def open_ns(self) -> int:
-        """The drafters' processor time for all prompts so far."""
-        return sum(timed.open_ns for timed in self.drafters)
+    def spent_ns(self) -> tuple[int, int]:
+        """Return the drafters' processor time so far, for answers and for prompts."""
+        return sum(one.drafter_ns for one in self.drafters), sum(one.open_ns for one in self.drafters)
 
 
-class FixedPlayer(_TimedPlayer):
-    """One drafter with a chooser, without the server's gate."""
+class FixedPlayer(Player):
+    """One drafter with drafts of a fixed length or a fixed rule for it, without the server's gate."""
 
-    def __init__(self, drafter: Drafter, chooser: Chooser, costs: Costs) -> None:
+    def __init__(self, drafter: Drafter, choose: Choose, limit: int, costs: Costs) -> None:
         super().__init__([drafter])
-        self.chooser = chooser
-        self.costs = costs
+        self._how = choose, limit, costs
 
     def play(self, pair: TokenPair) -> Outcome:
         """Replay one answer."""
-        return replay(self.drafters, self.chooser, self.costs, SequenceStart(0, pair.prompt), pair.answer)
+        return replay(self.drafters, *self._how, SequenceStart(0, pair.prompt), pair.answer)
 
 
-class ServerPlayer(_TimedPlayer):
+class ServerPlayer(Player):
     """Drafters with the server's gate and slowdown budget.
 
     It does what engine/speculative/proposers.py and engine/scheduler/speculation.py do for a single row whose

@@ -1,12 +1,18 @@
-"""Replay a known answer: drafters draft, a chooser decides how much is verified, and costs are added up."""
+"""Replay a known answer: drafters draft, a rule chooses how much is verified, and costs are added up."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from bench.cost_curves import Curve
 from drafters.base import Draft, Drafter, DraftQuery, SequenceStart, finish
+from drafters.ngram_mod import NgramModDrafter
+from drafters.ngram_mod_tables import NgramModTables
+from drafters.ngram_simple import NgramSimpleDrafter
+from drafters.suffix import SuffixDrafter
 from engine.speculative.acceptance import count_accepted
+from engine.speculative.costs.step_costs import StepCosts
 
 LIMIT = 31
 """Maximum draft length in tokens: with the token before it, a full tile of 32."""
@@ -44,13 +50,11 @@ class Outcome:
         self.num_forwards += 1
         self.cost += cost
         self.widths[1 + num_verified] += 1
-        if not num_verified:
-            return
-        self.num_drafting += 1
-        self.num_drafted += num_verified
-        self.num_accepted += num_accepted
-        while len(self.by_position) < num_verified:
-            self.by_position.append([0, 0])
+        if num_verified:
+            self.num_drafting += 1
+            self.num_drafted += num_verified
+            self.num_accepted += num_accepted
+        self.by_position += [[0, 0] for _ in range(num_verified - len(self.by_position))]
         for at in range(num_verified):
             self.by_position[at][0] += 1
             self.by_position[at][1] += at < num_accepted
@@ -69,100 +73,85 @@ class Outcome:
         return sum(count * costs.cost(width) for width, count in self.widths.items())
 
 
-class Chooser(Protocol):
-    """A rule that decides how many tokens of a draft are verified, and may learn from the results.
+Choose = Callable[[Draft, Callable[[int], float], Sequence[int]], int]
+"""Returns how many tokens of a draft to verify.
 
-    limit: maximum draft length to ask drafters for.
-    """
-
-    limit: int
-
-    def begin(self) -> None:
-        """Start a request."""
-
-    def choose(self, draft: Draft, cost: Callable[[int], float], follows: Sequence[int]) -> int:
-        """Return how many tokens of the draft to verify, in [0, len(draft)].
-
-        cost: of a step, by width. follows: the answer's next tokens, for use in hindsight only.
-        """
-
-    def learn(
-        self, draft: Draft, num_verified: int, committed: Sequence[int], cost: Callable[[int], float]
-    ) -> None:
-        """Learn from a step that verified num_verified tokens of the draft and committed these tokens."""
+Takes the draft, the cost of a step by its width, and, for use in hindsight, the next tokens of the answer.
+"""
 
 
-class Always:
-    """Verifies up to a fixed number of tokens, whatever they are worth."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-
-    def begin(self) -> None:
-        """Do nothing."""
-
-    def choose(self, draft: Draft, cost: Callable[[int], float], follows: Sequence[int]) -> int:  # noqa: ARG002
-        """Choose the whole draft, up to the limit."""
-        return min(self.limit, len(draft.tokens))
-
-    def learn(
-        self, draft: Draft, num_verified: int, committed: Sequence[int], cost: Callable[[int], float]
-    ) -> None:
-        """Do nothing."""
+def everything(draft: Draft, _cost: Callable[[int], float], _follows: Sequence[int]) -> int:
+    """Choose the whole draft."""
+    return len(draft.tokens)
 
 
-class TwoWidths(Always):
-    """Verifies a whole tile for matches of 12 tokens or more, else two tokens.
-
-    A draft's bucket must be the length of its match.
-    """
-
-    def choose(self, draft: Draft, cost: Callable[[int], float], follows: Sequence[int]) -> int:  # noqa: ARG002
-        """Choose by the length of the match alone."""
-        return min(len(draft.tokens), LIMIT if draft.bucket >= 12 else 2)
+def two_widths(draft: Draft, _cost: Callable[[int], float], _follows: Sequence[int]) -> int:
+    """Choose a whole tile for matches of 12 tokens or more, else two tokens. A bucket is a match's length."""
+    return min(len(draft.tokens), LIMIT if draft.bucket >= 12 else 2)
 
 
-class Hindsight(Always):
-    """Knows the answer, and chooses the width with the most tokens per cost."""
-
-    def choose(self, draft: Draft, cost: Callable[[int], float], follows: Sequence[int]) -> int:
-        """Choose the best of all widths."""
-        right = count_accepted(draft.tokens, follows)
-        return max(range(right + 1), key=lambda k: (k + 1) / cost(k + 1))
+def in_hindsight(draft: Draft, cost: Callable[[int], float], follows: Sequence[int]) -> int:
+    """Choose the width with the most tokens per cost, knowing the answer."""
+    right = count_accepted(draft.tokens, follows)
+    return max(range(right + 1), key=lambda k: (k + 1) / cost(k + 1))
 
 
 def replay(
     drafters: Sequence[Drafter],
-    chooser: Chooser,
+    choose: Choose,
+    limit: int,
     curve: Costs,
     start: SequenceStart,
     answer: Sequence[int],
 ) -> Outcome:
-    """Replay a known answer step by step, as the engine would: propose, verify, observe, record_verified."""
+    """Replay a known answer step by step, as the engine would: propose, verify, observe, record_verified.
+
+    limit: maximum draft length; 0 replays plain decoding.
+    """
     outcome = Outcome()
-    limit = max(1, chooser.limit)
     costs = [curve.cost(width) for width in range(limit + 2)]
-    chooser.begin()
     for drafter in drafters:
         finish(drafter.open(start))
     at = 0
     while at < len(answer):
-        draft = Draft()
-        for drafter in drafters:
-            draft = drafter.propose(DraftQuery(start.seq, limit))
-            if draft.tokens:
-                break
+        drafts = (drafter.propose(DraftQuery(start.seq, limit)) for drafter in drafters if limit)
+        draft = next((one for one in drafts if one.tokens), Draft())
         follows = answer[at : at + limit]
-        num_verified = chooser.choose(draft, costs.__getitem__, follows)
-        num_accepted = count_accepted(draft.tokens[: max(num_verified, 1)], follows)
-        committed = answer[at : at + (num_accepted + 1 if num_verified else 1)]
+        num_verified = choose(draft, costs.__getitem__, follows)
+        num_accepted = count_accepted(draft.tokens[:num_verified], follows)
+        committed = answer[at : at + num_accepted + 1]
         outcome.add_step(num_verified, num_accepted, len(committed), costs[1 + num_verified])
         at += len(committed)
         for drafter in drafters:
             drafter.observe(start.seq, committed)
             if num_verified and drafter.name == draft.source:
                 drafter.record_verified(start.seq, num_verified, num_accepted)
-        chooser.learn(draft, num_verified, committed, costs.__getitem__)
     for drafter in drafters:
         finish(drafter.close(start.seq))
     return outcome
+
+
+def measured_curve(costs: StepCosts, name: str = "measured") -> Curve:
+    """Return an engine's step costs for one row as they are now, relative to a plain step."""
+    plain_s = costs.seconds(1, 1)
+    points = tuple((width, costs.seconds(1, width) / plain_s) for width in costs.widths)
+    return Curve(name, points, source="measured when the model was loaded")
+
+
+def speedups(
+    costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], widest: int
+) -> tuple[float, float]:
+    """Return the speedups of an answer if all steps used the best single width, and if each used its best."""
+    made: dict[str, Callable[[], Drafter]] = {
+        "ngram-simple": NgramSimpleDrafter,
+        "ngram-mod": lambda: NgramModDrafter(NgramModTables("hindsight")),
+    }
+    curve = measured_curve(costs)
+
+    def speedup(choose: Choose, limit: int) -> float:
+        drafters = [made.get(draft_type, SuffixDrafter)()]
+        outcome = replay(drafters, choose, limit, curve, SequenceStart(0, prompt), answer)
+        return outcome.num_tokens / outcome.cost
+
+    widths = {width for width in costs.widths if width < widest} | {widest}
+    return max(speedup(everything, width - 1) for width in widths), speedup(in_hindsight, widest - 1)

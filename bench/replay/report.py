@@ -1,14 +1,20 @@
 """Turn the results of a replay into rows for files and tables for people."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
 from bench.cost_curves import Curve
-from bench.replay.rules import RULES
-from bench.replay.shards import Group, Key
+from bench.replay.job import Group, Key, together
+from bench.replay.pairs import TokenPair
+from bench.replay.players import ServerPlayer
+from bench.replay.rules import RULES, Setup
 from bench.tables import Column, print_rows
+from drafters.base import Draft, DraftQuery
+from drafters.suffix import NUM_CLASSES, SuffixDrafter
+from engine.speculative.acceptance import count_accepted
 
 Row = dict[str, Any]
 
@@ -36,7 +42,7 @@ def rows_of(results: Mapping[Key, Group], rules: Sequence[str], curves: Sequence
     rows = []
     for workload, parts in groups:
         for rule in rules:
-            of_curves = {c.name: _together(results[rule, part, c.name] for part in parts) for c in curves}
+            of_curves = {c.name: together(results[rule, part, c.name] for part in parts) for c in curves}
             rows.append(_row(rule, workload, of_curves))
     return rows
 
@@ -97,13 +103,6 @@ def _at(position: int) -> Callable[[Mapping[str, Any]], Any]:
     return lambda row: next(iter(row["acceptance_by_position"][position - 1 : position]), None)
 
 
-def _together(groups: Iterable[Group]) -> Group:
-    total = Group()
-    for group in groups:
-        total.add(group)
-    return total
-
-
 def _row(name: str, workload: str, of_curves: Mapping[str, Group]) -> Row:
     rule, first = RULES[name], next(iter(of_curves.values()))
     by_curve = {curve: _figures(group) for curve, group in of_curves.items()}
@@ -132,3 +131,58 @@ def _figures(group: Group) -> dict[str, Any]:
         "drafter_us_per_token": group.drafter_ns / outcome.num_tokens / 1e3,
         "open_us_per_prompt_token": group.open_ns / group.num_prompt_tokens / 1e3,
     }
+
+
+CLASSES = ("<3", "3", "4-5", "6-8", "9-15", "16-31", "32+")
+KINDS = ("cursor", "match", "disputed", "finished")
+
+
+class WatchedSuffix(SuffixDrafter):
+    """A suffix drafter that knows the answer and counts how many of its drafted tokens are right.
+
+    compared: drafted tokens up to and including the first wrong one of each draft, by bucket.
+    right: those of them that were right, by bucket.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rest: Sequence[int] = ()
+        self.compared: Counter[int] = Counter()
+        self.right: Counter[int] = Counter()
+
+    def propose(self, query: DraftQuery) -> Draft:
+        """Propose as the drafter does, and count the tokens."""
+        draft = super().propose(query)
+        right = count_accepted(draft.tokens, self.rest[: len(draft.tokens)])
+        self.compared[draft.bucket] += min(right + 1, len(draft.tokens))
+        self.right[draft.bucket] += right
+        return draft
+
+    def observe(self, seq: int, tokens: Sequence[int]) -> None:
+        """Observe as the drafter does."""
+        self.rest = self.rest[len(tokens) :]
+        super().observe(seq, tokens)
+
+
+def calibrate(pairs: Sequence[TokenPair], setup: Setup, curve: Curve) -> WatchedSuffix:
+    """Replay the pairs in order with the server's gate, keeping finished requests in the history."""
+    drafter = WatchedSuffix()
+    player = ServerPlayer([drafter], setup.settings, curve, setup.line_ends)
+    for pair in pairs:
+        drafter.rest = pair.answer
+        player.play(pair)
+    return drafter
+
+
+def print_calibration(console: Console, name: str, counts: WatchedSuffix) -> None:
+    """Print how often drafted tokens were right, by kind of evidence and match length."""
+    rows: list[Row] = []
+    for number, kind in enumerate(KINDS):
+        buckets = {step: number * NUM_CLASSES + at for at, step in enumerate(CLASSES)}
+        shares = {
+            step: f"{counts.right[bucket] / counts.compared[bucket]:.2f} of {counts.compared[bucket]}"
+            for step, bucket in buckets.items()
+            if counts.compared[bucket]
+        }
+        rows.append({"kind": kind} | dict.fromkeys(CLASSES, "") | shares)
+    print_rows(console, rows, [Column(one, one) for one in ("kind", *CLASSES)], name)

@@ -1,4 +1,4 @@
-"""Run `reprise bench replay`: compute what drafting would gain, without a model.
+"""`reprise bench replay`: compute what drafting would gain, without a model.
 
 Known answers are replayed step by step as an engine would generate them, once per drafting rule. Step costs
 are read from a cost curve. So thousands of requests take seconds, and rules can be compared for machines that
@@ -6,20 +6,19 @@ are not at hand. The rules are in rules.py, the sources of pairs in sources.py.
 """
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench import document, options, outputs
 from bench.cost_curves import Curve, built_in, describe, read_curve
+from bench.document import num_cores
 from bench.errors import ArgumentsError
-from bench.replay.calibration import calibrate, print_calibration
+from bench.options import Flag
 from bench.replay.edits import KINDS
-from bench.replay.report import count_text, flat, print_report, rows_of
+from bench.replay.job import Job, run_job
+from bench.replay.report import calibrate, count_text, flat, print_calibration, print_report, rows_of
 from bench.replay.rules import COMPARED, RULES, Setup
-from bench.replay.shards import Job, run_job
 from bench.replay.sources import Vocabulary, collect
 from config.settings import BUNDLED_MODEL, Settings
 
@@ -40,31 +39,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = max(map(len, RULES))
     parser.epilog = "rules:\n" + "\n".join(f"  {rule.name:{names}}  {rule.title}" for rule in RULES.values())
     options.add(parser, prompt_tokens=None, seed=1, **options.OUTPUTS)
-    add = parser.add_argument
-    add("--pairs", action="append", type=Path, metavar="FILE", help="Pairs as JSON lines; may be repeated.")
-    add("--workloads", type=options.names, default=(), metavar="NAMES",
-        help="Replay the right answers of these workloads' chats.")  # fmt: skip
-    add("--tokenizer", type=Path, default=BUNDLED_MODEL, metavar="FOLDER",
-        help="Tokenizer to use. Default: the bundled model's.")  # fmt: skip
-    add("--drafters", type=options.names, default=COMPARED, metavar="RULES",
-        help=f"Rules to replay. Default: {','.join(COMPARED)}")  # fmt: skip
-    add("--cost-curve", action="append", metavar="FILE",
+    parser.add_argument("--pairs", action="append", type=Path, metavar="FILE",
+                        help="Pairs as JSON lines; may be repeated.")  # fmt: skip
+    parser.add_argument(
+        "--cost-curve", action="append", metavar="FILE",
         help="Step costs: a curve, a result document that has one, or the name of a built-in curve: "
-        f"{', '.join(built_in())}. May be repeated. Default: all built-in curves.")  # fmt: skip
-    add("--kind", choices=KINDS, default="", help="Replay only generated edits of this kind.")
-    add(
-        "--calibrate", action="store_true", help="Print how often each bucket of the suffix drafter is right."
+        f"{', '.join(built_in())}. May be repeated. Default: all built-in curves.",
+    )  # fmt: skip
+    parser.add_argument("--kind", choices=KINDS, default="", help="Replay only generated edits of this kind.")
+    number, whole = options.count, options.count_or_none
+    options.declare(
+        parser,
+        Flag(
+            "--workloads", options.names, "A,B", None, "Replay the right answers of these workloads' chats."
+        ),
+        Flag("--tokenizer", Path, "FOLDER", BUNDLED_MODEL, "Tokenizer. Default: the bundled model's."),
+        Flag("--drafters", options.names, "RULES", COMPARED, "Rules to replay."),
+        Flag("--calibrate", None, None, None, "Print how often each bucket of the suffix drafter is right."),
+        Flag("--num-draft-tokens", number, "N", 31, "Maximum draft length of the server's rules."),
+        Flag("--chats", number, "N", 20, "Chats per workload and prompt length."),
+        Flag("--edits", whole, "N", 60, "Generated edits."),
+        Flag("--prose", whole, "N", 40, "Documents whose second half is replayed after the first."),
+        Flag("--traps", whole, "N", 4, "Prompts whose matches mislead drafters."),
+        Flag("--processes", number, "N", num_cores(), "Maximum number of processes."),
     )
-    for name, default, text in (
-        ("--num-draft-tokens", 31, "Maximum draft length of the server's rules."),
-        ("--chats", 20, "Chats per workload and prompt length."),
-        ("--edits", 60, "Generated edits."),
-        ("--prose", 40, "Documents whose second half is replayed after the first."),
-        ("--traps", 4, "Prompts whose matches mislead drafters."),
-        ("--processes", _num_processors(), "Maximum number of processes."),
-    ):
-        parse = options.count_or_none if name in ("--edits", "--prose", "--traps") else options.count
-        add(name, type=parse, default=default, metavar="N", help=f"{text} Default: {default}.")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -86,23 +84,13 @@ def _run(arguments: argparse.Namespace) -> int:
         console.print(f"{source.name}: {count_text(source.num_pairs, 'pair')}{left_out}", highlight=False)
     if arguments.calibrate:
         for name in dict.fromkeys(pair.workload for pair in pairs):
-            print_calibration(
-                console,
-                name or "pairs",
-                calibrate([p for p in pairs if p.workload == name], setup, curves[0]),
-            )
+            of_workload = [pair for pair in pairs if pair.workload == name]
+            print_calibration(console, name or "pairs", calibrate(of_workload, setup, curves[0]))
         return 0
     rules = tuple(arguments.drafters)
     with outputs.Work(1.0) as work:
         work.begin(f"replaying {count_text(len(pairs), 'pair')} by {count_text(len(rules), 'rule')}")
-        done = 0.0
-
-        def show(share: float) -> None:
-            nonlocal done
-            work.advance(share - done)
-            done = share
-
-        results = run_job(Job(pairs, rules, curves, setup), arguments.processes, show)
+        results = run_job(Job(pairs, rules, curves, setup), arguments.processes, work.advance)
     if not results:
         raise ArgumentsError("none of the pairs is marked to be measured")
     rows = rows_of(results, rules, curves)
@@ -110,14 +98,6 @@ def _run(arguments: argparse.Namespace) -> int:
     section = {"rows": rows, "curves": describe(curves), "sources": [asdict(source) for source in sources]}
     outputs.write(arguments, document.new_document(arguments, replay=section), flat(rows))
     return 0
-
-
-def main(given: Sequence[str] | None = None) -> int:
-    """Run the command as `python -m bench.replay`."""
-    parser = argparse.ArgumentParser(prog="python -m bench.replay")
-    add_arguments(parser)
-    given = sys.argv[1:] if given is None else given
-    return run(parser.parse_args(given, argparse.Namespace(given=["bench", "replay", *given])))
 
 
 def _curves(names: Sequence[str] | None) -> tuple[Curve, ...]:
@@ -128,7 +108,3 @@ def _curves(names: Sequence[str] | None) -> tuple[Curve, ...]:
         same = sum(other.name.split(" #")[0] == curve.name for other in curves)
         curves.append(replace(curve, name=f"{curve.name} #{same + 1}") if same else curve)
     return tuple(curves)
-
-
-def _num_processors() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import ArgumentsError
-from bench.pairs import TokenPair, read_pairs, tokenized
-from bench.rendering import render, render_turn
 from bench.replay.edits import edit_cases, prose_cases, trap_cases
+from bench.replay.pairs import TokenPair, read_pairs, tokenized
 from bench.workloads import WORKLOADS, lengths_of, make_chats
+from bench.workloads.chats import render, render_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def collect(arguments: argparse.Namespace, vocabulary: Vocabulary) -> tuple[list
         read = read_pairs(path)
         found = tokenized(read, vocabulary.encode)
         add(str(path), found, len(read) - len(found))
-    for name in arguments.workloads:
+    for name in arguments.workloads or ():
         add(f"workload {name}", _of_workload(name, arguments, vocabulary))
     if not sources:
         packages = [Path(sysconfig.get_path("purelib"))]

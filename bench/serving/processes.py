@@ -1,4 +1,4 @@
-"""Child processes of a benchmark: its own `reprise serve`, mlx_lm.server, and the bare loop."""
+"""Child processes of a benchmark: its own `reprise serve`, other servers, and mlx_lm's loop."""
 
 import json
 import os
@@ -10,9 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType, TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import IO, Any, NoReturn, Self
 
 import httpx
@@ -20,9 +20,7 @@ import httpx
 from bench.errors import BenchError
 
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
-_POLL_S = 0.1
-_START_S = 1800.0
-_END_S = 30.0
+_POLL_S, _START_S, _END_S = 0.1, 1800.0, 30.0
 _SERVE = "import sys; from cli.main import main; sys.exit(main())"
 
 
@@ -40,207 +38,156 @@ def exit_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class Log:
-    """The output of a process, in a file: a pipe would block the process when it is full."""
+class Process:
+    """A process that runs while the context is open, and whose output is kept for errors.
 
-    def __init__(self) -> None:
-        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-
-    def read(self) -> str:
-        """Return all output so far."""
-        # pread, because seeking would move the position at which the process writes.
-        size = os.fstat(self.file.fileno()).st_size
-        return os.pread(self.file.fileno(), size, 0).decode(errors="replace")
-
-    def last_line(self) -> str:
-        """Return the last line of output, where a failed process gives its reason."""
-        lines = [line.strip() for line in self.read().splitlines() if line.strip()]
-        return lines[-1] if lines else "no output"
-
-    def close(self) -> None:
-        """Delete the file."""
-        self.file.close()
-
-
-class ServerProcess:
-    """A server, running while the context is open.
-
-    name: for errors. command: starts it. ready_path: GET returns 200 there once it serves.
-    port: on which it listens; None: the server prints its address.
-    Entering the context waits until the server answers; raises BenchError if it exits before that.
+    name: for errors. Entering the context waits until the process is ready; raises BenchError if it exits.
     """
 
-    def __init__(self, name: str, command: Sequence[str], ready_path: str, port: int | None = None) -> None:
-        self.url = ""
-        self._name = name
+    def __init__(self, name: str, command: Sequence[str], **pipes: int) -> None:
+        self.name = name
         self._command = command
-        self._ready_path = ready_path
-        self._port = port
+        self._pipes = pipes
 
     def __enter__(self) -> Self:
-        self._log = Log()
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=self._log.file, stderr=subprocess.STDOUT,
-            text=True,
-        )  # fmt: skip
+        # A file, because a pipe would block the process when it is full.
+        self._log = tempfile.TemporaryFile()
+        streams = {"stdin": subprocess.DEVNULL, "stdout": self._log, "stderr": self._log} | self._pipes
+        self._process = subprocess.Popen(self._command, text=True, **streams)  # type: ignore[call-overload]
         try:
             self._wait_until_ready()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                if pipe:
+                    pipe.close()
         # Not SIGINT: a background job of a shell ignores it, and so does every process that it starts.
-        stop_process(self._process, self._process.terminate)
+        self._process.terminate()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._log.close()
 
-    def _address(self) -> str | None:
-        if self._port is not None:
-            return f"http://127.0.0.1:{self._port}"
-        printed = _ADDRESS.search(self._log.read())
-        return printed.group() if printed else None
+    def _wait_until_ready(self) -> None:
+        raise NotImplementedError
+
+    def _output(self) -> str:
+        # pread, because seeking would move the position at which the process writes.
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+
+    def _ended(self) -> BenchError:
+        return BenchError(f"{self.name} exited with status {self._process.wait()}: {self._last_line()}")
+
+    def _last_line(self) -> str:
+        """Return the last line of output, where a failed process gives its reason."""
+        lines = [line.strip() for line in self._output().splitlines() if line.strip()]
+        return lines[-1] if lines else "no output"
+
+
+class ServerProcess(Process):
+    """A server. ready_path: GET returns 200 there once it serves. port: None: it prints its address."""
+
+    def __init__(self, name: str, command: Sequence[str], ready_path: str, port: int | None = None) -> None:
+        super().__init__(name, command)
+        self.url = f"http://127.0.0.1:{port}" if port else ""
+        self._ready_path = ready_path
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _START_S
         while self._process.poll() is None:
             if time.monotonic() > deadline:
-                raise BenchError(
-                    f"{self._name} did not answer within {_START_S:g} s: {self._log.last_line()}"
-                )
-            address = self._address()
-            if address and is_ready(address, self._ready_path):
-                self.url = address
+                raise BenchError(f"{self.name} did not answer within {_START_S:g} s: {self._last_line()}")
+            if not self.url and (printed := _ADDRESS.search(self._output())):
+                self.url = printed.group()
+            if self.url and is_ready(self.url, self._ready_path):
                 return
             time.sleep(_POLL_S)
-        raise BenchError(
-            f"{self._name} exited with status {self._process.returncode}: {self._log.last_line()}"
-        )
+        raise self._ended()
 
 
-class OwnServer(ServerProcess):
-    """`reprise serve` on a free port. arguments: flags besides those of the address."""
-
-    def __init__(
-        self, arguments: Sequence[str], command: Sequence[str] = (sys.executable, "-c", _SERVE)
-    ) -> None:
-        # The text log contains the address. Keys that the environment sets are switched off.
-        fixed = ["serve", "--host", "127.0.0.1", "--port", "0", "--log-format", "text"]
-        fixed += ["--api-key", "", "--api-key-file", "none"]
-        super().__init__("reprise serve", [*command, *fixed, *arguments], "/v1/models")
+def own_server(
+    arguments: Sequence[str], command: Sequence[str] = (sys.executable, "-c", _SERVE)
+) -> ServerProcess:
+    """Return `reprise serve` on a free port. arguments: flags besides those of the address."""
+    # The text log contains the address. Keys that the environment sets are switched off.
+    fixed = ["serve", "--host", "127.0.0.1", "--port", "0", "--log-format", "text"]
+    fixed += ["--api-key", "", "--api-key-file", "none"]
+    return ServerProcess("reprise serve", [*command, *fixed, *arguments], "/v1/models")
 
 
-class MlxLmServer(ServerProcess):
-    """`mlx_lm.server` with a model. It calls the model default_model."""
+MLX_LM, LLAMA = "mlx_lm.server", "llama-server"
+"""Servers that are started here by name, besides our own."""
 
-    name = "mlx_lm.server"
-    model = "default_model"
-
-    def __init__(
-        self, model: str, command: Sequence[str] = (sys.executable, "-m", "mlx_lm", "server")
-    ) -> None:
-        # It does not say which port it got for port 0.
-        port = free_port()
-        given = ["--model", model, "--host", "127.0.0.1", "--port", str(port)]
-        # Its /v1/models fails where no model was ever downloaded.
-        super().__init__(self.name, [*command, *given], "/health", port)
+LLAMA_STREAMS = "8"
+MLX_LM_MODEL = "default_model"
+"""What mlx_lm.server calls the model that it was started with."""
 
 
-class LlamaServer(ServerProcess):
-    """llama.cpp's `llama-server`, where it is installed, with a model in its own format."""
+def other_server(name: str, model: str) -> ServerProcess:
+    """Return mlx_lm's server, or llama.cpp's with a model in its own format. Raises BenchError."""
+    # They do not say which port they got for port 0.
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    address = ["--host", "127.0.0.1", "--port", str(port)]
+    if name == MLX_LM:
+        command = [sys.executable, "-m", "mlx_lm", "server", "--model", model, *address]
+    elif shutil.which(LLAMA):
+        command = [LLAMA, "-m", model, *address, "--parallel", LLAMA_STREAMS]
+    else:
+        raise BenchError(f"{LLAMA} is not installed, or not on PATH")
+    # mlx_lm.server's /v1/models fails where no model was ever downloaded.
+    return ServerProcess(name, command, "/health", port)
 
-    name = "llama-server"
 
-    def __init__(self, file: str, streams: int) -> None:
-        if shutil.which(self.name) is None:
-            raise BenchError(f"{self.name} is not installed, or not on PATH")
-        port = free_port()
-        given = ["-m", file, "--host", "127.0.0.1", "--port", str(port), "--parallel", str(streams)]
-        super().__init__(self.name, [self.name, *given], "/health", port)
-
-
-class BareLoop:
-    """`python -m bench.bare_loop` in its own process, running while the context is open.
-
-    arguments: flags besides --model.
-    Raises BenchError if the process exits early.
-    """
-
-    name = "bare loop"
+class BareLoop(Process):
+    """`python -m bench.serving.bare_loop`. arguments: flags besides --model."""
 
     def __init__(
         self,
         model: str,
-        command: Sequence[str] = (sys.executable, "-m", "bench.bare_loop"),
+        command: Sequence[str] = (sys.executable, "-m", "bench.serving.bare_loop"),
         arguments: Sequence[str] = (),
     ) -> None:
-        self._command = [*command, "--model", model, *arguments]
-
-    def __enter__(self) -> Self:
-        self._log = Log()
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log.file, text=True
-        )
-        try:
-            self._read()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        stop_process(self._process, lambda: _pipe(self._process.stdin).close())
-        _pipe(self._process.stdout).close()
-        self._log.close()
+        given = [*command, "--model", model, *arguments]
+        super().__init__("bare loop", given, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def answer(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
-        """Answer one prompt; return the fields of bench.bare_loop.Result by name."""
-        job = {"prompt": list(prompt), "max_tokens": max_tokens}
+        """Answer one prompt; return the fields of bare_loop's result by name. Raises BenchError."""
         jobs = _pipe(self._process.stdin)
         try:
-            jobs.write(json.dumps(job) + "\n")
+            jobs.write(json.dumps({"prompt": list(prompt), "max_tokens": max_tokens}) + "\n")
             jobs.flush()
         except BrokenPipeError:
             pass  # The process has exited; _read() raises with the reason.
         return self._read()
 
+    def _wait_until_ready(self) -> None:
+        self._read()
+
     def _read(self) -> dict[str, Any]:
         line = _pipe(self._process.stdout).readline()
-        if line:
-            answer: dict[str, Any] = json.loads(line)
-            return answer
-        status = self._process.wait()
-        raise BenchError(f"the bare loop exited with status {status}: {self._log.last_line()}")
-
-
-def free_port() -> int:
-    """Return a port on which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+        if not line:
+            raise self._ended()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 def is_ready(url: str, path: str = "/v1/models") -> bool:
     """Return whether the server at url answers GET at this path with 200."""
     try:
-        return httpx.get(f"{url}{path}", timeout=5.0).status_code == 200
+        return httpx.get(f"{url}{path}", timeout=5.0).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
 
 
-def stop_process(process: "subprocess.Popen[str]", ask: Callable[[], None]) -> None:
-    """Ask a process to exit, and kill it if it does not."""
-    try:
-        ask()
-        process.wait(_END_S)
-    except (OSError, subprocess.TimeoutExpired):
-        process.kill()
-        process.wait()
-
-
 def _pipe(pipe: IO[str] | None) -> IO[str]:
-    assert pipe is not None, "every process here is started with this pipe"
+    assert pipe is not None, "the bare loop is started with this pipe"
     return pipe

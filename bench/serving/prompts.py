@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 _SHORT = ("able", "air", "all", "arm", "ask", "ball", "bed", "bird", "boy", "day", "deep", "dog", "ear")
 _WORDS = [*NOUNS, *ADJECTIVES, *VERBS, *_SHORT]
-_OPENING_WORDS = 4
-_TRIES = 80
+_OPENING_WORDS, _TRIES = 4, 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +52,14 @@ class PromptMaker:
 
     def make(self) -> Prompt:
         """Return a prompt that begins unlike all earlier ones."""
-        best = None
+        best: tuple[tuple[str, ...], Prompt] | None = None
         for _ in range(_TRIES):
             words, prompt = self._fill()
             opening = tuple(words[:_OPENING_WORDS])
-            if not words or opening in self._openings:
-                continue
-            if best is None or len(prompt.ids) > len(best[1].ids):
+            is_new = bool(words) and opening not in self._openings
+            if is_new and (best is None or len(prompt.ids) > len(best[1].ids)):
                 best = opening, prompt
-            if len(prompt.ids) == self.num_tokens:
+            if best and len(best[1].ids) == self.num_tokens:
                 break
         if best is None:
             raise BenchError(f"no more distinct prompts of {self.num_tokens} tokens; use longer prompts")
@@ -72,10 +70,8 @@ class PromptMaker:
         """Choose as many random words as fit, the last one so that the length is exact if possible."""
         # No word is shorter than a token.
         words = self._random.choices(_WORDS, k=self.num_tokens)
-        fitting = bisect_right(
-            range(1, len(words) + 1), self.num_tokens, key=lambda n: self._length(words[:n])
-        )
-        words = words[:fitting]
+        counts = range(1, len(words) + 1)
+        words = words[: bisect_right(counts, self.num_tokens, key=lambda n: len(self._prompt(words[:n]).ids))]
         prompt = self._prompt(words)
         for last in self._random.sample(_WORDS, _TRIES):
             if len(prompt.ids) == self.num_tokens:
@@ -85,10 +81,6 @@ class PromptMaker:
                 words, prompt = [*words, last], longer
         return words, prompt
 
-    def _length(self, words: Sequence[str]) -> int:
-        return len(self._prompt(words).ids)
-
     def _prompt(self, words: Sequence[str]) -> Prompt:
         text = " ".join(words)
-        ids = self._tokenizer.render_chat([{"role": "user", "content": text}])
-        return Prompt(text, tuple(ids))
+        return Prompt(text, tuple(self._tokenizer.render_chat([{"role": "user", "content": text}])))

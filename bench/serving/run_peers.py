@@ -13,13 +13,13 @@ from rich.console import Console
 from bench import document, options, outputs, tables
 from bench.errors import ArgumentsError
 from bench.experiment import Experiment, Row
-from bench.serving import speeds
-from bench.serving.processes import BareLoop, LlamaServer, MlxLmServer, OwnServer, exit_on_sigterm
-from bench.serving.traffic import Loop, Peer, Question, RequestOptions, Server, failure
+from bench.options import Flag
+from bench.serving import servers, speeds
+from bench.serving.processes import BareLoop, exit_on_sigterm
+from bench.serving.traffic import Loop, Peer, Question, RequestOptions, failure
 from bench.statistics import compare
 from bench.tables import Column, format_value
 from bench.workloads import VERSION, Chat, lengths_of, make_chats, own_chats
-from config.settings import BUNDLED_MODEL
 from engine.model.tokenizer import Tokenizer
 
 SUMMARY = "Run the same chats on several servers and on mlx_lm's own loops, and compare."
@@ -35,7 +35,7 @@ NOTES = (
     "tokens/s: over whole requests, prefill included, and over all streams; median round.",
     "ratio: to the first line of the workload; in parentheses the lowest and highest round.",
     "decode ratio: the same for decoding only, per stream, from the first text on.",
-    "first token, inter-token: p50 / p95 in ms. The gap before a read is divided among its tokens.",
+    "inter-token: the gap before a read is divided among its tokens.",
     "equal texts: answers equal to those of the first line; chats with tools are not compared.",
     "mlx_lm's loops get token ids without HTTP, and have no cache between requests.",
 )
@@ -55,8 +55,8 @@ COLUMNS = [
     Column("name", "peer", is_key=True), Column("requests", "requests"), Column("failed", "failed"),
     Column("tokens", "tokens"), Column("tokens_per_s", "tokens/s", "1"), Column(_ratio, "ratio"),
     Column("decode_speedup", "decode ratio", "2"),
-    Column(_pair("ttft_ms", "ttft_p95_ms", "0"), "first token"),
-    Column(_pair("inter_token_ms", "inter_token_p95_ms", "1"), "inter-token"),
+    Column(_pair("ttft_ms", "ttft_p95_ms", "0"), "first token,\nms p50 / p95"),
+    Column(_pair("inter_token_ms", "inter_token_p95_ms", "1"), "inter-token,\nms p50 / p95"),
     Column(lambda row: None if row["equal"] is None else f"{row['equal']} of {row['judged']}", "equal texts"),
 ]  # fmt: skip
 
@@ -75,30 +75,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser, workloads=("edits", "passage", "summary"), prompts=None, prompt_tokens=None, rounds=3,
         max_tokens=128, seed=1, resume=None, **options.OUTPUTS,
     )  # fmt: skip
-    add = parser.add_argument
-    add("--server", metavar="NAME=URL[=MODEL]", type=_server, action="append", default=[],
-        help=f"A running server; MODEL defaults to the first that it lists. {MlxLmServer.name}, reprise and "
-        f"{LlamaServer.name}=FILE.gguf are started here. May be repeated.")  # fmt: skip
-    add("--server-key", metavar="NAME=KEY", type=_key, action="append", default=[],
-        help="API key of a --server; may be repeated.")  # fmt: skip
-    add("--model", metavar="DIR", type=options.model_folder, default=BUNDLED_MODEL,
-        help="The model that the servers serve: for servers and loops started here, and to count tokens. "
-        "Default: the bundled model.")  # fmt: skip
-    add("--draft-model", metavar="DIR", type=options.model_folder,
-        help="Draft model for mlx_lm's speculative generate, and for a Reprise started here.")  # fmt: skip
-    add("--num-draft-tokens", metavar="N", type=options.count, default=2,
-        help="Draft length of mlx_lm's speculative generate. Default: 2, as in mlx_lm.")  # fmt: skip
-    add("--no-mlx-lm", action="store_true",
-        help="Leave mlx_lm's loops out; the first server is then what others are compared with.")  # fmt: skip
-    add("--chats", metavar="N", type=options.count,
-        help="Chats of each workload in each round. Default: 3, or as many as streams.")  # fmt: skip
-    add("--streams", metavar="N", type=options.count, default=1,
-        help="Requests at the same time; with several, mlx_lm's loops are left out. Default: 1.")  # fmt: skip
-    add("--mixed", action="store_true",
-        help="Ask questions of all workloads at the same time, as one workload.")  # fmt: skip
-    add("--timeout", metavar="S", type=options.count, default=120,
-        help="A request fails after this many seconds without data; a server with three failures in a row is "
-        "skipped. Default: 120.")  # fmt: skip
+    servers.add_arguments(parser)
+    options.declare(
+        parser,
+        Flag("--draft-model", options.model_folder, "DIR", None,
+         "Draft model for mlx_lm's speculative generate, and for a Reprise started here."),
+        Flag("--num-draft-tokens", options.count, "N", 2, "Draft length of mlx_lm's speculative generate."),
+        Flag("--no-mlx-lm", None, None, None,
+         "Leave mlx_lm's loops out; the first server is then what others are compared with."),
+        Flag("--chats", options.count, "N", None,
+         "Chats of each workload in each round. Default: 3, or as many as streams."),
+        Flag("--streams", options.count, "N", 1,
+         "Requests at the same time; with several, mlx_lm's loops are left out."),
+        Flag("--mixed", None, None, None, "Ask questions of all workloads together, as one workload."),
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -106,18 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
     return outputs.run_command("reprise bench peers", _run, arguments)
 
 
-def _check(arguments: argparse.Namespace) -> None:
-    names = [name for name, _, _ in arguments.server]
-    for name in names:
-        if names.count(name) > 1 or name in (LOOP, SPECULATIVE):
-            raise ArgumentsError(f"--server: the name {name} is already taken")
-    for name, _ in arguments.server_key:
-        if name not in names:
-            raise ArgumentsError(f"--server-key: no --server is named {name}")
-
-
 def _run(arguments: argparse.Namespace) -> int:
-    _check(arguments)
+    servers.check(arguments, (LOOP, SPECULATIVE))
     prompts = own_chats(arguments.prompts, arguments.workloads)
     # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
     from engine.model.loading import load_tokenizer
@@ -314,42 +294,5 @@ def _peers(
             with console.status(f"loading the model for {name}"):
                 loop = children.enter_context(BareLoop(model, arguments=flags))
             peers.append(Loop(name, loop, tokenizer.decode, tokenizer.eos_ids))
-    keys = dict(arguments.server_key)
-    for name, url, served in arguments.server or [("reprise", None, None)]:
-        with console.status(f"starting {name}"):
-            if name == MlxLmServer.name:
-                url, served = children.enter_context(MlxLmServer(model)).url, MlxLmServer.model
-            elif name == LlamaServer.name and url is None:
-                url, served = children.enter_context(LlamaServer(served or "", arguments.streams)).url, None
-            elif url is None:
-                own = OwnServer(["--model", model, "--recalibrate", *drafting])
-                url = children.enter_context(own).url
-        peers.append(
-            Server(
-                name,
-                url,
-                served,
-                lambda text: len(tokenizer.encode_answer(text)),
-                float(arguments.timeout),
-                keys.get(name),
-            )
-        )
-    return peers
-
-
-def _server(text: str) -> tuple[str, str | None, str | None]:
-    """Parse NAME=URL, NAME=URL=MODEL, or a server that is started here."""
-    name, _, rest = text.partition("=")
-    if text in (MlxLmServer.name, "reprise"):
-        return text, None, None
-    if name == LlamaServer.name and rest.endswith(".gguf"):
-        return name, None, str(options.input_file(rest))
-    address, _, model = rest.partition("=")
-    if not name or not address:
-        raise argparse.ArgumentTypeError(f"{text} is not NAME=URL, such as other=http://127.0.0.1:8080")
-    return name, options.url(address), model or None
-
-
-def _key(text: str) -> tuple[str, str]:
-    name, _, key = text.partition("=")
-    return name, options.api_key(key)
+    with console.status("starting servers"):
+        return [*peers, *servers.connect(arguments, children, tokenizer, drafting)]

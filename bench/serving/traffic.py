@@ -7,6 +7,7 @@ the stream, "arrivals" [seconds since the request, tokens] of each read with tex
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -16,13 +17,9 @@ import httpx
 
 from bench.errors import BenchError
 from bench.experiment import Row
-from bench.serving.answer import read_answer
-from bench.serving.exchange import IDLE_LIMIT_S, Transcript, post
+from bench.serving.client import IDLE_LIMIT_S, Transcript, post, read_answer
 from bench.serving.processes import BareLoop
 from bench.statistics import share_tokens
-
-CountTokens = Callable[[str], int]
-"""Returns the number of tokens of a text on its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +36,24 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What every request contains besides its prompt.
+    """What every request contains besides its prompt; all are greedy.
 
     forbidden_ids: tokens that would end the answer early; they get a logit bias of -100.
-    seed: sent only if not None. mlx_lm.server does not batch requests with a seed.
     """
 
     max_tokens: int
-    temperature: float = 0.0
-    seed: int | None = None
     forbidden_ids: tuple[int, ...] = ()
 
     def body(self, model: str, question: Question) -> bytes:
         """Build the body of POST /v1/chat/completions."""
         fields: dict[str, Any] = {
             "model": model, "messages": list(question.messages), "max_tokens": self.max_tokens,
-            "temperature": self.temperature, "stream": True, "stream_options": {"include_usage": True},
+            "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         if question.tools:
             fields["tools"] = list(question.tools)
         if self.forbidden_ids:
             fields["logit_bias"] = {str(token): -100 for token in self.forbidden_ids}
-        if self.seed is not None:
-            fields["seed"] = self.seed
         return json.dumps(fields).encode()
 
 
@@ -79,30 +71,52 @@ class Server:
     """An OpenAI-compatible server.
 
     url: without /v1. model: the name to send; None: the first model that the server lists.
-    idle_limit_s: a request fails after this long without data. api_key: if it needs one.
+    count_tokens: of a text on its own. idle_limit_s: a request fails after this long without data.
     """
 
     name: str
     url: str
     model: str | None
-    count_tokens: CountTokens
+    count_tokens: Callable[[str], int]
     idle_limit_s: float = IDLE_LIMIT_S
     api_key: str | None = None
 
     def ask(self, questions: Sequence[Question], options: RequestOptions, streams: int = 1) -> list[Row]:
-        """Stream chat completions, at most so many at the same time."""
+        """Stream chat completions, at most `streams` at the same time."""
         try:
-            self.model = self.model or first_model(self.url, "NAME=URL=MODEL", self.api_key)
+            self.find_model()
         except BenchError as fault:
             return [failure(at, one, options, str(fault)) for at, one in enumerate(questions)]
-        bodies = [options.body(self.model, question) for question in questions]
-        began, transcripts = asyncio.run(self._drive(bodies, streams))
+        bodies = [options.body(self.model or "", question) for question in questions]
+        began = perf_counter()
+        transcripts = asyncio.run(self._drive(bodies, streams))
         return [
-            self._answer(at, question, options, transcript, began)
-            for at, (question, transcript) in enumerate(zip(questions, transcripts, strict=True))
+            self._answer(at, question, options, transcripts[at], began)
+            for at, question in enumerate(questions)
         ]
 
-    async def _drive(self, bodies: Sequence[bytes], streams: int) -> tuple[float, list[Transcript]]:
+    def find_model(self) -> None:
+        """Take the first model that the server lists, if none is named.
+
+        Raises BenchError if the server cannot be reached, needs another key, or lists no model.
+        """
+        if self.model:
+            return
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        try:
+            response = httpx.get(f"{self.url}/v1/models", headers=headers, timeout=30.0)
+            if response.status_code == httpx.codes.UNAUTHORIZED:
+                wanted = "another API key" if self.api_key else "an API key"
+                raise BenchError(f"{self.url} needs {wanted}; pass it with --server-key")
+            self.model = str(response.raise_for_status().json()["data"][0]["id"])
+        except httpx.ConnectError:
+            raise BenchError(f"no server listens at {self.url}") from None
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as fault:
+            raise BenchError(
+                f"{self.url}/v1/models lists no model ({fault}); name one with NAME=URL=MODEL"
+            ) from None
+
+    async def _drive(self, bodies: Sequence[bytes], streams: int) -> dict[int, Transcript]:
         transcripts: dict[int, Transcript] = {}
         waiting = iter(enumerate(bodies))
 
@@ -112,33 +126,29 @@ class Server:
                 url = f"{self.url}/v1/chat/completions"
                 transcripts[index] = await post(url, body, self.idle_limit_s, self.api_key)
 
-        began = perf_counter()
         await asyncio.gather(*(stream() for _ in range(streams)))
-        return began, [transcripts[index] for index in range(len(bodies))]
+        return transcripts
 
     def _answer(
         self, at: int, question: Question, options: RequestOptions, transcript: Transcript, began: float
     ) -> Row:
         answer = read_answer(transcript)
-        usage = answer.usage or {}
         texts = [text for _, text in answer.chunks]
         counted = [max(1, self.count_tokens(text)) for text in texts]
-        reported = usage.get("completion_tokens")
+        reported = answer.usage.get("completion_tokens")
         is_reported = isinstance(reported, int) and reported >= 0
         num_tokens: int = reported if is_reported else sum(counted)  # type: ignore[assignment]
-        by_time: dict[float, float] = {}
-        for (time, _), tokens in zip(answer.chunks, share_tokens(num_tokens, texts, counted), strict=True):
-            by_time[time] = by_time.get(time, 0.0) + tokens
-        details = usage.get("prompt_tokens_details") or {}
+        shares = share_tokens(num_tokens, texts, counted)
+        arrived = [time - transcript.started for time, _ in answer.chunks]
+        details = answer.usage.get("prompt_tokens_details") or {}
         return _asked(at, question, options) | {
-            "num_prompt_tokens": usage.get("prompt_tokens"),
+            "num_prompt_tokens": answer.usage.get("prompt_tokens"),
             "num_cached_tokens": details.get("cached_tokens"),
             "tokens": num_tokens if answer.error is None else 0,
             "counted_by": "usage" if is_reported else "text", "num_chunks": len(answer.chunks),
             "started_s": transcript.started - began, "duration_s": answer.ended - transcript.started,
-            "arrivals": [[time - transcript.started, tokens] for time, tokens in by_time.items()],
-            "finish_reason": answer.finish_reason, "error": answer.error, "is_refused": answer.is_refused,
-            "text": "".join(texts),
+            "arrivals": _by_time(arrived, shares), "finish_reason": answer.finish_reason,
+            "error": answer.error, "is_refused": answer.is_refused, "text": "".join(texts),
         }  # fmt: skip
 
 
@@ -169,13 +179,10 @@ class Loop:
         ids, times = list(found["token_ids"]), [float(time) for time in found["arrived_s"]]
         if ids and ids[-1] in self.end_ids:
             ids.pop()
-        by_time: dict[float, float] = {}
-        for time in times:
-            by_time[time] = by_time.get(time, 0.0) + 1.0
         return _asked(at, question, options) | {
             "num_prompt_tokens": len(question.ids), "tokens": len(times), "counted_by": "loop",
             "started_s": started - began, "duration_s": times[-1] if times else perf_counter() - started,
-            "arrivals": [list(pair) for pair in by_time.items()],
+            "arrivals": _by_time(times, [1.0] * len(times)),
             "finish_reason": "length" if len(times) == options.max_tokens else "stop",
             "text": self.decode(ids),
         }  # fmt: skip
@@ -197,20 +204,9 @@ def _asked(at: int, question: Question, options: RequestOptions) -> Row:
     }  # fmt: skip
 
 
-def first_model(url: str, flag: str, api_key: str | None = None, key_flag: str = "--api-key") -> str:
-    """Return the first model that a server lists.
-
-    flag, key_flag: the flags to suggest in errors, for the model name and the key.
-    Raises BenchError if the server cannot be reached, needs another key, or lists no model.
-    """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        response = httpx.get(f"{url}/v1/models", headers=headers, timeout=30.0)
-        if response.status_code == httpx.codes.UNAUTHORIZED:
-            wanted = "another API key" if api_key else "an API key"
-            raise BenchError(f"{url} needs {wanted}; pass it with {key_flag}")
-        return str(response.raise_for_status().json()["data"][0]["id"])
-    except httpx.ConnectError:
-        raise BenchError(f"no server listens at {url}") from None
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as fault:
-        raise BenchError(f"{url}/v1/models lists no model ({fault}); name one with {flag}") from None
+def _by_time(times: Sequence[float], tokens: Sequence[float]) -> list[list[float]]:
+    """Return [time, tokens] for each time, as several chunks may come in one read."""
+    found: Counter[float] = Counter()
+    for time, count in zip(times, tokens, strict=True):
+        found[time] += count  # type: ignore[assignment]
+    return [list(pair) for pair in found.items()]

@@ -1,204 +1,220 @@
-"""Run the parts of a sweep, sharing the model's answers among them."""
+"""The parts of a sweep that replay chats: draft types and lengths, gate thresholds, and warm tables."""
 
-import argparse
-import sysconfig
-import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
+from statistics import mean
 
-from bench import document
-from bench.cost_curves import Curve, describe
-from bench.decode.answering import Answering
-from bench.errors import ArgumentsError, BenchError
+import polars as pl
+
+from bench.decode.answering import Answering, Arm
+from bench.experiment import Row
 from bench.local_engine import LocalEngine
 from bench.outputs import Work
-from bench.sweep import best, gate, grid, tables, warm
-from bench.sweep.answering import AnsweredChat, answer_plainly
-from bench.sweep.replaying import Setup
-from bench.sweep.traffic import TrafficRequest, make_traffic, source_files
-from bench.sweep.warm import TableUser
-from bench.workloads import VERSION, Chat, lengths_of, make_chats, read_prompts
-from config.settings import BUNDLED_MODEL, Settings
-from engine.model.loading import load_tokenizer
+from bench.replay.pairs import TokenPair
+from bench.sweep.replaying import TABLE_ENTRIES, AnsweredChat, Play, Setup, measure, play, settings_of, summed
+from config.settings import Settings
+from drafters.assembly import make_drafters
+from drafters.base import Drafter
+from drafters.ngram_mod import NAME, NgramModDrafter
+from drafters.ngram_mod_tables import NgramModTables
+from drafters.repetition import repetition_score
+from drafters.suffix import SuffixDrafter
+from engine.request import DraftType
 
-OTHER_MODEL = BUNDLED_MODEL / "draft"
-PARTS = ("grid", "tables", "gate", "warm")
-MAX_MEASURED_CHATS = 1
-"""Chats of each workload that run on the engine; they only check the replay."""
+DRAFT_TYPES: tuple[DraftType, ...] = ("auto", "suffix", "ngram-mod", "ngram-simple")
+WITHOUT_NGRAMS = ("suffix",)
+"""Draft types without an n-gram size."""
 
-Row = dict[str, Any]
+LENGTHS = (2, 4, 8, 16, 31)
+NGRAM_SIZES = (2, 4, 8, 12, 16, 24)
+POINT = ("draft_type", "num_draft_tokens", "ngram_size")
+MODES = ("auto", "on")
+"""For prompts below the threshold, auto starts with short drafts and learns; on never drafts."""
 
+THRESHOLDS = (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)
+SAME, OTHER = "same model", "other model"
+COLD, WARM, OTHERS = "cold", "warm", "warm from other chats"
+"""States of the table: empty; filled with the first model's answers to all chats; or to all other chats."""
 
-def sweep(arguments: argparse.Namespace, work: Work) -> document.Document:
-    """Run the requested parts and return the result document. Raises BenchError."""
-    parts = set(arguments.parts)
-    settings = Settings(
-        model=str(arguments.model) if arguments.model else None,
-        num_draft_tokens=max(*arguments.num_draft_tokens, Settings().num_draft_tokens),
-        prefix_cache_bytes=0,
-    )
-    other_model = _other_model(arguments, settings)
-    own_chats = read_prompts(arguments.prompts) if arguments.prompts else None
-    section: dict[str, Any] = {"workloads_version": VERSION}
-    loading = work.stage("loading the model", 1)
-    with LocalEngine(settings) as local:
-        loading()
-        setup = _setup(local, settings, arguments.cost_curve)
-        answering = Answering(local, arguments.max_tokens, arguments.seed)
-        section["cost_curves"] = describe([setup.curve])
-        answered: list[AnsweredChat] = []
-        if parts & {"grid", "gate", "warm"}:
-            chats = own_chats or _make_chats(local, arguments)
-            advance = work.stage("plain answers", len(chats))
-            answered = answer_plainly(answering, chats, advance, arguments.references)
-        if "warm" in parts:
-            section["warm"] = list(_warm(arguments, answering, other_model, setup, answered, work))
-        if "grid" in parts:
-            section["grid"], section["measured"] = _grid(arguments, answering, setup, answered, work)
-        if "gate" in parts:
-            advance = work.stage("gate thresholds", len(arguments.thresholds) * len(gate.MODES))
-            section["gate"] = list(gate.sweep(setup, arguments.thresholds, warm.pairs_of(answered), advance))
-        if "tables" in parts:
-            section["table_sizes"], section["ngram_sizes"] = _tables(arguments, local, setup, work)
-        return document.new_document(arguments, local.engine.info, local.engine.costs, sweep=section)
+WARM_TYPES: tuple[DraftType, ...] = ("ngram-mod", "auto")
 
 
-def _other_model(arguments: argparse.Namespace, settings: Settings) -> Path | None:
-    """Return the second model of the warm part. Raises ArgumentsError if it has another vocabulary."""
-    other: Path | None = arguments.other_model
-    if other is None and arguments.model is None and (OTHER_MODEL / "config.json").is_file():
-        other = OTHER_MODEL
-    if other is None or "warm" not in arguments.parts:
-        return None
-    first = Path(settings.model_source)
-    if load_tokenizer(first).fingerprint != load_tokenizer(other).fingerprint:
-        raise ArgumentsError(
-            f"--other-model: {other.name} and {first.name} have different vocabularies, and the n-gram table "
-            "holds token ids; name a model with the same vocabulary, or leave warm out of --parts"
-        )
-    return other
+def pairs_of(answered: Sequence[AnsweredChat], without: int | None = None) -> list[TokenPair]:
+    """Return all pairs of these chats. without: index of a chat to leave out."""
+    return [pair for at, one in enumerate(answered) if at != without for pair in one.pairs]
 
 
-def _make_chats(local: LocalEngine, arguments: argparse.Namespace) -> list[Chat]:
-    """Make the chats of all workloads, at the shortest default prompt length of each."""
+def grid(draft_types: Sequence[DraftType], lengths: Sequence[int], ngram_sizes: Sequence[int]) -> list[Row]:
+    """Return all points of the grid, by increasing length and size."""
     return [
-        chat
-        for workload in arguments.workloads
-        for chat in make_chats(
-            workload, arguments.chats, arguments.seed, local.count_tokens, lengths_of(workload)[0]
-        )
+        dict(zip(POINT, (draft_type, length, size), strict=True))
+        for draft_type in draft_types
+        for length in sorted(lengths)
+        for size in ((None,) if draft_type in WITHOUT_NGRAMS else sorted(ngram_sizes))
     ]
 
 
-def _setup(local: LocalEngine, settings: Settings, curve: Curve | None) -> Setup:
-    """Return what the replays share; it keeps the step costs of now, which the engine goes on learning."""
-    engine = local.engine
-    costs, plain_s = engine.costs, engine.costs.seconds(1, 1)
-    measured = Curve(
-        f"{engine.info.name} on this machine",
-        tuple((width, costs.seconds(1, width) / plain_s) for width in costs.widths),
-        source="measured when the model was loaded",
+def default_point(draft_type: DraftType, settings: Settings) -> Row:
+    """Return the point that a server uses by default with this draft type."""
+    size = settings.ngram_size_min if draft_type == "ngram-simple" else settings.ngram_mod_size
+    values = draft_type, settings.num_draft_tokens, None if draft_type in WITHOUT_NGRAMS else size
+    return dict(zip(POINT, values, strict=True))
+
+
+def replays(setup: Setup, points: Sequence[Row], pairs: Sequence[TokenPair], work: Work) -> Iterator[Row]:
+    """Yield a row for each point and workload."""
+    for point in points:
+        yield from summed(play(setup.player(point), pairs), ("workload",), **point)
+        work.advance()
+
+
+def overall(rows: Sequence[Row], by: Sequence[str] = POINT) -> list[Row]:
+    """Return for each point the geometric mean of all workloads' speedups, and the lowest."""
+    speedup = pl.col("speedup")
+    frame = pl.DataFrame(
+        [{name: row[name] for name in (*by, "speedup")} for row in rows], infer_schema_length=None
     )
-    tokenizer = engine.tokenizer
-    defaults = replace(Settings(), model=settings.model)
-    return Setup(defaults, curve or measured, tokenizer.fingerprint, tokenizer.line_ends)
+    means = frame.group_by(by, maintain_order=True)
+    return means.agg(mean=speedup.log().mean().exp(), lowest=speedup.min()).to_dicts()
 
 
-def _grid(
-    arguments: argparse.Namespace,
-    answering: Answering,
-    setup: Setup,
-    answered: Sequence[AnsweredChat],
-    work: Work,
-) -> tuple[list[Row], list[Row]]:
-    points = grid.configurations(arguments.draft_types, arguments.num_draft_tokens, arguments.ngram_sizes)
-    default = grid.default_configuration(setup.settings.draft_type, setup.settings)
-    if default not in points and default.draft_type in arguments.draft_types:
-        points.append(default)
-    advance = work.stage(f"replaying {len(points)} configurations", len(points))
-    rows = list(grid.sweep(setup, points, warm.pairs_of(answered), advance))
-    if not rows:
-        raise BenchError("every chat is too long for this model's context")
-    if not arguments.repeats:
-        return rows, []
-    chosen, some = best.choose(rows, setup.settings), _first_of_each(answered)
-    advance = work.stage(f"measuring {len(chosen)} configurations on the engine", len(some))
-    measured = best.measure_points(answering, chosen, some, setup.settings, arguments.repeats, advance)
-    return rows, list(measured)
+def best_of(rows: Sequence[Row], draft_type: str) -> Row:
+    """Return the point of a draft type with the highest mean; shorter drafts win ties."""
+    means = [one for one in overall(rows) if one["draft_type"] == draft_type]
+    return max(means, key=lambda one: (round(one["mean"], 3), -one["num_draft_tokens"]))
 
 
-def _first_of_each(answered: Sequence[AnsweredChat]) -> list[AnsweredChat]:
-    """Return the first chats of each workload with at least one answer."""
-    found: dict[str, list[AnsweredChat]] = {}
-    for one in answered:
-        of_workload = found.setdefault(one.chat.workload, [])
-        if one.pairs and len(of_workload) < MAX_MEASURED_CHATS:
-            of_workload.append(one)
-    return [one for of_workload in found.values() for one in of_workload]
+def text_of(point: Row) -> str:
+    """Name a point of the grid."""
+    size = f", n-grams of {point['ngram_size']}" if point["ngram_size"] else ""
+    return f"{point['draft_type']}, drafts of {point['num_draft_tokens']}{size}"
 
 
-def _tables(
-    arguments: argparse.Namespace, local: LocalEngine, setup: Setup, work: Work
-) -> tuple[list[Row], list[Row]]:
-    tokenizer = local.engine.tokenizer
-    paths = source_files([Path(sysconfig.get_path("purelib"))], arguments.seed)
-    if not paths:
-        raise BenchError("tables: no Python files are installed here to make traffic from")
-    longest = max(arguments.requests)
-    advance = work.stage(f"making traffic of {longest:,} requests", longest)
-    traffic: list[TrafficRequest] = []
-    for request in make_traffic(paths, tokenizer.encode_answer, longest, arguments.seed):
-        traffic.append(request)
-        advance()
-    entries, ngram_sizes = arguments.table_entries, arguments.ngram_sizes
-    max_measured = arguments.measured_requests
-    rows: list[Row] = []
-    for requests in sorted(arguments.requests):
-        advance = work.stage(f"{len(entries)} table sizes, {requests:,} requests", len(entries))
-        rows += tables.sweep(setup, entries, traffic[:requests], max_measured, advance)
-    advance = work.stage(f"{len(ngram_sizes)} n-gram sizes, {longest:,} requests", len(ngram_sizes))
-    return rows, list(tables.sweep_ngram_sizes(setup, ngram_sizes, traffic, max_measured, advance))
+def measure_best(
+    answering: Answering, rows: Sequence[Row], some: Sequence[AnsweredChat], settings: Settings, repeats: int
+) -> list[Row]:
+    """Measure the server's default and the best point of each draft type on the engine, by workload."""
+    types = list(dict.fromkeys(row["draft_type"] for row in rows))
+    points = [default_point(settings.draft_type, settings)] if settings.draft_type in types else []
+    points += [{name: best_of(rows, draft_type)[name] for name in POINT} for draft_type in types]
+    named = {text_of(point): point for point in points}
+
+    def arm(point: Row) -> Arm:
+        def prepare(local: LocalEngine) -> None:
+            drafters = make_drafters(settings_of(point, settings), local.engine.tokenizer.fingerprint)
+            local.drafters.update(drafters)
+
+        return Arm(point["draft_type"], point["num_draft_tokens"], prepare=prepare)
+
+    arms = {name: arm(point) for name, point in named.items()}
+    rows = measure(answering, some, arms, repeats, f"{len(named)} configurations")
+    names = ("workload", "tokens", "speedup", "tokens_per_forward", "acceptance", "parity")
+    return [
+        point | {name: row[name] for name in names}
+        for text, point in named.items()
+        for row in rows
+        if (row["turn"], row["arm"]) == (None, text)
+    ]
 
 
-def _warm(
-    arguments: argparse.Namespace,
-    answering: Answering,
-    other_model: Path | None,
-    setup: Setup,
-    answered: Sequence[AnsweredChat],
-    work: Work,
-) -> Iterator[Row]:
-    several = [one for one in answered if len(one.pairs) > 1] or [one for one in answered if one.pairs]
-    first = TableUser(warm.SAME, setup, several)
-    with tempfile.TemporaryDirectory() as folder:
-        yield from _warm_rows(arguments, answering, first, first, Path(folder), work)
-        if other_model is None:
-            return
-        settings = Settings(model=str(other_model), prefix_cache_bytes=0)
-        loading = work.stage("loading the other model", 1)
-        with LocalEngine(settings) as other:
-            loading()
-            other_setup = _setup(other, settings, arguments.cost_curve)
-            chats = [one.chat for one in several]
-            advance = work.stage("plain answers of the other model", len(chats))
-            others = Answering(other, arguments.max_tokens, arguments.seed)
-            other_answered = answer_plainly(others, chats, advance)
-            user = TableUser(warm.OTHER, other_setup, other_answered)
-            yield from _warm_rows(arguments, others, first, user, Path(folder), work)
+def gate(setup: Setup, thresholds: Sequence[float], pairs: Sequence[TokenPair], work: Work) -> list[Row]:
+    """Return a row for each threshold, gate mode and workload, with draft type auto.
+
+    repetitive: the share of prompts at or above the threshold.
+    """
+    scores: dict[str, list[float]] = {}
+    for pair in pairs:
+        if pair.is_measured:
+            scores.setdefault(pair.workload, []).append(repetition_score(pair.prompt))
+    points = [
+        {"draft_type": "auto", "threshold": threshold, "gate": mode}
+        for threshold in sorted(thresholds)
+        for mode in MODES
+    ]
+    return [
+        row | {"repetitive": mean(score >= row["threshold"] for score in scores[row["workload"]])}
+        for row in replays(setup, points, pairs, work)
+    ]
 
 
-def _warm_rows(
-    arguments: argparse.Namespace,
-    answering: Answering,
-    first: TableUser,
-    user: TableUser,
-    folder: Path,
-    work: Work,
-) -> Iterator[Row]:
-    some = _first_of_each(user.answered) if arguments.repeats else []
-    advance = work.stage(f"measuring cold and warm tables on the engine, {user.pair}", len(some))
-    measured = warm.measure_user(answering, first, user, some, folder, arguments.repeats, advance)
-    advance = work.stage(f"replaying cold and warm tables, {user.pair}", len(user.answered))
-    yield from warm.replays(first, user, folder, measured, advance)
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that uses an n-gram table. pair: SAME or OTHER. answered: its own plain answers."""
+
+    pair: str
+    setup: Setup
+    answered: Sequence[AnsweredChat]
+
+
+def warm(first: Model, user: Model, folder: Path, work: Work, measured: Sequence[Row] = ()) -> Iterator[Row]:
+    """Yield a row for each workload, turn, table state and draft type; turn None is for all turns together.
+
+    The table is passed between models as a file, as servers do with --ngram-table-file.
+    first: the model that fills the table. user: the model that uses it, with the same chats.
+    measured: rows of draft type auto on the engine; see measure_warm().
+    Raises TableFileError if the two have different vocabularies.
+    """
+    work.stage(f"replaying cold and warm tables, {user.pair}", len(user.answered))
+    files = {COLD: None, WARM: folder / "all.table", OTHERS: folder / "others.table"}
+    save(first, folder / "all.table")
+    plays: list[Play] = []
+    same: dict[tuple[str, int | None], list[bool]] = {}
+    for at, (one, by_first) in enumerate(zip(user.answered, first.answered, strict=True)):
+        save(first, folder / "others.table", without=at)
+        for pair, of_first in zip(one.pairs, by_first.pairs, strict=False):
+            for turn in (pair.turn or 0, None):
+                same.setdefault((pair.workload, turn), []).append(pair.answer == of_first.answer)
+        for draft_type, (memory, file) in product(WARM_TYPES, files.items()):
+            of_table = NgramModDrafter(table_in(user.setup, file))
+            drafters: list[Drafter] = [of_table] if draft_type == NAME else [SuffixDrafter(), of_table]
+            player = user.setup.player({"draft_type": draft_type}, drafters)
+            for row, outcome in play(player, one.pairs, is_cold=False):
+                about = row | {"draft_type": draft_type, "memory": memory}
+                plays += [(about, outcome), (about | {"turn": None}, outcome)]
+        work.advance()
+    speedups = {(row["workload"], row["turn"], row["arm"]): row["speedup"] for row in measured}
+    for row in summed(plays, ("workload", "turn", "draft_type", "memory"), pair=user.pair):
+        workload, turn, memory = row["workload"], row["turn"], row["memory"]
+        needed = {(name, one, memory) for name, one in same if name == workload and turn in (None, one)}
+        is_known = row["draft_type"] == "auto" and needed <= speedups.keys()
+        speedup = speedups[workload, turn, memory] if is_known else None
+        yield row | {"same_answer": mean(same[workload, turn]), "measured_speedup": speedup}
+
+
+def table_in(setup: Setup, file: Path | None) -> NgramModTables:
+    """Return the n-gram tables in a file, for a model; empty ones without a file. Raises TableFileError."""
+    size = setup.settings.ngram_mod_size
+    tables = NgramModTables(setup.vocabulary, size, TABLE_ENTRIES, file=file or Path())
+    if file is not None:
+        tables.load()
+    return tables
+
+
+def save(model: Model, file: Path, without: int | None = None) -> None:
+    """Write the table that a server has after a model's answers to these chats. Raises TableFileError."""
+    tables = table_in(model.setup, None)
+    tables.file = file
+    player = model.setup.player({"draft_type": NAME}, [NgramModDrafter(tables)])
+    for pair in pairs_of(model.answered, without):
+        player.play(pair)
+    tables.save()
+
+
+def measure_warm(
+    answering: Answering, first: Model, user: Model, some: Sequence[AnsweredChat], folder: Path, repeats: int
+) -> list[Row]:
+    """Run chats on the engine of the user's model: plainly, cold and warm, alternating.
+
+    Raises TableFileError if the two models have different vocabularies.
+    """
+    save(first, folder / "all.table")
+    answering.local.drafters[NAME] = NgramModDrafter(table_in(user.setup, folder / "all.table"))
+
+    def load(local: LocalEngine) -> None:
+        local.engine.table_reset()
+        local.engine.table_load()
+
+    arms = {COLD: Arm("auto"), WARM: Arm("auto", prepare=load)}
+    return measure(answering, some, arms, repeats, f"cold and warm tables, {user.pair},")

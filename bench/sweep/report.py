@@ -1,93 +1,16 @@
 """Print the results of a sweep: tables, each with a sentence that sums it up."""
 
 from collections.abc import Mapping, Sequence
+from statistics import mean
 from typing import Any
 
 from rich.console import Console
 
-from bench.sweep import gate, grid, tables, warm
-from bench.sweep.grid import Configuration
-from bench.tables import Column, print_rows
+from bench.experiment import Row
+from bench.sweep.parts import COLD, MODES, POINT, SAME, WARM, best_of, default_point, overall, text_of
+from bench.sweep.tables import smallest_without_loss
+from bench.tables import Column, pivoted, print_rows
 from config.settings import Settings
-
-Rows = Sequence[Mapping[str, Any]]
-
-
-def print_report(console: Console, section: Mapping[str, Any], settings: Settings) -> None:
-    """Print all parts in the section. settings: the server's defaults, to compare the best with."""
-    if "warm" in section:
-        _print_warm(console, section["warm"])
-    if "table_sizes" in section:
-        _print_tables(console, section["table_sizes"], section["ngram_sizes"], settings)
-    if "gate" in section:
-        _print_gate(console, section["gate"], settings)
-    if "grid" in section:
-        _print_grid(console, section["grid"], settings)
-        if section["measured"]:
-            _print_measured(console, section["measured"], section["grid"])
-
-
-def _say(console: Console, sentence: str) -> None:
-    console.print(f"\n{sentence}", highlight=False, markup=False)
-
-
-def _print_grid(console: Console, rows: Rows, settings: Settings) -> None:
-    """Print a table for each draft type: n-gram size by draft length."""
-    means = grid.overall(rows)
-    for draft_type in dict.fromkeys(row["draft_type"] for row in rows):
-        points = {point: found for point, found in means.items() if point.draft_type == draft_type}
-        best = grid.best_of(rows, draft_type)
-        sentence = f"{draft_type}: the best is {best} with {means[best][0]:.2f}"
-        default = grid.default_configuration(draft_type, settings)
-        if default in means:
-            sentence += f"; the default, {default}, has {means[default][0]:.2f}"
-        _say(console, f"{sentence}.")
-        lengths = sorted({point.num_draft_tokens for point in points})
-        table = [
-            {"size": str(size or "-")}
-            | {
-                str(length): f"{mean:.2f} ({lowest:.2f})"
-                for length in lengths
-                for mean, lowest in [points.get(Configuration(draft_type, length, size)) or (0.0, 0.0)]
-                if mean
-            }
-            for size in sorted({point.ngram_size for point in points}, key=lambda size: size or 0)
-        ]
-        columns = [Column("size", "n-gram size"), *(Column(str(one), f"{one} tokens") for one in lengths)]
-        print_rows(console, table, columns)
-    workloads = len({row["workload"] for row in rows})
-    _say(
-        console,
-        f"Replayed speedup: geometric mean over {workloads} workloads, and in parentheses the lowest.",
-    )
-
-
-def _print_measured(console: Console, measured: Rows, replayed: Rows) -> None:
-    """Print the default and the best configurations as measured on the engine, beside the replay."""
-
-    def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        return row["draft_type"], row["num_draft_tokens"], row["ngram_size"]
-
-    by_replay = {(*place(row), row["workload"]): row["speedup"] for row in replayed}
-    workloads = list(dict.fromkeys(row["workload"] for row in measured))
-    table = []
-    for point in dict.fromkeys(map(place, measured)):
-        of_point = {row["workload"]: row for row in measured if place(row) == point}
-        cells: dict[str, Any] = {
-            name: f"{of_point[name]['speedup']:.2f} ({by_replay.get((*point, name)) or 0:.2f})"
-            for name in workloads
-        }
-        is_equal = all(row["parity"] == "PASS" for row in of_point.values())
-        table.append({"point": str(Configuration(*point)), "equal": "yes" if is_equal else "NO"} | cells)
-    _say(console, "Speedup measured on the engine, in parentheses the replayed one; the default comes first.")
-    print_rows(
-        console,
-        table,
-        [Column("point", ""), *(Column(name, name) for name in workloads), Column("equal", "equal")],
-    )
-    if any(row["parity"] != "PASS" for row in measured):
-        _say(console, "NO: an answer differs from the plain one; run reprise bench decode for details.")
-
 
 HELD = [
     Column("entries", "entries", "0"), Column("ngram_size", "n-gram\nsize"),
@@ -96,14 +19,75 @@ HELD = [
     Column("known_again", "known in\nrepeated texts", "%"), Column("acceptance", "accepted", "%"),
     Column("tokens_per_forward", "tokens/\nforward", "2"), Column("speedup", "speedup", "2"),
 ]  # fmt: skip
+THRESHOLDS = [
+    Column("threshold", "threshold"), Column("above", "prompts above", "%"), Column("auto", "auto", "3"),
+    Column("auto_lowest", "lowest", "3"), Column("on", "on", "3"), Column("on_lowest", "lowest", "3"),
+]  # fmt: skip
+WARM_KEYS = [
+    Column("pair", "model"), Column("workload", "workload"), Column("draft_type", "drafts"),
+    Column("memory", "table"),
+]  # fmt: skip
 
 
-def _print_tables(console: Console, rows: Rows, of_ngram_sizes: Rows, settings: Settings) -> None:
-    """Print a table for each size of traffic, and one for the n-gram sizes."""
+def print_report(console: Console, section: Mapping[str, Any], settings: Settings) -> None:
+    """Print all parts in the section. settings: the server's defaults, to compare the best with."""
+    for name, show in (
+        ("warm", _print_warm), ("table_sizes", _print_tables), ("ngram_sizes", _print_ngram_sizes),
+        ("gate", _print_gate), ("grid", _print_grid),
+    ):  # fmt: skip
+        if name in section:
+            show(console, section[name], settings)
+    if section.get("measured"):
+        _print_measured(console, section["measured"], section["grid"])
+
+
+def _say(console: Console, sentence: str) -> None:
+    console.print(f"\n{sentence}", highlight=False, markup=False)
+
+
+def _print_grid(console: Console, rows: Sequence[Row], settings: Settings) -> None:
+    """Print a table for each draft type: n-gram size by draft length."""
+    means = overall(rows)
+    for draft_type in dict.fromkeys(row["draft_type"] for row in rows):
+        best, default = best_of(rows, draft_type), default_point(draft_type, settings)
+        sentence = f"{draft_type}: the best is {text_of(best)} with {best['mean']:.2f}"
+        for one in means:
+            if all(one[name] == default[name] for name in POINT):
+                sentence += f"; the default, {text_of(default)}, has {one['mean']:.2f}"
+        _say(console, f"{sentence}.")
+        own = [one | {"size": one["ngram_size"] or "-"} for one in means if one["draft_type"] == draft_type]
+        own.sort(key=lambda one: one["num_draft_tokens"])
+        table, columns = pivoted(
+            own, [Column("size", "n-gram size")], "num_draft_tokens",
+            lambda one: f"{one['mean']:.2f} ({one['lowest']:.2f})", "{} tokens",
+        )  # fmt: skip
+        print_rows(console, sorted(table, key=lambda one: (one["size"] == "-", one["size"])), columns)
+    count = len({row["workload"] for row in rows})
+    _say(console, f"Replayed speedup: geometric mean over {count} workloads, and in parentheses the lowest.")
+
+
+def _print_measured(console: Console, measured: Sequence[Row], replayed: Sequence[Row]) -> None:
+    """Print the default and the best configurations as measured on the engine, beside the replay."""
+    by_replay = {(text_of(row), row["workload"]): row["speedup"] for row in replayed}
+    wrong = {text_of(row) for row in measured if row["parity"] != "PASS"}
+    rows = [
+        row | {"point": text_of(row), "equal": "NO" if text_of(row) in wrong else "yes"} for row in measured
+    ]
+    table, columns = pivoted(
+        rows, [Column("point", ""), Column("equal", "equal")], "workload",
+        lambda row: f"{row['speedup']:.2f} ({by_replay.get((row['point'], row['workload'])) or 0:.2f})",
+    )  # fmt: skip
+    _say(console, "Speedup measured on the engine, in parentheses the replayed one; the default comes first.")
+    print_rows(console, table, columns)
+    if wrong:
+        _say(console, "NO: an answer differs from the plain one; run reprise bench decode for details.")
+
+
+def _print_tables(console: Console, rows: Sequence[Row], settings: Settings) -> None:
+    """Print a table for each size of traffic."""
     for requests in dict.fromkeys(row["requests"] for row in rows):
         of_size = [row for row in rows if row["requests"] == requests]
-        enough = tables.smallest_without_loss(of_size)
-        largest = max(row["entries"] for row in of_size)
+        enough, largest = smallest_without_loss(of_size), max(row["entries"] for row in of_size)
         verdict = (
             f"the smallest table as good as {largest:,} entries has {enough:,}"
             if enough < largest
@@ -112,12 +96,14 @@ def _print_tables(console: Console, rows: Rows, of_ngram_sizes: Rows, settings: 
         tokens = f"{requests:,} requests, {of_size[0]['traffic_tokens'] / 1e6:.1f} million tokens"
         _say(console, f"{tokens}: {verdict}; the default is {settings.ngram_table_entries:,}.")
         print_rows(console, of_size, HELD)
-    if of_ngram_sizes:
-        best = max(of_ngram_sizes, key=lambda row: round(row["speedup"], 3))
-        where = f"{best['requests']:,} requests, {best['entries']:,} entries"
-        found = f"the best n-gram size is {best['ngram_size']}; the default is {settings.ngram_mod_size}"
-        _say(console, f"{where}: {found}.")
-        print_rows(console, of_ngram_sizes, HELD)
+
+
+def _print_ngram_sizes(console: Console, rows: Sequence[Row], settings: Settings) -> None:
+    best = max(rows, key=lambda row: round(row["speedup"], 3))
+    where = f"{best['requests']:,} requests, {best['entries']:,} entries"
+    found = f"the best n-gram size is {best['ngram_size']}; the default is {settings.ngram_mod_size}"
+    _say(console, f"{where}: {found}.")
+    print_rows(console, rows, HELD)
     _say(
         console,
         "ngram-mod alone, replayed. overwritten: writes that replaced another n-gram's token. foreign "
@@ -125,24 +111,23 @@ def _print_tables(console: Console, rows: Rows, of_ngram_sizes: Rows, settings: 
     )
 
 
-def _print_gate(console: Console, rows: Rows, settings: Settings) -> None:
+def _print_gate(console: Console, rows: Sequence[Row], settings: Settings) -> None:
     """Print the speedup by threshold, for both gate modes."""
-    auto, on = (gate.means(rows, mode) for mode in gate.MODES)
-    best = max(auto, key=lambda threshold: round(auto[threshold][0], 3))
-    sentence = f"With gate auto, the best threshold is {best:g} with {auto[best][0]:.3f}"
-    if settings.gate_threshold in auto:
-        sentence += f"; the default, {settings.gate_threshold:g}, has {auto[settings.gate_threshold][0]:.3f}"
-    _say(console, f"{sentence}.")
+    means = {(one["threshold"], one["gate"]): one for one in overall(rows, ("threshold", "gate"))}
+    auto = {threshold: one["mean"] for (threshold, mode), one in means.items() if mode == "auto"}
+    best, default = max(auto, key=lambda threshold: round(auto[threshold], 3)), settings.gate_threshold
+    sentence = f"With gate auto, the best threshold is {best:g} with {auto[best]:.3f}"
+    _say(
+        console,
+        sentence + (f"; the default, {default:g}, has {auto[default]:.3f}." if default in auto else "."),
+    )
     table = []
-    for threshold, (mean, lowest) in auto.items():
-        above = [row["repetitive"] for row in rows if (row["threshold"], row["gate"]) == (threshold, "auto")]
-        table.append({
-            "threshold": f"{threshold:g}", "above": sum(above) / len(above), "auto": mean,
-            "auto_lowest": lowest, "on": on[threshold][0], "on_lowest": on[threshold][1],
-        })  # fmt: skip
-    names = {"auto": "auto", "auto_lowest": "lowest", "on": "on", "on_lowest": "lowest"}
-    columns = [Column("threshold", "threshold"), Column("above", "prompts above", "%")]
-    print_rows(console, table, [*columns, *(Column(name, heading, "3") for name, heading in names.items())])
+    for threshold in auto:
+        cells = {mode: means[threshold, mode]["mean"] for mode in MODES}
+        cells |= {f"{mode}_lowest": means[threshold, mode]["lowest"] for mode in MODES}
+        above = mean(row["repetitive"] for row in rows if row["threshold"] == threshold)
+        table.append({"threshold": f"{threshold:g}", "above": above, **cells})
+    print_rows(console, table, THRESHOLDS)
     _say(
         console,
         "Draft type auto, replayed speedup: mean over workloads, and the lowest. Below the threshold, gate "
@@ -150,38 +135,27 @@ def _print_gate(console: Console, rows: Rows, settings: Settings) -> None:
     )
 
 
-def _print_warm(console: Console, rows: Rows) -> None:
+def _print_warm(console: Console, rows: Sequence[Row], _: Settings) -> None:
     """Print cold against warm tables, turn by turn."""
-    turns = sorted({row["turn"] for row in rows if row["turn"]})
-    keys = {"pair": "model", "workload": "workload", "draft_type": "drafts", "memory": "table"}
-    groups: dict[tuple[str, ...], dict[str, Any]] = {}
-    for row in rows:
-        group = groups.setdefault(tuple(row[key] for key in keys), {key: row[key] for key in keys})
-        group[str(row["turn"] or "all")] = row["speedup"]
-        if row["turn"] is None:
-            group["measured"] = row["measured_speedup"]
     for pair in dict.fromkeys(row["pair"] for row in rows):
-        _say(console, _warm_sentence(rows, pair))
-    columns = [Column(key, heading) for key, heading in keys.items()]
-    columns += [Column(str(turn), f"turn {turn}", "2") for turn in turns]
-    columns += [Column("all", "all", "2"), Column("measured", "measured", "2")]
-    print_rows(console, list(groups.values()), columns)
+        whole = [row for row in rows if row["pair"] == pair and row["turn"] is None]
+        means = {tuple(one.values())[:2]: one["mean"] for one in overall(whole, ("draft_type", "memory"))}
+        parts = [
+            f"{name} {means[name, COLD]:.2f} cold, {means[name, WARM]:.2f} warm"
+            for name in dict.fromkeys(row["draft_type"] for row in whole)
+        ]
+        same = 100 * mean(row["same_answer"] for row in whole)
+        note = "" if pair == SAME else f" ({same:.1f} % of its answers equal the first model's)"
+        _say(console, f"{pair.capitalize()}{note}: {'; '.join(parts)}.")
+    ordered = sorted(rows, key=lambda row: (row["turn"] is None, row["turn"]))
+    named = [row | {"at": f"turn {row['turn']}" if row["turn"] else "all"} for row in ordered]
+    named += [
+        row | {"at": "measured", "speedup": row["measured_speedup"]} for row in named if row["at"] == "all"
+    ]
+    table, columns = pivoted(named, WARM_KEYS, "at", lambda row: row["speedup"], form="2")
+    print_rows(console, table, columns)
     _say(
         console,
         "Replayed speedup; measured: on the engine, over all turns. Cold: the table is empty before each "
         "chat. Warm: it holds the first model's answers to all chats, or to all other chats.",
     )
-
-
-def _warm_sentence(rows: Rows, pair: str) -> str:
-    rows = [row for row in rows if row["pair"] == pair and row["turn"] is None]
-    parts = []
-    for draft_type in dict.fromkeys(row["draft_type"] for row in rows):
-        cold, warmed = (
-            grid.mean_of([row for row in rows if (row["draft_type"], row["memory"]) == (draft_type, memory)])
-            for memory in (warm.COLD, warm.WARM)
-        )
-        parts.append(f"{draft_type} {cold:.2f} cold, {warmed:.2f} warm")
-    same = sum(row["same_answer"] for row in rows) / len(rows)
-    note = "" if pair == warm.SAME else f" ({100 * same:.1f} % of its answers equal the first model's)"
-    return f"{pair.capitalize()}{note}: {'; '.join(parts)}."

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, cycle
 from pathlib import Path
 
 import numpy as np
@@ -58,71 +59,35 @@ def make_traffic(
 
     The age of a repeated text is drawn evenly over its logarithm: some are recent, some from the very start.
     Files are reused once all have been used.
-    Raises ValueError if there are no files.
     """
-    if not paths:
-        raise ValueError("no Python files of at least 2,500 bytes to make traffic from")
-    rng = random.Random(f"traffic {seed}")
-    texts, encode = _Texts(paths, rng), _by_lines(encode)
+    rng, files = random.Random(f"traffic {seed}"), map(_beginning, cycle(paths))
+    # By lines, so that an edited file costs little more than its changed lines.
+    known = lru_cache(1 << 18)(encode)
+    used: list[tuple[int, str]] = []
+
+    def ids(text: str) -> Ids:
+        return np.array([token for line in text.splitlines(keepends=True) for token in known(line)], np.int32)
+
     for number in range(count):
         kind = rng.choices(list(SHARES), list(SHARES.values()))[0]
-        past = texts.past()
-        if kind == NEW or (kind == AGAIN and past is None):
-            text = texts.fresh()
-            texts.keep(number, text)
-            yield TrafficRequest(NEW, _ids(encode("Write a file.\n")), _ids(encode(text)))
-        elif kind == AGAIN and past is not None:
-            last, text = past
-            texts.keep(number, text)
-            yield TrafficRequest(AGAIN, _ids(encode("Write it again.\n")), _ids(encode(text)), number - last)
-        else:
-            age = None
-            if past is not None and rng.random() < RETURNS:
-                age, text = number - past[0], past[1]
-            else:
-                text = texts.fresh()
+        past = None
+        if used:
+            back = round(math.exp(math.log(len(used)) * rng.random()))
+            past = used[-max(1, min(back, len(used)))]
+        if past is None or kind == NEW or (kind == EDIT and rng.random() >= RETURNS):
+            past, kind = None, EDIT if kind == EDIT else NEW
+        age, text = (None, next(files)) if past is None else (number - past[0], past[1])
+        prompt, answer = ("Write it again.\n" if kind == AGAIN else "Write a file.\n"), text
+        if kind == EDIT:
             edited, instruction = edit(text, rng.choice(QUICK_KINDS), rng)
-            texts.keep(number, edited)
             prompt = f"{instruction} Answer with the whole file.\n\n```python\n{text}```\n"
-            yield TrafficRequest(EDIT, _ids(encode(prompt)), _ids(encode(f"```python\n{edited}```\n")), age)
+            text, answer = edited, f"```python\n{edited}```\n"
+        used.append((number, text))
+        yield TrafficRequest(kind, ids(prompt), ids(answer), age)
 
 
-class _Texts:
-    """The source files, and the last version of each text so far."""
-
-    def __init__(self, paths: Sequence[Path], rng: random.Random) -> None:
-        self.paths = paths
-        self.rng = rng
-        self._num_used = 0
-        self._used: list[tuple[int, str]] = []
-
-    def fresh(self) -> str:
-        path = self.paths[self._num_used % len(self.paths)]
-        self._num_used += 1
-        whole = path.read_text(encoding="utf-8", errors="ignore").splitlines(keepends=True)
-        text = ""
-        for line in whole:
-            if len(text) + len(line) > LARGEST_FILE:
-                break
-            text += line
-        return text or "pass\n"
-
-    def past(self) -> tuple[int, str] | None:
-        """Return an earlier text and its request number; all orders of magnitude of age are as likely."""
-        if not self._used:
-            return None
-        back = round(math.exp(math.log(len(self._used)) * self.rng.random()))
-        return self._used[-max(1, min(back, len(self._used)))]
-
-    def keep(self, number: int, text: str) -> None:
-        self._used.append((number, text))
-
-
-def _by_lines(encode: Callable[[str], list[int]]) -> Callable[[str], list[int]]:
-    """Encode line by line with a cache, so that an edited file costs little more than its changed lines."""
-    known = lru_cache(1 << 18)(encode)
-    return lambda text: [token for line in text.splitlines(keepends=True) for token in known(line)]
-
-
-def _ids(tokens: list[int]) -> Ids:
-    return np.array(tokens, np.int32)
+def _beginning(path: Path) -> str:
+    """Return as many lines of a file as are not too long together."""
+    lines = path.read_text(encoding="utf-8", errors="ignore").splitlines(keepends=True)
+    ends = accumulate(map(len, lines))
+    return "".join(line for line, end in zip(lines, ends, strict=True) if end <= LARGEST_FILE) or "pass\n"

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from drafters.ngram_mod_table import Hashes, NgramModTable, Tokens
 from drafters.ngram_mod_tables import NgramModTables
@@ -46,28 +45,18 @@ class WatchedTable(NgramModTable):
         self.collisions["drafted"] += len(tokens)
         return tokens
 
-    def look_up(self, text: Sequence[int]) -> Counter[str]:
-        """Look up every n-gram of a text of more than n tokens; count them, and how often it held what.
+    def look_up(self, text: Sequence[int]) -> dict[str, int]:
+        """Look up every n-gram of a text of more than n tokens.
 
-        "right": the next token. "wrong": another token, written by the same n-gram. "foreign": a token that
-        another n-gram wrote. "foreign_right": foreign tokens that happen to be the next token.
+        Return their "count", and for how many the table held the next token ("right"), written by the same
+        n-gram; tokens that another one wrote are right by chance.
         """
         tokens = np.asarray(text, np.int64)
         hashes, follows = self.hashes(tokens), tokens[self.n :]
         slots = self.slots(hashes)
-        owners, held = self._owners[slots], self._held(slots)
-        is_held, is_owner, is_right = held >= 0, owners == hashes, held == follows
-        found = {
-            "count": np.ones(len(slots)),
-            "right": is_held & is_owner & is_right,
-            "wrong": is_held & is_owner & ~is_right,
-            "foreign": is_held & ~is_owner,
-            "foreign_right": is_held & ~is_owner & is_right,
-        }
-        return Counter({name: int(np.count_nonzero(mask)) for name, mask in found.items()})
-
-    def _held(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return np.fromiter((self.token(slot) for slot in slots.tolist()), np.int64, len(slots))
+        held = np.fromiter((self.token(slot) for slot in slots.tolist()), np.int64, len(slots))
+        is_right = (held == follows) & (self._owners[slots] == hashes)
+        return {"count": len(slots), "right": int(np.count_nonzero(is_right))}
 
     def _take_slots(self, hashes: Hashes) -> None:
         """Count the slots that these n-grams take from others, in order, and record the new owners."""
@@ -77,12 +66,11 @@ class WatchedTable(NgramModTable):
         order = np.argsort(slots, kind="stable")
         slots, owners = slots[order], hashes[order]
         starts_group = np.append(True, slots[1:] != slots[:-1])
-        before = np.empty_like(owners)
-        before[1:] = owners[:-1]
-        before[starts_group] = self._owners[slots[starts_group]]
+        before = np.where(starts_group, self._owners[slots], np.roll(owners, 1))
         self.collisions["written"] += len(hashes)
         self.collisions["overwritten"] += int(np.count_nonzero((before != owners) & (before != NO_OWNER)))
-        self._owners[slots[np.append(starts_group[1:], True)]] = owners[np.append(starts_group[1:], True)]
+        # Of several n-grams that write to one slot, the last one becomes its owner.
+        self._owners[slots] = owners
 
 
 class WatchedTables(NgramModTables):
@@ -94,5 +82,4 @@ class WatchedTables(NgramModTables):
 
     def table(self, tenant: str) -> WatchedTable:  # noqa: ARG002
         """Return the shared table."""
-
         return self.watched

@@ -1,10 +1,10 @@
 """Put the results into words."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from math import exp, log
-from typing import Any
+from collections.abc import Iterator, Sequence
+from statistics import geometric_mean
 
-Row = Mapping[str, Any]
+from bench.experiment import Row
+from bench.statistics import ratio
 
 PUBLISHED = (
     "Published, for models of billions of parameters (K. Fonal, arXiv:2604.16368): 10 % accepted of drafts "
@@ -17,94 +17,68 @@ def findings(rows: Sequence[Row]) -> list[str]:
     sentences = []
     for name in dict.fromkeys(row["draft_model"] for row in rows):
         of_model = [row for row in rows if row["draft_model"] == name]
-        compared = _compared(of_model)
-        sentences += [f"{name}: {sentence}" for sentence in (*compared, *_paying(of_model))]
+        said = (*_compared(of_model), *_paying([row for row in of_model if row["speedup"]]))
+        sentences += [f"{name}: {sentence}" for sentence in said]
     if any(row["strategy"] != "none" for row in rows):
         sentences.append(PUBLISHED)
-    return [*sentences, _parity(rows)]
+    failed, count = (sum(row[name] for row in rows) for name in ("parity_differing", "parity_pairs"))
+    if failed:
+        return [
+            *sentences,
+            f"{failed} of {count} pairs of a drafted and a plain answer differ; run reprise verify.",
+        ]
+    return [*sentences, f"All {count} pairs of a drafted and a plain answer are equal, token by token."]
 
 
-def _compared(rows: Sequence[Row]) -> list[str]:
+def _compared(rows: Sequence[Row]) -> Iterator[str]:
     """Compare the acceptance with context to that without, for each workload and draft length."""
     cells: dict[tuple[str, int | None, int], dict[str, Row]] = {}
     for row in rows:
         if not row["is_adaptive"]:
             cell = row["workload"], row["prompt_tokens"], row["num_draft_tokens"]
             cells.setdefault(cell, {})[row["strategy"]] = row
-    compared = {cell: found for cell, found in cells.items() if {"context", "naive"} <= found.keys()}
+    compared = {
+        cell: (_counts(found["context"]), _counts(found["naive"]))
+        for cell, found in cells.items()
+        if {"context", "naive"} <= found.keys()
+    }
     if not compared:
-        return []
+        return
     worse = [
-        f"{workload} at k = {length} ({_counts(found['context'])} against {_counts(found['naive'])})"
-        for (workload, _, length), found in compared.items()
-        if _accepted(found["context"]) < _accepted(found["naive"])
+        f"{workload} at k = {length} ({ours[1]} of {ours[0]} against {naive[1]} of {naive[0]})"
+        for (workload, _, length), (ours, naive) in compared.items()
+        if (ratio(ours[1], ours[0]) or 0.0) < (ratio(naive[1], naive[0]) or 0.0)
     ]
-    totals = [_total(found[strategy] for found in compared.values()) for strategy in ("context", "naive")]
-    start = (
-        f"acceptance is {_share(totals[0])} with context and {_share(totals[1])} without (naive), over "
-        f"{len(compared)} pairs of workload and k; "
+    with_context, without = (
+        100 * (ratio(*(sum(pair[way][at] for pair in compared.values()) for at in (1, 0))) or 0.0)
+        for way in (0, 1)
     )
-    if not worse:
-        return [start + "context is at least as good as naive in all of them."]
-    return [f"{start}context is worse in {len(worse)} of them: {', '.join(worse)}."]
+    verdict = f"context is worse in {len(worse)} of them: {', '.join(worse)}."
+    yield (
+        f"acceptance is {with_context:.0f} % with context and {without:.0f} % without (naive), over "
+        f"{len(compared)} pairs of workload and k; "
+        + (verdict if worse else "context is at least as good as naive in all of them.")
+    )
 
 
-def _paying(rows: Sequence[Row]) -> list[str]:
-    """Describe which draft lengths paid, for each strategy."""
-    sentences = []
-    for strategy in dict.fromkeys(row["strategy"] for row in rows):
-        of_strategy = [row for row in rows if row["strategy"] == strategy and row["speedup"]]
-        lengths = sorted({row["num_draft_tokens"] for row in of_strategy if not row["is_adaptive"]})
-        fixed = {
-            k: [row for row in of_strategy if not row["is_adaptive"] and row["num_draft_tokens"] == k]
-            for k in lengths
-        }
-        parts = [f"k = {length}: {_speed(some)}" for length, some in fixed.items()]
-        if adaptive := [row for row in of_strategy if row["is_adaptive"]]:
-            parts.append(f"adaptive: {_speed(adaptive)}")
-        if parts:
-            sentences.append(f"{strategy}, speedup against plain: {'; '.join(parts)}.")
-    return sentences
-
-
-def _speed(rows: Sequence[Row]) -> str:
-    """Return the mean over workloads, and the workloads on which every answer was faster than plain."""
-    mean = exp(sum(log(row["speedup"]) for row in rows) / len(rows))
-    paid = [row["workload"] for row in rows if row["speedup_low"] > 1]
-    where = f"on {', '.join(paid)}" if paid else "nowhere"
-    if len(paid) == len(rows):
-        where = "everywhere"
-    return f"{mean:.2f} (paid {where})"
-
-
-def _parity(rows: Sequence[Row]) -> str:
-    failed = sum(row["parity_differing"] for row in rows)
-    count = sum(row["parity_pairs"] for row in rows)
-    if not failed:
-        return f"All {count} pairs of a drafted and a plain answer are equal, token by token."
-    return f"{failed} of {count} pairs of a drafted and a plain answer differ; run reprise verify."
-
-
-def _accepted(row: Row) -> float:
-    """Return the acceptance of a row; 0 if nothing was drafted."""
-    return row["acceptance"] or 0.0
-
-
-def _counts(row: Row) -> str:
-    drafted, accepted = _sums([row])
-    return f"{accepted} of {drafted}"
-
-
-def _total(rows: Iterable[Row]) -> float:
-    drafted, accepted = _sums(rows)
-    return accepted / drafted if drafted else 0.0
-
-
-def _sums(rows: Iterable[Row]) -> tuple[int, int]:
+def _counts(row: Row) -> tuple[int, int]:
     """Return the numbers of drafted and accepted tokens."""
-    pairs = [pair for row in rows for pair in row["by_source"].values()]
-    return sum(drafted for drafted, _ in pairs), sum(accepted for _, accepted in pairs)
+    drafted, accepted = (sum(pair[at] for pair in row["by_source"].values()) for at in (0, 1))
+    return drafted, accepted
 
 
-def _share(value: float) -> str:
-    return f"{100 * value:.0f} %"
+def _paying(rows: Sequence[Row]) -> Iterator[str]:
+    """Give each strategy's mean speedup over workloads, by draft length, and where every answer paid."""
+    for strategy in dict.fromkeys(row["strategy"] for row in rows):
+        lengths: dict[str, list[Row]] = {}
+        for row in sorted(rows, key=lambda row: (row["is_adaptive"], row["num_draft_tokens"])):
+            if row["strategy"] == strategy:
+                length = "adaptive" if row["is_adaptive"] else f"k = {row['num_draft_tokens']}"
+                lengths.setdefault(length, []).append(row)
+        parts = []
+        for length, some in lengths.items():
+            paid = [row["workload"] for row in some if row["speedup_low"] > 1]
+            where = f"on {', '.join(paid)}" if paid else "nowhere"
+            where = "everywhere" if len(paid) == len(some) else where
+            parts.append(f"{length}: {geometric_mean(row['speedup'] for row in some):.2f} (paid {where})")
+        yield f"{strategy}, speedup against plain: {'; '.join(parts)}."

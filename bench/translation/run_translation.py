@@ -7,15 +7,14 @@ that verifies every draft. On each of them plain and drafted runs alternate.
 import argparse
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bench import document, options, outputs, tables
-from bench.decode.answering import Answering
-from bench.decode.comparing import Configuration, Group, compare, make_groups, weight_of
-from bench.decode.rows import Checks, divergence_text, flat, row_of
+from bench.decode.answering import Answering, Arm, add_nested
+from bench.decode.comparing import arms_of, chats_of, check, make_cases, settings_of, weight_of
+from bench.decode.rows import flat, print_divergences, rows_of
 from bench.economics.controlled import forced_costs
 from bench.energy import EnergyMeter
 from bench.errors import ArgumentsError
@@ -24,7 +23,7 @@ from bench.local_engine import LocalEngine
 from bench.statistics import ratio
 from bench.tables import Column, positions
 from bench.translation.findings import findings
-from bench.workloads import VERSION, Chat, lengths_of, make_chats, own_chats
+from bench.workloads import VERSION, Chat, own_chats
 from config.setting import SettingsError
 from config.settings import BUNDLED_MODEL, Settings
 from engine.model.tokenizer import TemplateError
@@ -65,7 +64,7 @@ NOTES = (
 COLUMNS = [
     Column(lambda row: f"{row['workload']} {row['prompt_tokens'] or ''}".strip(), "workload"),
     Column("strategy", "strategy"),
-    Column(lambda row: length_name(row), "k"),
+    Column(lambda row: "adaptive" if row["is_adaptive"] else str(row["num_draft_tokens"]), "k"),
     Column("acceptance", "ac-\ncepted", "%"),
     Column("acceptance_by_position", "accepted\nat 1 2 4 6", lambda value: positions(value, (1, 2, 4, 6))),
     Column("tokens_per_forward", "tok/\nfwd", "2"),
@@ -76,15 +75,6 @@ COLUMNS = [
     ),
     Column(lambda row: "equal" if row["parity"] == "PASS" else "FAIL", "tokens"),
 ]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A draft model, with its folder and a short name, and a translation strategy."""
-
-    folder: Path
-    name: str
-    strategy: Strategy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,74 +91,86 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--draft-model", type=options.model_folder, action="append", metavar="DIR",
         help=f"May be repeated. Default: the bundled draft models, {names}.",
     )  # fmt: skip
-    parser.add_argument(
-        "--strategies", type=options.names, metavar="A,B",
-        help=f"Any of {', '.join(STRATEGIES)}. Default: {','.join(ACROSS)} for a draft model with another "
-        f"vocabulary, {','.join(WITHIN)} for one with the same.",
+    options.declare(
+        parser,
+        options.Flag("--strategies", options.names, "A,B", None, f"Any of {', '.join(STRATEGIES)}. Default: "
+                     f"{','.join(ACROSS)} with another vocabulary, {','.join(WITHIN)} with the same."),
+        options.Flag("--translation-prefix-tokens", options.count, "P", 5,
+                     "Committed tokens that the context strategy encodes with a draft."),
     )  # fmt: skip
-    parser.add_argument(
-        "--translation-prefix-tokens", type=options.count, default=5, metavar="P",
-        help="Committed tokens that the context strategy encodes with a draft. Default: 5.",
-    )  # fmt: skip
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the files, and return the exit status."""
-    return outputs.run_command("reprise bench translation", _run, arguments)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     options.check_names("--strategies", arguments.strategies or (), STRATEGIES)
     options.check_lengths(arguments.num_draft_tokens)
     folders = arguments.draft_model or [one for one in BUNDLED_DRAFTS if (one / "config.json").is_file()]
-    chats = own_chats(arguments.prompts, arguments.workloads)
+    own = own_chats(arguments.prompts, arguments.workloads)
     pairs = pairs_of(
         arguments.model or Path(BUNDLED_MODEL), list(dict.fromkeys(folders)), arguments.strategies
     )
     rows: list[Row] = []
-    refused = []
+    refused: list[Row] = []
     record: document.Document = {}
     with EnergyMeter() as meter, outputs.Work() as work:
-        for pair in pairs:
+        for folder, about in pairs:
             try:
                 # The adaptive engine comes first: it measures its step costs, which the document records.
                 for is_adaptive in (True, False):
                     costs = None if is_adaptive else forced_costs(max(arguments.num_draft_tokens))
-                    with LocalEngine(settings_of(arguments, pair, is_adaptive), costs) as local:
-                        record = record or document.new_document(
-                            arguments, local.engine.info, local.engine.costs
-                        )
-                        groups = _groups(arguments, chats, local)
-                        if not work.weight:
-                            work.weight = len(pairs) * sum(
-                                weight_of([*groups.values()], ways, arguments.repeats)
-                                for ways in map(partial(configurations_of, arguments), (True, False))
-                            )  # fmt: skip
-                        answering = Answering(local, arguments.max_tokens, arguments.seed, meter)
-                        kind = "adaptive" if is_adaptive else "every draft verified"
-                        runs, checks = compare(
-                            answering, groups, configurations_of(arguments, is_adaptive), arguments.repeats,
-                            work,
-                            lambda group, pair=pair, kind=kind:  # type: ignore[misc]
-                            f"{pair.name}, {pair.strategy}, {kind}: {group.chats[0].workload}",
-                        )  # fmt: skip
-                        rows += rows_of(pair, is_adaptive, runs, checks)
+                    lengths = {} if is_adaptive else {"num_draft_tokens": max(arguments.num_draft_tokens)}
+                    settings = settings_of(
+                        arguments, draft_model=str(folder), draft_translation=about["strategy"], max_rows=1,
+                        translation_prefix_tokens=arguments.translation_prefix_tokens,
+                        # Step costs that another process measured earlier do not predict this run.
+                        calibration_file=None, **lengths,
+                    )  # fmt: skip
+                    with LocalEngine(settings, costs) as local:
+                        info = local.engine.info
+                        record = record or document.new_document(arguments, info, local.engine.costs)
+                        answering = Answering(local, arguments.max_tokens, arguments.seed, work, meter)
+                        rows += _measure(arguments, answering, own, len(pairs), about, is_adaptive)
             except (SettingsError, TemplateError, ArgumentsError) as fault:
-                refused.append({"draft_model": pair.name, "strategy": pair.strategy, "reason": str(fault)})
+                refused.append(about | {"reason": str(fault)})
     if not rows:
         reasons = dict.fromkeys(one["reason"] for one in refused)
         raise ArgumentsError("; ".join(reasons) or "every chat is too long for this model's context")
+    names = ("repeats", "seed", "max_tokens", "translation_prefix_tokens")
     record["translation"] = {
-        "workloads_version": VERSION,
-        **{name: getattr(arguments, name) for name in ("repeats", "seed", "max_tokens")},
-        "translation_prefix_tokens": arguments.translation_prefix_tokens,
-        "rows": rows,
-        "refused": refused,
-        "findings": findings(rows),
+        "workloads_version": VERSION, **{name: getattr(arguments, name) for name in names}, "rows": rows,
+        "refused": refused, "findings": findings(rows),
     }  # fmt: skip
     _print(rows, refused, record)
     outputs.write(arguments, record, [flat(row) for row in rows])
     return int(any(row["parity"] == "FAIL" for row in rows))
+
+
+run = partial(outputs.run_command, "reprise bench translation", _run)
+
+
+def _measure(
+    arguments: argparse.Namespace,
+    answering: Answering,
+    own: Sequence[Chat] | None,
+    num_pairs: int,
+    about: Row,
+    is_adaptive: bool,
+) -> list[Row]:
+    """Return the rows of a pair on one engine; only the very first case has a warm-up round."""
+    local, lengths = answering.local, arguments.num_draft_tokens
+    chats = [list(own or ())[: arguments.cases]]
+    if own is None:
+        chats = chats_of(arguments, local, arguments.cases or CASES)
+    made = make_cases(local, chats, 1, arguments.max_tokens)
+    cases = {name: replace(case, is_first=at == 0) for at, (name, case) in enumerate(made.items())}
+    if not answering.work.weight:
+        of_both = sum(weight_of(cases, count, arguments.repeats) for count in (1, len(lengths)))
+        answering.work.weight = num_pairs * of_both
+    kind = "adaptive" if is_adaptive else "every draft verified"
+    arms = [Arm("draft-model", k) for k in ([Settings().num_draft_tokens] if is_adaptive else lengths)]
+    stage = f"{about['draft_model']}, {about['strategy']}, {kind}: "
+    runs = answering.compare(arms_of(arms), cases, arguments.repeats, stage)
+    rows = rows_of(runs, check(local, cases, runs), has_turns=False, more=more_of)
+    return [about | {"is_adaptive": is_adaptive} | row for row in rows]
 
 
 def _print(rows: Sequence[Row], refused: Sequence[Row], record: document.Document) -> None:
@@ -178,10 +180,7 @@ def _print(rows: Sequence[Row], refused: Sequence[Row], record: document.Documen
         tables.print_rows(console, of_model, COLUMNS, f"Drafts of {name} for {record['model']['name']}")
     for note in NOTES:
         console.print(note, style="dim", highlight=False)
-    for row in rows:
-        if row["first_divergence"]:
-            which = f"{row['draft_model']}, {row['strategy']}: {divergence_text(row)}"
-            console.print(which, style="red", highlight=False, markup=False)
+    print_divergences(console, rows)
     for one in refused:
         note = f"! {one['draft_model']}, {one['strategy']}: skipped: {one['reason']}"
         console.print(note, style="yellow", highlight=False, markup=False)
@@ -190,9 +189,12 @@ def _print(rows: Sequence[Row], refused: Sequence[Row], record: document.Documen
         console.print(f"- {sentence}", highlight=False, markup=False)
 
 
-def pairs_of(target: Path, folders: Sequence[Path], requested: Sequence[Strategy] | None) -> list[Pair]:
-    """Return all pairs to measure, in order. requested: strategies; None: the defaults for each draft model.
+def pairs_of(
+    target: Path, folders: Sequence[Path], requested: Sequence[Strategy] | None
+) -> list[tuple[Path, Row]]:
+    """Return all pairs to measure: the folder of the draft model, its short name, and the strategy.
 
+    requested: strategies; None: the defaults for each draft model.
     Raises OSError and ValueError for a folder whose tokenizer cannot be read.
     """
     # Imported here, because it loads mlx-lm, which takes a while.
@@ -204,108 +206,43 @@ def pairs_of(target: Path, folders: Sequence[Path], requested: Sequence[Strategy
     for folder in folders:
         short = folder.resolve().name
         is_same = load_tokenizer(folder).fingerprint == target_vocabulary
+        name = short if times[short] == 1 else str(folder)
         strategies = requested or (WITHIN if is_same else ACROSS)
-        found += [Pair(folder, short if times[short] == 1 else str(folder), one) for one in strategies]
+        found += [(folder, {"draft_model": name, "strategy": strategy}) for strategy in strategies]
     return found
 
 
-def settings_of(arguments: argparse.Namespace, pair: Pair, is_adaptive: bool) -> Settings:
-    """Return the settings of an engine for a pair."""
-    settings = Settings(
-        model=str(arguments.model) if arguments.model else None,
-        draft_model=str(pair.folder),
-        draft_translation=pair.strategy,
-        translation_prefix_tokens=arguments.translation_prefix_tokens,
-        max_rows=1,
-        prefix_cache_bytes=0,
-        # Step costs that another process measured earlier do not predict this run.
-        calibration_file=None,
-    )
-    return settings if is_adaptive else replace(settings, num_draft_tokens=max(arguments.num_draft_tokens))
-
-
-def configurations_of(arguments: argparse.Namespace, is_adaptive: bool) -> list[Configuration]:
-    """Return the configurations: the requested lengths, or the server's maximum if the engine adapts."""
-    lengths = [Settings().num_draft_tokens] if is_adaptive else arguments.num_draft_tokens
-    return [Configuration("draft-model", length) for length in lengths]
-
-
-def _groups(
-    arguments: argparse.Namespace, own: Sequence[Chat] | None, local: LocalEngine
-) -> dict[str, Group]:
-    """Return the chats as groups of one; only the very first group has a warm-up round."""
-    chats = [list(own or ())[: arguments.cases]]
-    if own is None:
-        chats = [
-            make_chats(name, arguments.cases or CASES, arguments.seed, local.count_tokens, length)
-            for name in arguments.workloads
-            for length in lengths_of(name)
-        ]
-    groups = make_groups(local, chats, 1, arguments.max_tokens)
-    return {name: replace(group, is_first=at == 0) for at, (name, group) in enumerate(groups.items())}
-
-
-def rows_of(pair: Pair, is_adaptive: bool, runs: Sequence[Row], checks: Checks) -> list[Row]:
-    """Return rows over the runs of one pair, each over all chats and turns of a workload at one length.
-
-    is_adaptive: whether the engine chose draft lengths itself, and could leave drafts out.
-    """
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for one in runs:
-        if one["draft_type"] != "none":
-            groups.setdefault((one["workload"], one["prompt_tokens"], one["arm"]), []).append(one)
-    return [_row(pair, is_adaptive, group, runs, checks) for group in groups.values()]
-
-
-def _row(pair: Pair, is_adaptive: bool, drafted: Sequence[Row], runs: Sequence[Row], checks: Checks) -> Row:
-    cases = {one["case"] for one in drafted}
-    beside = [one for one in runs if one["case"] in cases]
-    row = row_of(drafted, beside, checks)
+def more_of(drafted: Sequence[Row], beside: Sequence[Row]) -> Row:
+    """Return figures of translated drafts; the extremes of speedup are over answers, which differ most."""
+    best: dict[tuple[str, int], dict[str, float]] = {}
+    for one in beside:
+        speeds = best.setdefault((one["case"], one["turn"]), {})
+        speeds[one["arm"]] = max(speeds.get(one["arm"], 0.0), one["num_tokens"] / one["decode_s"])
+    speedups = [one[arm] / one["plain"] for one in best.values() if (arm := drafted[0]["arm"]) in one]
     drafter_s = sum(one["drafter_s"] for one in drafted)
-    num_drafted = row["by_source"].get("draft-model", (0, 0))[0]
-    num_drafts = row["drafted_by_position"][0] if row["drafted_by_position"] else 0
-    answers = [
-        _best_speed(drafted, place) / _best_speed([one for one in beside if one["arm"] == "plain"], place)
-        for place in dict.fromkeys((one["case"], one["turn"]) for one in drafted)
-    ]
-    figures = {
-        # The extremes are over answers, not rounds: answers differ more than rounds do.
-        "speedup_low": min(answers),
-        "speedup_high": max(answers),
-        "drafted_per_draft": ratio(num_drafted, num_drafts),
+    by_source, by_position = add_nested(drafted)
+    num_drafted = by_source.get("draft-model", (0, 0))[0]
+    return {
+        "speedup_low": min(speedups), "speedup_high": max(speedups),
+        "drafted_per_draft": ratio(num_drafted, sum(count for count, _ in by_position[:1])),
         "draft_model_share": drafter_s / sum(one["decode_s"] for one in drafted),
         "drafted_per_s": ratio(num_drafted, drafter_s),
         **{name: sum(one["translation"].get(name, 0) for one in drafted) for name in COUNTS},
-    }
-    identity = {"draft_model": pair.name, "strategy": pair.strategy, "is_adaptive": is_adaptive}
-    return identity | row | figures
-
-
-def _best_speed(runs: Sequence[Row], place: tuple[str, int]) -> float:
-    return max(
-        float(one["num_tokens"] / one["decode_s"]) for one in runs if (one["case"], one["turn"]) == place
-    )
+    }  # fmt: skip
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
     """Return rows so that those that differ only in strategy are adjacent, otherwise in the given order."""
     workloads = list(dict.fromkeys((row["workload"], row["prompt_tokens"]) for row in rows))
+    places = {workload: at for at, workload in enumerate(workloads)}
     return sorted(
         rows,
         key=lambda row: (
-            workloads.index((row["workload"], row["prompt_tokens"])),
-            row["is_adaptive"], row["num_draft_tokens"],
+            places[row["workload"], row["prompt_tokens"]], row["is_adaptive"], row["num_draft_tokens"],
         ),
     )  # fmt: skip
 
 
-def length_name(row: tables.Row) -> str:
-    """Return the draft length of a row, or "adaptive" if the engine chose it."""
-    return "adaptive" if row["is_adaptive"] else str(row["num_draft_tokens"])
-
-
 def _speedup(row: tables.Row) -> str:
-    best, low, high = (
-        tables.format_value(row[name], "2") for name in ("speedup", "speedup_low", "speedup_high")
-    )
-    return f"{best} ({low} {high})"
+    names = ("speedup", "speedup_low", "speedup_high")
+    return "{} ({} {})".format(*(tables.format_value(row[name], "2") for name in names))

@@ -28,28 +28,18 @@ class Judged:
     """The time of one request up to some point, in seconds, with drafting and without.
 
     plain_s, drafted_s: medians. bound_s: the most that drafted_s may be. noise_s: how much the medians may
-    differ by chance. is_over_each_round: whether each round by itself is above its bound.
-    num_slow_plain, num_slow_drafted: runs above bound_s by more than noise_s.
+    differ by chance. num_slow_plain, num_slow_drafted: runs above bound_s by more than noise_s.
+    verdict: "over" for what is above the bound beyond the noise, and in each round; neither is chance.
+    "unclear" is above the bound otherwise.
     """
 
     plain_s: float
     drafted_s: float
     bound_s: float
     noise_s: float
-    is_over_each_round: bool
     num_slow_plain: int
     num_slow_drafted: int
-
-    @property
-    def verdict(self) -> Verdict:
-        """Return "over" for what is above the bound beyond the noise, and in each round; neither is chance.
-
-        "unclear" is above the bound otherwise.
-        """
-        excess_s = self.drafted_s - self.bound_s
-        if excess_s <= 0:
-            return "within"
-        return "over" if excess_s > self.noise_s and self.is_over_each_round else "unclear"
+    verdict: Verdict
 
 
 def judge(
@@ -72,11 +62,15 @@ def judge(
     # Only the plain times: what drafting does may itself vary, and that must not hide it.
     lower, _, upper = quantiles(plain, n=4, method="inclusive")
     noise_s = NOISE_ERRORS * _STANDARD_ERROR * (upper - lower) / sqrt(len(plain))
-    is_over = [mean(d) > bound_s(mean(p)) for p, d in zip(plain_s, drafted_s, strict=True)]
-    slow_s = bound_s(median(plain)) + noise_s
+    limit_s, slow_s = bound_s(median(plain)), bound_s(median(plain)) + noise_s
+    verdict: Verdict = "within"
+    if median(drafted) > limit_s:
+        rounds = zip(plain_s, drafted_s, strict=True)
+        is_over = median(drafted) > slow_s and all(mean(d) > bound_s(mean(p)) for p, d in rounds)
+        verdict = "over" if is_over else "unclear"
     return Judged(
-        median(plain), median(drafted), bound_s(median(plain)), noise_s, all(is_over),
-        sum(seconds > slow_s for seconds in plain), sum(seconds > slow_s for seconds in drafted),
+        median(plain), median(drafted), limit_s, noise_s, sum(one > slow_s for one in plain),
+        sum(one > slow_s for one in drafted), verdict,
     )  # fmt: skip
 
 

@@ -1,16 +1,15 @@
 """`reprise verify`: the command line, for the check of tokens and, with --speed, that of times."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from rich.console import Console
 
-from bench import document, options
+from bench import document, options, outputs
 from bench.errors import ArgumentsError
+from bench.experiment import Row
 from bench.local_engine import LocalEngine
-from bench.machine import describe_machine
-from bench.outputs import make_console
+from bench.options import Flag
 from bench.verify import speed, tokens
 from bench.workloads import Chat, read_prompts
 
@@ -30,52 +29,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "longer than the bound on drafting allows, by more than the measured noise, or that single runs did "
         "so too often for chance."
     )
-    add = parser.add_argument
-    add("--speed", action="store_true",
-        help="Time each request with drafting and without, and compare with the bound on how much drafting "
-        "may slow it down.")  # fmt: skip
-    add("--model", type=options.model_folder, metavar="DIR", help="Default: the bundled model.")
-    options.add(parser, draft_model=None)
-    add("--prompts", type=Path, metavar="FILE",
-        help='JSON lines of chats: {"messages": [...]}. Default: generated prompts.')  # fmt: skip
-    add("--prompt-tokens", type=options.levels, default=(200, 600), metavar="N,M",
-        help="Approximate lengths of the generated prompts. Default: 200,600.")  # fmt: skip
-    add("--max-tokens", type=options.count, default=128, metavar="N",
-        help="Maximum tokens of each answer. Default: 128.")  # fmt: skip
-    add("--num-draft-tokens", type=options.count, default=31, metavar="N",
-        help="Maximum draft length. Default: 31.")  # fmt: skip
-    add("--exact", action="store_true",
-        help="Draft only at widths that a trial at start found to be exact.")  # fmt: skip
-    add("--seed", type=int, default=1, metavar="N", help="Seed of the prompts and of sampling. Default: 1.")
-    add("--rounds", type=options.count, metavar="N",
-        help="With --speed: rounds of four answers to each request, plain, drafted, drafted, plain. "
-        f"Default: {speed.ROUNDS}.")  # fmt: skip
-    add("--json", type=options.output_file, metavar="FILE", help="Write a result document to FILE.")
+    options.add(parser, draft_model=None, seed=1, json=None)
+    options.declare(
+        parser,
+        Flag("--speed", None, None, None,
+             "Time each request with drafting and without, and compare with the bound on how much drafting "
+             "may slow it down."),
+        Flag("--model", options.model_folder, "DIR", None, "Default: the bundled model."),
+        Flag("--prompts", Path, "FILE", None,
+             'JSON lines of chats: {"messages": [...]}. Default: generated prompts.'),
+        Flag("--prompt-tokens", options.levels, "N,M", (200, 600),
+             "Approximate lengths of the generated prompts."),
+        Flag("--max-tokens", options.count, "N", 128, "Maximum tokens of each answer."),
+        Flag("--num-draft-tokens", options.count, "N", 31, "Maximum draft length."),
+        Flag("--exact", None, None, None, "Draft only at widths that a trial at start found to be exact."),
+        Flag("--rounds", options.count, "N", None,
+             "With --speed: rounds of four answers to each request, plain, drafted, drafted, plain. "
+             f"Default: {speed.ROUNDS}."),
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Verify, print, and return the exit status."""
-    try:
-        chats = read_prompts(arguments.prompts) if arguments.prompts else None
-        if arguments.rounds and not arguments.speed:
-            raise ArgumentsError("--rounds needs --speed")
-    except (OSError, ValueError, ArgumentsError) as fault:
-        return _report_fault(f"{arguments.prompts}: {fault}" if isinstance(fault, OSError) else fault)
+    return outputs.run_command("reprise verify", _run, arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.rounds and not arguments.speed:
+        raise ArgumentsError("--rounds needs --speed")
+    chats = read_prompts(arguments.prompts) if arguments.prompts else None
     check = _check_speed if arguments.speed else _check_tokens
-    return check(chats, arguments, make_console(_WIDTH))
+    return check(chats, arguments, outputs.make_console(_WIDTH))
 
 
 def _check_tokens(chats: list[Chat] | None, arguments: argparse.Namespace, console: Console) -> int:
     with LocalEngine(tokens.settings_of(arguments), tokens.costs_of(arguments)) as local:
-        groups = tokens.group(local, chats, arguments)
-        verdicts = tokens.verify(local, groups, arguments, console)
-        tokens.print_verdicts(console, verdicts, local, arguments.exact)
+        rows = tokens.verify(local, tokens.group(local, chats, arguments), arguments, console)
+        tokens.print_verdicts(console, rows, local, arguments.exact)
         exact = tokens.find_exact(local, arguments)
         tokens.print_exact(console, local, exact)
-        rows = [verdict.as_row() for verdict in verdicts]
         _finish(arguments, console, local, rows, exact=exact.describe())
-    differing = any(verdict.parity.num_differing for verdict in verdicts)
-    return int(differing and arguments.exact)
+    return int(arguments.exact and any(row["parity"] == "FAIL" for row in rows))
 
 
 def _check_speed(chats: list[Chat] | None, arguments: argparse.Namespace, console: Console) -> int:
@@ -83,32 +77,19 @@ def _check_speed(chats: list[Chat] | None, arguments: argparse.Namespace, consol
         chats = chats or speed.make_own_chats(local, arguments)
         timed = speed.time_chats(local, chats, arguments, console)
         if not timed:
-            return _report_fault("every chat is too long for this model's context")
-        speed.print_speed(console, timed, local.engine.info.name)
-        _finish(arguments, console, local, [one.as_row() for one in timed])
+            raise ArgumentsError("every chat is too long for this model's context")
+        overhead = local.engine.settings.draft_overhead
+        speed.print_speed(console, timed, local.engine.info.name, overhead)
+        _finish(arguments, console, local, timed)
     return int(not speed.is_within_bound(timed))
 
 
 def _finish(
-    arguments: argparse.Namespace,
-    console: Console,
-    local: LocalEngine,
-    rows: list[dict[str, object]],
-    **found: str,
+    arguments: argparse.Namespace, console: Console, local: LocalEngine, rows: list[Row], **found: str
 ) -> None:
     """Print the machine, and write the JSON that the user asked for."""
-    console.print(", ".join(f"{key} {value}" for key, value in describe_machine().items()))
-    if arguments.json:
-        checked = {
-            "what": "speed" if arguments.speed else "tokens",
-            "seed": arguments.seed,
-            "rows": rows,
-        } | found
-        command = document.command_line(arguments)
-        record = document.new_document(command, local.engine.info, local.engine.costs, verify=checked)
-        document.write(arguments.json, record)
-
-
-def _report_fault(fault: object) -> int:
-    print(f"reprise verify: {fault}", file=sys.stderr)
-    return 2
+    what = "speed" if arguments.speed else "tokens"
+    section = {"what": what, "seed": arguments.seed, "rows": rows} | found
+    record = document.new_document(arguments, local.engine.info, local.engine.costs, verify=section)
+    outputs.print_machine(console, record)
+    outputs.write(arguments, record, rows)

@@ -14,12 +14,13 @@ from time import perf_counter
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from bench import options
+from bench.experiment import Row
 from bench.local_engine import LocalEngine
 from bench.outputs import Work
-from bench.verify.bound import Judged, is_chance, judge
+from bench.tables import Column, print_rows
+from bench.verify.bound import is_chance, judge
 from bench.workloads import Chat, make_chats
 from config.settings import Settings
 from engine.request import DraftChoice, Finished
@@ -43,6 +44,11 @@ NOTES = (
     "over: above the bound by more than the noise, and above it in each round. unclear: above the bound, but",
     "not so; try more --rounds, or a machine that does nothing else.",
 )
+COLUMNS = [
+    Column("chat", "chat"), Column("tokens", "tokens"), Column("time", "time"),
+    Column("plain_s", "plain", "1"), Column("drafted_s", "drafted", "1"), Column("ratio", "ratio", "2"),
+    Column("bound_s", "bound", "1"), Column("noise_s", "noise", "1"), Column("verdict", "verdict"),
+]  # fmt: skip
 DIFFERING = (
     "* answers differ; `reprise verify` shows where. Their times are scaled to the same number of tokens."
 )
@@ -50,15 +56,15 @@ DIFFERING = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One answer to a request. seconds: from its submission to its terminal event."""
+    """One answer to a request. decode_s: from the end of prefill to the terminal event."""
 
     end: Finished
-    seconds: float
+    decode_s: float
 
     @property
-    def decode_s(self) -> float:
-        """Seconds since the end of prefill."""
-        return self.seconds - self.end.usage.prefill_s
+    def first_s(self) -> float:
+        """Seconds from submission to the first token."""
+        return self.end.usage.first_token_s
 
     @property
     def num_tokens(self) -> int:
@@ -66,63 +72,32 @@ class Run:
         return len(self.end.tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """All runs of one request.
+def row_of(chat: str, turn: int, plain: Sequence[Run], drafted: Sequence[Run], overhead: float) -> Row:
+    """Return the row of all runs of one request.
 
     turn: its position in the chat, from 1. overhead: the setting draft_overhead.
+    Without exact mode near-ties may be decided differently; times of other lengths are scaled to the first.
     """
+    step_s = median(run.decode_s / run.num_tokens for run in plain)
+    usage, reports = plain[0].end.usage, [run.end.usage.drafting for run in drafted]
 
-    chat: str
-    turn: int
-    plain: tuple[Run, ...]
-    drafted: tuple[Run, ...]
-    overhead: float
-
-    @property
-    def answers_differ(self) -> bool:
-        """Whether any two answers differ; without exact mode near-ties may be decided differently."""
-        return len({run.end.tokens for run in self.plain + self.drafted}) > 1
-
-    @property
-    def decode(self) -> Judged:
-        """Judge the time of the answer. Times of answers of another length are scaled to the first one's."""
-        return self._judge(lambda run: run.decode_s * self.plain[0].num_tokens / run.num_tokens)
-
-    @property
-    def first_token(self) -> Judged:
-        """Judge the time to the first token."""
-        return self._judge(lambda run: run.end.usage.first_token_s)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the request took longer than the bound, by more than the noise."""
-        return "over" in (self.decode.verdict, self.first_token.verdict)
-
-    def _judge(self, seconds: Callable[[Run], float]) -> Judged:
-        step_s = median(run.decode_s / run.num_tokens for run in self.plain)
-
+    def judged(seconds: Callable[[Run], float]) -> dict[str, Any]:
         def by_round(runs: Sequence[Run]) -> list[tuple[float, float]]:
             return [(seconds(one), seconds(other)) for one, other in zip(runs[::2], runs[1::2], strict=True)]
 
-        return judge(by_round(self.plain), by_round(self.drafted), step_s, self.overhead)
+        return asdict(judge(by_round(plain), by_round(drafted), step_s, overhead))
 
-    def as_row(self) -> dict[str, Any]:
-        """Return the row of a result document."""
-        usage = self.plain[0].end.usage
-        judged = {"decode": self.decode, "first_token": self.first_token}
-        return {
-            "chat": self.chat,
-            "turn": self.turn,
-            "prompt_tokens": usage.num_prompt_tokens,
-            "answer_tokens": self.plain[0].num_tokens,
-            "drafted_tokens": sum(run.end.usage.drafting.num_drafted for run in self.drafted),
-            "accepted_tokens": sum(run.end.usage.drafting.num_accepted for run in self.drafted),
-            "answers_differ": self.answers_differ,
-            **{name: asdict(one) | {"verdict": one.verdict} for name, one in judged.items()},
-            "plain_runs_s": [[run.end.usage.first_token_s, run.decode_s] for run in self.plain],
-            "drafted_runs_s": [[run.end.usage.first_token_s, run.decode_s] for run in self.drafted],
-        }
+    return {
+        "chat": chat, "turn": turn, "prompt_tokens": usage.num_prompt_tokens,
+        "answer_tokens": plain[0].num_tokens,
+        "drafted_tokens": sum(one.num_drafted for one in reports),
+        "accepted_tokens": sum(one.num_accepted for one in reports),
+        "answers_differ": len({run.end.tokens for run in (*plain, *drafted)}) > 1,
+        "first_token": judged(lambda run: run.first_s),
+        "decode": judged(lambda run: run.decode_s * plain[0].num_tokens / run.num_tokens),
+        "plain_runs_s": [[run.first_s, run.decode_s] for run in plain],
+        "drafted_runs_s": [[run.first_s, run.decode_s] for run in drafted],
+    }  # fmt: skip
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
@@ -137,8 +112,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 def time_chats(
     local: LocalEngine, chats: Sequence[Chat], arguments: argparse.Namespace, console: Console
-) -> list[Timed]:
-    """Return a Timed for every request that has room for an answer."""
+) -> list[Row]:
+    """Return a row for every request that has room for an answer."""
     runs: dict[tuple[int, int], dict[DraftChoice, list[Run]]] = {}
     num_rounds = arguments.rounds or ROUNDS
     with Work(len(chats) * (len(WARM_UP) + num_rounds * len(ROUND)), console) as work:
@@ -151,7 +126,7 @@ def time_chats(
                     work.advance()
     overhead = local.engine.settings.draft_overhead
     return [
-        Timed(chats[at].workload, turn, tuple(by_way[PLAIN][1:]), tuple(by_way[DRAFTED][1:]), overhead)
+        row_of(chats[at].workload, turn, by_way[PLAIN][1:], by_way[DRAFTED][1:], overhead)
         for (at, turn), by_way in sorted(runs.items(), key=lambda item: item[0])
     ]
 
@@ -175,38 +150,32 @@ def _answer(
             continue
         start_s = perf_counter()
         (end,) = local.answer(requests)
-        run = Run(end, perf_counter() - start_s)
+        run = Run(end, perf_counter() - start_s - end.usage.prefill_s)
         if turn.is_measured:
             runs.append((number, run))
     return runs
 
 
-def print_speed(console: Console, timed: Sequence[Timed], name: str) -> None:
+def print_speed(console: Console, timed: Sequence[Row], name: str, overhead: float) -> None:
     """Print two lines per request, for the first token and for the answer, and the totals."""
-    table = Table(title=f"Milliseconds that {name} takes for each request, without drafting and with it")
-    for heading in ("chat", "tokens", "time"):
-        table.add_column(heading)
-    for heading in ("plain", "drafted", "ratio", "bound", "noise"):
-        table.add_column(heading, justify="right")
-    table.add_column("verdict")
+    rows: list[Row] = []
     for one in timed:
-        lengths = f"{one.plain[0].end.usage.num_prompt_tokens} + {one.plain[0].num_tokens}"
-        chat = f"{one.chat} {one.turn}" + (" *" if one.answers_differ else "")
-        table.add_row(chat, lengths, "first token", *_cells([one.first_token]), one.first_token.verdict)
-        table.add_row("", "", "answer", *_cells([one.decode]), one.decode.verdict)
-    table.add_section()
-    table.add_row("all", "", "first token", *_cells([one.first_token for one in timed])[:3])
-    table.add_row("", "", "answer", *_cells([one.decode for one in timed])[:3])
-    console.print(table)
-    percent = 100 * (timed[0].overhead + PROBING_SHARE)
-    for note in NOTES:
-        console.print(note.format(percent=percent, steps=ALLOWANCE_STEPS), style="dim", highlight=False)
-    if any(one.answers_differ for one in timed):
+        lengths = f"{one['prompt_tokens']} + {one['answer_tokens']}"
+        chat = f"{one['chat']} {one['turn']}" + (" *" if one["answers_differ"] else "")
+        for time, judged in (("first token", one["first_token"]), ("answer", one["decode"])):
+            rows.append({"chat": chat, "tokens": lengths, "time": time} | judged | _sums([judged]))
+    rows.append({"chat": "all", "time": "first token"} | _sums([one["first_token"] for one in timed]))
+    rows.append({"chat": "all", "time": "answer"} | _sums([one["decode"] for one in timed]))
+    title = f"Milliseconds that {name} takes for each request, without drafting and with it"
+    percent = 100 * (overhead + PROBING_SHARE)
+    notes = [note.format(percent=percent, steps=ALLOWANCE_STEPS) for note in NOTES]
+    print_rows(console, rows, COLUMNS, title, notes, group="chat")
+    if any(one["answers_differ"] for one in timed):
         console.print(DIFFERING, style="yellow", highlight=False)
-    num_over = sum(one.is_over for one in timed)
-    num_unclear = sum("unclear" in (one.decode.verdict, one.first_token.verdict) for one in timed)
+    verdicts = [{one[time]["verdict"] for time in ("first_token", "decode")} for one in timed]
+    num_over, num_unclear = (sum(name in found for found in verdicts) for name in ("over", "unclear"))
     console.print(f"{len(timed)} requests: {num_over} over the bound, {num_unclear} unclear", highlight=False)
-    num_runs, plain, drafted = sum(2 * len(one.plain) for one in timed), *count_slow(timed)
+    num_runs, plain, drafted = sum(2 * len(one["plain_runs_s"]) for one in timed), *count_slow(timed)
     chance = "may be chance" if is_chance(plain, drafted) else "is no chance"
     console.print(
         f"single times above the bound and the noise: {drafted} of {num_runs} with drafting, "
@@ -215,20 +184,20 @@ def print_speed(console: Console, timed: Sequence[Timed], name: str) -> None:
     )
 
 
-def count_slow(timed: Sequence[Timed]) -> tuple[int, int]:
+def _sums(judged: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return plain and drafted times, bounds and noise in milliseconds, summed over several times."""
+    names = ("plain_s", "drafted_s", "bound_s", "noise_s")
+    sums = {name: 1000 * sum(one[name] for one in judged) for name in names}
+    return sums | {"ratio": sums["drafted_s"] / sums["plain_s"]}
+
+
+def count_slow(timed: Sequence[Row]) -> tuple[int, int]:
     """Count the plain and the drafted times, of single runs, that are above the bound and the noise."""
-    judged = [judged for one in timed for judged in (one.first_token, one.decode)]
-    return sum(one.num_slow_plain for one in judged), sum(one.num_slow_drafted for one in judged)
+    judged = [one[time] for one in timed for time in ("first_token", "decode")]
+    return sum(one["num_slow_plain"] for one in judged), sum(one["num_slow_drafted"] for one in judged)
 
 
-def is_within_bound(timed: Sequence[Timed]) -> bool:
+def is_within_bound(timed: Sequence[Row]) -> bool:
     """Whether no request is over the bound, and single runs are slow no more often than by chance."""
-    return not any(one.is_over for one in timed) and is_chance(*count_slow(timed))
-
-
-def _cells(judged: Sequence[Judged]) -> tuple[str, ...]:
-    """Return plain time, drafted time, ratio, bound and noise, summed over several times."""
-    plain_s, drafted_s = sum(one.plain_s for one in judged), sum(one.drafted_s for one in judged)
-    bound_s, noise_s = sum(one.bound_s for one in judged), sum(one.noise_s for one in judged)
-    plain, drafted, bound, noise = (f"{1000 * s:.1f}" for s in (plain_s, drafted_s, bound_s, noise_s))
-    return plain, drafted, f"{drafted_s / plain_s:.2f}", bound, noise
+    is_over = any("over" in (one["first_token"]["verdict"], one["decode"]["verdict"]) for one in timed)
+    return not is_over and is_chance(*count_slow(timed))

@@ -1,12 +1,15 @@
 """The parts of a workload: chats, and the turns of each chat, requested one after the other."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from server.requests.messages import Message as ReadMessage
 from server.requests.tools import Tool
+
+if TYPE_CHECKING:
+    from engine.model.tokenizer import Tokenizer
 
 Message = dict[str, Any]
 """One message in OpenAI's format: role, content and optional fields."""
@@ -91,6 +94,39 @@ def assistant(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def single_turn(text: str, reference: str | None = None, **more: Any) -> Turn:
-    """Make the only turn of a chat: one user message."""
-    return Turn((user(text),), reference, **more)
+def single_turn(text: str, reference: str | None = None, **more: Any) -> list[Turn]:
+    """Make a chat of one user message."""
+    return [Turn((user(text),), reference, **more)]
+
+
+def conversation(exchanges: Iterable[tuple[str, str]], context: str = "") -> list[Turn]:
+    """Make a chat of requests and their right answers. context: follows the first request."""
+    messages: tuple[Message, ...] = ()
+    turns: list[Turn] = []
+    for request, answer in exchanges:
+        messages = (*messages, user(request if turns else f"{request}{context}"))
+        turns.append(Turn(messages, answer))
+        messages = (*messages, assistant(answer))
+    return turns
+
+
+def render(
+    tokenizer: "Tokenizer", messages: str | Sequence[Message], tools: Sequence[dict[str, Any]] = ()
+) -> tuple[int, ...]:
+    """Return the token ids of a user message or a chat; of its plain text if there is no chat template.
+
+    messages, tools: as chat templates take them, see Turn.for_template().
+    """
+    messages = [user(messages)] if isinstance(messages, str) else messages
+    if not tokenizer.has_chat_template:
+        return tuple(tokenizer.encode("\n\n".join(one.get("content") or "" for one in messages)))
+    return tuple(tokenizer.render_chat(list(messages), list(tools) or None))
+
+
+def render_turn(tokenizer: "Tokenizer", turn: Turn) -> tuple[int, ...]:
+    """Return the token ids of a turn's prompt, equal to what the server makes of the same request."""
+    if turn.text is None:
+        return render(tokenizer, turn.for_template(), turn.tools_for_template())
+    whole, bare = tokenizer.encode(turn.text), tokenizer.encode_answer(turn.text)
+    # The text of a recorded prompt already begins with the special tokens of a prompt.
+    return tuple(bare if whole[1:] == bare and whole[:1] == bare[:1] else whole)

@@ -1,10 +1,10 @@
 """Edits of source files; each answer is the whole file."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from bench.workloads.chats import Grow, Message, Turn, Workload, assistant, single_turn, user
+from bench.workloads.chats import Grow, Turn, Workload, conversation, single_turn
 from bench.workloads.files import WHOLE, File, change, constants, set_value
 
 SHORT_STATEMENTS, MEDIUM_STATEMENTS = 6, 11
@@ -15,13 +15,13 @@ MAX_STATEMENTS = 20_000
 def _edit(rng: random.Random, _: Grow) -> Sequence[Turn]:
     file = File(rng).text(MEDIUM_STATEMENTS)
     request, changed = change(file, rng, ["value"])
-    return [single_turn(f"{request} {WHOLE}\n\n{file}", changed)]
+    return single_turn(f"{request} {WHOLE}\n\n{file}", changed)
 
 
 def _edit_again(rng: random.Random, _: Grow) -> Sequence[Turn]:
     file = File(rng).text(MEDIUM_STATEMENTS)
     name = constants(file)[0][0]
-    first, second = (
+    (first,), (second,) = (
         single_turn(f"{verb} {name} to {new}.\n\n{file}", set_value(file, name, new))
         for verb, new in zip(("Set", "Change"), rng.sample(range(100, 999), 2), strict=True)
     )
@@ -51,16 +51,14 @@ def _grown(file: File, grow: Grow) -> str:
 
 def _edits(file: str, rng: random.Random, num_turns: int) -> list[Turn]:
     """Make a chat about one file, in which each turn changes the previous answer."""
-    messages: tuple[Message, ...] = ()
-    turns: list[Turn] = []
-    for at in range(num_turns):
-        request, changed = change(file, rng)
-        content = f"\n\n{file}" if at == 0 else ""
-        messages = (*messages, user(f"{request} {WHOLE}{content}"))
-        turns.append(Turn(messages, changed))
-        messages = (*messages, assistant(changed))
-        file = changed
-    return turns
+
+    def changes() -> Iterator[tuple[str, str]]:
+        changed = file
+        for _ in range(num_turns):
+            request, changed = change(changed, rng)
+            yield f"{request} {WHOLE}", changed
+
+    return conversation(changes(), f"\n\n{file}")
 
 
 WORKLOADS = (
@@ -68,15 +66,8 @@ WORKLOADS = (
     Workload("edits_again", "the same, after an earlier edit of the same file", _edit_again),
     Workload("edits_again_cold", "the chats of edits_again without the earlier edit", _edit_again_cold),
     Workload("code", "one change in a file of the given length, answered in full", _code, (600, 800)),
-    Workload(
-        "edits_short",
-        "a snippet of about ten lines, edited in six turns, each answered in full",
-        _edits_short,
-    ),
-    Workload(
-        "edits_long",
-        "a file of hundreds of lines, edited in four turns, each answered in full",
-        _edits_long,
-        (1500,),
-    ),
-)
+    Workload("edits_short", "a snippet of about ten lines, edited in six turns, each answered in full",
+             _edits_short),
+    Workload("edits_long", "a file of hundreds of lines, edited in four turns, each answered in full",
+             _edits_long, (1500,)),
+)  # fmt: skip

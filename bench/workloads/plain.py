@@ -11,19 +11,19 @@ NUM_ENTRIES, NUM_WORDS = 24, 48
 
 
 def _free(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    return [single_turn(f"Write about the {rng.choice(NOUNS)}.", temperature=1.5, is_endless=True)]
+    return single_turn(f"Write about the {rng.choice(NOUNS)}.", temperature=1.5, is_endless=True)
+
+
+def _trap(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    return single_turn(f"Write about the {rng.choice(NOUNS)}.", num_allowed=12, is_endless=True)
 
 
 def _arithmetic(rng: random.Random, _: Grow) -> Sequence[Turn]:
     sums = [(rng.randrange(100, 1000), rng.choice("+-"), rng.randrange(10, 100)) for _ in range(NUM_SUMS)]
     answers = [left + right if sign == "+" else left - right for left, sign, right in sums]
     listed = "\n".join(f"{left} {sign} {right}" for left, sign, right in sums)
-    return [
-        single_turn(
-            f"Compute each line. Answer with the results alone, one in each line.\n\n{listed}",
-            "\n".join(map(str, answers)),
-        )
-    ]
+    request = "Compute each line. Answer with the results alone, one in each line."
+    return single_turn(f"{request}\n\n{listed}", "\n".join(map(str, answers)))
 
 
 def _remap(rng: random.Random, _: Grow) -> Sequence[Turn]:
@@ -31,15 +31,8 @@ def _remap(rng: random.Random, _: Grow) -> Sequence[Turn]:
     text = [rng.choice(list(meaning)) for _ in range(NUM_WORDS)]
     entries = "\n".join(f"{word}: {other}" for word, other in meaning.items())
     request = "Translate the text word by word. These are the words:"
-    return [
-        single_turn(
-            f"{request}\n\n{entries}\n\nThe text: {' '.join(text)}", " ".join(meaning[word] for word in text)
-        )
-    ]
-
-
-def _trap(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    return [single_turn(f"Write about the {rng.choice(NOUNS)}.", num_allowed=12, is_endless=True)]
+    answer = " ".join(meaning[word] for word in text)
+    return single_turn(f"{request}\n\n{entries}\n\nThe text: {' '.join(text)}", answer)
 
 
 WORKLOADS = (

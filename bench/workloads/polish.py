@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.lexicon import POLISH_ADJECTIVES, POLISH_NAMES, POLISH_NOUNS
-from bench.workloads import edits, passages, records
+from bench.workloads import edits, lookups
 from bench.workloads.chats import Grow, Turn, Workload
 from bench.workloads.words import ADJECTIVES, NAMES, NOUNS
 
@@ -64,7 +64,7 @@ def _variant(family: Workload) -> Workload:
     return Workload(family.name + _SUFFIX, f"{family.summary}; with Polish words", make)
 
 
-_FAMILIES = (*edits.WORKLOADS, *passages.WORKLOADS, *records.WORKLOADS)
+_FAMILIES = (*edits.WORKLOADS, *lookups.WORKLOADS)
 _CHOSEN = ("edits", "quotes", "passages", "records")
 
 WORKLOADS = tuple(_variant(family) for family in _FAMILIES if family.name in _CHOSEN)

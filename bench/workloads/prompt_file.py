@@ -1,12 +1,10 @@
 """Read chats that a user wrote or a server recorded: JSON lines of chat requests."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.workloads.chats import Chat, Turn
-from bench.workloads.making import WORKLOADS
 from server.errors import BadRequestError
 from server.requests.chat import ChatRequest
 from server.validation.field_errors import validate
@@ -61,19 +59,6 @@ def read_prompts(path: Path) -> list[Chat]:
     if not chats and not categories:
         raise ValueError(f"{path}: the file contains no chats")
     return [*(Chat(path.stem, tuple(turns)) for turns in chats), *categories]
-
-
-def own_chats(path: Path | None, workloads: Sequence[str]) -> list[Chat] | None:
-    """Return the chats in a user's file; if path is None, check the names of workloads and return None.
-
-    Raises OSError and ValueError as read_prompts does, and ValueError for an unknown workload.
-    """
-    if path is not None:
-        return read_prompts(path)
-    for name in workloads:
-        if name not in WORKLOADS:
-            raise ValueError(f"--workloads: {name} is not one of {', '.join(WORKLOADS)}")
-    return None
 
 
 def _turn(line: object) -> Turn:

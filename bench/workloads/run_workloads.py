@@ -5,7 +5,7 @@ Lengths are counted with the model's tokenizer; its weights are not loaded.
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from bench import options, outputs, tables
-from bench.rendering import render, render_turn
+from bench.options import Flag
 from bench.tables import Column
 from bench.workloads import VERSION, WORKLOADS, Chat, Turn, lengths_of, make_chats
+from bench.workloads.chats import render, render_turn
 from config.settings import BUNDLED_MODEL
 
 COLUMNS = [
@@ -41,12 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the right answers, not a model's."
     )
     options.add(parser, workloads=None, model=None, prompt_tokens=None, seed=1)
-    add = parser.add_argument
-    add("--chats", type=options.count, default=4, metavar="N",
-        help="Chats of each workload and length. Default: 4.")  # fmt: skip
-    add("--show", action="store_true", help="Print the first chat of each workload instead of the table.")
-    add("--write", type=options.output_file, metavar="FILE",
-        help="Write all turns with a right answer to FILE.")  # fmt: skip
+    options.declare(
+        parser,
+        Flag("--chats", options.count, "N", 4, "Chats of each workload and length."),
+        Flag("--show", None, None, None, "Print the first chat of each workload instead of the table."),
+        Flag("--write", options.output_file, "FILE", None, "Write all turns with a right answer to FILE."),
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,7 +67,10 @@ def _run(arguments: argparse.Namespace) -> int:
         return len(render(tokenizer, text))
 
     made = [
-        (chat_name(name, length), make_chats(name, arguments.chats, arguments.seed, count_tokens, length))
+        (
+            f"{name} {length or ''}".strip(),
+            make_chats(name, arguments.chats, arguments.seed, count_tokens, length),
+        )
         for name in names
         for length in lengths_of(name, arguments.prompt_tokens)
     ]
@@ -85,11 +89,6 @@ def _run(arguments: argparse.Namespace) -> int:
         console.print("lengths of prompts and right answers in tokens, means", style="dim")
         console.print(f"version {VERSION}, seed {arguments.seed}, {arguments.chats} chats of each")
     return 0
-
-
-def chat_name(workload: str, prompt_tokens: int | None) -> str:
-    """Return the display name of a workload at a prompt length."""
-    return workload if prompt_tokens is None else f"{workload} {prompt_tokens}"
 
 
 def size(chats: Sequence[Chat], tokenizer: Any) -> dict[str, Any]:
@@ -111,18 +110,16 @@ def size(chats: Sequence[Chat], tokenizer: Any) -> dict[str, Any]:
 
 def write_turns(path: Path, made: Sequence[tuple[str, Sequence[Chat]]], tokenizer: Any) -> int:
     """Write a line per turn with a right answer; return the number of lines. Raises OSError."""
-    lines = [json.dumps(line) for name, chats in made for line in _lines(name, chats, tokenizer)]
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    lines = [
+        {"workload": chat.workload, "chat": f"{name} {number}", "turn": at, **_request(turn),
+         "prompt": tokenizer.decode(render_turn(tokenizer, turn)), "output": turn.reference}
+        for name, chats in made
+        for number, chat in enumerate(chats, 1)
+        for at, turn in enumerate(chat.turns, 1)
+        if turn.reference is not None
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return len(lines)
-
-
-def _lines(name: str, chats: Sequence[Chat], tokenizer: Any) -> Iterator[dict[str, Any]]:
-    for number, chat in enumerate(chats, 1):
-        for at, turn in enumerate(chat.turns, 1):
-            if turn.reference is not None:
-                where = {"workload": chat.workload, "chat": f"{name} {number}", "turn": at}
-                pair = {"prompt": tokenizer.decode(render_turn(tokenizer, turn)), "output": turn.reference}
-                yield where | _request(turn) | pair
 
 
 def _request(turn: Turn) -> dict[str, Any]:

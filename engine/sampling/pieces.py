@@ -3,7 +3,7 @@
 A draw is one token to sample. With a vocabulary of 152,000 tokens, one (vocabulary,) array of float32 takes
 0.6 MB, and top p holds several of them per draw: gigabytes for the draws of a large verification step. So
 draws are sampled piece by piece, each in about PIECE_BYTES. A draw's token does not depend on the others in
-its piece. `python -m bench.step_overhead` measures what is counted here.
+its piece. `reprise bench sampling --memory` measures what is counted here.
 """
 
 from collections.abc import Sequence

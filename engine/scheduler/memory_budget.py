@@ -14,6 +14,7 @@ Above the limit MLX waits for the device before it dispatches the next operation
 import logging
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from functools import cached_property
 from weakref import WeakKeyDictionary, ref
 
 import mlx.core as mx
@@ -30,6 +31,7 @@ from engine.request import MemoryLimit
 from engine.sampling.pieces import ALL_NEEDS, LIKELIHOOD_ARRAYS, Needs, find_needs, sampling_bytes
 from engine.scheduler.footprint import Footprint, measure
 from engine.scheduler.machine_memory import usable_bytes, wire_weights
+from engine.scheduler.prefill_budget import count_fitting, share_tokens
 from engine.sequence import Sequence
 from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
 from engine.speculative.draft_model.reader import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
@@ -49,6 +51,9 @@ twice while they change."""
 
 RESERVED_CHUNK_TOKENS = 256
 """Prompt tokens of a chunk for which memory is reserved. A step may feed more if there is memory left."""
+
+CHUNK_STEP = 64
+"""Prompt tokens by which chunks are lengthened while there is memory for them."""
 
 SHARED_TOKENS = 1024
 """Tokens at which the models' caches are compared, to share the prefix cache's memory."""
@@ -112,6 +117,46 @@ Demand = tuple[int, SamplingMemory]
 """What one sequence asks of memory: its length, and its sampling."""
 
 
+@dataclass(frozen=True)
+class StepDemands:
+    """What a step has to have room for.
+
+    rows: that decode. complete: prompts that the step completes, so that they join the rows. others: prompts
+        that have caches of their own, with the tokens that these hold after the step.
+    chunk_tokens: maximum tokens of a chunk.
+    """
+
+    rows: SequenceOf[Demand]
+    complete: SequenceOf[Demand]
+    others: SequenceOf[Demand]
+    chunk_tokens: int
+
+    @cached_property
+    def joined(self) -> list[Demand]:
+        """What shares buffers after the step."""
+        return [*self.rows, *self.complete]
+
+    @cached_property
+    def prompts(self) -> list[Demand]:
+        """All prompts."""
+        return [*self.complete, *self.others]
+
+    @cached_property
+    def everyone(self) -> list[Demand]:
+        """All rows and prompts."""
+        return [*self.joined, *self.others]
+
+    @cached_property
+    def longest(self) -> int:
+        """The length of the longest row."""
+        return max((length for length, _ in self.joined), default=0)
+
+    @cached_property
+    def has_prompt_logprobs(self) -> bool:
+        """Whether log probabilities of any prompt are wanted."""
+        return any(sampling.prompt_logprobs for _, sampling in self.prompts)
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Bytes that a step needs.
@@ -139,7 +184,6 @@ class MemoryBudget:
     vocab_size: of the target model.
     chunk_tokens: prompt tokens fed at once for which memory is reserved. largest_chunk_tokens: maximum.
     ahead_tokens: maximum tokens by which a step lengthens a row before it is rolled back.
-    max_chunk_tokens: prompt tokens that the next step may feed; make_room() sets it.
     prefixes: the prefix caches, which give up memory that rows need, the first one first.
     """
 
@@ -165,7 +209,6 @@ class MemoryBudget:
         # Of a request that is not known yet, and of sequences, none of which is kept after its end.
         self._most_sampling = SamplingMemory.of(ALL_NEEDS, vocab_size)
         self._sampling: WeakKeyDictionary[Sequence, SamplingMemory] = WeakKeyDictionary()
-        self.max_chunk_tokens = chunk_tokens
         # The shortest length that may_begin() refused, and the running sequences that took the memory.
         self._refused_tokens = 0
         self._refused_beside: Running = ([], [])
@@ -189,7 +232,7 @@ class MemoryBudget:
     def bytes_alone(self, num_tokens: int) -> int:
         """Return what a sequence of that length needs with no other sequence running."""
         alone = [(num_tokens, self._most_sampling)]
-        return max(self._estimate(alone, []).total, self._estimate([], alone).total)
+        return max(self._estimate_full(alone, []).total, self._estimate_full([], alone).total)
 
     def may_begin(
         self, sequence: Sequence, members: SequenceOf[Sequence], prefilling: SequenceOf[Sequence]
@@ -205,7 +248,7 @@ class MemoryBudget:
             return False
         rows = [self._demand(s, _length_to_admit(s)) for s in members]
         prompts = [self._demand(s, _length_to_admit(s)) for s in (*prefilling, sequence)]
-        if self._estimate(rows, prompts).total <= self.room_bytes:
+        if self._estimate_full(rows, prompts).total <= self.room_bytes:
             return True
         self._refused_beside, self._refused_tokens = running, length
         return False
@@ -222,39 +265,59 @@ class MemoryBudget:
         rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
         reading: sequences whose text the draft model is reading, in caches that are not a row's yet.
         """
-        estimate = self._estimate(
-            [self._demand(s, len(s.tokens)) for s in members],
-            [self._demand(s, self._length_to_prefill(s)) for s in prefilling],
-        )
-        self.max_chunk_tokens = self.chunk_tokens
-        needed = estimate.total + sum(self._reading_bytes(len(s.tokens)) for s in reading)
-        self._limit_mlx(estimate.operation)
-        self._shrink_prefixes(self.room_bytes - needed)
-        if needed > self.room_bytes:
-            return False
-        spare = self.room_bytes - needed - sum(cache.num_bytes for cache in self.prefixes)
-        self._used_bytes = needed
-        if prefilling:
+        estimate = self._estimate_step(members, prefilling, self.chunk_tokens)
+        read = sum(self._reading_bytes(len(s.tokens)) for s in reading)
+        self._shrink_prefixes(self.room_bytes - estimate.total - read)
+        spare = self.room_bytes - estimate.total - read - sum(cache.num_bytes for cache in self.prefixes)
+        if prefilling and spare > 0:
             # Of half at most: buffers may grow ahead of need into the rest.
-            token_bytes = self._fed_token_bytes(max(len(s.tokens) for s in (*members, *prefilling)))
-            more = min(spare // 2 // token_bytes, self._largest_chunk_tokens - self.chunk_tokens)
-            self.max_chunk_tokens += more
-            self._used_bytes += more * token_bytes
-            self._limit_mlx(estimate.operation + more * token_bytes)
-            spare -= more * token_bytes
+            larger = self._feed_more(members, prefilling, estimate.total + spare // 2)
+            spare -= larger.total - estimate.total
+            estimate = larger
+        self._limit_mlx(estimate.operation)
+        if spare < 0:
+            return False
+        self._used_bytes = estimate.total + read
         for model, model_rows in zip(self._models, rows, strict=True):
             footprint = model.footprint
             if isinstance(model_rows, BatchedRows) and footprint.token_bytes:
                 # Prompts have buffers of their own until they join.
-                lengths = [len(s.tokens) for s in members]
-                columns = [self._row_columns(model, length) for length in lengths]
-                num_cells = self._num_cells(model, lengths, columns)
+                num_cells = self._num_cells(model, [self._demand(s, len(s.tokens)) for s in members])
                 # Larger buffers also need more memory when they grow.
                 cell_bytes = footprint.token_bytes + footprint.layer_bytes
                 model_rows.limit_growth(num_cells + spare // len(self._models) // cell_bytes)
                 held = sum(slots * columns for slots, columns in model_rows.extents)
                 self._used_bytes += max(0, held - num_cells) * cell_bytes
         return True
+
+    def _feed_more(
+        self, members: SequenceOf[Sequence], prefilling: SequenceOf[Sequence], max_bytes: int
+    ) -> Estimate:
+        """Let the step feed as many tokens of prompts as fit into max_bytes; return its estimate."""
+        num_steps = -(-(self._largest_chunk_tokens - self.chunk_tokens) // CHUNK_STEP)
+
+        def estimate(steps: int) -> Estimate:
+            num_tokens = min(self.chunk_tokens + steps * CHUNK_STEP, self._largest_chunk_tokens)
+            return self._estimate_step(members, prefilling, num_tokens)
+
+        if (largest := estimate(num_steps)).total <= max_bytes:
+            return largest
+        return estimate(count_fitting(lambda steps: estimate(steps).total, num_steps, max_bytes))
+
+    def _estimate_step(
+        self, members: SequenceOf[Sequence], prefilling: SequenceOf[Sequence], num_tokens: int
+    ) -> Estimate:
+        """Let the next step feed num_tokens of prompts, and estimate it."""
+        complete, others = [], []
+        chunks = share_tokens([s.num_to_prefill for s in prefilling], num_tokens)
+        for sequence, chunk in zip(prefilling, chunks, strict=True):
+            sequence.prefill.max_chunk_tokens = chunk
+            if chunk == sequence.num_to_prefill:
+                complete.append(self._demand(sequence, len(sequence.tokens)))
+            else:
+                others.append(self._demand(sequence, sequence.prefill.num_computed + chunk))
+        rows = [self._demand(s, len(s.tokens)) for s in members]
+        return self._estimate(StepDemands(rows, complete, others, max(chunks, default=0)))
 
     def _limit_mlx(self, operation: int) -> None:
         """Make MLX wait for the device while there is no room for one more operation of that many bytes."""
@@ -264,7 +327,7 @@ class MemoryBudget:
         """Whether rows of these lengths, and a step over them, fit beside the cached prefixes alone."""
         held = sum(cache.num_bytes for cache in self.prefixes)
         rows = [(length, self._most_sampling) for length in lengths]
-        return self._estimate(rows, []).total + held <= self.room_bytes
+        return self._estimate_full(rows, []).total + held <= self.room_bytes
 
     def may_copy(self, num_tokens: int, model: int = 0, num_copies: int = 1) -> bool:
         """Drop cached prefixes until copies of a row's caches fit; return whether they do.
@@ -320,89 +383,101 @@ class MemoryBudget:
             )
         return num_tokens, sampling
 
-    def _estimate(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> Estimate:
-        """Estimate what rows and prompts need while the next step runs, and while prompts join the rows."""
-        everyone = [*rows, *prompts]
-        if not everyone:
+    def _estimate(self, step: StepDemands) -> Estimate:
+        """Estimate what a step needs while it runs, and while prompts join the rows."""
+        if not step.everyone:
             return Estimate()
-        lengths = [length for length, _ in everyone]
-        longest = max(lengths)
-        longest_prompt = max((length for length, _ in prompts), default=0)
-        kept = sum(sampling.row_bytes for _, sampling in everyone)
+        kept = sum(sampling.row_bytes for _, sampling in step.everyone)
         growth = forward = logits = 0
-        for_sampling = self._sampling_bytes(rows, prompts)
         for model in self._models:
-            footprint = model.footprint
-            columns = [
-                *(self._row_columns(model, length) for length, _ in rows),
-                *(self._prompt_columns(model, length) for length, _ in prompts),
-            ]
-            if model.sharing:
-                # A prompt joins the rows, where it takes as many columns as the longest of its group.
-                num_cells = self._num_cells(model, lengths, columns)
-                most = model.num_ids(longest) + self._ahead_tokens + SLACK_TOKENS
-                num_slots = max_slots(len(everyone))
-                kept += footprint.token_bytes * num_cells + len(everyone) * footprint.fixed_bytes
-                # Until then it has windows for its chunks.
-                kept += max(
-                    num_slots * footprint.window_bytes(most, model.width),
-                    max_slots(len(rows)) * footprint.window_bytes(most, model.width)
-                    + len(prompts) * footprint.window_bytes(most, self.chunk_tokens),
-                )
-                model_growth = footprint.growth_bytes(num_slots, num_cells, most, model.width)
-            else:
-                kept += sum(footprint.row_bytes(each, self.chunk_tokens) for each in columns)
-                model_growth = sum(
-                    footprint.growth_bytes(1, each, each, self.chunk_tokens) for each in columns
-                )
-            kept += len(rows) * (footprint.record_bytes + model.width * footprint.record_token_bytes)
-            growth = max(growth, model_growth)
-            seen = model.width * self._num_cells(model, lengths[: len(rows)], columns[: len(rows)])
-            forward = max(forward, footprint.forward_bytes(len(rows) * model.width, seen))
-            # The draft model reads the text of rows.
-            read = longest_prompt if model is self._models[0] else model.num_ids(longest)
-            num_fed = min(self.chunk_tokens, read)
-            forward = max(forward, footprint.forward_bytes(num_fed, num_fed * (read + self._ahead_tokens)))
-            logits = max(logits, model.logits_bytes(len(rows), model.width))
-            if any(sampling.prompt_logprobs for _, sampling in prompts):
+            kept += self._kept_bytes(model, step)
+            growth = max(growth, self._growth_bytes(model, step))
+            forward = max(forward, self._forward_bytes(model, step))
+            logits = max(logits, model.logits_bytes(len(step.rows), model.width))
+            if step.has_prompt_logprobs:
                 logits = max(logits, model.logits_bytes(1, PROMPT_LOGPROBS_CHUNK))
+        for_sampling = self._sampling_bytes(step)
         working = max(forward, logits + for_sampling)
         # No operation of sampling takes more than half of what a piece does; half of a growth is its keys.
         return Estimate(kept, growth, working, max(forward, for_sampling // 2, growth // 2))
 
-    def _sampling_bytes(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> int:
-        """Return what sampling takes at most, and prompts' log probabilities."""
-        num_draws, num_arrays = len(rows) * self._models[0].width, 0.0
-        if any(sampling.prompt_logprobs for _, sampling in prompts):
-            num_draws, num_arrays = max(num_draws, PROMPT_LOGPROBS_CHUNK), LIKELIHOOD_ARRAYS
-        num_arrays = max([num_arrays, *(sampling.num_arrays for _, sampling in rows)])
-        return sampling_bytes(num_draws, num_arrays, self._vocab_size) if num_draws else 0
+    def _estimate_full(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> Estimate:
+        """Estimate rows, and prompts that were computed to their end, whichever steps that takes."""
+        return self._estimate(StepDemands(rows, prompts, (), self.chunk_tokens))
 
-    def _length_to_prefill(self, sequence: Sequence) -> int:
-        """Return how many tokens a prompt's caches hold at most after the next step."""
-        num_tokens = len(sequence.tokens)
-        if not self._models[-1].sharing:
-            # A draft model's rows that do not share buffers are counted as if they held the text already.
-            return num_tokens
-        return min(num_tokens, sequence.prefill.num_computed + self.chunk_tokens)
-
-    def _fed_token_bytes(self, longest: int) -> int:
-        """Return what each further token of a chunk needs; the longest row or prompt has longest tokens."""
-        target = self._models[0].footprint
-        return (
-            1
-            + target.token_bytes
-            + target.layer_bytes
-            + max(
-                model.footprint.forward_bytes(1, model.num_ids(longest) + self._ahead_tokens)
-                # The buffer of a sliding window has room for two chunks.
-                + 2 * sum(each for each, _ in model.footprint.windows)
-                for model in self._models
-            )
+    def _kept_bytes(self, model: ModelMemory, step: StepDemands) -> int:
+        """Return the bytes of a model's caches."""
+        footprint, rows, joined = model.footprint, step.rows, step.joined
+        records = footprint.record_bytes + model.width * footprint.record_token_bytes
+        kept = len(rows) * records + sum(
+            footprint.row_bytes(each, step.chunk_tokens) for each in self._columns_apart(model, step)
+        )
+        if not model.sharing or not joined:
+            return kept
+        kept += footprint.token_bytes * self._num_cells(model, rows, step.complete)
+        kept += len(joined) * footprint.fixed_bytes
+        most = self._most_columns(model, step)
+        windows = footprint.window_bytes(most, model.width)
+        # Until a prompt joins, it has windows for its chunks.
+        return kept + max(
+            max_slots(len(joined)) * windows,
+            max_slots(len(rows)) * windows
+            + len(step.complete) * footprint.window_bytes(most, step.chunk_tokens),
         )
 
-    def _num_cells(self, model: ModelMemory, lengths: SequenceOf[int], columns: SequenceOf[int]) -> int:
-        """Return the most cells that rows take that share buffers, given their lengths and their columns."""
+    def _growth_bytes(self, model: ModelMemory, step: StepDemands) -> int:
+        """Return what the growth of one layer takes. Prompts grow one after the other, and so do models."""
+        footprint, chunk = model.footprint, step.chunk_tokens
+        apart = [footprint.growth_bytes(1, each, each, chunk) for each in self._columns_apart(model, step)]
+        if not model.sharing:
+            return sum(apart)
+        num_cells = self._num_cells(model, step.rows, step.complete)
+        most = self._most_columns(model, step)
+        return max(
+            [footprint.growth_bytes(max_slots(len(step.joined)), num_cells, most, model.width), *apart]
+        )
+
+    def _forward_bytes(self, model: ModelMemory, step: StepDemands) -> int:
+        """Return what the largest forward pass of a step takes, of its rows or of a chunk."""
+        num_rows, width = len(step.rows), model.width
+        seen = width * self._num_cells(model, step.rows)
+        if model is self._models[0]:
+            read, chunk = max((length for length, _ in step.prompts), default=0), step.chunk_tokens
+        else:
+            # The draft model reads the text of rows.
+            read, chunk = model.num_ids(step.longest), self.chunk_tokens
+        num_fed = min(chunk, read)
+        return max(
+            model.footprint.forward_bytes(num_rows * width, seen),
+            model.footprint.forward_bytes(num_fed, num_fed * (read + self._ahead_tokens)),
+        )
+
+    def _most_columns(self, model: ModelMemory, step: StepDemands) -> int:
+        return model.num_ids(step.longest) + self._ahead_tokens + SLACK_TOKENS
+
+    def _columns_apart(self, model: ModelMemory, step: StepDemands) -> list[int]:
+        """Return the columns of the caches that share no buffers."""
+        rows = [] if model.sharing else [self._row_columns(model, length) for length, _ in step.rows]
+        prompts = [] if model.sharing else step.complete
+        # The draft model has not begun to read them; what it reads is counted by _reading_bytes().
+        others = step.others if model is self._models[0] else []
+        return [*rows, *(self._prompt_columns(model, length) for length, _ in (*prompts, *others))]
+
+    def _sampling_bytes(self, step: StepDemands) -> int:
+        """Return what sampling takes at most, and prompts' log probabilities."""
+        num_draws, num_arrays = len(step.rows) * self._models[0].width, 0.0
+        if step.has_prompt_logprobs:
+            num_draws, num_arrays = max(num_draws, PROMPT_LOGPROBS_CHUNK), LIKELIHOOD_ARRAYS
+        num_arrays = max([num_arrays, *(sampling.num_arrays for _, sampling in step.rows)])
+        return sampling_bytes(num_draws, num_arrays, self._vocab_size) if num_draws else 0
+
+    def _num_cells(
+        self, model: ModelMemory, rows: SequenceOf[Demand], complete: SequenceOf[Demand] = ()
+    ) -> int:
+        """Return the most cells that rows take that share buffers, and prompts that join them."""
+        lengths = [length for length, _ in (*rows, *complete)]
+        columns = [self._row_columns(model, length) for length, _ in rows]
+        columns += [self._prompt_columns(model, length) for length, _ in complete]
         # How many ids a text has less than it may have is not known if it is translated.
         is_known = model.ids_per_token == 1
         spans = [

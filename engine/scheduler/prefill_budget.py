@@ -1,5 +1,6 @@
 """Share the seconds that one step has for prompts. Decoding rows wait for them, so they are few."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -39,27 +40,35 @@ class PrefillLimits:
         return cls(ALONE_S, min(MIN_ALONE_TOKENS, max_tokens), max_tokens, False)
 
 
-def plan_prefill(remaining: Sequence[int], costs: Sequence[Seconds], limits: PrefillLimits) -> list[int]:
+def plan_prefill(
+    remaining: Sequence[int],
+    costs: Sequence[Seconds],
+    limits: PrefillLimits,
+    most: Sequence[int] | None = None,
+) -> list[int]:
     """Share a step's seconds among prompts that lack remaining[i] >= 0 tokens; returns each one's tokens.
+
+    most: the maximum tokens of each.
 
     Prompts that complete within the limits are served first, then those that lack less than a quarter of what
     the oldest lacks, so that a short prompt never waits for a long one. The oldest prompt always gets a
     quarter of the seconds, so that a long one always advances.
     """
     chunks, spent_s = [0] * len(remaining), [0.0] * len(remaining)
+    fed = [min(pair) for pair in zip(remaining, most or remaining, strict=True)]
     is_kept = limits.do_rows_wait and remaining and costs[0](1) <= limits.seconds
     min_tokens = 1 if is_kept else limits.min_tokens
 
     def extend(i: int, max_tokens: int, max_s: float) -> None:
         """Give a prompt as many tokens as fit into max_s seconds, those that it has included."""
-        num_tokens = _count_fitting(costs[i], min(remaining[i], max_tokens), max_s)
+        num_tokens = count_fitting(costs[i], min(fed[i], max_tokens), max_s)
         if num_tokens > chunks[i]:
             chunks[i], spent_s[i] = num_tokens, costs[i](num_tokens)
 
     if remaining:
         extend(0, -(-limits.max_tokens // 4), limits.seconds / 4)
-        if not chunks[0] and remaining[0]:
-            chunks[0] = min(remaining[0], -(-min_tokens // 4), limits.max_tokens)
+        if not chunks[0] and fed[0]:
+            chunks[0] = min(fed[0], -(-min_tokens // 4), limits.max_tokens)
             spent_s[0] = costs[0](chunks[0])
 
     def room(i: int) -> tuple[int, float]:
@@ -69,22 +78,28 @@ def plan_prefill(remaining: Sequence[int], costs: Sequence[Seconds], limits: Pre
     def is_late(i: int) -> bool:
         """Whether the prompt cannot be completed in this step."""
         max_tokens, max_s = room(i)
-        return remaining[i] > max_tokens or costs[i](remaining[i]) > max_s
+        return remaining[i] > min(fed[i], max_tokens) or costs[i](remaining[i]) > max_s
 
     order = sorted(range(len(remaining)), key=lambda i: (is_late(i), 4 * remaining[i] >= remaining[0]))
     for i in order:
         extend(i, *room(i))
     for i in order:
-        chunks[i] += max(0, min(remaining[i] - chunks[i], min_tokens - sum(chunks)))
+        chunks[i] += max(0, min(fed[i] - chunks[i], min_tokens - sum(chunks)))
     return chunks
 
 
-def _count_fitting(cost: Seconds, max_tokens: int, max_s: float) -> int:
-    """Return the most tokens, at most max_tokens, that take at most max_s seconds; may be 0."""
+def share_tokens(remaining: Sequence[int], max_tokens: int) -> list[int]:
+    """Share max_tokens among prompts as plan_prefill() would if time were no limit."""
+    limits = PrefillLimits(math.inf, 0, max_tokens, do_rows_wait=False)
+    return plan_prefill(remaining, [lambda _: 0.0] * len(remaining), limits)
+
+
+def count_fitting(cost: Callable[[int], float], max_tokens: int, max_cost: float) -> int:
+    """Return the most tokens, at most max_tokens, that cost at most max_cost; may be 0."""
     low, high = 0, max_tokens
     while low < high:
         middle = (low + high + 1) // 2
-        if cost(middle) <= max_s:
+        if cost(middle) <= max_cost:
             low = middle
         else:
             high = middle - 1

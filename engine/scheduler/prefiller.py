@@ -12,7 +12,7 @@ from config.settings import Settings
 from engine.kv_cache.rows import cache_arrays
 from engine.sampling.logprobs import Likelihoods
 from engine.scheduler import prefill_budget
-from engine.scheduler.memory_budget import PROMPT_LOGPROBS_CHUNK, MemoryBudget
+from engine.scheduler.memory_budget import PROMPT_LOGPROBS_CHUNK
 from engine.scheduler.prefill_costs import PrefillCosts
 from engine.scheduler.prefix_lookup import PrefixLookup
 from engine.scheduler.step_clock import Dispatch, Done, Fail, StepClock
@@ -28,14 +28,11 @@ class Prefiller:
     clock: measures the chunks; the steps use it too.
     """
 
-    def __init__(
-        self, model: Any, settings: Settings, memory_budget: MemoryBudget, prefix_lookup: PrefixLookup
-    ) -> None:
+    def __init__(self, model: Any, settings: Settings, prefix_lookup: PrefixLookup) -> None:
         self.prefilling: list[Sequence] = []
         self._model = model
         self._settings = settings
         self._prefix_lookup = prefix_lookup
-        self._memory_budget = memory_budget
         self.clock = StepClock()
         # By whether rows decode, and whether log probabilities are wanted. A model's chunks of 2,048 tokens
         # say little about its chunks of 32.
@@ -89,11 +86,11 @@ class Prefiller:
 
     def _plan(self, num_rows: int) -> list[int]:
         """Return how many tokens of each prompt this step feeds."""
-        limits = prefill_budget.PrefillLimits.of_step(
-            num_rows, self._settings.max_stall_ms, self._memory_budget.max_chunk_tokens
-        )
+        most = [s.prefill.max_chunk_tokens for s in self.prefilling]
+        limits = prefill_budget.PrefillLimits.of_step(num_rows, self._settings.max_stall_ms, sum(most))
         costs = [partial(self._seconds, s, self._costs_of(s, num_rows)) for s in self.prefilling]
-        return prefill_budget.plan_prefill([s.num_to_prefill for s in self.prefilling], costs, limits)
+        remaining = [s.num_to_prefill for s in self.prefilling]
+        return prefill_budget.plan_prefill(remaining, costs, limits, most)
 
     def _costs_of(self, sequence: Sequence, num_rows: int) -> PrefillCosts:
         """Return the costs of a sequence's chunks. Log probabilities need logits, which others do not."""

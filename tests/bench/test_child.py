@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from bench.errors import BenchError
-from bench.serving.processes import BareLoop, OwnServer, exit_on_sigterm, is_ready
+from bench.serving.processes import BareLoop, exit_on_sigterm, is_ready, own_server
 from bench.serving.prompts import PromptMaker
 from engine.model.loading import load_tokenizer
 
@@ -27,13 +27,13 @@ def stub(program):
 
 
 def test_an_own_server_is_found_by_its_log_and_stopped_at_the_end():
-    with OwnServer(["--max-rows", "2"], stub(STUB)) as own:
+    with own_server(["--max-rows", "2"], stub(STUB)) as own:
         assert is_ready(own.url)
     assert not is_ready(own.url)
 
 
 def test_a_benchmark_that_is_terminated_stops_its_server_first():
-    own = OwnServer(["--max-rows", "2"], stub(STUB))
+    own = own_server(["--max-rows", "2"], stub(STUB))
     with pytest.raises(SystemExit, match="143"), exit_on_sigterm(), own:
         signal.raise_signal(signal.SIGTERM)
     assert own.url.startswith("http://127.0.0.1:")
@@ -41,7 +41,7 @@ def test_a_benchmark_that_is_terminated_stops_its_server_first():
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_last_words():
-    server = OwnServer([], stub("import sys; sys.exit('no such model\\n')"))
+    server = own_server([], stub("import sys; sys.exit('no such model\\n')"))
     with pytest.raises(BenchError, match="exited with status 1: no such model"), server:
         pass
 
@@ -64,5 +64,5 @@ def test_the_bare_loop_gives_every_answer_its_full_length(model_folder):
     maker = PromptMaker(tokenizer, 32, seed=1)
     with BareLoop(str(model_folder)) as loop:
         seen = [loop.answer(maker.make().ids, 40) for _ in range(2)]
-    assert [one["tokens"] for one in seen] == [40, 40]
+    assert [len(one["token_ids"]) for one in seen] == [40, 40]
     assert all(len(one["arrived_s"]) == 40 for one in seen)

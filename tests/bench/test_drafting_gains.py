@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.rendering import render, render_turn
 from bench.workloads import make_chats
+from bench.workloads.chats import render, render_turn
 from config.settings import BUNDLED_MODEL, Settings
 from drafters.assembly import make_drafters
 from drafters.repetition import score_in_slices

@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.serving.answer import read_answer
-from bench.serving.exchange import NotHttpError, Response, Transcript
+from bench.serving.client import Transcript, read_answer
 
-LINES = [b": keep-alive 1/2", b'data: {"choices": []}', b"", b"data: [DONE]", b""]
+TEXTS = [
+    b'data: {"choices": [{"delta": {"content": "%s"}}]}' % one for one in (b"one", "\N{SNOWMAN} two".encode())
+]
+LINES = [b": keep-alive 1/2", b'data: {"choices": []}', *TEXTS, b"", b"data: [DONE]", b""]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 
 
@@ -18,23 +20,23 @@ def chunked(body, size):
 
 
 @given(st.sampled_from([b"\n", b"\r\n"]), st.integers(0, 60), st.lists(st.integers(0, 300)))
-def test_lines_come_out_the_same_however_the_bytes_were_cut(end, size, cuts):
+def test_an_answer_is_the_same_however_the_bytes_were_cut(end, size, cuts):
     body = b"".join(line + end for line in LINES)
     data = chunked(body, size) if size else HEAD + b"\r\n" + body
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
-    response = Response()
-    lines = [line for a, b in pairwise(edges) for line in response.feed(data[a:b])]
-    assert lines == LINES
-    assert response.status == 200
-    assert bytes(response.body) == body
+    reads = tuple((float(at), data[a:b]) for at, (a, b) in enumerate(pairwise(edges)))
+    answer = read_answer(Transcript(0.0, 1000.0, reads))
+    assert (answer.error, [text for _, text in answer.chunks]) == (None, ["one", "\N{SNOWMAN} two"])
+    assert answer.ended <= len(reads)
 
 
 @pytest.mark.parametrize(
     "data", [b"SSH-2.0-server\r\n\r\n", b"HTTP/1.1 200\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"]
 )
 def test_what_is_not_http_is_an_error_that_shows_it(data):
-    with pytest.raises(NotHttpError, match=r"SSH-2\.0|zz"):
-        list(Response().feed(data))
+    error = read_answer(Transcript(0.0, 1.0, ((0.5, data),))).error
+    assert error.startswith("the response is not HTTP")
+    assert "SSH-2.0" in error or "zz" in error
 
 
 def answered(*lines, head=HEAD, fault=None):

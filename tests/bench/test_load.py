@@ -61,13 +61,6 @@ def test_what_is_sent_is_what_any_openai_server_takes(server, measure, full_answ
     }
 
 
-def test_a_seed_is_sent_where_there_is_one(server, measure, full_answer):
-    server.play(*full_answer)
-    measure(options=RequestOptions(max_tokens=4, temperature=0.5, seed=9))
-    assert server.bodies[0]["seed"] == 9
-    assert "logit_bias" not in server.bodies[0]
-
-
 def test_an_early_end_is_no_failure_and_counts_what_came(server, measure, events):
     server.play(events.frame("one"), events.frame(finish_reason="stop"), events.usage(1), events.done)
     (row,) = measure()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.pairs import Pair, PairsError, as_json, read_pairs, tokenized, write_pairs
+from bench.replay.pairs import Pair, PairsError, as_json, read_pairs, tokenized, write_pairs
 
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1).map(tuple)
 TEXTS = st.text(min_size=1) | IDS
@@ -52,24 +52,23 @@ def test_empty_lines_and_unknown_fields_are_skipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"{", "is not JSON"),
-        (b"[" * 100_000, "is not JSON: nested too deep"),
-        (b'{"prompt": "\xff", "output": ""}', "is not UTF-8"),
-        (b'["prompt", "output"]', "is not an object with prompt and output"),
-        (b'{"output": "b"}', "prompt is missing"),
-        (b'{"prompt": "a"}', "output is missing"),
-        (b'{"prompt": "", "output": "b"}', "prompt is empty"),
-        (b'{"prompt": [], "output": "b"}', "prompt is empty"),
-        (b'{"prompt": {"role": "user"}, "output": "b"}', "prompt must be text or a list of token ids"),
-        (b'{"prompt": "a", "output": null}', "output must be text or a list of token ids, not null"),
-        (b'{"prompt": [1, -1], "output": "b"}', "prompt[1] is not a token id: -1"),
-        (b'{"prompt": [1, true], "output": "b"}', "prompt[1] is not a token id: true"),
-        (b'{"prompt": [1, 2.0], "output": "b"}', "prompt[1] is not a token id: 2.0"),
-        (b'{"prompt": [4294967296], "output": "b"}', "prompt[0] is not a token id: 4294967296"),
-        (b'{"prompt": [["' + b"x" * 100 + b'"]], "output": "b"}', 'not a token id: ["' + "x" * 38 + "..."),
-        (b'{"prompt": "\\ud800", "output": "b"}', "prompt contains half of a surrogate pair"),
-        (b'{"prompt": "a", "output": "b", "turn": "1"}', "turn must be a whole number"),
-        (b'{"prompt": "a", "output": "b", "workload": []}', "workload must be text"),
+        (b"{", "Invalid JSON: EOF"),
+        (b"[" * 100_000, "Invalid JSON: recursion limit exceeded"),
+        (b'{"prompt": "\xff", "output": ""}', "Invalid JSON: invalid unicode"),
+        (b'["prompt", "output"]', "Input should be an object"),
+        (b'{"output": "b"}', "prompt: Field required"),
+        (b'{"prompt": "a"}', "output: Field required"),
+        (b'{"prompt": "", "output": "b"}', "prompt: Value should have at least 1 item"),
+        (b'{"prompt": [], "output": "b"}', "prompt: Value should have at least 1 item"),
+        (b'{"prompt": {"role": "user"}, "output": "b"}', "prompt: Input should be a valid string or Input"),
+        (b'{"prompt": "a", "output": null}', "output: Input should be a valid string or Input"),
+        (b'{"prompt": [1, -1], "output": "b"}', "prompt[1]: Input should be greater than or equal to 0"),
+        (b'{"prompt": [1, true], "output": "b"}', "prompt[1]: Input should be a valid integer"),
+        (b'{"prompt": [1, 2.0], "output": "b"}', "prompt[1]: Input should be a valid integer"),
+        (b'{"prompt": [4294967296], "output": "b"}', "prompt[0]: Input should be less than 2147483648"),
+        (b'{"prompt": "\\ud800", "output": "b"}', "Invalid JSON"),
+        (b'{"prompt": "a", "output": "b", "turn": "1"}', "turn: Input should be a valid integer"),
+        (b'{"prompt": "a", "output": "b", "workload": []}', "workload: Input should be a valid string"),
     ],
 )
 def test_a_line_that_is_no_pair_is_named(line: bytes, reason: str, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.pairs import Pair, read_pairs
-from bench.pairs_from_git import GitError, Limits, Repository, main, pairs_of
+from bench.replay.commits import GitError, Limits, Repository, pairs_of
+from bench.replay.pairs import Pair, read_pairs
+from cli.main import main
 
 WHO = {
     f"GIT_{role}_{what}": "t@example.com" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
@@ -136,7 +137,7 @@ def test_the_command_writes_a_file_that_can_be_replayed(
 ) -> None:
     history.commit("change", a_py="two\n")
     file = tmp_path / "pairs.jsonl"
-    assert main([str(history.folder), "-o", str(file), "--min-bytes", "1"]) == 0
+    assert main(["bench", "commits", str(history.folder), "-o", str(file), "--min-bytes", "1"]) == 0
     assert "wrote 1 pairs to" in capsys.readouterr().out
     assert read_pairs(file) == history.pairs()
 
@@ -149,8 +150,8 @@ def test_what_has_no_history_is_one_line_and_status_2(
     (tmp_path / "empty").mkdir()
     History(tmp_path / "fresh")
     file = tmp_path / "pairs.jsonl"
-    assert main([str(tmp_path / name), "-o", str(file)]) == 2
+    assert main(["bench", "commits", str(tmp_path / name), "-o", str(file)]) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith("python -m bench.pairs_from_git: ")
+    assert printed.startswith("reprise bench commits: ")
     assert printed.count("\n") == 1
     assert not file.exists()

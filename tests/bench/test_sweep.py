@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.cost_curves import FLAT, M4_PRO
-from bench.pairs import TokenPair
-from bench.sweep import gate, grid, tables, warm
-from bench.sweep.answering import AnsweredChat
-from bench.sweep.grid import Configuration
-from bench.sweep.replaying import Setup
+from bench.outputs import Work
+from bench.replay.pairs import TokenPair
+from bench.sweep import parts, tables
+from bench.sweep.parts import Model
+from bench.sweep.replaying import AnsweredChat, Setup, settings_of
 from bench.sweep.traffic import AGAIN, EDIT, NEW, make_traffic, source_files
-from bench.sweep.warm import TableUser
 from bench.sweep.watched_table import WatchedTable
 from bench.workloads import Chat
 from cli.main import main
@@ -68,8 +67,9 @@ def test_tokens_that_other_ngrams_left_are_counted_where_they_are_drafted() -> N
     assert (table.collisions["drafted"], table.collisions["foreign"]) == (1, 0)
     assert table.continuation([8, 9], table.hash([8, 9]), 3) == [3, 3, 3]
     assert (table.collisions["drafted"], table.collisions["foreign"]) == (4, 3)
-    found = table.look_up([8, 9, 3, 4])
-    assert (found["count"], found["foreign"], found["foreign_right"]) == (2, 2, 1)
+    assert table.look_up([8, 9, 3, 4]) == {"count": 2, "right": 0}, "what another n-gram wrote is not known"
+    table.learn([8, 9, 3])
+    assert table.look_up([8, 9, 3, 4]) == {"count": 2, "right": 1}
 
 
 def test_a_short_traffic_is_the_beginning_of_a_long_one(traffic) -> None:
@@ -89,7 +89,7 @@ def test_repeated_texts_are_the_answers_of_earlier_requests(traffic) -> None:
 
 
 def test_a_larger_table_knows_more_and_collides_less(traffic) -> None:
-    small, large = tables.sweep(SETUP, [1 << 20, 4096], traffic, 12, lambda: None)
+    small, large = tables.sweep(SETUP, [(4096, 16), (1 << 20, 16)], traffic, 12, Work())
     assert (small["entries"], large["entries"]) == (4096, 1 << 20)
     assert small["traffic_tokens"] == large["traffic_tokens"]
     assert small["occupancy"] > large["occupancy"]
@@ -116,30 +116,35 @@ def test_the_measured_requests_are_late_ones(requests: int, max_measured: int, e
     assert max(numbers) == requests - 1
 
 
+def point(draft_type: str, length: int, size: int | None) -> dict[str, object]:
+    return {"draft_type": draft_type, "num_draft_tokens": length, "ngram_size": size}
+
+
 def test_the_grid_has_each_length_and_size_once_and_no_sizes_where_a_type_has_none() -> None:
-    points = grid.configurations(["suffix", "ngram-mod"], [8, 4], [16, 2])
-    assert points == [
-        Configuration("suffix", 4, None),
-        Configuration("suffix", 8, None),
-        *(Configuration("ngram-mod", length, size) for length in (4, 8) for size in (2, 16)),
+    assert parts.grid(["suffix", "ngram-mod"], [8, 4], [16, 2]) == [
+        point("suffix", 4, None),
+        point("suffix", 8, None),
+        *(point("ngram-mod", length, size) for length in (4, 8) for size in (2, 16)),
     ]
 
 
-def test_a_configuration_becomes_the_settings_of_a_server() -> None:
-    mod = Configuration("auto", 8, 4).settings(Settings())
-    assert (mod.num_draft_tokens, mod.ngram_mod_size) == (8, 4)
-    simple = Configuration("ngram-simple", 8, 24).settings(Settings())
+def test_a_point_becomes_the_settings_of_a_server() -> None:
+    mod = settings_of(point("auto", 8, 4), Settings())
+    assert (mod.draft_type, mod.num_draft_tokens, mod.ngram_mod_size) == ("auto", 8, 4)
+    simple = settings_of(point("ngram-simple", 8, 24), Settings())
     assert (simple.ngram_size_min, simple.ngram_size_max) == (24, 24)
+    gated = settings_of({"draft_type": "auto", "gate": "on", "threshold": 0.5}, Settings())
+    assert (gated.gate, gated.gate_threshold) == ("on", 0.5)
 
 
-def test_of_equal_configurations_the_one_with_short_drafts_is_best() -> None:
+def test_of_equal_points_the_one_with_short_drafts_is_best() -> None:
     def row(length: int, workload: str, speedup: float) -> dict[str, object]:
-        point = {"draft_type": "auto", "num_draft_tokens": length, "ngram_size": 16}
-        return point | {"workload": workload, "speedup": speedup}
+        return point("auto", length, 16) | {"workload": workload, "speedup": speedup}
 
     rows = [row(31, "a", 4.0), row(31, "b", 1.0), row(8, "a", 2.0), row(8, "b", 2.0), row(4, "a", 1.0)]
-    assert grid.overall(rows)[Configuration("auto", 31, 16)] == (pytest.approx(2.0), 1.0)
-    assert grid.best_of(rows) == Configuration("auto", 8, 16)
+    means = point("auto", 31, 16) | {"mean": pytest.approx(2.0), "lowest": 1.0}
+    assert means in parts.overall(rows)
+    assert parts.best_of(rows, "auto")["num_draft_tokens"] == 8
 
 
 def copies(count: int) -> list[TokenPair]:
@@ -153,15 +158,15 @@ def copies(count: int) -> list[TokenPair]:
 
 
 def test_replays_of_longer_drafts_take_fewer_forwards() -> None:
-    setup, points = Setup(Settings(), FLAT), grid.configurations(["auto"], [2, 16], [8])
-    short, long = grid.sweep(setup, points, copies(2), lambda: None)
+    setup, points = Setup(Settings(), FLAT), parts.grid(["auto"], [2, 16], [8])
+    short, long = parts.replays(setup, points, copies(2), Work())
     assert short["tokens"] == long["tokens"] == 400
     assert 2 < short["tokens_per_forward"] <= 3 < long["tokens_per_forward"]
     assert long["acceptance"] > 0.9
 
 
 def test_a_gate_that_is_on_drafts_nothing_below_its_threshold() -> None:
-    rows = list(gate.sweep(SETUP, [0.0, 0.9], [one for one in copies(2) if one.turn == 1], lambda: None))
+    rows = parts.gate(SETUP, [0.0, 0.9], [one for one in copies(2) if one.turn == 1], Work())
     found = {(row["threshold"], row["gate"]): row for row in rows}
     assert found[0.9, "on"]["speedup"] == 1.0
     assert found[0.9, "on"]["repetitive"] == 0.0
@@ -176,29 +181,29 @@ def answered(pairs: list[TokenPair]) -> list[AnsweredChat]:
 def test_a_warm_table_knows_what_the_first_model_said_and_misses_where_the_other_differs(
     tmp_path: Path,
 ) -> None:
-    first = TableUser(warm.SAME, SETUP, answered(copies(2)))
-    rows = list(warm.replays(first, first, tmp_path, [], lambda: None))
+    first = Model(parts.SAME, SETUP, answered(copies(2)))
+    rows = list(parts.warm(first, first, tmp_path, Work()))
     found = {(row["memory"], row["draft_type"], row["turn"]): row for row in rows}
-    cold, warmed, others = (found[memory, "ngram-mod", None] for memory in warm.TABLE_STATES)
+    cold, warmed, others = (
+        found[memory, "ngram-mod", None] for memory in (parts.COLD, parts.WARM, parts.OTHERS)
+    )
     assert warmed["tokens_per_forward"] > cold["tokens_per_forward"] == others["tokens_per_forward"]
     assert found["cold", "ngram-mod", 2]["speedup"] > 2, "the chat's first turn was remembered"
     assert {row["same_answer"] for row in rows} == {1.0}
     other = [
         TokenPair(p.prompt, tuple(9000 + t for t in p.answer), p.workload, p.chat, p.turn) for p in copies(2)
     ]
-    rows = list(
-        warm.replays(first, TableUser(warm.OTHER, SETUP, answered(other)), tmp_path, [], lambda: None)
-    )
+    rows = list(parts.warm(first, Model(parts.OTHER, SETUP, answered(other)), tmp_path, Work()))
     found = {(row["memory"], row["draft_type"], row["turn"]): row for row in rows}
     assert found["warm", "ngram-mod", 1]["acceptance"] in (None, 0.0)
     assert {row["same_answer"] for row in rows} == {0.0}
 
 
 def test_a_table_goes_to_no_model_with_another_vocabulary(tmp_path: Path) -> None:
-    first = TableUser(warm.SAME, SETUP, answered(copies(1)))
-    other = TableUser(warm.OTHER, Setup(Settings(), M4_PRO, "another"), answered(copies(1)))
+    first = Model(parts.SAME, SETUP, answered(copies(1)))
+    other = Model(parts.OTHER, Setup(Settings(), M4_PRO, "another"), answered(copies(1)))
     with pytest.raises(TableFileError, match="its vocabulary is replay, but another is expected"):
-        list(warm.replays(first, other, tmp_path, [], lambda: None))
+        list(parts.warm(first, other, tmp_path, Work()))
 
 
 def test_the_command_finds_all_parts_and_writes_them(
@@ -213,13 +218,15 @@ def test_the_command_finds_all_parts_and_writes_them(
     given += ["--thresholds", "0,0.01", "--json", str(file), "--csv", str(sheet)]
     assert main(["bench", "sweep", *given]) == 0
     section = json.loads(file.read_text())["sweep"]
-    assert {row["draft_type"] for row in section["grid"]} == set(grid.DRAFT_TYPES)
+    assert {row["draft_type"] for row in section["grid"]} == set(parts.DRAFT_TYPES)
     assert {row["parity"] for row in section["measured"]} == {"PASS"}
     assert [row["entries"] for row in section["table_sizes"]] == [4096, 65536]
     assert [row["ngram_size"] for row in section["ngram_sizes"]] == [4]
     assert {row["gate"] for row in section["gate"]} == {"auto", "on"}
     assert {row["pair"] for row in section["warm"]} == {"same model", "other model"}
     assert all(row["speedup"] > 0 for part in ("grid", "gate", "warm") for row in section[part])
+    by_engine = {(row["draft_type"], row["memory"]) for row in section["warm"] if row["measured_speedup"]}
+    assert by_engine == {("auto", "cold"), ("auto", "warm")}
     assert sheet.read_text().startswith("part,")
     printed = capsys.readouterr().out
     assert "the default, auto, drafts of 31, n-grams of 16" in printed
@@ -237,7 +244,6 @@ def test_a_model_of_another_vocabulary_is_refused_before_anything_is_asked(
     ("given", "message"),
     [
         (["--parts", "grid,speed"], "--parts: speed is not one of grid, tables, gate, warm"),
-        (["--references"], "--references is only for replays: add --repeats 0"),
         (["--draft-types", "draft-model"], "--draft-types: draft-model is not one of auto"),
         (
             ["--num-draft-tokens", "1000"],

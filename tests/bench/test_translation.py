@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from bench.decode.rows import rows_of as rows_of_runs
 from bench.experiment import Row
 from bench.parity import Parity
 from bench.tables import print_rows
 from bench.translation.findings import findings
-from bench.translation.run_translation import COLUMNS, Pair, ordered, pairs_of, rows_of
+from bench.translation.run_translation import COLUMNS, more_of, ordered, pairs_of
 from cli.main import main
 
-CONTEXT, NAIVE = (Pair(Path("a_draft"), "a_draft", strategy) for strategy in ("context", "naive"))  # type: ignore[arg-type]
+CONTEXT, NAIVE = ({"draft_model": "a_draft", "strategy": strategy} for strategy in ("context", "naive"))
 
 
 def run(
@@ -47,11 +48,17 @@ def runs(
     return drafted + [run(1.0, at, 0, case=case) for at, _ in enumerate(drafted_s, 1)]
 
 
-def checked(made: Sequence[Row], num_differing: int = 0) -> dict[tuple[str, int, str], Row]:
-    return {(one["case"], 1, one["arm"]): {"parity": Parity(4, num_differing)} for one in made}
+def checked(made: Sequence[Row], num_differing: int = 0) -> list[Row]:
+    places = dict.fromkeys((one["case"], one["arm"]) for one in made)
+    return [{"case": case, "turn": 1, "arm": arm, "parity": Parity(4, num_differing)} for case, arm in places]
 
 
-def rows(pair: Pair, accepted: int = 12, seconds: float = 0.5, is_adaptive: bool = False) -> list[Row]:
+def rows_of(pair: Row, is_adaptive: bool, made: Sequence[Row], checks: Sequence[Row]) -> list[Row]:
+    found = rows_of_runs(made, checks, has_turns=False, more=more_of)
+    return [pair | {"is_adaptive": is_adaptive} | row for row in found]
+
+
+def rows(pair: Row, accepted: int = 12, seconds: float = 0.5, is_adaptive: bool = False) -> list[Row]:
     made = [one for length in (2, 4) for one in runs(length, (seconds, seconds), accepted, f"k{length}")]
     return rows_of(pair, is_adaptive, made, checked(made))
 
@@ -155,7 +162,7 @@ def test_strategies_are_chosen_by_whether_the_vocabularies_are_one(
     model_folder: Path, other_model_folder: Path
 ) -> None:
     pairs = pairs_of(model_folder, [model_folder, other_model_folder], None)
-    told = [(pair.folder, pair.strategy) for pair in pairs]
+    told = [(folder, about["strategy"]) for folder, about in pairs]
     others = [(other_model_folder, name) for name in ("context", "naive", "shared")]
     assert told == [(model_folder, "none"), *others]
 

@@ -2,17 +2,16 @@
 
 import json
 
-import pytest
-
 from cli.main import main
 
 
-def test_later_turns_find_what_earlier_ones_computed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_later_turns_find_what_earlier_ones_computed(tmp_path):
+    file = tmp_path / "turns.json"
     arguments = "bench turns --prompt-tokens 300 --turns 2 --max-tokens 4 --repeats 1 --json"
-    assert main(arguments.split()) == 0
-    found = json.loads(capsys.readouterr().out)
-    first, second = found["turns"]
+    assert main([*arguments.split(), str(file)]) == 0
+    found = json.loads(file.read_text())["turns"]
+    first, second, restarted = found["rows"]
     assert found["equal"]
     assert first["num_cached_tokens"] == 0
     assert second["num_cached_tokens"] >= first["num_prompt_tokens"]
-    assert found["after_restart"]["num_cached_tokens"] >= 256
+    assert restarted["num_cached_tokens"] >= 256

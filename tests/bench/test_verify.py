@@ -1,6 +1,7 @@
 """`reprise verify` passes if drafting changes nothing, and otherwise says where it did."""
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
@@ -18,37 +19,41 @@ def options(*given: str) -> argparse.Namespace:
 
 @pytest.mark.parametrize("mode", [pytest.param([], marks=pytest.mark.slow), ["--exact"]])
 def test_drafting_on_the_bundled_model_is_certified(
-    mode: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    mode: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given = ["--prompt-tokens", "60", "--max-tokens", "12", "--num-draft-tokens", "7"]
-    given += mode
+    given += [*mode, "--json", str(tmp_path / "verify.json")]
     # A context of 8,300 tokens takes minutes here.
     monkeypatch.setattr(exact_widths, "LONG_LENGTHS", (1100,))
     assert main(["verify", *given]) == 0
     printed = capsys.readouterr().out
     assert printed.count("PASS") == 3
     assert "FAIL" not in printed
-    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines()]
-    exact = [row for row in cells if row[-1:] == ["all up to 8"]]
+    found = json.loads((tmp_path / "verify.json").read_text())["verify"]
+    assert [row["parity"] for row in found["rows"]] == ["PASS"] * 3
+    assert any(row["drafted_tokens"] for row in found["rows"])
+    exact = [line.split("all up to 8")[0].split() for line in printed.splitlines() if "all up to 8" in line]
     several = [
-        [str(rows), what]
+        [str(rows), *what.split()]
         for rows in (2, 4)
         for what in ("equal lengths", "different lengths", "long contexts")
     ]
-    assert [row[:2] for row in exact] == [["1", "short contexts"], ["1", "long contexts"], *several]
+    assert exact == [["1", "short", "contexts"], ["1", "long", "contexts"], *several]
     assert "one forward pass for all rows" in printed
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_drafts_of_another_vocabulary_are_certified_too(
-    model_folder: Path, other_model_folder: Path, capsys: pytest.CaptureFixture[str]
+    model_folder: Path, other_model_folder: Path, tmp_path: Path
 ) -> None:
     given = ["--model", str(model_folder), "--draft-model", str(other_model_folder)]
     given += ["--draft-translation", "shared", "--prompt-tokens", "200", "--max-tokens", "8"]
+    given += ["--json", str(tmp_path / "verify.json")]
     assert main(["verify", *given, "--num-draft-tokens", "3"]) == 0
-    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if "draft-model" in line]
-    assert {cells[4].strip() for cells in rows} == {"PASS"}
-    assert sum(int(cells[5]) for cells in rows) > 0
+    rows = json.loads((tmp_path / "verify.json").read_text())["verify"]["rows"]
+    rows = [row for row in rows if row["draft_type"] == "draft-model"]
+    assert {row["parity"] for row in rows} == {"PASS"}
+    assert sum(row["drafted_tokens"] for row in rows) > 0
 
 
 def test_a_difference_is_reported_and_fails_in_exact_mode(

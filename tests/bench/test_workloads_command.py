@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.pairs import read_pairs
+from bench.replay.pairs import read_pairs
 from bench.workloads import read_prompts
 from cli.main import main
 

@@ -5,12 +5,17 @@ import re
 
 import pytest
 
-from bench.run_all import FIGURES, PAGES, RECORD, ROOT, blocks, filled, record_of, table_of
+from bench.figures import run_all
+from bench.figures.catalog import FIGURES, PUBLISHED
+from bench.figures.run_all import PAGES, ROOT, blocks, filled, published, read_records, record_of, table_of
 from cli.main import main
 
-COMMAND = re.compile(r"(?:reprise|`)\s?bench \w+|python -m bench\.\w+")
-FIGURE = re.compile(r"\d+\.\d+(?! million)|\d+ %|\d+ (?:ms|s|tokens/s|MiB)\b")
-RECORDS = json.loads((ROOT / RECORD).read_text()) if (ROOT / RECORD).exists() else {}
+COMMAND = re.compile(r"(?:reprise|`)\s?bench\s\w+|python -m bench\.\w+")
+FIGURE = re.compile(
+    r"\b(?!\d{4}\.\d{5})\d+\.\d+(?!\s[mb]illion)|\d+ %(?! interval)|\d+ (?:ms|s|tokens/s|MiB)\b"
+)
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
+RECORDS = read_records()
 
 
 def sections(page):
@@ -30,6 +35,18 @@ def test_every_section_with_figures_names_the_command_that_makes_them(page, head
         assert COMMAND.search(section), f"{page}, {heading}: figures without a command"
 
 
+@pytest.mark.parametrize(
+    ("page", "heading"), [(page, heading) for page in PAGES for heading in sections(page)]
+)
+def test_every_figure_that_no_table_was_made_of_has_a_date(page, heading):
+    """Figures in sentences are not made again, so each paragraph says when it was true."""
+    prose = sections(page)[heading]
+    for block in blocks(prose).values():
+        prose = prose.replace(block, "")
+    for paragraph in re.split(r"\n\n(?!\|)|\n(?=- )", prose):
+        assert not FIGURE.search(paragraph) or DATE.search(paragraph), f"{page}, {heading}: {paragraph}"
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_table_is_what_was_recorded_of_its_command(page):
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -38,7 +55,7 @@ def test_every_table_is_what_was_recorded_of_its_command(page):
 
 def test_every_figure_has_its_place_on_a_page():
     places = [name for page in PAGES for name in blocks((ROOT / page).read_text(encoding="utf-8"))]
-    assert sorted(places) == sorted(one.name for one in FIGURES)
+    assert sorted(places) == sorted([*(one.name for one in FIGURES), "published"])
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda one: one.name)
@@ -47,19 +64,54 @@ def test_every_command_can_be_parsed(figure, capsys):
     assert "unknown argument --nothing" in capsys.readouterr().err
 
 
+MACHINE = {"cpu": "a chip", "cores": 2, "system": "an OS", "mlx": "1", "mlx_lm": "2"}
+TURN = {"number": 1, "num_prompt_tokens": 2000, "num_cached_tokens": 0, "warm_ms": 10.4, "cold_ms": 20.0}
+FOUND = {
+    "turns": {"rows": [TURN]},
+    "command": "reprise bench turns",
+    "date": "2026-01-02T03:04",
+    "machine": MACHINE,
+}
+(TURNS,) = (one for one in FIGURES if one.name == "turns")
+
+
 def test_a_page_shows_the_figures_that_were_recorded():
-    (figure,) = (one for one in FIGURES if one.name == "turns")
-    turn = {"number": 1, "num_prompt_tokens": 2000, "num_cached_tokens": 0, "warm_ms": 10.4, "cold_ms": 20.0}
-    machine = {"cpu": "a chip", "cores": 2, "system": "an OS", "mlx": "1", "mlx_lm": "2"}
-    found = {
-        "turns": [turn],
-        "command": "reprise bench turns",
-        "date": "2026-01-02T03:04",
-        "machine": machine,
-    }
-    record = json.loads(json.dumps(record_of(figure, found)))
+    record = json.loads(json.dumps(record_of(TURNS, FOUND)))
     page = filled("before\n<!-- figures: turns -->\nold\n<!-- end -->\nafter\n", {"turns": record})
-    assert "| 1 | 2000 | 0 | 10 | 20 |\n" in page
+    assert "| 1 | 2,000 | 0 | 10 | 20 |\n" in page
     assert "`reprise bench turns`, 2026-01-02, a chip, 2 cores, an OS, mlx 1.\n<!-- end -->\nafter" in page
-    assert table_of(figure, record) in page
+    assert table_of(TURNS, record) in page
     assert filled(page, {}) == page
+
+
+def test_every_cell_beside_a_published_figure_is_in_one_of_our_tables():
+    """Make up records in which each cell of a row names its place, and look for them in the table."""
+    records = {}
+    for _, _, ours in PUBLISHED:
+        for name, heading, row, _ in ours:
+            (figure,) = (one for one in FIGURES if one.name == name)
+            at = [column.heading for column in figure.columns].index(heading)
+            cells = [*row, *[""] * (at - len(row)), f"{name} {' '.join(row)}"]
+            records.setdefault(name, {"cells": []})["cells"].append(cells)
+    lines = published(records).splitlines()[2:]
+    for line, (what, theirs, ours) in zip(lines, PUBLISHED, strict=True):
+        assert line.startswith(f"| {what} | {theirs} |")
+        assert all(f"{name} {' '.join(row)}" in line for name, _, row, _ in ours)
+
+
+def test_an_interrupted_run_keeps_what_was_made_and_says_how_to_continue(tmp_path, monkeypatch, capsys):
+    (tmp_path / "docs").mkdir()
+    for page in PAGES:
+        (tmp_path / page).write_text("<!-- figures: turns -->\n<!-- end -->\n")
+    monkeypatch.setattr(run_all, "ROOT", tmp_path)
+
+    def document(command, _):
+        if command != "turns":
+            raise KeyboardInterrupt
+        return FOUND
+
+    monkeypatch.setattr(run_all, "_document", document)
+    main(["bench", "all", "--only", "turns,sampling,warm"])
+    assert "continue with --only warm,sampling" in capsys.readouterr().err
+    assert list(read_records()) == ["turns"]
+    assert "| 1 | 2,000 |" in (tmp_path / "README.md").read_text()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from bench.pairs import read_pairs, tokenized
+from bench.replay.pairs import read_pairs, tokenized
 from bench.workloads import Turn, make_chats, read_prompts
 from config.settings import BUNDLED_MODEL
 from engine.model.loading import load_tokenizer

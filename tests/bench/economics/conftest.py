@@ -1,6 +1,7 @@
 import pytest
 
-from bench.economics.trials import CONTROLLED, Spent, Trial
+from bench.economics.figures import frame_of
+from bench.economics.trials import CONTROLLED
 
 PLAIN_TPS = 100.0
 
@@ -19,19 +20,19 @@ class Planted:
         steps = 50
         accepted = round(steps * length * acceptance)
         tokens = steps + accepted
-        spent = Spent(
-            tokens=(7,) * tokens,
-            decode_s=steps * cost / PLAIN_TPS,
-            num_forwards=steps,
-            num_drafted=steps * length,
-            num_accepted=accepted,
-            widths=((length, steps),),
-            joules=joules,
-        )
-        return Trial(
-            chat, workload, kind, length, gated, spent, PLAIN_TPS, True,
-            None if joules is None else 2.0 * tokens,
-        )  # fmt: skip
+        decode_tps = tokens / (steps * cost / PLAIN_TPS)
+        return {
+            "chat": chat, "workload": workload, "draft_type": kind, "num_draft_tokens": length,
+            "is_gated": gated, "tokens": tokens, "decode_tps": decode_tps, "plain_tps": PLAIN_TPS,
+            "speedup": decode_tps / PLAIN_TPS, "acceptance": accepted / (steps * length),
+            "drafted": steps * length, "accepted": accepted, "forwards": steps, "drafter_s": 0.0,
+            "parity": "PASS", "energy_j_per_token": None, "widths": [0] * length + [steps],
+            "joules": joules, "plain_joules": None if joules is None else 2.0 * tokens,
+        }  # fmt: skip
+
+    @staticmethod
+    def frame(*trials):
+        return frame_of(trials)
 
     def controlled(self, r=0.2, beta=0.02, lengths=(1, 2, 4, 8), chats=range(4)):
         """Make trials of every level at every length, without noise."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.economics.report import EnergySource, section
+from bench.economics.figures import section
 
 LENGTHS = (1, 4, 16)
 
@@ -16,7 +16,7 @@ def advice(planted):
         for (workload, kind, length, gated), chats in table.items():
             for chat, (share, cost) in enumerate(chats):
                 trials.append(planted.trial(chat, length, share, cost, kind, workload, gated))
-        return section(trials, {}, EnergySource(None, "no counters"))["advice"]
+        return section(planted.frame(*trials), {}, None, "no counters")["advice"]
 
     return make
 

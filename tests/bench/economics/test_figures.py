@@ -3,25 +3,23 @@
 import pytest
 
 from bench.economics import figures
-from bench.economics.report import EnergySource, rows, section
-
-NO_METER = EnergySource(None, "no counters")
 
 
 def test_planted_lines_and_break_evens_are_found_again(planted):
-    fits, slope = figures.fit(planted.controlled(r=0.2, beta=0.02))
-    assert [fit.num_draft_tokens for fit in fits] == [1, 2, 4, 8]
+    fits, slope = figures.fit(planted.frame(*planted.controlled(r=0.2, beta=0.02)))
+    assert [fit["num_draft_tokens"] for fit in fits] == [1, 2, 4, 8]
     for fit in fits:
-        cost = planted.step_cost(fit.num_draft_tokens, 0.2, 0.02)
-        assert fit.a.value == pytest.approx(1 / cost, rel=1e-3)
-        assert fit.b.value == pytest.approx(fit.num_draft_tokens / cost, rel=1e-3)
-        assert fit.break_even.value == pytest.approx(0.2 + 0.02 * fit.num_draft_tokens, abs=1e-3)
-        assert fit.step_cost == pytest.approx(cost, rel=1e-3)
-        assert fit.num_trials == 20
-        assert fit.r_squared == pytest.approx(1.0)
-    assert slope.r.value == pytest.approx(0.2, abs=1e-3)
-    assert slope.beta.value == pytest.approx(0.02, abs=1e-4)
-    assert slope.off < 1e-3
+        length = fit["num_draft_tokens"]
+        cost = planted.step_cost(length, 0.2, 0.02)
+        assert fit["a"] == pytest.approx(1 / cost, rel=1e-3)
+        assert fit["b"] == pytest.approx(length / cost, rel=1e-3)
+        assert fit["break_even"] == pytest.approx(0.2 + 0.02 * length, abs=1e-3)
+        assert fit["step_cost"] == pytest.approx(cost, rel=1e-3)
+        assert fit["n"] == 20
+        assert fit["r_squared"] == pytest.approx(1.0)
+    assert slope["r"] == pytest.approx(0.2, abs=1e-3)
+    assert slope["beta"] == pytest.approx(0.02, abs=1e-4)
+    assert slope["off"] < 1e-3
 
 
 def test_a_poor_line_through_break_evens_says_how_far_off_it_is(planted):
@@ -32,14 +30,14 @@ def test_a_poor_line_through_break_evens_says_how_far_off_it_is(planted):
         for length, cost in costs.items()
         for level in (0.0, 0.5, 1.0)
     ]
-    _, slope = figures.fit(trials)
-    assert slope.off > 0.1
+    _, slope = figures.fit(planted.frame(*trials))
+    assert slope["off"] > 0.1
 
 
 def test_trials_are_sorted_into_buckets_and_those_without_drafts_left_out(planted):
     trials = [planted.trial(0, 4, share, 1.5) for share in (0.0, 0.1, 0.2, 1.0)]
     trials.append(planted.trial(0, 4, 0.5, 1.5, kind="auto", gated=True))
-    found = figures.buckets(trials)
+    found = figures.buckets(planted.frame(*trials))
     assert [(row["label"], row["n"]) for row in found] == [
         ("0 to 20 %", 2),
         ("20 to 40 %", 1),
@@ -52,7 +50,7 @@ def test_predictions_come_from_chats_that_were_not_fitted(planted):
     """One chat is three times as slow as the others, which its own prediction must not use."""
     trials = planted.controlled(chats=range(5))
     odd = [planted.trial(9, 4, level, 3 * planted.step_cost(4, 0.2, 0.02)) for level in (0.0, 0.5, 1.0)]
-    found = figures.predictions([*trials, *odd], {})
+    found = figures.predictions(planted.frame(*trials, *odd), {})
     of_odd = [row for row in found if row["chat"] == 9]
     assert len(of_odd) == 3
     for row in of_odd:
@@ -64,7 +62,8 @@ def test_real_drafts_are_predicted_from_their_widths_by_curve_and_by_fit(planted
     trials = planted.controlled(r=0.2, beta=0.02)
     curve = {0: 0.01} | {k: 0.01 * planted.step_cost(k, 0.2, 0.02) for k in (1, 2, 4, 8)}
     real = planted.trial(0, 8, 0.6, planted.step_cost(8, 0.2, 0.02), kind="suffix")
-    found = [row for row in figures.predictions([*trials, real], curve) if row["draft_type"] == "suffix"]
+    predicted = figures.predictions(planted.frame(*trials, real), curve)
+    found = [row for row in predicted if row["draft_type"] == "suffix"]
     assert [row["by"] for row in found] == ["cost curve", "fit"]
     for row in found:
         assert row["predicted"] == pytest.approx(row["measured"], rel=1e-3)
@@ -79,23 +78,25 @@ def test_what_is_best_by_chance_brings_less_to_other_chats(planted):
         for at, kind in enumerate(["suffix", "ngram-mod", "ngram-simple"])
         for chat in range(3)
     ]
-    found = figures.choices(trials)
-    assert max(choice.speedup.value for choice in found) > 1.4
-    assert figures.advised(trials, "edits").value < 1.0
+    frame = planted.frame(*trials)
+    assert max(choice["speedup"] for choice in figures.choices(frame)) > 1.4
+    (found,) = figures.held_out(frame)
+    assert found["speedup"] < 1.0
 
 
 def test_a_draft_model_has_its_own_time_in_its_steps(planted):
     trials = [planted.trial(chat, 4, 0.5, 2.0, kind="draft-model") for chat in range(3)]
-    assert figures.model_needs(trials)[4].value == pytest.approx(0.25)
+    (found,) = figures.model_needs(planted.frame(*trials))
+    assert (found["num_draft_tokens"], found["break_even"]) == (4, pytest.approx(0.25))
 
 
 def test_energy_is_counted_by_token_or_not_measured(planted):
     trials = [planted.trial(0, 1, 1.0, 1.2, kind="suffix", joules=100.0)]
-    found = figures.energy(trials, "package-0", None)
+    found = figures.energy(planted.frame(*trials), "package-0", None)
     assert found["rows"][0]["energy_j_per_token"] == 1.0
     assert found["rows"][0]["plain_j_per_token"] == 2.0
     assert found["rows"][0]["ratio"] == 0.5
-    assert figures.energy(trials, None, "no counters") == {
+    assert figures.energy(planted.frame(*trials), None, "no counters") == {
         "measured": "not measured",
         "reason": "no counters",
         "rows": [],
@@ -106,10 +107,10 @@ def test_the_section_has_all_that_a_page_draws(planted):
     trials = planted.controlled()
     trials += [planted.trial(chat, 4, 0.9, 1.5, kind="suffix") for chat in range(4)]
     trials += [planted.trial(chat, 31, 0.9, 5.0, kind="auto", gated=True) for chat in range(4)]
-    found = section(trials, {0: 0.01, 8: 0.03}, NO_METER)
+    found = figures.section(planted.frame(*trials), {0: 0.01, 8: 0.03}, None, "no counters")
     assert found["plain_tps"] == pytest.approx(100.0)
     assert {"num_draft_tokens", "a", "b", "break_even", "low", "high", "n"} <= found["fits"][0].keys()
     assert {"r", "beta", "low", "high"} <= found["beta"].keys()
     assert all(row["parity"] == "PASS" for row in found["points"])
-    assert len(rows(trials)) == len(trials)
+    assert len(found["points"]) == len(trials)
     assert found["advice"][-1] == "Energy: not measured (no counters)."

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.pairs import read_pairs
+from bench.replay.pairs import read_pairs
 from bench.workloads import read_prompts
 from config.setting import SettingsError
 from config.settings import Settings

@@ -1,0 +1,1 @@
+"""What single parts cost: sampling, drafters, and prefill by chunk size."""

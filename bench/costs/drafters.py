@@ -1,0 +1,162 @@
+"""`reprise bench drafters`: measure what drafters cost in processor time."""
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise, product
+
+from bench import document, options, outputs
+from bench.tables import Column, print_rows
+from drafters.base import Drafter, DraftQuery, SequenceStart
+from drafters.ngram_mod import NgramModDrafter
+from drafters.ngram_mod_tables import NgramModTables
+from drafters.ngram_simple import NgramSimpleDrafter
+from drafters.prediction import PredictionDrafter
+from drafters.repetition import score_in_slices
+from drafters.suffix import SuffixDrafter
+from engine.speculative.acceptance import count_accepted
+
+SUMMARY = "Measure what drafters cost in processor time."
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "ngram-simple": NgramSimpleDrafter,
+    "ngram-mod": lambda: NgramModDrafter(NgramModTables("bench")),
+    # Every slot is occupied, so each lookup finds a token, usually a wrong one.
+    "ngram-mod-full": lambda: full_ngram_mod(),
+    "suffix": SuffixDrafter,
+    "prediction": PredictionDrafter,
+}
+"""The drafters to measure: name -> how to create one."""
+
+SCORE = "score"
+CONTEXT_TOKENS = (1_000, 10_000, 100_000)
+ANSWER_TOKENS = 2_000
+LIMIT = 31
+REPEATS = 3
+COLUMNS = [
+    *(Column(name, name) for name in ("drafter", "prompt", "tokens")),
+    Column("token_us", "us/token", "2"), Column("read_ms", "read ms", "2"),
+    Column("learn_ms", "learn ms", "2"), Column("slice_ms", "slice ms", "2"),
+]  # fmt: skip
+Workload = tuple[list[int], list[int]]
+"""Token ids of a prompt and of its answer."""
+
+Cost = dict[str, float]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `reprise bench drafters` to the parser."""
+    parser.description = (
+        "us/token: microseconds per emitted token; each step is as in the engine: propose up to 31 tokens, "
+        "observe the accepted ones and one more, record_verified. read: milliseconds for the prompt, which "
+        "also serves as the prediction. learn: milliseconds after the sequence ended. Both are done in "
+        "slices; slice is the longest of them, or of the calls that return them. score: the gate's "
+        "repetition score, in slices too. Prompts: copy, random text of which the answer repeats stretches; "
+        "random, prompt and answer random over 300 ids, so that many short matches are wrong; two ids, even "
+        "more so; equal, a single token. Of three runs the lowest counts: other processes only add time."
+    )
+    known = [*DRAFTERS, SCORE]
+    parser.add_argument(
+        "--drafters", type=options.names, default=known, metavar="A,B", help=f"Of {', '.join(known)}."
+    )
+    options.add(parser, json=None, csv=None)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the files, and return the exit status."""
+    return outputs.run_command("reprise bench drafters", _run, arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    options.check_names("--drafters", arguments.drafters, [*DRAFTERS, SCORE])
+    record = document.new_document(arguments, drafters={})
+    cases = list(product(arguments.drafters, WORKLOADS.items(), CONTEXT_TOKENS))
+    rows = []
+    with outputs.Work(len(cases)) as work:
+        for name, (kind, make), num_tokens in cases:
+            work.begin(name)
+            place = {"drafter": name, "prompt": kind, "tokens": num_tokens}
+            rows.append(place | measure(None if name == SCORE else DRAFTERS[name], make(num_tokens)))
+            work.advance()
+    record["drafters"] = {"rows": rows}
+    console = outputs.make_console(100)
+    print_rows(console, rows, COLUMNS, group="drafter")
+    outputs.print_machine(console, record)
+    outputs.write(arguments, record, rows)
+    return 0
+
+
+def full_ngram_mod() -> NgramModDrafter:
+    """Create a drafter whose small table is full of other text."""
+    tables = NgramModTables("bench", size=65_536)
+    rng = random.Random(0)
+    tables.table("").learn([rng.randrange(50_000) for _ in range(20 * tables.spec.size)])
+    return NgramModDrafter(tables)
+
+
+def copying(num_tokens: int) -> Workload:
+    """Return a workload whose answer consists of stretches of 20 to 200 tokens of the prompt."""
+    rng = random.Random(num_tokens)
+    prompt = [rng.randrange(50_000) for _ in range(num_tokens)]
+    answer: list[int] = []
+    while len(answer) < ANSWER_TOKENS:
+        start = rng.randrange(num_tokens - 200)
+        answer += prompt[start : start + rng.randint(20, 200)]
+    return prompt, answer[:ANSWER_TOKENS]
+
+
+def guessing(num_tokens: int, num_ids: int = 300) -> Workload:
+    """Return a workload of few random ids: pairs repeat often, but what follows them does not."""
+    rng = random.Random(num_tokens)
+    draw = [rng.randrange(num_ids) for _ in range(num_tokens + ANSWER_TOKENS)]
+    return draw[:num_tokens], draw[num_tokens:]
+
+
+WORKLOADS: Mapping[str, Callable[[int], Workload]] = {
+    "copy": copying,
+    "random": guessing,
+    "two ids": partial(guessing, num_ids=2),
+    "equal": partial(guessing, num_ids=1),
+}
+
+
+def measure(make: Callable[[], Drafter] | None, workload: Workload) -> Cost:
+    """Replay the answer several times as the engine would; return the lowest costs. None: only the score."""
+    costs = [_score(workload[0]) if make is None else _replay(make(), *workload) for _ in range(REPEATS)]
+    return {name: min(cost[name] for cost in costs) for name in costs[0]}
+
+
+def _score(prompt: Sequence[int]) -> Cost:
+    slices_ms = _time_slices(partial(score_in_slices, prompt))
+    return {"token_us": 0.0, "read_ms": sum(slices_ms), "learn_ms": 0.0, "slice_ms": max(slices_ms)}
+
+
+def _time_slices(begin: Callable[[], Iterator[int] | None]) -> list[float]:
+    """Return the milliseconds of a call that returns slices, and of each of them."""
+    times = [time.thread_time()]
+    slices = begin() or iter(())
+    times.append(time.thread_time())
+    is_left = True
+    while is_left:
+        is_left = next(slices, None) is not None
+        times.append(time.thread_time())
+    return [(after - before) * 1e3 for before, after in pairwise(times)]
+
+
+def _replay(drafter: Drafter, prompt: Sequence[int], answer: Sequence[int]) -> Cost:
+    read_ms = _time_slices(partial(drafter.open, SequenceStart(0, prompt, prompt)))
+    start = time.thread_time()
+    at = 0
+    while at < len(answer):
+        draft = drafter.propose(DraftQuery(0, LIMIT)).tokens
+        accepted = count_accepted(draft, answer[at : at + len(draft)])
+        accepted = min(accepted, len(answer) - at - 1)
+        drafter.observe(0, answer[at : at + accepted + 1])
+        if draft:
+            drafter.record_verified(0, len(draft), accepted)
+        at += accepted + 1
+    token_us = (time.thread_time() - start) / len(answer) * 1e6
+    learn_ms = _time_slices(partial(drafter.close, 0))
+    longest = max(*read_ms, *learn_ms)
+    return {"token_us": token_us, "read_ms": sum(read_ms), "learn_ms": sum(learn_ms), "slice_ms": longest}

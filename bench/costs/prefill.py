@@ -1,0 +1,78 @@
+"""`reprise bench prefill`: measure prefill by chunk size, and how long a decoding row waits for a chunk."""
+
+import argparse
+import random
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import mlx.core as mx
+
+from bench import document, options, outputs
+from bench.tables import Column, print_rows
+from config.settings import BUNDLED_MODEL
+from engine.kv_cache.rows import evaluate, make_caches
+from engine.model.loading import load_model
+
+SUMMARY = "Measure prefill by chunk size."
+CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096)
+COLUMNS = [
+    Column("chunk", "chunk"), Column("tokens_per_s", "tokens/s", "0"),
+    Column("first_ms", "first chunk, ms", "0"), Column("longest_ms", "longest, ms", "0"),
+]  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `reprise bench prefill` to the parser."""
+    parser.description = (
+        "Compute a prompt of random tokens in chunks of one size after another, each waited for; of several "
+        "rounds the fastest counts. mlx-lm uses chunks of 2,048. The context that the model was made for "
+        "does not limit the prompt."
+    )
+    options.add(parser, model=BUNDLED_MODEL, rounds=2, json=None, csv=None)
+    add = parser.add_argument
+    add("--prompt-tokens", type=options.count, default=16_000, metavar="N",
+        help="Length of the prompt. Default: 16000.")  # fmt: skip
+    add("--chunks", type=options.levels, default=CHUNKS, metavar="N,M",
+        help=f"Sizes, in tokens. Default: {','.join(map(str, CHUNKS))}.")  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the files, and return the exit status."""
+    return outputs.run_command("reprise bench prefill", _run, arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    loaded = load_model(str(arguments.model), arguments.model.name, None)
+    rng = random.Random(1)
+    prompt = [rng.randrange(loaded.info.vocab_size) for _ in range(arguments.prompt_tokens)]
+    record = document.new_document(arguments, loaded.info, prefill={})
+    best: dict[int, dict[str, Any]] = {}
+    for _ in range(arguments.rounds):
+        for chunk in arguments.chunks:
+            seconds = measure(loaded.model, prompt, chunk)
+            row = {
+                "chunk": chunk, "tokens_per_s": len(prompt) / sum(seconds), "first_ms": 1000 * seconds[0],
+                "longest_ms": 1000 * max(seconds),
+            }  # fmt: skip
+            best[chunk] = max(best.get(chunk, row), row, key=lambda one: one["tokens_per_s"])
+    rows = list(best.values())
+    record["prefill"] = {"prompt_tokens": len(prompt), "rows": rows}
+    console = outputs.make_console(100)
+    print_rows(console, rows, COLUMNS, f"{len(prompt)} prompt tokens, {arguments.model.name}", group="none")
+    outputs.print_machine(console, record)
+    outputs.write(arguments, record, rows)
+    return 0
+
+
+def measure(model: Any, prompt: Sequence[int], chunk: int) -> list[float]:
+    """Compute a prompt in chunks of one size, the last perhaps shorter; return the seconds of each."""
+    caches = make_caches(model)
+    seconds = []
+    for start in range(0, len(prompt), chunk):
+        before = perf_counter()
+        model(mx.array(list(prompt[start : start + chunk]))[None], cache=caches)
+        evaluate(caches)
+        seconds.append(perf_counter() - before)
+    mx.clear_cache()
+    return seconds

@@ -1,0 +1,1 @@
+"""`reprise bench all`: every published figure, and the command that makes it."""

@@ -1,0 +1,115 @@
+"""`reprise bench turns`: measure the time to first token in each turn of a chat about a long document.
+
+The same chat runs alternately with a prefix cache and without, and the tokens are compared. Then the last
+turn is repeated in a newly started engine, which has only the cache files on disk.
+"""
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from bench import document, options
+from bench.experiment import Row
+from bench.local_engine import LocalEngine
+from bench.outputs import Work, make_console, print_machine, run_command, write
+from bench.serving.prompts import PromptMaker
+from bench.tables import Column, print_rows
+from config.settings import BUNDLED_MODEL, Settings
+from engine.request import Finished, GenerationRequest, ModelInfo, Sampling
+from engine.speculative.costs.step_costs import StepCosts
+
+SUMMARY = "Measure the time to the first token in each turn of a long chat."
+COLUMNS = [
+    Column("number", "turn"),
+    Column("num_prompt_tokens", "prompt"),
+    Column("num_cached_tokens", "cached"),
+    Column("warm_ms", "cache, ms", "0"),
+    Column("cold_ms", "no cache, ms", "0"),
+    Column("of_first", "/ turn 1", "2"),
+    Column(lambda row: row["warm_ms"] / row["cold_ms"], "/ no cache", "2"),
+]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `reprise bench turns` to the parser."""
+    parser.description = (
+        "Chat about a long document for several turns, with a prefix cache and without, and report the time "
+        "to the first token of each turn. Exit status 1 if any token differs."
+    )
+    options.add(parser, model=BUNDLED_MODEL, max_tokens=48, repeats=3, json=None, csv=None)
+    for name, default, text in (
+        ("--prompt-tokens", 2000, "Tokens of the first prompt."),
+        ("--turns", 5, "Turns of the chat."),
+    ):
+        text += f" Default: {default}."
+        parser.add_argument(name, type=options.count, default=default, metavar="N", help=text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the files, and return the exit status."""
+    return run_command("reprise bench turns", _run, arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    ends: dict[str, list[list[Finished]]] = {"warm": [], "cold": []}
+    with tempfile.TemporaryDirectory() as folder, Work(2 * arguments.repeats + 1) as work:
+        work.begin("chatting")
+        for repeat in range(arguments.repeats):
+            # Only the first chat writes files: a later one would find its first turn in them.
+            warm: dict[str, Any] = {} if repeat else {"prefix_cache_dir": folder}
+            for kind, cache in (("warm", warm), ("cold", {"prefix_cache_bytes": 0})):
+                chat, info = _chat(arguments, cache)
+                ends[kind].append(chat)
+                work.advance()
+        restarted = _chat(arguments, {"prefix_cache_dir": folder}, ends["warm"][0][:-1])[0][-1]
+        work.advance()
+    rows = [_turn(number, ends) for number in range(arguments.turns)]
+    again = {"number": f"{arguments.turns}, restarted server", **_measured([restarted])}
+    rows.append(rows[-1] | again | {"warm_ms": again["first_ms"]})
+    rows = [row | {"of_first": row["warm_ms"] / rows[0]["warm_ms"]} for row in rows]
+    tokens = {tuple(end.tokens for end in chat) for chats in ends.values() for chat in chats}
+    is_equal = len(tokens) == 1 and restarted.tokens == ends["warm"][0][-1].tokens
+    record = document.new_document(arguments, info, turns={"rows": rows, "equal": is_equal})
+    console = make_console(100)
+    print_rows(console, rows, COLUMNS, f"Time to first token, medians of {arguments.repeats} chats", group="")
+    console.print("all tokens equal" if is_equal else "TOKENS DIFFER")
+    print_machine(console, record)
+    write(arguments, record, rows)
+    return 0 if is_equal else 1
+
+
+def _chat(
+    arguments: argparse.Namespace, cache: dict[str, Any], ends: Sequence[Finished] = ()
+) -> tuple[list[Finished], ModelInfo]:
+    """Return the answers of all turns. cache: settings. ends: answers that an earlier chat gave."""
+    settings = Settings(model=str(arguments.model), draft_type="none", **cache)
+    ends = list(ends)
+    with LocalEngine(settings, StepCosts({(1, 1): 1.0}, is_learned=False)) as local:
+        engine = local.engine
+        opening = PromptMaker(engine.tokenizer, arguments.prompt_tokens, seed=1).make().text
+        messages = [{"role": "user", "content": opening}]
+        # The end tokens are forbidden, so that all answers have the same length.
+        bias = tuple((token, -100.0) for token in sorted(engine.tokenizer.eos_ids))
+        sampling = Sampling(seed=1, temperature=0.0, logit_bias=bias)
+        for turn in range(arguments.turns):
+            if turn == len(ends):
+                prompt = local.prompt(messages)
+                ends += local.answer([GenerationRequest(f"{turn}", prompt, arguments.max_tokens, sampling)])
+            messages.append({"role": "assistant", "content": engine.tokenizer.decode(ends[turn].tokens)})
+            messages.append({"role": "user", "content": f"And what is number {turn + 1}?"})
+        return ends, engine.info
+
+
+def _turn(number: int, ends: dict[str, list[list[Finished]]]) -> Row:
+    """Return the row of a turn: medians over the repeats, with a prefix cache (warm) and without (cold)."""
+    warm, cold = (_measured([chat[number] for chat in ends[kind]]) for kind in ("warm", "cold"))
+    return {"number": number + 1, **warm, "warm_ms": warm["first_ms"], "cold_ms": cold["first_ms"]}
+
+
+def _measured(ends: Sequence[Finished]) -> Row:
+    usage = ends[0].usage
+    first_ms = 1000 * statistics.median(end.usage.first_token_s for end in ends)
+    counts = {"num_prompt_tokens": usage.num_prompt_tokens, "num_cached_tokens": usage.num_cached_tokens}
+    return counts | {"first_ms": first_ms}

@@ -1,0 +1,144 @@
+"""JSON records and text, to be quoted, repeated or asked about."""
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.workloads.chats import Grow, Turn, Workload, conversation, single_turn
+from bench.workloads.words import ADJECTIVES, FIELDS, NOUNS, Supply, names, number, value
+
+NUM_QUESTIONS = 3
+MAX_ITEMS = 20_000
+PATTERNS = (
+    "{who} found the {thing} in the {place}.", "{who} bought the {thing} for {number} coins from {other}.",
+    "{who} lives in a {thing} behind the {place}.", "{who} met {other} near the {thing}.",
+    "{who} painted the {noun} of {other} on day {number}.", "{who} has a {thing} and a {place}.",
+    "{who} said that the {noun} is {number} years old.", "{who} wants to sell the {thing} with {other}.",
+)  # fmt: skip
+
+
+def _made(rng: random.Random, num_fields: int) -> Iterator[dict[str, Any]]:
+    """Yield records with the same fields and distinct names."""
+    fields = rng.sample(FIELDS[1:], num_fields)
+    for name in names(rng):
+        yield {"name": name} | {field: value(rng) for field in fields}
+
+
+def _as_lines(records: Sequence[dict[str, Any]]) -> str:
+    return "\n".join(json.dumps(record) for record in records)
+
+
+def _records(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    records = Supply(_made(rng, 4)).first(6)
+    record = rng.choice(records)
+    request = f"Return the record of {record['name']} as JSON.\n\n{_as_lines(records)}"
+    return single_turn(request, json.dumps(record))
+
+
+def _json_rag(rng: random.Random, grow: Grow) -> Sequence[Turn]:
+    supply = Supply(_made(random.Random(rng.random()), rng.randint(4, 6)))
+    count = grow(lambda count: f"What is the color of ?\n\n{_as_lines(supply.first(count))}", MAX_ITEMS)
+    records = supply.first(count)
+    asked = (_question(rng, rng.choice(records)) for _ in range(NUM_QUESTIONS))
+    return conversation(asked, f"\n\n{_as_lines(records)}")
+
+
+def _question(rng: random.Random, record: dict[str, Any]) -> tuple[str, str]:
+    """Return a question about a record, and the answer, which quotes it."""
+    name, quoted = record["name"], json.dumps(record)
+    if rng.random() < 0.4:
+        return f"Return the record of {name} as JSON.", quoted
+    field = rng.choice([key for key in record if key != "name"])
+    request = rng.choice(("What is the {field} of {name}?", "What {field} does {name} have?"))
+    return request.format(field=field, name=name), f"{quoted}\nThe {field} of {name} is {record[field]}."
+
+
+def _extraction(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    values = {field: value(rng) for field in rng.sample(FIELDS, 5)}
+    types = {key: "integer" if isinstance(content, int) else "string" for key, content in values.items()}
+    shown = {"type": "object", "properties": {key: {"type": kind} for key, kind in types.items()}}
+    limits: dict[str, dict[str, int]] = {"integer": {}, "string": {"maxLength": 40}}
+    enforced = {
+        "type": "object",
+        "properties": {key: {"type": kind} | limits[kind] for key, kind in types.items()},
+        "required": list(values),
+        "additionalProperties": False,
+    }
+    facts = ", ".join(f"{key}: {content}" for key, content in values.items())
+    text = f"Make a JSON object for this schema: {json.dumps(shown)}\nThe values: {facts}."
+    return single_turn(text, json.dumps(values), schema=json.dumps(enforced))
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """One sentence, and the person that it is about."""
+
+    text: str
+    person: str
+
+
+def _sentences(rng: random.Random) -> Iterator[Sentence]:
+    people = names(rng)
+    while True:
+        for pattern in rng.sample(PATTERNS, len(PATTERNS)):
+            who, other = next(people), next(people)
+            noun, place, last = rng.sample(NOUNS, 3)
+            thing = f"{rng.choice(ADJECTIVES)} {last}"
+            fill = {"noun": noun, "place": place, "thing": thing, "number": number(rng)}
+            yield Sentence(pattern.format(who=who, other=other, **fill), who)
+
+
+def _joined(sentences: Sequence[Sentence]) -> str:
+    """Join sentences into paragraphs of seven."""
+    paragraphs = [sentences[at : at + 7] for at in range(0, len(sentences), 7)]
+    return "\n\n".join(" ".join(one.text for one in paragraph) for paragraph in paragraphs)
+
+
+def _quote(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    return _quotes(Supply(_sentences(rng)).first(6), rng, 1)
+
+
+def _passage(rng: random.Random, grow: Grow) -> Sequence[Turn]:
+    supply = Supply(_sentences(random.Random(rng.random())))
+    length: Callable[[int], str] = lambda count: (  # noqa: E731
+        f"Quote the sentence that mentions .\n\n{_joined(supply.first(count))}"
+    )
+    return _quotes(supply.first(grow(length, MAX_ITEMS)), rng, NUM_QUESTIONS)
+
+
+def _quotes(sentences: Sequence[Sentence], rng: random.Random, num_turns: int) -> list[Turn]:
+    chosen = (rng.choice(sentences) for _ in range(num_turns))
+    asked = ((f"Quote the sentence that mentions {one.person}.", f'"{one.text}"') for one in chosen)
+    return conversation(asked, f"\n\n{_joined(sentences)}")
+
+
+def _repeat(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    text = _joined(Supply(_sentences(rng)).first(6))
+    return single_turn(f"Repeat the text.\n\n{text}", text)
+
+
+def _summary(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    sentences = Supply(_sentences(rng)).first(21)
+    quoted = [sentences[at] for at in sorted(rng.sample(range(len(sentences)), 4))]
+    *people, last = [one.person for one in quoted]
+    request = (
+        f"Summarize the text for {', '.join(people)} and {last}: one line for each of them, that "
+        "begins with the name and quotes the sentence."
+    )
+    answer = "\n".join(f'- {one.person}: "{one.text}"' for one in quoted)
+    return single_turn(f"{request}\n\n{_joined(sentences)}", answer)
+
+
+WORKLOADS = (
+    Workload("records", "one of six records, returned as JSON", _records),
+    Workload("json_rag", "three questions about JSON records of the given length; answers quote the record",
+             _json_rag, (600, 800)),
+    Workload("extraction", "five values as JSON, constrained by a schema", _extraction),
+    Workload("quotes", "one short sentence quoted out of six", _quote),
+    Workload("passages", "six sentences repeated in full", _repeat),
+    Workload("passage", "three sentences quoted, one by one, from a text of the given length", _passage,
+             (600, 800)),
+    Workload("summary", "four people of a text of 21 sentences, each with a quote", _summary),
+)  # fmt: skip

@@ -1,0 +1,64 @@
+"""`reprise bench sampling`, `prefill` and `drafters` have a figure for every case."""
+
+import json
+
+import pytest
+
+from bench.costs import drafters, prefill, sampling
+from cli.main import main
+from tests.engine.support import make_model, prompt_of
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Return a function that runs a command and returns the rows of its document."""
+
+    def run(command):
+        file = tmp_path / "document.json"
+        assert main(["bench", *command.split(), "--json", str(file)]) == 0
+        return json.loads(file.read_text())[command.split()[0]]["rows"]
+
+    return run
+
+
+def test_every_setting_of_sampling_is_measured(rows, monkeypatch):
+    monkeypatch.setattr(sampling, "REPEAT_S", 0.0)
+    found = rows("sampling --vocabularies 300,400 --rows 1,3")
+    assert [row["settings"] for row in found] == [*sampling.SETTINGS] * 2
+    assert all(row["rows_1"] > 0 and row["rows_3"] > 0 for row in found)
+    of_largest = sampling.by_size(found, num_rows=3)
+    assert [row["vocab_size"] for row in of_largest] == [400] * len(sampling.SETTINGS)
+    assert [row["vocab_300"] for row in of_largest] == [row["rows_3"] for row in found[: len(of_largest)]]
+
+
+def test_memory_is_measured_with_mlx_running_ahead_and_not(rows):
+    (greedy,) = rows("sampling --settings greedy --memory --vocabularies 100000 --rows 2")
+    (top_p,) = rows("sampling --settings top_p --memory --vocabularies 100000 --rows 2")
+    ahead, waiting = top_p["rows_2"]
+    assert greedy["rows_2"][1] < 2.0 < waiting <= ahead < 9.0
+
+
+def test_an_unknown_name_is_named(capsys):
+    assert main(["bench", "sampling", "--settings", "top_q"]) == 2
+    assert "top_q is not one of greedy" in capsys.readouterr().err
+    assert main(["bench", "drafters", "--drafters", "nothing"]) == 2
+    assert "nothing is not one of ngram-simple" in capsys.readouterr().err
+
+
+def test_every_size_of_chunk_is_measured(rows):
+    found = rows("prefill --prompt-tokens 40 --chunks 16,64 --rounds 1")
+    assert [row["chunk"] for row in found] == [16, 64]
+    assert all(row["tokens_per_s"] > 0 for row in found)
+
+
+def test_the_last_chunk_may_be_shorter():
+    assert len(prefill.measure(make_model("llama"), prompt_of(40), 16)) == 3
+
+
+def test_every_drafter_is_measured_with_every_prompt(rows, monkeypatch):
+    monkeypatch.setattr(drafters, "CONTEXT_TOKENS", (1_000,))
+    monkeypatch.setattr(drafters, "REPEATS", 1)
+    found = rows("drafters")
+    assert len(found) == len(drafters.WORKLOADS) * (len(drafters.DRAFTERS) + 1)
+    assert all(row["token_us"] > 0 for row in found if row["drafter"] != drafters.SCORE)
+    assert all(row["slice_ms"] > 0 for row in found)
