@@ -93,7 +93,8 @@ class Settings:
     )
     keep_alive_s: float = setting(
         10.0,
-        "Seconds of silence on a stream after which the server sends a comment to keep it open.",
+        "Seconds of silence on a stream after which the server shows that it is alive: by an event (ping, "
+        "response.in_progress), in chats and completions by a comment.",
         at_least=0.01,
     )
     drain_s: float = setting(

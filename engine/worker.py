@@ -359,9 +359,9 @@ class Worker:
     def _awaits_prompts(self) -> bool:
         """Whether the rows wait for the prompts that arrived with theirs, and are decoded together with them.
 
-        Only before the first token of every row, and if all prompts are nearly complete and none lacks more
-        tokens than a row has. Steps of a few rows
-        cost nearly as much as those of all, and would delay the prompts of the others.
+        A step of a few rows costs nearly as much as one of all, and would delay the other prompts. They wait
+        only before the first token of every row, for at most MAX_TOGETHER_S, and for no prompt that lacks more
+        tokens than the longest of them has.
         """
         if not self.members or not self.prefilling or self.batch.in_flight:
             return False

@@ -10,6 +10,7 @@ KEY_VARIABLE = "LOCAL_REPRISE_API_KEY"
 """Not REPRISE_API_KEY, which is the server's: set for an agent, it would make the server ask for a key."""
 _PROVIDER = "local_reprise"
 """Zed makes KEY_VARIABLE of it."""
+_HOUR_MS = "3600000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,10 @@ def _claude(model: ServedModel) -> AgentSettings:
         # It keeps room for an answer, and condenses the chat when less is left: by default, a context
         # of 65,536 tokens is full after the first turn.
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(model.context_tokens // 8),
+        # It ends a request that has no answer after ten minutes, and a stream that has none after five: the
+        # first prompt takes longer on a slow machine.
+        "API_TIMEOUT_MS": _HOUR_MS,
+        "CLAUDE_STREAM_IDLE_TIMEOUT_MS": _HOUR_MS,
     }
     return AgentSettings((AgentFile(".claude/settings.json", "json", {"env": variables}),))
 

@@ -26,6 +26,7 @@ class Markers:
     separators: markers around content that are not part of it.
     inner: special tokens that the format of tool calls uses between the markers.
     call_format: mlx-lm's name for the format of tool calls, such as json_tools, or one of call_formats.py.
+    call_gap: whitespace that the chat template writes between content and a call after it.
     """
 
     think_start: Marker | None = None
@@ -35,6 +36,7 @@ class Markers:
     separators: tuple[Marker, ...] = ()
     inner: tuple[Marker, ...] = ()
     call_format: str = ""
+    call_gap: str = ""
 
     @property
     def can_think(self) -> bool:

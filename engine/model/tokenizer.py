@@ -21,6 +21,9 @@ MAX_OPENING_TOKENS = 16
 """Maximum tokens at the end of a prompt that open the reasoning: the marker and whitespace after it."""
 
 
+_SPOKEN = "Looking."
+
+
 class TemplateError(ValueError):
     """The chat template rejected the messages; the message is the template's own."""
 
@@ -135,7 +138,24 @@ class Tokenizer:
             self._markers_of(separators),
             self._markers_of(inner_tokens(wrapped, call_format)),
             call_format,
+            self._find_call_gap(call_start) if call_start else "",
         )
+
+    def _find_call_gap(self, call_start: str) -> str:
+        """Return the whitespace that the chat template writes between content and a tool call."""
+        function = {"name": "look", "arguments": {}}
+        call = {"id": "call_1", "type": "function", "function": function}
+        messages = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": _SPOKEN, "tool_calls": [call]},
+        ]
+        try:
+            rendered = self.wrapped.apply_chat_template(messages, tokenize=False)
+        # A template is a program that comes with the model: it may raise anything.
+        except Exception:
+            return ""
+        gap, found, _ = rendered.partition(_SPOKEN)[2].partition(call_start)
+        return gap if found and gap.isspace() else ""
 
     def _harmony_markers(self) -> Markers:
         return Markers(

@@ -50,8 +50,9 @@ def plan_prefill(
 
     most: the maximum tokens of each.
 
-    Prompts that complete within the limits are served first, so that a short prompt never waits for a long
-    one. The oldest prompt always gets a quarter of the seconds, so that a long one always advances.
+    Prompts that complete within the limits are served first, then those that lack less than a quarter of what
+    the oldest lacks, so that a short prompt never waits for a long one. The oldest prompt always gets a
+    quarter of the seconds, so that a long one always advances.
     """
     chunks, spent_s = [0] * len(remaining), [0.0] * len(remaining)
     fed = [min(pair) for pair in zip(remaining, most or remaining, strict=True)]
@@ -79,7 +80,7 @@ def plan_prefill(
         max_tokens, max_s = room(i)
         return remaining[i] > min(fed[i], max_tokens) or costs[i](remaining[i]) > max_s
 
-    order = sorted(range(len(remaining)), key=is_late)
+    order = sorted(range(len(remaining)), key=lambda i: (is_late(i), 4 * remaining[i] >= remaining[0]))
     for i in order:
         extend(i, *room(i))
     for i in order:

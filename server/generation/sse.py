@@ -10,7 +10,7 @@ from engine.stations import station
 from server.errors import ApiError
 from server.generation.request_output import RequestOutput
 from server.output.parts import TextPart
-from server.output.presenter import KEEP_ALIVE, Events, Presenter
+from server.output.presenter import Events, Presenter
 
 
 class TokenStream(EventSourceResponse):
@@ -42,7 +42,8 @@ async def write_frames(output: RequestOutput, presenter: Presenter, first: Event
     try:
         frame = presenter.format_opening(output.usage())
         while not output.is_complete:
-            yield frame + (await _format_parts(output, presenter, events) if events else KEEP_ALIVE)
+            written = await _format_parts(output, presenter, events) if events else presenter.format_silence()
+            yield frame + written
             frame = b""
             events = await output.receive()
         frame += await output.format(partial(presenter.format_end, events, output.usage(), output.timings()))

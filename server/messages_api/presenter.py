@@ -64,9 +64,12 @@ class MessagePresenter:
 
     def format_parts(self, events: Events) -> bytes:
         """See Presenter."""
-        return b"".join(self._part(part) for part in merge_adjacent(part for _, part in events)) or _event(
-            "ping"
-        )
+        parts = merge_adjacent(part for _, part in events)
+        return b"".join(map(self._part, parts)) or self.format_silence()
+
+    def format_silence(self) -> bytes:
+        """See Presenter."""
+        return _event("ping")
 
     def format_end(self, events: Events, usage: UsageBlock, _timings: Timings) -> bytes:
         """See Presenter."""

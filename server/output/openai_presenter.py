@@ -19,7 +19,7 @@ from server.output.parts import (
     TextPart,
     merge,
 )
-from server.output.presenter import Events
+from server.output.presenter import KEEP_ALIVE, Events
 
 DONE = b"data: [DONE]\n\n"
 
@@ -53,6 +53,10 @@ class OpenAIPresenter:
     def format_parts(self, events: Events) -> bytes:
         """See Presenter."""
         return b"".join(self._parts(events))
+
+    def format_silence(self) -> bytes:
+        """See Presenter."""
+        return KEEP_ALIVE
 
     def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
         """See Presenter. The last chunk carries the timings."""

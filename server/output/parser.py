@@ -46,7 +46,8 @@ class MarkerParser(MarkedText):
     Reasoning may come before the content or after a tool call; a reasoning marker within content is text.
     A tool call is emitted once its end marker has arrived and it can be parsed; otherwise its text, markers
     included, stays in the content or the reasoning. In a stream, a call of a known tool begins with its name,
-    and its arguments follow as they are written. Whitespace between markers is dropped.
+    and its arguments follow as they are written. Whitespace between markers is dropped, and before a call the
+    whitespace that the chat template will write there when the answer is sent back.
 
     Takes time in proportion to the text, however it is split: text that has been read is not searched again.
     """
@@ -67,6 +68,7 @@ class MarkerParser(MarkedText):
         self._is_reasoning_open = is_thinking
         self._held_whitespace: list[str] = []
         self._call: list[str] = []
+        self._call_opening = ""
         self._call_ending = ""
         self._finished: Finished | None = None
         self._json_strings = JsonStringTracker()
@@ -124,7 +126,7 @@ class MarkerParser(MarkedText):
             case "content" if not self._has_content:
                 return self._start_content()
             case "content":
-                ends = self._marker_texts(self._call_start, *markers.separators)
+                ends = [*self._call_starts, *self._marker_texts(*markers.separators)]
                 return self._consume_until(ends, self._emit_text)
             case "reasoning":
                 ends = self._marker_texts(markers.think_end, self._call_start)
@@ -142,6 +144,12 @@ class MarkerParser(MarkedText):
     @property
     def _call_start(self) -> Marker | None:
         return None if self._rules is None else self._markers.call_start
+
+    @property
+    def _call_starts(self) -> list[str]:
+        """What begins a tool call after content: its marker, with and without the template's whitespace."""
+        start = self._call_start
+        return [] if start is None else [start.text, self._markers.call_gap + start.text]
 
     @staticmethod
     def _marker_texts(*markers: Marker | None) -> list[str]:
@@ -187,9 +195,9 @@ class MarkerParser(MarkedText):
         markers = self._markers
         if self._state == "call":
             self._handle_marker_in_call(text)
-        elif self._call_start and text == self._call_start.text:
+        elif text in self._call_starts:
             self._call_within = "reasoning" if self._state == "reasoning" else "content"
-            self._start_call()
+            self._start_call(text)
         elif self._state == "content" and markers.think_start and text == markers.think_start.text:
             self._alignment.skip(text)
             self._state, self._is_reasoning_open = "reasoning", True
@@ -201,8 +209,9 @@ class MarkerParser(MarkedText):
                 self._is_reasoning_open, self._drops_whitespace = False, True
             self._state, self._has_content = "content", False
 
-    def _start_call(self) -> None:
+    def _start_call(self, opening: str) -> None:
         self._state, self._call, self._json_strings = "call", [], JsonStringTracker()
+        self._call_opening = opening
         self._read_parts, self._num_read = [], 0
         make_reader = None if self._rules is None else self._rules.make_reader
         self._reader = None if make_reader is None else make_reader()
@@ -227,7 +236,7 @@ class MarkerParser(MarkedText):
             # The earlier start marker was only mentioned in the text.
             if not self._emit_read_calls("", can_be_whole=False):
                 self._emit_call_as_text("")
-            self._start_call()
+            self._start_call(text)
         else:
             if not self._emit_read_calls("", can_be_whole=False):
                 self._emit_call_as_text("")
@@ -307,8 +316,7 @@ class MarkerParser(MarkedText):
 
     def _call_text(self, end: str) -> str:
         """Return the collected tool call as the model wrote it, with its markers."""
-        start = self._call_start
-        return "".join(("" if start is None else start.text, *self._call, end))
+        return "".join((self._call_opening, *self._call, end))
 
     def _emit_text(self, text: str) -> None:
         logprobs = self._alignment.take(text)

@@ -11,6 +11,7 @@ Events = Sequence[tuple[int, Part]]
 """(index of the choice, part), in order of arrival."""
 
 KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which no client shows."""
 
 
 class Presenter(Protocol):
@@ -30,6 +31,9 @@ class Presenter(Protocol):
 
     def format_parts(self, events: Events) -> bytes:
         """Return the events for parts that arrived together; never empty."""
+
+    def format_silence(self) -> bytes:
+        """Return what shows the client during a silence that the stream is alive; never empty."""
 
     def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
         """Return the events for the last parts and those that end the stream."""

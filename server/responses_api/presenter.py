@@ -10,7 +10,7 @@ from server.errors import ApiError
 from server.output.openai_format import ResponseHead
 from server.output.openai_objects import Timings, UsageBlock
 from server.output.parts import ChoiceOutput, EndPart, Part, ReasoningPart, TextPart, merge_adjacent
-from server.output.presenter import KEEP_ALIVE, Events
+from server.output.presenter import Events
 from server.responses_api.chat_tools import ShownTool
 from server.responses_api.ids import response_id
 from server.responses_api.output_items import Json, OutputItems
@@ -65,16 +65,20 @@ class ResponsePresenter:
 
     def format_opening(self, _usage: UsageBlock) -> bytes:
         """See Presenter."""
-        response = self._response("in_progress", [])
-        return b"".join(
-            self._frame({"type": f"response.{name}", "response": response})
-            for name in ("created", "in_progress")
-        )
+        created = {"type": "response.created", "response": self._response("in_progress", [])}
+        return self._frame(created) + self.format_silence()
 
     def format_parts(self, events: Events) -> bytes:
         """See Presenter."""
         parts = merge_adjacent(part for _, part in events)
-        return b"".join(self._frame(e) for part in parts for e in self._output.add(part)) or KEEP_ALIVE
+        return (
+            b"".join(self._frame(e) for part in parts for e in self._output.add(part))
+            or self.format_silence()
+        )
+
+    def format_silence(self) -> bytes:
+        """See Presenter. An event, as Codex ends a stream that has none for five minutes."""
+        return self._frame({"type": "response.in_progress", "response": self._response("in_progress", [])})
 
     def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
         """See Presenter."""

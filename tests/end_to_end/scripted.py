@@ -1,15 +1,16 @@
 """A model whose answers a test chooses, behind the real server: only the logits are made up."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx import nn
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from config.settings import Settings
 from drafters.assembly import make_drafters
@@ -24,8 +25,11 @@ from tests.server.served import served
 
 ANSWER_BEGINS = "<|im_start|>assistant\n"
 """With what the bundled model's template ends a prompt."""
+NO_THOUGHT = "<think>\n\n</think>\n\n"
+"""What templates add to it if the model is not to think."""
 CERTAIN = 100.0
 """Logit of the next token; all others have 0."""
+WINDOW_TOKENS = 64
 
 Script = Callable[[str], str]
 """Returns the answer to a prompt, which is text as the template rendered it."""
@@ -36,38 +40,48 @@ class ScriptedModel(nn.Module):
 
     Its one layer keeps the tokens themselves as keys and values, so caches, prefixes and rollbacks are
     as real as with any model. It reads them on the host, so rows do not share a forward pass.
+
+    has_window: add a layer with a sliding window, which must hold the last tokens at every step.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, script: Script) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, script: Script, has_window: bool = False
+    ) -> None:
         super().__init__()
         self.weight = mx.zeros((16,))
         self._tokenizer, self._vocab_size, self._script = tokenizer, vocab_size, script
-        self._begins = tokenizer.encode(ANSWER_BEGINS)
+        self._has_window = has_window
+        self._begins = [tokenizer.encode(text) for text in (ANSWER_BEGINS, ANSWER_BEGINS + NO_THOUGHT)]
         self._end = min(tokenizer.eos_ids)
         self._answers: dict[tuple[int, ...], list[int]] = {}
 
     @property
     def layers(self) -> list[None]:
-        return [None]
+        return [None] * len(self.make_cache())
 
-    def make_cache(self) -> list[KVCache]:
-        return [KVCache()]
+    def make_cache(self) -> list[Any]:
+        return [KVCache(), *([RotatingKVCache(WINDOW_TOKENS)] if self._has_window else [])]
 
     def __call__(self, tokens: mx.array, cache: list[Any] | None = None) -> mx.array:
         rows, width = tokens.shape
         if rows > 1:
             raise ValueError("the tokens of one row are read at a time")
         keys = tokens.astype(mx.float32).reshape(1, 1, width, 1)
+        new_keys = keys
         if cache:
             keys, _ = cache[0].update_and_fetch(keys, keys)
+        if cache and self._has_window:
+            window, _ = cache[1].update_and_fetch(new_keys, new_keys)
+            seen = min(keys.shape[2], WINDOW_TOKENS)
+            if not mx.array_equal(window[:, :, -seen:], keys[:, :, -seen:]).item():
+                raise ValueError("the window does not hold the last tokens")
         held = np.array(keys[0, 0, :, 0]).astype(int).tolist()
         ids = mx.array(self._following(held, width))[None, :, None]
         return (mx.arange(self._vocab_size) == ids).astype(mx.float32) * CERTAIN
 
     def _following(self, held: list[int], width: int) -> list[int]:
         """Return the token after each of the last width tokens; the end where they leave the script."""
-        size = len(self._begins)
-        starts = [at for at in range(size, len(held) + 1) if held[at - size : at] == self._begins]
+        starts = sorted(at for begins in self._begins for at in _ends_of(begins, held))
         following = []
         for end in range(len(held) - width + 1, len(held) + 1):
             start = starts[at - 1] if (at := bisect_right(starts, end)) else None
@@ -84,14 +98,24 @@ class ScriptedModel(nn.Module):
         return self._answers[prompt]
 
 
+def _ends_of(sought: list[int], held: list[int]) -> list[int]:
+    """Return the positions after each occurrence of the sought tokens."""
+    ends = np.flatnonzero(np.array(held) == sought[-1]) + 1
+    return [end for end in ends.tolist() if held[max(0, end - len(sought)) : end] == sought]
+
+
 @contextmanager
-def serving_script(script: Script, settings: Settings) -> Iterator[str]:
-    """Serve a scripted model with the bundled model's tokenizer and template, on a real port."""
+def serving_script(
+    script: Script, settings: Settings, tokenizer: Tokenizer | None = None, has_window: bool = False
+) -> Iterator[str]:
+    """Serve a scripted model on a real port, by default with the bundled model's tokenizer and template."""
 
     def load(progress: Any) -> LoadedModel:
         loaded = make_loader(settings)(progress)
-        model = ScriptedModel(loaded.tokenizer, loaded.info.vocab_size, script)
-        return replace(loaded, model=model, info=replace(loaded.info, num_layers=1))
+        used = tokenizer or loaded.tokenizer
+        model = ScriptedModel(used, used.vocab_size, script, has_window)
+        info = replace(loaded.info, num_layers=len(model.layers), vocab_size=used.vocab_size)
+        return replace(loaded, model=model, tokenizer=used, info=info)
 
     def make_sources(vocabulary: str) -> DraftSources:
         return DraftSources(make_drafters(settings, vocabulary), score_in_slices)
@@ -103,3 +127,21 @@ def serving_script(script: Script, settings: Settings) -> Iterator[str]:
             yield url
     finally:
         engine.stop(drain_s=0)
+
+
+def count_shared(tokenizer: Tokenizer, lines: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return how many leading tokens each prompt shares with an earlier prompt and its answer.
+
+    lines: what --record wrote.
+    """
+    texts = [line["prompt"] + line["output"] for line in lines]
+    counts = []
+    for number, line in enumerate(lines):
+        shared = max((_num_shared(line["prompt"], text) for text in texts[:number]), default=0)
+        counts.append(len(tokenizer.encode(line["prompt"][:shared])))
+    return counts
+
+
+def _num_shared(one: str, other: str) -> int:
+    """Count the leading characters that both texts share."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

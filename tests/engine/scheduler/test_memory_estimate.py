@@ -251,9 +251,9 @@ def test_mlx_takes_at_most_the_memory_it_is_given_in_many_configurations(
     ("seed", "names"),
     [
         (104, FULL),
-        *(pytest.param(seed, FULL, marks=pytest.mark.slow) for seed in (100, 101, 102, 103, 105)),
-        *(pytest.param(seed, WINDOWED, marks=pytest.mark.slow) for seed in range(100, 106)),
-        *(pytest.param(seed, RECURRENT, marks=pytest.mark.slow) for seed in range(100, 106)),
+        *(pytest.param(seed, FULL, marks=pytest.mark.slow) for seed in (100, 101)),
+        *(pytest.param(seed, WINDOWED, marks=pytest.mark.slow) for seed in range(100, 103)),
+        *(pytest.param(seed, RECURRENT, marks=pytest.mark.slow) for seed in range(100, 103)),
     ],
 )
 def test_the_estimate_is_not_far_above_what_mlx_takes(

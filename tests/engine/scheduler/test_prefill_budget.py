@@ -65,6 +65,10 @@ def test_the_first_of_several_long_prompts_goes_first() -> None:
     assert plan([9000, 8000], 100) == [100, 0]
 
 
+def test_a_much_shorter_prompt_goes_first_even_if_it_takes_several_steps() -> None:
+    assert plan([40_000, 30_000, 700], 100) == [25, 0, 75]
+
+
 def test_rows_that_decode_wait_for_max_stall_only() -> None:
     assert PrefillLimits.of_step(0, 50.0, 2048) == PrefillLimits(ALONE_S, MIN_ALONE_TOKENS, 2048, False)
     assert PrefillLimits.of_step(1, 50.0, 2048) == PrefillLimits(0.05, MIN_CHUNK_TOKENS, 2048, True)

@@ -359,3 +359,20 @@ def test_reading_calls_takes_time_in_proportion_to_the_text(unit):
         read(pieces, rules=known("json_tools", is_streamed=True))
         touched.append(CountedText.num_touched)
     assert touched[1] < 2.2 * touched[0]
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (f"a\n{CALL}\n{OTHER}", "a", [F, G]),
+        (f"a\n\n{CALL}", "a\n", [F]),
+        (f"a{CALL}", "a", [F]),
+        ("a\n<tool_call>b</tool_call>\n", "a\n<tool_call>b</tool_call>\n", []),
+        ("a\n", "a\n", []),
+    ],
+)
+def test_whitespace_that_the_template_writes_before_a_call_is_dropped(text, content, calls, size):
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    output = read(pieces, markers=replace(CALLING, call_gap="\n"))
+    assert parsed(output)[1:3] == (content, calls)
