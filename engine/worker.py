@@ -360,8 +360,8 @@ class Worker:
         """Whether the rows wait for the prompts that arrived with theirs, and are decoded together with them.
 
         A step of a few rows costs nearly as much as one of all, and would delay the other prompts. They wait
-        only before the first token of every row, for at most MAX_TOGETHER_S, and for no prompt that lacks more
-        tokens than the longest of them has.
+        only before the first token of every row, for at most MAX_TOGETHER_S, and for no prompt that lacks
+        more tokens than the longest of them has.
         """
         if not self.members or not self.prefilling or self.batch.in_flight:
             return False

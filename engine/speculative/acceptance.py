@@ -73,8 +73,8 @@ class Acceptance:
         self.line_ends = line_ends
         self.own = AcceptanceCounts(DECAY)
         self._num_lines = 0
-        # By the lines that the answer has. They are wanted several times for every draft, so they are computed
-        # when this request learns more; what other requests learn meanwhile can wait.
+        # By the lines that the answer has. They are wanted several times for every draft, so they are
+        # computed when this request learns more; what other requests learn meanwhile can wait.
         self._line_end_rates: list[float] = []
 
     def rate(self, draft: Draft) -> float:
