@@ -53,7 +53,10 @@ def record_choices(service: Service, body: GenerationFields, submission: Submiss
 def _lines(
     service: Service, body: GenerationFields, ends: Sequence[tuple[GenerationRequest, Finished]]
 ) -> Iterator[bytes]:
-    fields = body.model_dump(mode="json", by_alias=True, exclude_unset=True, include=RECORDED_FIELDS)
+    # No warnings: pydantic serializes a union with a validator of its own twice, and misses the model then.
+    fields = body.model_dump(
+        mode="json", by_alias=True, exclude_unset=True, include=RECORDED_FIELDS, warnings=False
+    )
     if isinstance(body, ChatRequest) and body.shown_tools:
         fields["tools"] = [tool.model_dump(mode="json", exclude_unset=True) for tool in body.shown_tools]
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
