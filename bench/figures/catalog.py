@@ -44,6 +44,25 @@ def _lengths(name: str, form: str) -> Callable[[Row], str]:
     return lambda row: ", ".join(format_value(one[name], form) for one in row["fixed"])
 
 
+def _of_models(found: Document) -> list[Row]:
+    """Return a row for each model and level, with the ratios of throughput and of the first token."""
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for one in found["serve"]["comparisons"]:
+        row = rows.setdefault((one["model"], one["concurrency"]), dict(one))
+        row[one["quantity"]] = one["ratio"] or {}
+    return list(rows.values())
+
+
+def _ratio(quantity: str) -> Callable[[Row], str]:
+    """Return a column of ratios of the medians, and of the rounds."""
+
+    def text(row: Row) -> str:
+        found = row[quantity]
+        return f"{format_value(found.get('of_medians'), '2')} ({interval(found, 'lowest', 'highest')})"
+
+    return text
+
+
 def _translation(found: Document) -> list[Row]:
     """Return a row for each draft model, strategy and workload, with all draft lengths."""
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -115,12 +134,22 @@ _HINDSIGHT = [
 ]  # fmt: skip
 _LEVELS = [*run_serve.LEVELS[:4], *run_serve.LEVELS[8:]]
 
+_MODELS = [
+    Column("model", "architecture"), Column("concurrency", "streams"),
+    Column(_ratio("tokens/s"), "tokens/s"), Column(_ratio("first token p50"), "first token, median"),
+    Column(_ratio("inter-token p50"), "between tokens, median"),
+]  # fmt: skip
+
 _DRAFTING = "decode --workloads edits,passages,records,quotes,free,trap --cases 10 --repeats 5"
 _OTHERS = "json_rag,code,edits_short,agent,extraction,summary,remap,arithmetic"
 _ECONOMICS = "economics --draft-model demo_model/draft --chats 4 --num-draft-tokens 2,4,8"
 _SERVING = (
     "serve --server reprise --server mlx_lm.server --bare --concurrency 1,8 --prompt-tokens 128"
     " --max-tokens 128"
+)
+_CACHES = (
+    "serve --random-models gemma3_text,gpt_oss,qwen3_next,lfm2 --server reprise --server mlx_lm.server"
+    " --concurrency 1,8 --prompt-tokens 64 --max-tokens 96 --draft-type"
 )
 _STREAMS = "peers --streams 8 --server mlx_lm.server --server reprise --no-mlx-lm --rounds 3"
 _ONE, _FEW = "--cases 1 --repeats 1 --max-tokens 32", "--chats 1 --rounds 1 --max-tokens 24"
@@ -146,6 +175,8 @@ FIGURES = [
     ),
     Figure("serving", _SERVING, _QUICK_LEVELS, 120, _SERVE, _LEVELS),
     Figure("serving-ratios", _SERVING, _QUICK_LEVELS, 0, _of("serve", "comparisons"), run_serve.RATIOS),
+    Figure("caches", f"{_CACHES} none", _QUICK_LEVELS, 300, _of_models, _MODELS),
+    Figure("caches-drafting", f"{_CACHES} auto", _QUICK_LEVELS, 300, _of_models, _MODELS),
     Figure(
         "clients", "serve --concurrency 64 --rounds 1 --prompt-tokens 64 --max-tokens 32", "--max-tokens 4",
         70, _SERVE, run_serve.LEVELS,

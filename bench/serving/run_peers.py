@@ -295,4 +295,4 @@ def _peers(
                 loop = children.enter_context(BareLoop(model, arguments=flags))
             peers.append(Loop(name, loop, tokenizer.decode, tokenizer.eos_ids))
     with console.status("starting servers"):
-        return [*peers, *servers.connect(arguments, children, tokenizer, drafting)]
+        return [*peers, *servers.connect(arguments, arguments.model, children, tokenizer, drafting)]

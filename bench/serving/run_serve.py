@@ -2,10 +2,12 @@
 
 import argparse
 import random
+import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -54,6 +56,7 @@ def _times(name: str, digits: int) -> Any:
     return text
 
 
+MODEL = Column("model", "model", is_key=True)
 LEVELS = [
     Column("concurrency", "streams", is_key=True), Column("side", "server", is_key=True),
     Column("num_requests", "requests"),
@@ -91,6 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         Flag("--seed", int, "N", None,
              "Seed of the prompts. Default: a new one, which is printed. With a repeated seed, a running "
              "server may have the prompts in its prefix cache."),
+        Flag("--random-models", options.names, "A,B", (),
+             "Serve random models of these architectures instead, of 7 to 22 million parameters."),
+        Flag("--draft-type", str, "TYPE", None, "How the Reprise that is started here drafts."),
     )  # fmt: skip
     options.add(parser, max_tokens=128, rounds=3, **options.OUTPUTS)
 
@@ -104,35 +110,19 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.bare and 1 not in arguments.concurrency:
         raise ArgumentsError("--bare is compared at one stream; add 1 to --concurrency")
     servers.check(arguments, [BARE] if arguments.bare else [])
-    # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
-    from engine.model.loading import load_tokenizer
-
-    tokenizer = load_tokenizer(arguments.model)
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
-    maker = PromptMaker(tokenizer, arguments.prompt_tokens, seed)
-    request = RequestOptions(arguments.max_tokens, tuple(sorted(tokenizer.eos_ids)))
     record = document.new_document(arguments)
-    with exit_on_sigterm(), ExitStack() as children:
-        peers = servers.connect(arguments, children, tokenizer)
-        for peer in peers:
-            peer.find_model()
-        loops: list[Peer] = []
-        if arguments.bare:
-            bare = children.enter_context(BareLoop(str(arguments.model)))
-            loops.append(Loop(BARE, bare, tokenizer.decode))
-        rows: list[Row] = []
-        with outputs.Work() as work:
-            for level in arguments.concurrency:
-                at_level = [*peers, *(loops if level == 1 else [])]
-                rows += _measure(at_level, maker, request, level, arguments.rounds, work)
-    first, *others = [peer.name for peer in peers]
-    comparisons = [
-        one for level in arguments.concurrency for other in others
-        for one in compared(rows, level, first, other, QUANTITIES)
-    ]  # fmt: skip
-    comparisons += [one for loop in loops for one in compared(rows, 1, first, loop.name, ALONE)]
+    rows: list[Row] = []
+    comparisons: list[Row] = []
+    with exit_on_sigterm(), ExitStack() as folders, outputs.Work() as work:
+        for model in _models(arguments, folders):
+            name = {"model": model.name} if arguments.random_models else {}
+            found, compared_with = _serve(arguments, model, seed, work)
+            rows += [row | name for row in found]
+            comparisons += [row | name for row in compared_with]
     names = ("prompt_tokens", "max_tokens", "rounds")
-    settings = {"model": arguments.model.resolve().name} | {name: getattr(arguments, name) for name in names}
+    served = ", ".join(arguments.random_models) or arguments.model.resolve().name
+    settings = {"model": served} | {name: getattr(arguments, name) for name in names}
     record["serve"] = {
         "settings": settings | {"seed": seed}, "levels": levels_of(rows), "comparisons": comparisons,
         "notes": remarks(rows), "rows": [{name: row[name] for name in row if name != "text"} for row in rows],
@@ -140,6 +130,52 @@ def _run(arguments: argparse.Namespace) -> int:
     _print(outputs.make_console(_WIDTH), record)
     outputs.write(arguments, record, rows)
     return int(any(row["error"] is not None for row in rows))
+
+
+def _models(arguments: argparse.Namespace, folders: ExitStack) -> Iterator[Path]:
+    """Yield the folders of the models to serve, one after the other."""
+    if not arguments.random_models:
+        yield arguments.model
+        return
+    from bench.architectures.random_model import write_random_model
+
+    folder = Path(folders.enter_context(tempfile.TemporaryDirectory()))
+    for name in arguments.random_models:
+        try:
+            yield write_random_model(name, folder / name)
+        except ImportError:
+            raise ArgumentsError(f"--random-models: mlx-lm has no architecture {name}") from None
+
+
+def _serve(
+    arguments: argparse.Namespace, model: Path, seed: int, work: outputs.Work
+) -> tuple[list[Row], list[Row]]:
+    """Measure all servers with one model; return the rows of all answers, and the comparisons."""
+    # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
+    from engine.model.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    maker = PromptMaker(tokenizer, arguments.prompt_tokens, seed)
+    request = RequestOptions(arguments.max_tokens, tuple(sorted(tokenizer.eos_ids)))
+    rows: list[Row] = []
+    loops: list[Peer] = []
+    with ExitStack() as children:
+        own = ["--draft-type", arguments.draft_type] if arguments.draft_type else []
+        peers = servers.connect(arguments, model, children, tokenizer, own)
+        for peer in peers:
+            peer.find_model()
+        if arguments.bare:
+            bare = children.enter_context(BareLoop(str(model)))
+            loops.append(Loop(BARE, bare, tokenizer.decode))
+        for level in arguments.concurrency:
+            at_level = [*peers, *(loops if level == 1 else [])]
+            rows += _measure(at_level, maker, request, level, arguments.rounds, work)
+    first, *others = [peer.name for peer in peers]
+    comparisons = [
+        one for level in arguments.concurrency for other in others
+        for one in compared(rows, level, first, other, QUANTITIES)
+    ]  # fmt: skip
+    return rows, comparisons + [one for loop in loops for one in compared(rows, 1, first, loop.name, ALONE)]
 
 
 def _measure(
@@ -177,14 +213,16 @@ def levels_of(rows: Sequence[Row]) -> list[Row]:
     num_failed, num_refused, num_ended_early: over all requests, warm-up included.
     """
     found = []
-    for level, side in dict.fromkeys((row["concurrency"], row["arm"]) for row in rows):
-        everything = [row for row in rows if (row["concurrency"], row["arm"]) == (level, side)]
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.get("model"), row["concurrency"], row["arm"]), []).append(row)
+    for (model, level, side), everything in groups.items():
         measured = [row for row in everything if row["round"]]
         firsts, gaps = (
             percentiles(take(measured)) for take in (speeds.first_tokens_s, speeds.inter_tokens_s)
         )
         found.append({
-            "side": side, "concurrency": level, "num_requests": len(measured),
+            "side": side, "concurrency": level, "model": model, "num_requests": len(measured),
             "tokens_per_s": [speed or 0.0 for speed in speeds.by_round(everything, side, speeds.throughput)],
             "decode_tokens_per_s": speeds.middle(speeds.by_round(everything, side, speeds.decode_speed)),
             "request_tokens_per_s": speeds.middle(speeds.by_round(everything, side, speeds.request_speed)),
@@ -253,9 +291,9 @@ def _print(console: Console, record: document.Document) -> None:
     settings = ", ".join(f"{name} {value}" for name, value in report["settings"].items())
     console.print(settings, highlight=False, markup=False)
     outputs.print_machine(console, record)
-    tables.print_rows(console, report["levels"], LEVELS, group="concurrency")
+    tables.print_rows(console, report["levels"], [MODEL, *LEVELS], group="concurrency")
     if report["comparisons"]:
-        tables.print_rows(console, report["comparisons"], RATIOS, group="concurrency")
+        tables.print_rows(console, report["comparisons"], [MODEL, *RATIOS], group="concurrency")
     for sentence in NOTES:
         console.print(sentence, style="dim", highlight=False)
     for note in report["notes"]:

@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench import options
@@ -58,10 +59,17 @@ def check(arguments: argparse.Namespace, taken: Sequence[str] = ()) -> None:
 
 
 def connect(
-    arguments: argparse.Namespace, children: ExitStack, tokenizer: "Tokenizer", own: Sequence[str] = ()
+    arguments: argparse.Namespace,
+    folder: Path,
+    children: ExitStack,
+    tokenizer: "Tokenizer",
+    own: Sequence[str] = (),
 ) -> list[Server]:
-    """Return all servers, after starting those that do not run yet. own: more flags of `reprise serve`."""
-    keys, model = dict(arguments.server_key), str(arguments.model)
+    """Return all servers, after starting those that do not run yet.
+
+    folder: the model that they serve. own: more flags of `reprise serve`.
+    """
+    keys, model = dict(arguments.server_key), str(folder)
     servers = []
     for name, url, served in arguments.server or [(OWN, None, None)]:
         key = keys.get(name)
