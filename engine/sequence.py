@@ -80,13 +80,14 @@ class Prefill:
 
     caches, num_computed: its own caches, and how many of its tokens they hold.
     keep_at: lengths at which the caches are to be kept in the prefix cache.
-    max_chunk_tokens: how many tokens the next step may feed.
+    max_chunk_tokens: how many tokens the next step may feed. widest_chunk: the most that one has fed.
     """
 
     caches: Caches = field(default_factory=list)
     num_computed: int = 0
     keep_at: set[int] = field(default_factory=set)
     max_chunk_tokens: int = 0
+    widest_chunk: int = 0
 
 
 @dataclass(eq=False)

@@ -39,7 +39,7 @@ log = logging.getLogger("reprise.engine")
 MIN_WAIT_S = 0.0001
 """Seconds from which on the engine's thread counts as having waited for the device."""
 
-MAX_TOGETHER_S = 1.0
+MAX_TOGETHER_S = 2.0
 """Seconds for which a complete prompt may wait for others that arrived with it."""
 
 CLEAR_EVERY_STEPS = 256

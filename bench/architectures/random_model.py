@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -22,8 +23,11 @@ SIZES = {
     "sliding_window": 512,
     "sliding_window_pattern": 6,
 }
-LAYERS = {"lfm2": {"layer_types": ["conv", "conv", "full_attention"] * 2}}
-"""Kinds of layers, where an architecture wants them one by one."""
+CHANGES: dict[str, dict[str, Any]] = {
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention"] * 2},
+    # Of each expert.
+    "gpt_oss": {"intermediate_size": 256},
+}
 
 
 def write_random_model(name: str, folder: Path) -> Path:
@@ -31,7 +35,7 @@ def write_random_model(name: str, folder: Path) -> Path:
 
     name: of an architecture in mlx-lm. Raises ImportError if there is none.
     """
-    config = tiny_config(name, **SIZES, **LAYERS.get(name, {}))
+    config = tiny_config(name, **(SIZES | CHANGES.get(name, {})))
     model = make_model(config)
     folder.mkdir()
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

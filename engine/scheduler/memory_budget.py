@@ -123,13 +123,15 @@ class StepDemands:
 
     rows: that decode. complete: prompts that the step completes, so that they join the rows. others: prompts
         that have caches of their own, with the tokens that these hold after the step.
-    chunk_tokens: maximum tokens of a chunk.
+    chunk_tokens: maximum tokens of a chunk. widest_chunk: the same of all chunks so far; buffers of sliding
+        windows have room for it.
     """
 
     rows: SequenceOf[Demand]
     complete: SequenceOf[Demand]
     others: SequenceOf[Demand]
     chunk_tokens: int
+    widest_chunk: int
 
     @cached_property
     def joined(self) -> list[Demand]:
@@ -317,7 +319,9 @@ class MemoryBudget:
             else:
                 others.append(self._demand(sequence, sequence.prefill.num_computed + chunk))
         rows = [self._demand(s, len(s.tokens)) for s in members]
-        return self._estimate(StepDemands(rows, complete, others, max(chunks, default=0)))
+        widest = max((s.prefill.widest_chunk for s in prefilling), default=0)
+        most = max(chunks, default=0)
+        return self._estimate(StepDemands(rows, complete, others, most, max(most, widest)))
 
     def _limit_mlx(self, operation: int) -> None:
         """Make MLX wait for the device while there is no room for one more operation of that many bytes."""
@@ -403,14 +407,14 @@ class MemoryBudget:
 
     def _estimate_full(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> Estimate:
         """Estimate rows, and prompts that were computed to their end, whichever steps that takes."""
-        return self._estimate(StepDemands(rows, prompts, (), self.chunk_tokens))
+        return self._estimate(StepDemands(rows, prompts, (), self.chunk_tokens, self.chunk_tokens))
 
     def _kept_bytes(self, model: ModelMemory, step: StepDemands) -> int:
         """Return the bytes of a model's caches."""
         footprint, rows, joined = model.footprint, step.rows, step.joined
         records = footprint.record_bytes + model.width * footprint.record_token_bytes
         kept = len(rows) * records + sum(
-            footprint.row_bytes(each, step.chunk_tokens) for each in self._columns_apart(model, step)
+            footprint.row_bytes(each, step.widest_chunk) for each in self._columns_apart(model, step)
         )
         if not model.sharing or not joined:
             return kept
@@ -422,12 +426,12 @@ class MemoryBudget:
         return kept + max(
             max_slots(len(joined)) * windows,
             max_slots(len(rows)) * windows
-            + len(step.complete) * footprint.window_bytes(most, step.chunk_tokens),
+            + len(step.complete) * footprint.window_bytes(most, step.widest_chunk),
         )
 
     def _growth_bytes(self, model: ModelMemory, step: StepDemands) -> int:
         """Return what the growth of one layer takes. Prompts grow one after the other, and so do models."""
-        footprint, chunk = model.footprint, step.chunk_tokens
+        footprint, chunk = model.footprint, step.widest_chunk
         apart = [footprint.growth_bytes(1, each, each, chunk) for each in self._columns_apart(model, step)]
         if not model.sharing:
             return sum(apart)

@@ -133,6 +133,7 @@ class Prefiller:
 
             dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
             prefill.num_computed += len(part)
+            prefill.widest_chunk = max(prefill.widest_chunk, len(part))
             if passed := [length for length in ahead if length <= prefill.num_computed]:
                 # A copy waits for the chunk, whose time would be lost.
                 self.clock.settle()

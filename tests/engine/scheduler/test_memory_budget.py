@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from config.settings import Settings
+from engine.kv_cache.per_row import leaves
 from engine.kv_cache.probes import find_sharing
 from engine.kv_cache.rows import Sharing
 from engine.kv_cache.sliding_window import SLACK_TOKENS
@@ -275,3 +276,21 @@ def test_a_lone_prompt_is_fed_in_larger_chunks_if_memory_is_left_over() -> None:
     assert roomy[0] == 512
     # The longer the part that is computed, the less is left over.
     assert 512 > tight[0] > tight[1] > 200
+
+
+@pytest.mark.usefixtures("free_forwards")
+def test_a_prompt_s_windows_count_as_large_as_its_widest_chunk_made_them() -> None:
+    changes = {"sliding_window": 64, "sliding_window_pattern": 4, "num_hidden_layers": 8}
+    loaded = replace(make_loaded("gemma3_text"), model=make_model("gemma3_text", **changes))
+    loaded = replace(loaded, info=replace(loaded.info, context_tokens=4096))
+    driven = Driven(loaded, memory_bytes=ROOMY, prefix_cache_bytes=0, prefill_chunk_tokens=512)
+    driven.ask(request(prompt_of(2060), max_tokens=2, logit_bias=NEVER_END))
+    held = []
+    while not driven.worker.members:
+        driven.worker.step()
+        if prefilling := driven.worker.prefilling:
+            mx.synchronize()
+            held.append(sum(leaf.nbytes for leaf in leaves(prefilling[0].prefill.caches)))
+            driven.worker._make_room()
+            assert driven.worker.queue.memory_budget.used_bytes >= held[-1]
+    assert held
