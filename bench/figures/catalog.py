@@ -175,8 +175,8 @@ FIGURES = [
     ),
     Figure("serving", _SERVING, _QUICK_LEVELS, 120, _SERVE, _LEVELS),
     Figure("serving-ratios", _SERVING, _QUICK_LEVELS, 0, _of("serve", "comparisons"), run_serve.RATIOS),
-    Figure("caches", f"{_CACHES} none", _QUICK_LEVELS, 300, _of_models, _MODELS),
-    Figure("caches-drafting", f"{_CACHES} auto", _QUICK_LEVELS, 300, _of_models, _MODELS),
+    Figure("caches", f"{_CACHES} none", _QUICK_LEVELS, 570, _of_models, _MODELS),
+    Figure("caches-drafting", f"{_CACHES} auto", _QUICK_LEVELS, 570, _of_models, _MODELS),
     Figure(
         "clients", "serve --concurrency 64 --rounds 1 --prompt-tokens 64 --max-tokens 32", "--max-tokens 4",
         70, _SERVE, run_serve.LEVELS,
