@@ -26,6 +26,8 @@ DSML = "｜DSML｜"
 _INNER_TOKENS = {
     "mistral": ("[ARGS]", "[CALL_ID]"),
     "kimi_k2": ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    "muse_spark": ("<|start|>", "<|message|>", "<|eom|>"),
+    "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
     "deepseek_v3": ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
     "deepseek_v32": (DSML,),
     "gemma4": ('<|"|>',),

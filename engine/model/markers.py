@@ -54,6 +54,16 @@ class Markers:
         return self.call_format == HARMONY
 
     @property
+    def is_addressed(self) -> bool:
+        """Whether every part of the answer is a message with a recipient, as Muse Spark writes it."""
+        return self.call_format == "muse_spark" and len(self.inner) == 3
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether content is a block beside reasoning and tool calls, as Kimi K3 writes it."""
+        return self.call_format == "kimi_k3" and self.can_think and len(self.separators) == 3
+
+    @property
     def outer(self) -> tuple[Marker, ...]:
         """The markers that are not within calls."""
         some = (self.think_start, self.think_end, self.call_start, self.call_end, *self.separators)

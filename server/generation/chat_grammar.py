@@ -42,6 +42,11 @@ def chat_grammar(
         return None
     if markers.is_harmony:
         return _grammar(_harmony(body, markers, content, larks))
+    if markers.is_addressed or markers.is_in_blocks:
+        layout = _messages if markers.is_addressed else _blocks
+        rules = [_TEXT, _SPACE, "content: TEXT" if content is None else _content(content)]
+        rules += _calls(body, markers, content, larks) if tools else []
+        return _grammar([*layout(body, markers, content is None, is_thinking), *rules])
     if not tools and not markers.can_think:
         return content
     rules = [*_thinking(markers, is_thinking), _TEXT, _SPACE]
@@ -178,6 +183,57 @@ def _harmony(
         output = f"({calls} | final)" if tools else "final"
     before = "(analysis | preamble)*" if content is None else "analysis*"
     return [f"start: {before} {output}", *rules]
+
+
+def _messages(body: ChatRequest, markers: Markers, may_mix: bool, is_thinking: bool) -> list[str]:
+    """Return the grammar of Muse Spark: reasoning, then tool calls, content or both, in messages.
+
+    may_mix: the answer may have content before tool calls.
+    """
+    token = {marker.text: marker_tokens(marker) for marker in markers.inner}
+    body_start, again = token["<|message|>"], f'{token["<|eom|>"]} {token["<|start|>"]} "assistant"'
+    names = " | ".join(json.dumps(tool.function.name) for tool in body.callable_tools)
+    several = f"({again} call_message)*" if body.parallel_tool_calls else ""
+    rules = [
+        f'thought: " to=self" {body_start} TEXT {again}',
+        f'said: " to=user" {body_start} content',
+    ]
+    if names:
+        rules += [
+            f'call_message: " to=" ({names}) {body_start} section',
+            f"all_calls: call_message {several}",
+        ]
+    before = f"(TEXT {again})? thought*" if is_thinking else "thought*"
+    return [f"start: {before} {_said_or_called(body, may_mix, 'said', again, 'all_calls')}", *rules]
+
+
+def _blocks(body: ChatRequest, markers: Markers, may_mix: bool, is_thinking: bool) -> list[str]:
+    """Return the grammar of Kimi K3: reasoning, content and tool calls, each in a block of its own.
+
+    may_mix: the answer may have content before tool calls.
+    """
+    opened, closed, end = map(marker_tokens, markers.separators)
+    thought = f"TEXT {marker_tokens(markers.think_end)} SPACE"
+    start = marker_tokens(markers.think_start)
+    # Without reasoning the prompt has already opened the content.
+    before = f"{thought} {opened}" if is_thinking else f"(({start} {thought})? {opened})?"
+    output = _said_or_called(body, may_mix, "content", closed, "calls", closed)
+    return [f"start: {before} {output} {end}"]
+
+
+def _said_or_called(
+    body: ChatRequest, may_mix: bool, said: str, between: str, calls: str, edge: str = ""
+) -> str:
+    """Return the expression for content, tool calls, or both.
+
+    between: what separates them. edge: what stands after content alone, and before calls alone.
+    """
+    if not body.callable_tools:
+        return f"{said} {edge}"
+    if body.tool_choice.mode == "required":
+        return f"{edge} {calls}"
+    both = f" | {said} {between} {calls}" if may_mix else ""
+    return f"({said} {edge} | {edge} {calls}{both})"
 
 
 def _thinking(markers: Markers, is_thinking: bool) -> list[str]:

@@ -1,5 +1,6 @@
 """Parse the model's text into content, reasoning and tool calls."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from secrets import token_hex
@@ -25,6 +26,12 @@ from server.tool_formats.reader import CallPiece, CallReader, OpenedCall
 
 SELF_CONTAINED_FORMATS = frozenset({"json_tools"})
 """Tool call formats in which a call that was cut short cannot be mistaken for a complete one."""
+
+MAX_HEADER_CHARACTERS = 128
+"""Text that begins like a header of Muse Spark but is longer than this is content."""
+
+_HEADER_END = "<|message|>"
+_HEADER = re.compile(r"\s*(?:assistant)?\s*(?:to=(?P<to>[^\s<]+))?\s*<\|message\|>")
 
 
 def parser_factory(markers: Markers, is_thinking: bool, rules: ToolCallRules | None) -> MakeParser:
@@ -160,6 +167,8 @@ class MarkerParser(MarkedText):
         markers = self._markers
         think_end = markers.think_end if self._is_reasoning_open else None
         texts = self._marker_texts(markers.think_start, think_end, self._call_start, *markers.separators)
+        if markers.is_addressed and (is_certain := self._skip_header()) is not None:
+            return is_certain
         stripped = self._text.lstrip()
         if len(stripped) < len(self._text):
             self._leading_whitespace.append(self._text[: len(self._text) - len(stripped)])
@@ -181,6 +190,23 @@ class MarkerParser(MarkedText):
             self._has_content = True
         return True
 
+    def _skip_header(self) -> bool | None:
+        """Skip the header of a message, which says to whom it is; return whether it is complete.
+
+        Returns None if there is none.
+        """
+        if _HEADER_END not in self._text:
+            stripped = self._text.strip()
+            is_begun = any(word.startswith(stripped[: len(word)]) for word in ("assistant", "to="))
+            return False if is_begun and len(self._text) < MAX_HEADER_CHARACTERS else None
+        if (match := _HEADER.match(self._text)) is None:
+            return None
+        self._alignment.skip(match[0])
+        self._text = self._text[match.end() :]
+        if match["to"] == "self":
+            self._start_reasoning()
+        return True
+
     def _consume_until(self, texts: Sequence[str], consume: Callable[[str], None]) -> bool:
         """Pass the text before the first of these markers to consume, then handle the marker."""
         before, marker = self._take_until(texts)
@@ -200,14 +226,17 @@ class MarkerParser(MarkedText):
             self._start_call(text)
         elif self._state == "content" and markers.think_start and text == markers.think_start.text:
             self._alignment.skip(text)
-            self._state, self._is_reasoning_open = "reasoning", True
-            self._num_reasoning_blocks += 1
-            self._held_whitespace = ["\n"]
+            self._start_reasoning()
         else:
             self._alignment.skip(text)
             if markers.think_end and text == markers.think_end.text:
                 self._is_reasoning_open, self._drops_whitespace = False, True
             self._state, self._has_content = "content", False
+
+    def _start_reasoning(self) -> None:
+        self._state, self._is_reasoning_open = "reasoning", True
+        self._num_reasoning_blocks += 1
+        self._held_whitespace = ["\n"]
 
     def _start_call(self, opening: str) -> None:
         self._state, self._call, self._json_strings = "call", [], JsonStringTracker()

@@ -2,7 +2,8 @@
 
 A format is given twice: as patterns, which read what a model may write, and as the text that its chat
 template writes, from which grammars are made. In these texts `BREAK` stands for an optional line break and
-`DIGITS` for a number, and `IS_TEXT` for whether a value is text or JSON: true or false.
+`DIGITS` for a number, `IS_TEXT` for whether a value is text or JSON: true or false, and `TYPE` for the name
+of a value's JSON type.
 """
 
 import re
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from engine.model.markers import Markers
 
 BREAK, DIGITS, IS_TEXT = "\N{SYMBOL FOR NEWLINE}", "\N{NUMERO SIGN}", "\N{DOUBLE QUESTION MARK}"
+TYPE = "\N{DOUBLE EXCLAMATION MARK}"
 _NAME = r"(?P<name>[\w.-]+)"
 
 
@@ -43,6 +45,8 @@ class TaggedFormat:
     before_key, after_key, value_end: what is written around an argument's name and value.
     after_value: what is written between an argument and what follows it.
     has_breaks: a line break after before_value and one before value_end do not belong to the value.
+    quotes: what may stand around a value. A value without them is stripped.
+    has_entities: quotes and ampersands in arguments' names are written as XML's entities.
     tail_is_marker: the section's end marker is the tail.
     """
 
@@ -60,6 +64,8 @@ class TaggedFormat:
     separator: str = ""
     closing: str = ""
     has_breaks: bool = False
+    quotes: tuple[str, str] | None = None
+    has_entities: bool = False
     tail_is_marker: bool = False
     is_one_per_section: bool = False
 
@@ -235,6 +241,49 @@ _FORMATS: dict[str, CallFormat] = {
         after_value="\n",
         after="</｜DSML｜invoke>\n",
         opening="\n",
+    ),
+    "minicpm5": TaggedFormat(
+        head=re.compile(r"\s*(?:([\"'])(?P<name>[^\"'<>]+)\1)\s*>"),
+        key=re.compile(r"\s*<param\s+name\s*=\s*([\"'])(?P<key>[^\"'<>\n]+)\1\s*>"),
+        tail=re.compile(r"\s*</function>"),
+        before='"',
+        after_name='">',
+        before_key='<param name="',
+        after_key='">',
+        value_end="</param>",
+        after_value="",
+        after="",
+        quotes=("<![CDATA[", "]]>"),
+        tail_is_marker=True,
+        is_one_per_section=True,
+    ),
+    "muse_spark": TaggedFormat(
+        head=re.compile(r"\s*<atem:invoke\s+name=\"(?P<name>[^\"<>]+)\"\s*>"),
+        key=re.compile(r"\s*<atem:parameter\s+name=\"(?P<key>[^\"<>\n]+)\"[^<>]*>"),
+        tail=re.compile(r"\s*</atem:invoke>"),
+        before='<atem:invoke name="',
+        after_name='">\n',
+        before_key='<atem:parameter name="',
+        after_key='">',
+        value_end="</atem:parameter>",
+        after_value="\n",
+        after="</atem:invoke>\n",
+        opening="\n",
+    ),
+    "kimi_k3": TaggedFormat(
+        head=re.compile(r"\s*<\|open\|>call\s+tool=\"(?P<name>[^\"]+)\"(?:\s+index=\"\d+\")?\s*<\|sep\|>"),
+        key=re.compile(
+            r"\s*<\|open\|>argument\s+key=\"(?P<key>[^\"]+)\"\s+type=\"(?P<is_text>\w+)\"\s*<\|sep\|>"
+        ),
+        tail=re.compile(r"\s*<\|close\|>call<\|sep\|>"),
+        before='<|open|>call tool="',
+        after_name=f'" index="{DIGITS}"<|sep|>',
+        before_key='<|open|>argument key="',
+        after_key=f'" type="{TYPE}"<|sep|>',
+        value_end="<|close|>argument<|sep|>",
+        after_value="",
+        after="<|close|>call<|sep|>",
+        has_entities=True,
     ),
     "gemma4": _gemma('<|"|>'),
     "function_gemma": _gemma("<escape>"),

@@ -15,6 +15,7 @@ from server.tool_formats.formats import (
     BREAK,
     DIGITS,
     IS_TEXT,
+    TYPE,
     CallFormat,
     JsonFormat,
     ListedFormat,
@@ -23,13 +24,16 @@ from server.tool_formats.formats import (
 from server.tool_formats.json_lark import escape_lark
 from server.tool_formats.lark_parts import ANY_TEXT, json_rule, lark_rule, text_patterns
 from server.tool_formats.literals import Literals
-from server.tool_formats.values import STRING, find_types
+from server.tool_formats.values import ALL_TYPES, STRING, escape_entities, find_types
 from server.validation.json_schema_alternatives import constrains_besides
 from server.validation.json_schema_nodes import list_of
 
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 _STRING_WORDS = ("type", "enum", "const", "pattern", "minLength", "maxLength")
 _OBJECT_WORDS = ("type", "properties", "required", "additionalProperties", "propertyOrdering")
+
+_BARE = r"/([^\s<&]([^\n<&]*[^\s<&])?)?/"
+"""Text that can stand without quotes in a format that has them: nothing of it is dropped or read as a tag."""
 
 Tools = Sequence[tuple[str, dict[str, Any]]]
 """(name, schema of the arguments) for each tool."""
@@ -90,10 +94,18 @@ class CallGrammar:
             rules += self._call(index)
         return rules
 
-    def text(self, text: str) -> str:
-        """Return the expression for text that the format writes, with its special tokens as such."""
+    def text(self, text: str, types: frozenset[str] = ALL_TYPES) -> str:
+        """Return the expression for text that the format writes, with its special tokens as such.
+
+        types: those of the value that the text is about.
+        """
         tokens = {marker.text: marker for marker in self._tokens}
-        signs = {BREAK: "/\\n?/", DIGITS: "/[0-9]{1,4}/", IS_TEXT: '("true" | "false")'}
+        signs = {
+            BREAK: "/\\n?/",
+            DIGITS: "/[0-9]{1,4}/",
+            IS_TEXT: _one_of({"true" if kind == "string" else "false" for kind in types}),
+            TYPE: _one_of({"number" if kind == "integer" else kind for kind in types}),
+        }
         if not text:
             return '""'
         pattern = "|".join(map(re.escape, [*sorted(tokens, key=len, reverse=True), *signs]))
@@ -128,8 +140,9 @@ class CallGrammar:
             head = self.text(layout.before + name + layout.after_name)
             yield f"call_{index}: {head} arguments_{index} {self.text(layout.after)}"
             if name in self._larks:
-                key = self.text(layout.before_key + "input" + layout.after_key.replace(IS_TEXT, "true"))
-                end = self.text(layout.value_end + layout.after_value)
+                before, after = layout.quotes or ("", "")
+                key = self.text(layout.before_key + "input" + layout.after_key + before, STRING)
+                end = self.text(after + layout.value_end + layout.after_value)
                 yield f"arguments_{index}: {key} input_{index} {end}"
                 yield f"input_{index}: {lark_rule(self._larks[name])}"
             elif name in self._enforced:
@@ -160,17 +173,19 @@ class CallGrammar:
         keys = [*properties, *(key for key in required if key not in properties)]
         parts = []
         for number, key in enumerate(keys):
-            if any(character in key for character in '<>"\n'):
+            if any(character in key for character in ("\n" if layout.has_entities else '<>"\n')):
                 raise UnenforceableError(index, "has a property whose name this format cannot write")
             rule = f"value_{index}_{number}"
             schema_of_key = properties.get(key, {})
             types = find_types(schema_of_key, schema)
-            is_text = IS_TEXT if types is None else "true" if types == STRING else "false"
-            is_text = IS_TEXT if types and "string" in types and types != STRING else is_text
-            head = self.text(layout.before_key + key + layout.after_key.replace(IS_TEXT, is_text))
-            argument = f"{head} {rule} {self.text(layout.after_value)}"
-            parts.append(argument if key in required else f"({argument})?")
-            yield from self._value(index, rule, schema_of_key, is_strict, layout)
+            alternatives = []
+            for suffix, part, kinds in _by_marked_type(schema_of_key, types, layout):
+                written = escape_entities(key) if layout.has_entities else key
+                head = self.text(layout.before_key + written + layout.after_key, kinds or ALL_TYPES)
+                alternatives.append(f"{head} {rule}{suffix} {self.text(layout.after_value)}")
+                yield from self._value(index, rule + suffix, part, is_strict, layout)
+            argument = " | ".join(alternatives)
+            parts.append(f"({argument})" if key in required else f"({argument})?")
         yield f"arguments_{index}: " + (" ".join(parts) or '""')
 
     def _value(
@@ -187,15 +202,15 @@ class CallGrammar:
             if types is None:
                 yield from self._text_value(rule, layout, ANY_TEXT)
             else:
-                yield f"{rule}: json_{rule} {self.text(layout.value_end)}"
+                yield f"{rule}: {self._quotable(f'json_{rule}', layout)}"
                 yield f"json_{rule}: {json_rule(_within(root, schema))}"
             return
         node = schema if isinstance(schema, dict) else {}
         if types == STRING and not constrains_besides(node, *_STRING_WORDS):
             texts = [node["const"]] if "const" in node else node.get("enum")
             if isinstance(texts, list):
-                choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-                yield f"{rule}: ({choices}) {self.text(layout.value_end)}"
+                choices = (self._choice(text, layout) for text in texts if isinstance(text, str))
+                yield f"{rule}: ({' | '.join(choices)}) {self.text(layout.value_end)}"
             else:
                 yield from self._text_value(rule, layout, *text_patterns(node))
             return
@@ -205,6 +220,14 @@ class CallGrammar:
 
     def _text_value(self, rule: str, layout: TaggedFormat, *patterns: str) -> Iterator[str]:
         """Yield the rules of text that matches all patterns, together with its end tag."""
+        if layout.quotes is not None:
+            before = json.dumps(layout.quotes[0])
+            bare = " & ".join(f"({pattern})" for pattern in (*patterns, _BARE))
+            yield f"{rule.upper()}: {bare}"
+            yield f"{rule}: {rule.upper()} {self.text(layout.value_end)} | {before} {rule}_quoted"
+            end = json.dumps(layout.quotes[1] + layout.value_end)
+            yield f"{rule}_quoted[lazy]: " + " & ".join(f"({pattern} {end})" for pattern in patterns)
+            return
         end = layout.value_end
         at = min((end.find(marker.text) for marker in self._tokens if marker.text in end), default=-1)
         before = json.dumps(end if at < 0 else end[:at], ensure_ascii=False)
@@ -215,6 +238,20 @@ class CallGrammar:
             # Text cannot contain the token, so it ends there.
             yield f"{rule.upper()}: {text}"
             yield f"{rule}: {rule.upper()} {self.text(end[at:])}"
+
+    def _quotable(self, expression: str, layout: TaggedFormat) -> str:
+        """Return the expression for a value with its end tag, with and without the format's quotes."""
+        end = self.text(layout.value_end)
+        if layout.quotes is None:
+            return f"{expression} {end}"
+        before, after = map(json.dumps, layout.quotes)
+        return f"({expression} | {before} {expression} {after}) {end}"
+
+    def _choice(self, text: str, layout: TaggedFormat) -> str:
+        """Return the expression for one text."""
+        if layout.quotes is not None and not re.fullmatch(_BARE[1:-1], text):
+            text = text.join(layout.quotes)
+        return json.dumps(text, ensure_ascii=False)
 
     def _marker(self, marker: Marker | None) -> str:
         """Return a marker, of which only single tokens have to be written as such."""
@@ -239,6 +276,24 @@ def json_arguments(index: int, schema: object, lark: str | None) -> list[str]:
         f'arguments_{index}: "{{\\"input\\": \\"" input_{index} "\\"}}"',
         f"input_{index}: {lark_rule(escape_lark(lark))}",
     ]
+
+
+def _one_of(texts: Collection[str]) -> str:
+    """Return the expression for one of several texts."""
+    return f"({' | '.join(map(json.dumps, sorted(texts)))})"
+
+
+def _by_marked_type(
+    schema: object, types: frozenset[str] | None, layout: TaggedFormat
+) -> Iterator[tuple[str, object, frozenset[str] | None]]:
+    """Yield (suffix of a rule's name, schema, types), for text and for JSON where the format names the type."""
+    is_named = IS_TEXT in layout.after_key or TYPE in layout.after_key
+    if not is_named or not isinstance(schema, dict) or "$ref" in schema or not types or types == STRING:
+        yield "", schema, types
+        return
+    for suffix, kinds in (("_text", types & STRING), ("_json", types - STRING)):
+        if kinds:
+            yield suffix, {**schema, "type": sorted(kinds)}, kinds
 
 
 def _within(root: dict[str, Any], schema: object) -> object:

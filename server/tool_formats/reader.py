@@ -21,6 +21,7 @@ from server.tool_formats.values import (
     literal_to_json,
     to_json_value,
     unescape,
+    unescape_entities,
 )
 
 MAX_PENDING_CHARACTERS = 1024
@@ -161,11 +162,16 @@ class _ArgumentReader(_Reader):
 
     def _start_value(self, match: re.Match[str]) -> None:
         """Note the name of an argument, whose value follows."""
-        if match["key"] in self._keys:
+        key = self._key(match)
+        if key in self._keys:
             self.is_broken = True
             return
-        self._pieces.append(f"{', ' if self._keys else ''}{to_json(match['key']).decode()}: ")
-        self._keys.add(match["key"])
+        self._pieces.append(f"{', ' if self._keys else ''}{to_json(key).decode()}: ")
+        self._keys.add(key)
+
+    def _key(self, match: re.Match[str]) -> str:
+        """Return the name of an argument."""
+        return match["key"]
 
 
 class ListedReader(_ArgumentReader):
@@ -331,6 +337,7 @@ class TaggedReader(_ArgumentReader):
         self._types: frozenset[str] | None = None
         self._value: list[str] = []
         self._has_started_value = False
+        self._is_quoted = False
 
     @property
     def is_quoting(self) -> bool:
@@ -340,38 +347,58 @@ class TaggedReader(_ArgumentReader):
     def _advance(self) -> bool:
         return super()._advance() if self._types is None else self._read_value(self._types)
 
+    def _key(self, match: re.Match[str]) -> str:
+        return unescape_entities(match["key"]) if self._format.has_entities else match["key"]
+
     def _start_value(self, match: re.Match[str]) -> None:
         super()._start_value(match)
         is_text = match.groupdict().get("is_text")
         if is_text is None:
             properties = self._schema.get("properties")
-            known = properties.get(match["key"]) if isinstance(properties, dict) else None
+            known = properties.get(self._key(match)) if isinstance(properties, dict) else None
             self._types = find_types(known, self._schema) or GUESSED
         else:
-            self._types = STRING if is_text == "true" else NOT_STRING
-        self._value, self._has_started_value = [], False
+            self._types = STRING if is_text in ("true", "string") else NOT_STRING
+        self._value, self._has_started_value, self._is_quoted = [], False, False
 
     def _read_value(self, types: frozenset[str]) -> bool:
-        if self._format.has_breaks and not self._has_started_value:
-            self._pending = self._pending.removeprefix("\n")
-        if not self._has_started_value:
-            self._has_started_value = True
-            self._pieces += ['"'] if types == STRING else []
-        end = self._format.value_end.strip("\n")
+        layout = self._format
+        if not self._has_started_value and not self._start_text(types):
+            return False
+        end = layout.value_end.strip("\n")
+        end = layout.quotes[1] + end if layout.quotes and self._is_quoted else end
+        is_stripped = layout.quotes is not None and not self._is_quoted
         at = self._pending.find(end)
         if at < 0:
-            # Hold back what may be the tag, and the line break before it.
-            ends = (f"\n{end}", end) if self._format.has_breaks else (end,)
-            self._take_value(types, len(self._pending) - count_partial_marker(self._pending, ends))
+            # Hold back what may be the tag, and the whitespace before it.
+            ends = (f"\n{end}", end) if layout.has_breaks else (end,)
+            certain = len(self._pending) - count_partial_marker(self._pending, ends)
+            self._take_value(types, len(self._pending[:certain].rstrip()) if is_stripped else certain)
             return False
         text = self._pending[:at]
         self._pending = self._pending[at + len(end) :]
-        text = text.removesuffix("\n") if self._format.has_breaks else text
+        text = text.removesuffix("\n") if layout.has_breaks else text
+        text = text.rstrip() if is_stripped else text
         if types == STRING:
             self._pieces.append(f'{_escaped(text)}"')
         else:
             self._pieces.append(to_json_value("".join([*self._value, text]), types))
         self._types = None
+        return True
+
+    def _start_text(self, types: frozenset[str]) -> bool:
+        """Drop what stands before a value; return whether the value has begun."""
+        if self._format.has_breaks:
+            self._pending = self._pending.removeprefix("\n")
+        if self._format.quotes is not None:
+            opening = self._format.quotes[0]
+            self._pending = self._pending.lstrip()
+            self._is_quoted = self._pending.startswith(opening)
+            if not self._is_quoted and opening.startswith(self._pending):
+                return False
+            self._pending = self._pending.removeprefix(opening)
+        self._has_started_value = True
+        self._pieces += ['"'] if types == STRING else []
         return True
 
     def _take_value(self, types: frozenset[str], end: int) -> None:

@@ -14,7 +14,7 @@ GUESSED = frozenset({"string", "object", "array"})
 """What a value without a known type may be: JSON objects and arrays are recognized, all else is a string."""
 
 NOT_STRING = frozenset({"number", "integer", "boolean", "null", "object", "array"})
-_ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _MAX_DEPTH = 16
 _JSON_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
@@ -30,7 +30,7 @@ def find_types(schema: object, root: dict[str, Any], depth: int = 0) -> frozense
         return find_types(target, root, depth + 1)
     kinds = schema.get("type")
     if isinstance(kinds, str | list):
-        return frozenset([kinds] if isinstance(kinds, str) else map(str, kinds)) & _ALL_TYPES or None
+        return frozenset([kinds] if isinstance(kinds, str) else map(str, kinds)) & ALL_TYPES or None
     if "const" in schema or isinstance(schema.get("enum"), list):
         values = [schema["const"]] if "const" in schema else schema["enum"]
         return frozenset(_JSON_NAMES.get(type(value), "null") for value in values)
@@ -56,6 +56,16 @@ def to_json_value(text: str, types: frozenset[str]) -> str:
                 whole = int(value) if kind == "integer" and isinstance(value, float) else value
                 return to_json(whole).decode()
     return to_json(text).decode()
+
+
+def escape_entities(name: str) -> str:
+    """Return a name as it stands between an attribute's quotes."""
+    return name.replace("&", "&amp;").replace('"', "&quot;")
+
+
+def unescape_entities(name: str) -> str:
+    """Return the name that stands between an attribute's quotes."""
+    return name.replace("&quot;", '"').replace("&amp;", "&")
 
 
 def _read_word(word: str, types: frozenset[str]) -> object:

@@ -124,9 +124,9 @@ def test_a_marker_of_several_tokens_begins_a_call_as_text(thinker, grammars):
 
 
 def test_a_format_without_a_grammar_is_refused_where_one_is_needed(thinker):
-    markers = replace(thinker.markers, call_format="minicpm5")
+    markers = replace(thinker.markers, call_format="unheard_of")
     for fields, param in (({"tool_choice": "required"}, "tool_choice"), ({}, "tools")):
-        with pytest.raises(BadRequestError, match="minicpm5") as refused:
+        with pytest.raises(BadRequestError, match="unheard_of") as refused:
             chat_grammar(ask([STRICT], **fields), markers, False)
         assert refused.value.param == param
 

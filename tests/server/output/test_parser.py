@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.model.child_script import read_calls
+from engine.model.markers import Markers
 from engine.model.tool_calls import WrittenCall
 from engine.request import Delta, Finished, TokenLogprob, Usage
 from server.output.parser import MarkerParser, parser_factory
@@ -376,3 +377,42 @@ def test_whitespace_that_the_template_writes_before_a_call_is_dropped(text, cont
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     output = read(pieces, markers=replace(CALLING, call_gap="\n"))
     assert parsed(output)[1:3] == (content, calls)
+
+
+MUSE = Markers(
+    marker("to=self<|message|>"),
+    marker("<|eom|>"),
+    marker("<atem:function_calls>"),
+    marker("</atem:function_calls>"),
+    (marker("to=user<|message|>"), marker("to=commentary<|message|>"), marker("<|eom|>"), marker("<|eot|>")),
+    (marker("<|start|>"), marker("<|message|>"), marker("<|eom|>")),
+    "muse_spark",
+)
+ATEM = (
+    'assistant to=f<|message|><atem:function_calls>\n<atem:invoke name="f">\n'
+    '<atem:parameter name="a">1</atem:parameter>\n</atem:invoke>\n</atem:function_calls>'
+)
+
+
+# Without <|start|>, which is a control token and no text.
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content", "calls"),
+    [
+        (" to=user<|message|>Hello", "", "Hello", []),
+        (" to=self<|message|>hm<|eom|>assistant to=user<|message|>Hello<|eot|>", "hm", "Hello", []),
+        (f" to=self<|message|>hm<|eom|>{ATEM}", "hm", "", [F]),
+        (f" to=commentary<|message|>Look.<|eom|>{ATEM}<|eom|>{ATEM}<|eot|>", "", "Look.", [F, F]),
+        (f"to=self<|message|>a<|eom|>assistant to=self<|message|>b<|eom|>{ATEM}", "a\nb", "", [F]),
+        ("assistants are here", "", "assistants are here", []),
+        ("to=nobody" * 40, "", "to=nobody" * 40, []),
+        ("assistant", "", "assistant", []),
+    ],
+)
+def test_messages_of_muse_spark_go_where_their_headers_say(text, reasoning, content, calls):
+    layout = find_format(MUSE)
+    schemas = {"f": {"properties": {"a": {"type": "integer"}}}}
+    rules = ToolCallRules(parse, make_reader=partial(make_reader, layout, schemas))
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(1, len(text)))):
+        output = read(pieces, MUSE, rules=rules)
+        finish = "tool_calls" if calls else "stop"
+        assert parsed(output) == (reasoning, content, calls, finish), pieces

@@ -28,6 +28,7 @@ SPECIAL = [
         "<|call|>",
     ),
     "<|return|>",
+    *("<|open|>", "<|close|>", "<|sep|>", "<|eom|>"),
 ]
 NOT_INNER = [
     *('<|"|>', "<|tool_call>", "<tool_call|>", "<|tool_call_start|>", "<|tool_call_end|>"),
@@ -120,6 +121,36 @@ def python(name, values):
     return f"[{name}({', '.join(f'{key}={value}' for key, value in shown.items())})]"
 
 
+def cdata(name, values):
+    def shown(value):
+        text = value if isinstance(value, str) else dumps(value)
+        return f"<![CDATA[{text}]]>" if "<" in text or "\n" in text else text
+
+    inner = "".join(f'<param name="{key}">{shown(value)}</param>' for key, value in values.items())
+    return f'<function name="{name}">{inner}</function>'
+
+
+def xtml(name, values):
+    def tag(head, inner):
+        return f"<|open|>{head}<|sep|>{inner}<|close|>{head.split()[0]}<|sep|>"
+
+    def argument(key, value):
+        kind = "number" if key == "days" else "string"
+        text = value if isinstance(value, str) else dumps(value)
+        return tag(f'argument key="{key}" type="{kind}"', text)
+
+    inner = "".join(argument(key, value) for key, value in values.items())
+    return tag("tools", tag(f'call tool="{name}" index="1"', inner))
+
+
+def atem(name, values):
+    inner = "".join(
+        f'<atem:parameter name="{key}">{value}</atem:parameter>\n' for key, value in values.items()
+    )
+    invoke = f'<atem:invoke name="{name}">\n{inner}</atem:invoke>\n'
+    return f"<atem:function_calls>\n{invoke}</atem:function_calls>"
+
+
 # (start marker, end marker, how a call is written)
 FORMATS = {
     "json_tools": (
@@ -185,6 +216,7 @@ FORMATS = {
         "<|tool_call_end|>",
         lambda name, values: f"<|tool_call_start|>{python(name, values)}<|tool_call_end|>",
     ),
+    "minicpm5": ("<function name=", "</function>", cdata),
     "llama3": (
         '{"name": ',
         "",
@@ -297,13 +329,40 @@ def harmony(tokenizer):
     def mark(text):
         return Marker(text, tuple(tokenizer.encode(text)))
 
-    inner = tuple(mark(text) for text in SPECIAL[-7:])
+    inner = tuple(mark(text) for text in SPECIAL[-11:-4])
     start = mark("<|channel|>analysis<|message|>")
     return Markers(start, mark("<|end|>"), mark("<|call|>"), inner=inner, call_format=HARMONY)
 
 
 ANALYSIS = "<|channel|>analysis<|message|>hm ż<|end|><|start|>assistant"
 CALL = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+
+
+def kimi_k3(tokenizer):
+    def mark(text):
+        return Marker(text, tuple(tokenizer.encode(text)))
+
+    think = [mark(f"<|{way}|>think<|sep|>") for way in ("open", "close")]
+    tools = [mark(f"<|{way}|>tools<|sep|>") for way in ("open", "close")]
+    names = ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")
+    inner = tuple(map(mark, ("<|open|>", "<|close|>", "<|sep|>")))
+    return Markers(*think, *tools, tuple(map(mark, names)), inner, "kimi_k3")
+
+
+def muse(tokenizer):
+    def mark(text):
+        return Marker(text, tuple(tokenizer.encode(text)))
+
+    think = [mark("to=self<|message|>"), mark("<|eom|>")]
+    tools = [mark("<atem:function_calls>"), mark("</atem:function_calls>")]
+    said = (mark("to=user<|message|>"), mark("<|eom|>"))
+    inner = tuple(map(mark, ("<|start|>", "<|message|>", "<|eom|>")))
+    return Markers(*think, *tools, said, inner, "muse_spark")
+
+
+BLOCK, MESSAGE_END = "<|close|>response<|sep|>", "<|close|>message<|sep|>"
+K3_THOUGHT = "hm ż<|close|>think<|sep|><|open|>response<|sep|>"
+NEXT = "<|eom|><|start|>assistant"
 NUMBER = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
 
 
@@ -441,3 +500,118 @@ def test_any_arguments_are_literals(model, name):
     assert accepts(model, grammar, write("f", {"a": "x", "b": [1, "y"]}))
     assert accepts(model, grammar, write("f", {}))
     assert not accepts(model, grammar, write("f", {"a": 1}).replace("1", "x"))
+
+
+def k3_answer(said="", values=None, name="get_weather"):
+    return said + BLOCK + (xtml(name, values) if values is not None else "") + MESSAGE_END
+
+
+def muse_answer(said=None, values=None, name="get_weather"):
+    call = "" if values is None else f" to={name}<|message|>{atem(name, values)}"
+    return (NEXT if call and said else "").join(
+        part for part in ("" if said is None else f" to=user<|message|>{said}", call) if part
+    )
+
+
+WHOLE_ANSWERS = [
+    # (request, what is said, arguments of the call, whether the grammar accepts it)
+    ({"tool_choice": "required"}, None, ROME, True),
+    ({"tool_choice": "required"}, None, GOOD[1], True),
+    *(({"tool_choice": "required"}, None, values, False) for values in BAD),
+    ({"tool_choice": "required"}, "Hello", None, False),
+    ({"function": {"strict": True}}, "Hello {there}", None, True),
+    ({"function": {"strict": True}}, "Look:", ROME, True),
+    ({"function": {"strict": True}}, "Look:", BAD[0], False),
+    ({"function": {"strict": True}}, None, BAD[0], False),
+    ({"response_format": NUMBER}, "12", None, True),
+    ({"response_format": NUMBER}, "x", None, False),
+    ({"response_format": NUMBER}, None, ROME, True),
+    ({"response_format": NUMBER}, "12", ROME, False),
+    ({"response_format": NUMBER, "tools": []}, "12", None, True),
+]
+
+
+@pytest.mark.parametrize(("fields", "said", "values", "passes"), WHOLE_ANSWERS)
+@pytest.mark.parametrize("name", ["kimi_k3", "muse_spark"])
+def test_formats_of_whole_answers_keep_content_and_calls_in_their_places(
+    model, name, fields, said, values, passes
+):
+    body = ask(**fields)
+    content = body.requested_grammar
+    markers = kimi_k3(model[0]) if name == "kimi_k3" else muse(model[0])
+    if name == "kimi_k3":
+        answer = k3_answer(said or "", values)
+        thought, opening = K3_THOUGHT, "<|open|>think<|sep|>"
+    else:
+        answer = muse_answer(said, values)
+        thought, opening = f"hm ż{NEXT}", " to=self<|message|>"
+    is_open = chat_grammar(body, markers, True, content and content[0])
+    is_new = chat_grammar(body, markers, False, content and content[0])
+    assert accepts(model, is_new, answer) == passes
+    assert accepts(model, is_new, opening + thought + answer) == passes
+    assert accepts(model, is_open, thought + answer) == passes
+
+
+def test_a_section_of_kimi_k3_may_have_several_calls(model):
+    both = xtml("get_weather", ROME).removesuffix("<|close|>tools<|sep|>")
+    both += xtml("now", {}).removeprefix("<|open|>tools<|sep|>")
+    for is_parallel in (True, False):
+        body = ask(tool_choice="required", parallel_tool_calls=is_parallel)
+        grammar = chat_grammar(body, kimi_k3(model[0]), False)
+        assert accepts(model, grammar, BLOCK + both + MESSAGE_END) == is_parallel
+
+
+def test_calls_of_muse_spark_are_messages_of_their_own(model):
+    first, second = muse_answer(None, ROME), muse_answer(None, {}, "now")
+    for is_parallel in (True, False):
+        body = ask(tool_choice="required", parallel_tool_calls=is_parallel)
+        grammar = chat_grammar(body, muse(model[0]), False)
+        assert accepts(model, grammar, first + NEXT + second) == is_parallel
+        assert not accepts(model, grammar, muse_answer(None, ROME, "other"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind", "text", "passes"),
+    [
+        ({"type": ["string", "null"]}, "string", "a<b", True),
+        ({"type": ["string", "null"]}, "null", "null", True),
+        ({"type": ["string", "null"]}, "null", "5", False),
+        ({"type": ["string", "null"]}, "number", "5", False),
+        ({"type": "array", "items": {"type": "integer"}}, "array", "[1, 2]", True),
+        ({"type": "array", "items": {"type": "integer"}}, "string", "[1, 2]", False),
+        ({"type": "integer"}, "number", "5", True),
+        ({"enum": ["a", 1]}, "string", "a", True),
+        ({"enum": ["a", 1]}, "string", "1", False),
+    ],
+)
+def test_kimi_k3_names_the_type_of_a_value(model, schema, kind, text, passes):
+    key = 'a "b" & c'
+    parameters = {"type": "object", "properties": {key: schema}, "required": [key]}
+    body = ask(tool_choice="required", function={"strict": True, "parameters": parameters})
+    grammar = chat_grammar(body, kimi_k3(model[0]), False)
+    call = xtml("get_weather", {"city": text})
+    call = call.replace('"city" type="string"', f'"a &quot;b&quot; &amp; c" type="{kind}"')
+    assert accepts(model, grammar, BLOCK + call + MESSAGE_END) == passes
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "passes"),
+    [
+        ({"type": "string"}, "a b", True),
+        ({"type": "string"}, "a\nb", False),
+        ({"type": "string"}, " a", False),
+        ({"type": "string"}, "<![CDATA[ a\n<b> ]]>", True),
+        ({"type": "string", "maxLength": 2}, "<![CDATA[abc]]>", False),
+        ({"type": "string", "maxLength": 2}, "<![CDATA[<b]]>", True),
+        ({"enum": [" a", "b"]}, "<![CDATA[ a]]>", True),
+        ({"enum": [" a", "b"]}, " a", False),
+        ({"type": "array"}, '<![CDATA[["<"]]]>', True),
+        ({"type": "array"}, '["<"]', True),
+    ],
+)
+def test_minicpm_quotes_what_would_not_be_read_as_it_is(model, schema, text, passes):
+    parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    body = ask(tool_choice="required", function={"strict": True, "parameters": parameters})
+    grammar = chat_grammar(body, markers_of("minicpm5", model[0]), False)
+    call = f'<function name="get_weather"><param name="x">{text}</param></function>'
+    assert accepts(model, grammar, call) == passes

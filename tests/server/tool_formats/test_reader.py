@@ -59,6 +59,30 @@ WRITTEN = {
     + tagged("<longcat_arg_key>", "</longcat_arg_key>\n<longcat_arg_value>", "</longcat_arg_value>")
     + "</longcat_tool_call>",
 }
+
+
+def with_quotes():
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in VALUES.items()}
+    shown = {key: f"<![CDATA[{text}]]>" if "<" in text else text for key, text in texts.items()}
+    return "".join(f'<param name="{key}"> {text}\n</param>' for key, text in shown.items())
+
+
+def with_types():
+    kinds = {"city": "string", "days": "number", "exact": "boolean", "places": "array"}
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in VALUES.items()}
+    return "".join(
+        f'<|open|>argument key="{key}" type="{kinds[key]}"<|sep|>{text}<|close|>argument<|sep|>'
+        for key, text in texts.items()
+    )
+
+
+WRITTEN |= {
+    "minicpm5": f'"get_weather">{with_quotes()}</function>'.replace("]]>\n", "]]>"),
+    "muse_spark": '\n<atem:invoke name="get_weather">\n'
+    + tagged('<atem:parameter name="', '">', "</atem:parameter>")
+    + "</atem:invoke>\n",
+    "kimi_k3": f'<|open|>call tool="get_weather" index="1"<|sep|>{with_types()}<|close|>call<|sep|>',
+}
 GEMMA = '{city:QRome\n "x" </b> żQ,days:2,exact:true,places:[QaQ,Qb\nQ]}'
 WRITTEN |= {
     "deepseek_v32": '\n<｜DSML｜invoke name="get_weather">\n'
@@ -107,6 +131,7 @@ def test_a_call_is_read_however_the_text_is_split(name):
 def test_mlx_lm_reads_the_same(name):
     parse = importlib.import_module(f"mlx_lm.tool_parsers.{MLX_LM.get(name, name)}").parse_tool_call
     text = WRITTEN[name].removesuffix("</tool_call>").removesuffix("</longcat_tool_call>")
+    text = text.removesuffix("</function>") if name == "minicpm5" else text
     (call,) = read_calls(parse, text, TOOLS)
     assert (call["name"], json.loads(call["arguments"])) == ("get_weather", VALUES)
 
@@ -136,6 +161,8 @@ def test_a_call_that_is_cut_short_stays_open(name):
 
 
 SEVERAL = {
+    "muse_spark": '\n<atem:invoke name="get_weather">\n</atem:invoke>\n' * 2,
+    "kimi_k3": '<|open|>call tool="get_weather" index="1"<|sep|><|close|>call<|sep|>' * 2,
     "mistral": "get_weather[ARGS]{}[TOOL_CALLS]get_weather[ARGS]{}",
     "mistral_list": '[{"name": "get_weather", "arguments": {}}, {"name": "get_weather", "arguments": {}}]',
     "llama3": '"get_weather", "parameters": {}}; {"name": "get_weather", "parameters": {}}',
