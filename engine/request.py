@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 FinishReason = Literal["stop", "length"]
+PromptEnd = Literal["answer", "messages", "final_message"]
+"""Where a conversation's prompt ends: where the answer begins, after the messages, or within the last one,
+which the answer continues."""
 
 
 @dataclass(frozen=True, slots=True)

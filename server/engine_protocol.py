@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from engine.model.markers import Markers
 from engine.model.tool_calls import WrittenCall
-from engine.request import EngineCounts, EngineStatus, GenerationRequest, Grammar, ModelInfo, Sink
+from engine.request import EngineCounts, EngineStatus, GenerationRequest, Grammar, ModelInfo, PromptEnd, Sink
 
 
 class TokenizerProtocol(Protocol):
@@ -56,8 +56,12 @@ class TokenizerProtocol(Protocol):
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None = None,
         template_arguments: dict[str, Any] | None = None,
+        end: PromptEnd = "answer",
     ) -> list[int]:
-        """Return the token ids of a conversation up to the answer. Raises ValueError if that fails."""
+        """Return the token ids of a conversation up to the answer or another end.
+
+        Raises ValueError if that fails.
+        """
 
 
 class EngineProtocol(Protocol):

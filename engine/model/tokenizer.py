@@ -16,11 +16,13 @@ from engine.model.chat_templates import for_python_template, isolate_templates
 from engine.model.markers import HARMONY, Marker, Markers, ends_with
 from engine.model.token_table import TokenTable, read_table
 from engine.model.tool_calls import PARSERS, WrittenCall
+from engine.request import PromptEnd
 
 MAX_OPENING_TOKENS = 16
 """Maximum tokens at the end of a prompt that open the reasoning: the marker and whitespace after it."""
 
 
+_AROUND_OPENING: tuple[PromptEnd, PromptEnd] = ("messages", "answer")
 _SPOKEN = "Looking."
 
 
@@ -179,7 +181,7 @@ class Tokenizer:
             return ()
         messages = [{"role": "user", "content": "a"}]
         try:
-            closed, opened = (self._render(messages, None, {}, opens=opens) for opens in (False, True))
+            closed, opened = (self._render(messages, None, {}, end) for end in _AROUND_OPENING)
         # A template is a program that comes with the model: it may raise anything.
         except Exception:
             return ()
@@ -224,8 +226,9 @@ class Tokenizer:
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None = None,
         template_arguments: dict[str, Any] | None = None,
+        end: PromptEnd = "answer",
     ) -> list[int]:
-        """Return the ids of chat messages, up to the beginning of the assistant's answer.
+        """Return the ids of chat messages, up to the beginning of the assistant's answer or another end.
 
         messages: in OpenAI's form, content as a string or None.
         template_arguments: the server has refused those that clients must not set.
@@ -234,7 +237,7 @@ class Tokenizer:
         if not self.has_chat_template:
             raise TemplateError("this model has no chat template; use /v1/completions")
         try:
-            return self._render(messages, tools, template_arguments or {})
+            return self._render(messages, tools, template_arguments or {}, end)
         # A template is a program that comes with the model: it may raise anything.
         except Exception as fault:
             raise TemplateError(f"the chat template refused the messages: {fault}") from fault
@@ -244,14 +247,15 @@ class Tokenizer:
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
         arguments: dict[str, Any],
-        *,
-        opens: bool = True,
+        end: PromptEnd = "answer",
     ) -> list[int]:
-        """Render messages. opens: up to the beginning of the answer."""
+        """Render messages."""
         if self.wrapped._chat_template is not None:
             messages, arguments = for_python_template(messages, tools, arguments)
         else:
             arguments = {**arguments, "return_dict": False}
         render = self.wrapped.apply_chat_template
-        shown = {"tools": tools, "add_generation_prompt": opens, "tokenize": True}
+        shown = {"tools": tools, "add_generation_prompt": end == "answer", "tokenize": True}
+        if end == "final_message":
+            shown["continue_final_message"] = True
         return list(render(messages, **shown, **arguments))

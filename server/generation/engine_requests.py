@@ -52,7 +52,8 @@ def make_engine_requests(
     defaults = settings.sampling_defaults == "model"
     samplings = [_sampling(body, choice_seed(seed, choice), info, defaults) for choice in range(body.n)]
     requests: list[GenerationRequest] = []
-    for prompt in prompts:
+    for whole in prompts:
+        prompt = _truncated(whole, body, info)
         room = _check_length(prompt, body.prompt_field, info)
         # The engine generates at least one token, which is not returned if only the prompt is scored.
         wanted = 1 if body.is_scoring else body.requested_max_tokens or settings.default_max_tokens or room
@@ -76,6 +77,16 @@ def make_engine_requests(
                 )
             )
     return requests
+
+
+def _truncated(prompt: tuple[int, ...], body: GenerationFields, info: ModelInfo) -> tuple[int, ...]:
+    """Return the last tokens of a prompt, as many as the request wants to keep."""
+    limit = body.truncate_prompt_tokens
+    if limit is None:
+        return prompt
+    if limit < 0:
+        limit = max(1, info.context_tokens - (body.requested_max_tokens or 1))
+    return prompt[-limit:]
 
 
 def choice_seed(seed: int, choice: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic_core import PydanticCustomError, to_json
 
-from engine.request import EngineError, Grammar, GrammarError
+from engine.request import EngineError, Grammar, GrammarError, PromptEnd
 from server.engine_protocol import EngineProtocol
 from server.errors import BadRequestError, ClientGoneError, from_engine
 from server.generation.engine_requests import check_token_ids, context_error
@@ -22,6 +22,7 @@ from server.http.request_log import note_relaxed
 from server.metrics.registry import Metrics
 from server.requests.chat import ChatRequest
 from server.requests.completions import CompletionRequest
+from server.requests.generation_fields import GenerationFields
 from server.requests.structured_output import StructuredFields
 from server.tool_formats.harmony_prompt import (
     to_harmony_arguments,
@@ -36,6 +37,8 @@ TokenIds = tuple[int, ...]
 ResultT = TypeVar("ResultT")
 MAX_UTF8_BYTES = 4
 """Maximum bytes of one character in UTF-8."""
+MAX_TRUNCATED_CONTEXTS = 4
+"""Maximum length of a prompt of which only the end is kept, in contexts: all of it has to be encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ class ChatPrompt:
 def json_grammar(schema: dict[str, Any]) -> Grammar:
     """Return the grammar of JSON that satisfies a schema."""
     return Grammar("json_schema", to_json(schema).decode())
+
+
+def _num_contexts(body: GenerationFields) -> int:
+    """Return how many contexts a prompt may be long."""
+    return 1 if body.truncate_prompt_tokens is None else MAX_TRUNCATED_CONTEXTS
 
 
 def merge_leading_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -86,21 +94,27 @@ class PromptEncoder:
         messages = merge_leading_systems([message.for_template() for message in body.messages])
         calls = (call for message in body.messages for call in message.tool_calls or ())
         num_characters = sum(len(message["content"] or "") for message in messages)
-        self._check_size(num_characters + sum(len(call.function.arguments) for call in calls), "messages")
+        self._check_size(
+            num_characters + sum(len(call.function.arguments) for call in calls),
+            "messages",
+            _num_contexts(body),
+        )
         predicted = body.prediction.content if body.prediction else ""
         self._check_size(len(predicted), "prediction")
         tools = [tool.function.for_template() for tool in body.shown_tools]
         self._check_size(sum(len(to_json(tool)) for tool in tools) // MAX_UTF8_BYTES, "tools")
         return await self._run(
-            request, self._encode_chat, messages, tools, body.template_arguments, predicted
+            request, self._encode_chat, messages, tools, body.template_arguments, predicted, body.prompt_end
         )
 
     async def encode_prompts(self, request: Request, body: CompletionRequest) -> list[TokenIds]:
         """Return the token ids of each prompt. Raises BadRequestError, and what _run() raises."""
         for prompt in body.prompt:
             if isinstance(prompt, str):
-                self._check_size(len(prompt), "prompt")
-        return await self._run(request, self._encode_all, body.prompt)
+                self._check_size(len(prompt), "prompt", _num_contexts(body))
+        tokenizer = self._engine.tokenizer
+        encode = tokenizer.encode if body.add_special_tokens else tokenizer.encode_answer
+        return await self._run(request, self._encode_all, body.prompt, encode)
 
     async def decode_prompts(self, request: Request, body: CompletionRequest) -> list[str]:
         """Return the text of each prompt, to be echoed. Raises what _run() raises."""
@@ -227,10 +241,11 @@ class PromptEncoder:
             self._num_pending -= 1
             self._metrics.count_wait("prompts", time.perf_counter() - start_s)
 
-    def _check_size(self, num_characters: int, param: str) -> None:
+    def _check_size(self, num_characters: int, param: str, num_contexts: int = 1) -> None:
+        """Refuse text that certainly has more tokens than so many contexts."""
         info = self._engine.info
         min_tokens = num_characters // self._engine.tokenizer.longest_token
-        if min_tokens >= info.context_tokens:
+        if min_tokens >= num_contexts * info.context_tokens:
             raise context_error(min_tokens, param, info, is_lower_bound=True)
 
     def _encode_chat(
@@ -239,6 +254,7 @@ class PromptEncoder:
         tools: list[dict[str, Any]],
         arguments: dict[str, Any],
         predicted: str,
+        end: PromptEnd,
     ) -> ChatPrompt:
         if self._engine.tokenizer.markers.is_harmony:
             messages, tools = to_harmony_messages(messages), to_harmony_tools(tools)
@@ -246,25 +262,31 @@ class PromptEncoder:
         prediction = tuple(self._engine.tokenizer.encode_answer(predicted)) if predicted else ()
         if len(prediction) >= self._engine.info.context_tokens:
             raise context_error(len(prediction), "prediction", self._engine.info)
-        tokens = self._render(messages, tools, arguments)
+        tokens = self._render(messages, tools, arguments, end)
         return ChatPrompt(tokens, prediction, self._engine.tokenizer.opens_thinking(tokens))
 
     def _render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: dict[str, Any]
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        arguments: dict[str, Any],
+        end: PromptEnd,
     ) -> TokenIds:
         try:
             # None, not an empty list: some templates treat an empty list as a request with tools.
-            rendered = self._engine.tokenizer.render_chat(messages, tools or None, arguments or None)
+            rendered = self._engine.tokenizer.render_chat(messages, tools or None, arguments or None, end)
         # TemplateError is a ValueError; importing it would import MLX.
         except ValueError as fault:
             raise BadRequestError(f"{fault}", param="messages", code="template_error") from fault
         return tuple(rendered)
 
-    def _encode_all(self, prompts: Sequence[str | list[int]]) -> list[TokenIds]:
+    def _encode_all(
+        self, prompts: Sequence[str | list[int]], encode: Callable[[str], list[int]]
+    ) -> list[TokenIds]:
         encoded: list[TokenIds] = []
         for index, prompt in enumerate(prompts):
             if isinstance(prompt, str):
-                encoded.append(tuple(self._engine.tokenizer.encode(prompt)))
+                encoded.append(tuple(encode(prompt)))
             else:
                 check_token_ids(
                     prompt, "prompt" if len(prompts) == 1 else f"prompt[{index}]", self._engine.info

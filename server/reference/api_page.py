@@ -10,6 +10,7 @@ from server.app import BODIES, ROUTES
 from server.errors import ApiError
 from server.reference.field_rows import FIRST_VERSION, SINCE, Row, read_rows
 from server.reference.markdown import escape_cell, table
+from server.validation.peer_fields import LEFT_OUT, UNDERSTOOD
 
 _HEADER = """\
 # API reference
@@ -33,6 +34,12 @@ has the same in machine-readable form at `/openapi.json`.
 - Every response has the header `x-request-id`: the request's id in the log. A client may choose the id by
   sending that header, with 1 to 128 visible ASCII characters.
 - *Since* is the version that added the endpoint or field.
+"""
+_PEERS = """\
+## Fields of other servers
+
+They are accepted in every body of an endpoint that generates. Those in the tables above work where they
+are listed; elsewhere they are left out, and the header `x-reprise-ignored` names them.
 """
 _ERRORS = """\
 ## Errors
@@ -60,6 +67,7 @@ def write_api_page() -> str:
     ]
     parts.append(table(("Endpoint", "Description", "Since"), index))
     parts += [_section(route) for route in routes]
+    parts.append(_peers())
     parts.append(_ERRORS + "".join(f"{line}\n" for line in _error_rows()))
     return "\n".join(parts)
 
@@ -98,6 +106,13 @@ def _schemas(route: APIRoute) -> Iterator[dict[str, Any]]:
     if "requestBody" in extra:
         named = extra["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
         yield {model.__name__: model for model in BODIES}[named].model_json_schema()
+
+
+def _peers() -> str:
+    """Return the section about fields of other servers."""
+    names = [(f"Understood: {', '.join(map(_code, UNDERSTOOD))}.\n")]
+    rows = [(server, ", ".join(map(_code, sorted(fields)))) for server, fields in LEFT_OUT.items()]
+    return "\n".join([_PEERS, *names, "Left out and named:\n", table(("Server", "Fields"), rows)])
 
 
 def _error_rows() -> Iterator[str]:

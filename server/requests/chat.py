@@ -5,9 +5,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from engine.request import PromptEnd
 from server.requests.drafts import Prediction
 from server.requests.generation_fields import GenerationFields, PromptCacheOptions
-from server.requests.messages import Messages, TemplateArguments
+from server.requests.messages import Messages, TemplateArguments, check_continued, prompt_end
 from server.requests.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_choice, check_enforced
 from server.validation.field_errors import field_error
 from server.validation.fields import Count, superseded, unsupported
@@ -74,6 +75,17 @@ class ChatRequest(GenerationFields):
         "Not in OpenAI's API.",
     )
 
+    continue_final_message: bool = Field(
+        False,
+        description="Whether the answer continues the last message, which must be the assistant's, instead "
+        "of beginning a new one. The response has only what follows. Not in OpenAI's API.",
+    )
+    add_generation_prompt: bool | None = Field(
+        None,
+        description="Whether the chat template opens the answer. null: unless it continues the last message. "
+        "Not in OpenAI's API.",
+    )
+
     store: bool | None = Field(None, description="Accepted; chat completions are never stored.")
     service_tier: ServiceTier | None = Field(None, description="Accepted; there is only one tier, default.")
     safety_identifier: str | None = Field(None, description="Accepted; has no effect.")
@@ -92,6 +104,11 @@ class ChatRequest(GenerationFields):
     verbosity: unsupported("medium") = None  # type: ignore[valid-type]
     web_search_options: unsupported() = None  # type: ignore[valid-type]
     moderation: unsupported() = None  # type: ignore[valid-type]
+
+    @property
+    def prompt_end(self) -> PromptEnd:
+        """Where the prompt ends."""
+        return prompt_end(self.continue_final_message, self.add_generation_prompt)
 
     @property
     def requested_max_tokens(self) -> int | None:
@@ -147,6 +164,12 @@ class ChatRequest(GenerationFields):
         if self.reasoning_effort == "none":
             effort["enable_thinking"] = False
         return effort | (self.chat_template_kwargs or {})
+
+    @model_validator(mode="after")
+    def check_continued(self) -> "ChatRequest":
+        """Refuse to continue a message that is no text of the assistant."""
+        check_continued(self.messages, self.continue_final_message, self.add_generation_prompt)
+        return self
 
     @model_validator(mode="after")
     def check_tool_choice(self) -> "ChatRequest":

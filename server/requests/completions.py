@@ -69,6 +69,11 @@ class CompletionRequest(GenerationFields):
         description="Whether to return the prompt before the answer. With logprobs, the prompt's log "
         "probabilities are returned too.",
     )
+    add_special_tokens: bool = Field(
+        True,
+        description="Whether a prompt in text gets the special tokens that the model's prompts begin or end "
+        "with. Not in OpenAI's API.",
+    )
     logprobs: int | None = Field(
         None,
         ge=0,
@@ -98,6 +103,13 @@ class CompletionRequest(GenerationFields):
         """Refuse max_tokens: 0 without echo: there would be nothing to return."""
         if self.is_scoring and not self.echo:
             raise field_error("invalid_value", "may be 0 only with echo: true", "max_tokens")
+        return self
+
+    @model_validator(mode="after")
+    def check_echo(self) -> "CompletionRequest":
+        """Refuse to return a prompt of which only the end is used."""
+        if self.echo and self.truncate_prompt_tokens is not None:
+            raise field_error("invalid_value", "cannot be combined with echo: true", "truncate_prompt_tokens")
         return self
 
     @model_validator(mode="after")

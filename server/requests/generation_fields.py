@@ -118,6 +118,13 @@ class GenerationFields(StructuredFields):
         description="The token ids that may be chosen, unless a grammar allows none of them. Empty: all. Not "
         "in OpenAI's API.",
     )
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        le=INT32_MAX,
+        description="Keep only this many of the prompt's last tokens. -1: as many as leave room for the "
+        "answer, which is max_tokens or, without it, one token. null: all. Not in OpenAI's API.",
+    )
     stream: bool = Field(False, description="Whether to send the answer in chunks, as server-sent events.")
     stream_options: StreamOptions | None = None
     return_progress: bool = Field(
@@ -158,6 +165,15 @@ class GenerationFields(StructuredFields):
         """Refuse stream_options without stream: true, as OpenAI does."""
         if self.stream_options is not None and not self.stream:
             raise field_error("invalid_value", "is allowed only with stream: true", "stream_options")
+        return self
+
+    @model_validator(mode="after")
+    def check_truncation(self) -> "GenerationFields":
+        """Refuse to keep nothing of a prompt."""
+        if self.truncate_prompt_tokens == 0:
+            raise field_error(
+                "invalid_value", "is 0, which leaves no prompt; -1 means no limit", "truncate_prompt_tokens"
+            )
         return self
 
     @model_validator(mode="after")

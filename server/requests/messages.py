@@ -1,10 +1,12 @@
 """The inputs of a chat template: the conversation, and the client's extra arguments."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 from pydantic_core import from_json
 
+from engine.request import PromptEnd
 from server.errors import shortened
 from server.tool_formats.free_text import as_arguments
 from server.validation.field_errors import field_error
@@ -240,3 +242,23 @@ Messages = Annotated[
     list[Message], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_check_conversation)
 ]
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_template_keys)]
+
+
+def check_continued(messages: Sequence[Message], continues: bool, opens: bool | None) -> None:
+    """Refuse to continue a last message that is no text of the assistant, or to open an answer too."""
+    if not continues:
+        return
+    if opens:
+        phrase = "cannot be combined with continue_final_message: true; leave it out"
+        raise field_error("invalid_value", phrase, "add_generation_prompt")
+    last = messages[-1]
+    if last.role != "assistant" or last.tool_calls or not (last.for_template()["content"] or "").strip():
+        phrase = "needs a last message of the assistant that has content and no tool calls"
+        raise field_error("invalid_value", phrase, "continue_final_message")
+
+
+def prompt_end(continues: bool, opens: bool | None) -> PromptEnd:
+    """Return where a conversation's prompt ends."""
+    if continues:
+        return "final_message"
+    return "messages" if opens is False else "answer"

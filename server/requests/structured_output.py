@@ -1,6 +1,7 @@
 """The fields that constrain the answer: response_format, as in OpenAI's API, and guided_*, as in vLLM's."""
 
 import re
+from collections.abc import Sequence
 from json import JSONDecoder
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,8 @@ from server.validation.unions import tagged_union
 
 MAX_CHOICES = 1000
 MAX_CHOICES_CHARACTERS = 32_768
+MAX_BAD_WORDS = 100
+MAX_BAD_CHARACTERS = 1000
 MAX_LARK_CHARACTERS = 16_384
 MAX_LARK_LINES = 1000
 MAX_LARK_REPEATS = 1000
@@ -76,6 +79,19 @@ def _choices(given: object) -> tuple[str, ...]:
             "invalid_value", f"has {num} characters in all; at most {MAX_CHOICES_CHARACTERS} are allowed"
         )
     return tuple(given)
+
+
+def _bad_words(given: object) -> tuple[str, ...]:
+    if given == []:
+        return ()
+    words = _choices(given)
+    if len(words) > MAX_BAD_WORDS or sum(map(len, words)) > MAX_BAD_CHARACTERS:
+        raise field_error(
+            "invalid_value",
+            f"has {len(words)} strings of {sum(map(len, words))} characters in all; at most {MAX_BAD_WORDS} "
+            f"strings of {MAX_BAD_CHARACTERS} characters in all are allowed",
+        )
+    return words
 
 
 def _lark(given: object) -> str:
@@ -201,10 +217,18 @@ class StructuredFields(AcceptsPeerFields):
         "API.",
     )
 
+    bad_words: Annotated[tuple[str, ...], BeforeValidator(_bad_words, json_schema_input_type=list[str])] = (
+        Field(
+            (),
+            description="Strings that the answer never contains, however it is split into tokens. Reasoning "
+            "and tools' arguments may. Not in OpenAI's API.",
+        )
+    )
+
     @model_validator(mode="after")
     def check_one_constraint(self) -> "StructuredFields":
         """Refuse a request with two constraints."""
-        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
+        given = [name for name in _CONSTRAINTS if getattr(self, name) not in (None, ())]
         given = [name for name in given if not isinstance(getattr(self, name), TextFormat)]
         if len(given) > 1:
             raise field_error(
@@ -236,14 +260,25 @@ class StructuredFields(AcceptsPeerFields):
             return Grammar("regex", "|".join(map(_escape, self.guided_choice))), "guided_choice"
         if self.guided_grammar is not None:
             return Grammar("lark", self.guided_grammar), "guided_grammar"
+        if self.bad_words:
+            return _without(self.bad_words), "bad_words"
         return None
 
 
-_CONSTRAINTS = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_CONSTRAINTS = (
+    *("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    "bad_words",
+)
 
 
 def _json(schema: dict[str, Any]) -> Grammar:
     return Grammar("json_schema", to_json(schema).decode())
+
+
+def _without(words: Sequence[str]) -> Grammar:
+    """Return the grammar of text that contains none of the words."""
+    found = "|".join(map(_escape, words)).replace("\n", "\\n")
+    return Grammar("lark", f"start: TEXT\nTEXT: /(?s:.)*/ & ~(/(?s:.*)({found})(?s:.*)/)\n")
 
 
 def _escape(text: str) -> str:

@@ -41,8 +41,12 @@ class TokenizeRequest(RequestModel):
     )
     return_token_strs: bool = Field(False, description="Whether to return each token's text in token_strs.")
     parse_special: unsupported(True, **_FIXED) = None  # type: ignore[valid-type]
-    add_generation_prompt: unsupported(True, **_FIXED) = None  # type: ignore[valid-type]
-    continue_final_message: unsupported(False, **_FIXED) = None  # type: ignore[valid-type]
+    continue_final_message: bool = Field(
+        False, description="As in a chat: whether the prompt ends within the last message."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="As in a chat: whether the prompt opens the answer."
+    )
 
     @model_validator(mode="after")
     def check_text_fields(self) -> "TokenizeRequest":

@@ -60,6 +60,8 @@ async def _tokens(request: Request, service: Service, body: TokenizeRequest) -> 
         "messages": body.messages,
         "tools": list(body.tools),
         "chat_template_kwargs": body.chat_template_kwargs,
+        "continue_final_message": body.continue_final_message,
+        "add_generation_prompt": body.add_generation_prompt,
     }
     chat = validate(given, ChatRequest)
     check_tools(service, chat)

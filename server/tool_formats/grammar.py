@@ -286,7 +286,7 @@ def _one_of(texts: Collection[str]) -> str:
 def _by_marked_type(
     schema: object, types: frozenset[str] | None, layout: TaggedFormat
 ) -> Iterator[tuple[str, object, frozenset[str] | None]]:
-    """Yield (suffix of a rule's name, schema, types), for text and for JSON where the format names the type."""
+    """Yield (suffix of a rule's name, schema, types): for text and for JSON if the format names types."""
     is_named = IS_TEXT in layout.after_key or TYPE in layout.after_key
     if not is_named or not isinstance(schema, dict) or "$ref" in schema or not types or types == STRING:
         yield "", schema, types

@@ -16,11 +16,10 @@ Json = dict[str, Any]
 MAX_GBNF_CHARACTERS = 16_384
 
 _VLLM = """
-    add_generation_prompt add_special_tokens bad_words best_of cache_salt chat_template
-    continue_final_message detokenize documents enable_response_messages guided_decoding_backend
-    guided_whitespace_pattern kv_transfer_params length_penalty mm_processor_kwargs priority
-    prompt_embeds prompt_logprobs repetition_detection request_id return_token_ids
-    return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens
+    best_of cache_salt chat_template detokenize documents enable_response_messages
+    guided_decoding_backend guided_whitespace_pattern kv_transfer_params length_penalty
+    mm_processor_kwargs priority prompt_embeds prompt_logprobs repetition_detection request_id
+    return_token_ids return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens
     use_beam_search vllm_xargs
 """
 _LLAMA_SERVER = """
@@ -47,13 +46,21 @@ _OTHERS = """
     adapters citation_options client_metadata compound_custom disable_tool_validation draft_model
     num_draft_tokens repetition_context_size role_mapping search_settings ttl
 """
-"""mlx-lm's server, LM Studio, Groq and Codex."""
 _ELSEWHERE = """
+    add_generation_prompt add_special_tokens bad_words continue_final_message truncate_prompt_tokens
     allowed_token_ids ignore_eos include_reasoning include_stop_str_in_output min_tokens return_progress
     stop_token_ids timings_per_token
 """
 """Fields that have a meaning at some endpoints, and are left out at the others."""
-IGNORED = frozenset(" ".join((_VLLM, _LLAMA_SERVER, _OLLAMA, _OPENROUTER, _OTHERS, _ELSEWHERE)).split())
+LEFT_OUT = {
+    "vLLM": tuple(_VLLM.split()),
+    "llama-server": tuple(_LLAMA_SERVER.split()),
+    "Ollama": tuple(_OLLAMA.split()),
+    "OpenRouter": tuple(_OPENROUTER.split()),
+    "mlx-lm's server, LM Studio, Groq and Codex": tuple(_OTHERS.split()),
+}
+"""Fields without a meaning here, by the servers that have them."""
+IGNORED = frozenset(name for names in LEFT_OUT.values() for name in names) | set(_ELSEWHERE.split())
 """Fields of other servers that have no meaning here, or not for the body that has them."""
 
 _RENAMED = {
@@ -226,6 +233,10 @@ _MEANINGS: dict[str, Callable[[_Body, str, Any], bool]] = {
     "reasoning": _Body.take_reasoning,
     "thinking": _Body.take_reasoning,
 }
+
+
+UNDERSTOOD = tuple(sorted({*_MEANINGS, "options"}))
+"""Fields of other servers that become fields of this API."""
 
 
 def _bad(name: str, phrase: str, code: str) -> BadRequestError:

@@ -56,6 +56,31 @@ def test_a_stop_token_ends_the_answer_and_has_no_text(client, server_url):
     assert allowed.usage.completion_tokens == 9
 
 
+def test_bad_words_are_not_said_however_they_are_split_into_tokens(client):
+    free = ask(client).choices[0].message.content
+    words = [free[2:5], free.split()[0], free[-4:-1], "\n\n", "a.b*[c]"]
+    plain, drafted = (ask(client, drafts=drafts, bad_words=words, n=2) for drafts in (PLAIN, DRAFTED))
+    texts = [choice.message.content for choice in plain.choices]
+    assert texts == [choice.message.content for choice in drafted.choices]
+    assert not any(word in text for word in words for text in texts)
+    assert all(texts)
+    unheard = ask(client, bad_words=["\u2603 nobody says this"]).choices[0].message.content
+    assert unheard == free
+
+
+def test_an_answer_continues_the_message_that_it_began(client):
+    free = ask(client).choices[0].message.content
+    begun = [*HELLO, {"role": "assistant", "content": free[:12].rstrip()}]
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    plain, drafted = (ask(client, begun, drafts=drafts, **fields) for drafts in (PLAIN, DRAFTED))
+    text = plain.choices[0].message.content
+    assert text == drafted.choices[0].message.content
+    again = ask(client, begun)
+    assert plain.usage.prompt_tokens < again.usage.prompt_tokens
+    cut = ask(client, begun, truncate_prompt_tokens=9, **fields)
+    assert cut.usage.prompt_tokens == 9
+
+
 def test_a_stop_string_can_be_shown(client):
     free = ask(client).choices[0].message.content
     word = free.split()[1]

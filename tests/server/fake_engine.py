@@ -28,6 +28,7 @@ from engine.request import (
     Grammar,
     GrammarError,
     ModelInfo,
+    PromptEnd,
     PromptProgress,
     SharedTableError,
     Sink,
@@ -91,13 +92,16 @@ class FakeTokenizer:
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None = None,
         template_arguments: dict[str, Any] | None = None,
+        end: PromptEnd = "answer",
     ) -> list[int]:
         self.rendered.append((messages, template_arguments))
         self.rendered_tools.append(tools)
         if any(message["content"] == "refuse me" for message in messages):
             raise ValueError("the chat template refused the messages: roles must alternate")
         said = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-        return self.encode(said + self.opening)
+        if end == "final_message":
+            return self.encode(said.removesuffix("\n"))
+        return self.encode(said + self.opening if end == "answer" else said)
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         return bytes(prompt).endswith(b"<think>")

@@ -98,6 +98,82 @@ async def test_a_field_without_a_meaning_here_is_left_out_and_named(client, path
     assert ignored == ("provider, mirostat, repeat_penalty" if "messages" in path else "provider, mirostat")
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "num_kept"),
+    [
+        (COMPLETIONS, {"truncate_prompt_tokens": 2}, 2),
+        (COMPLETIONS, {"truncate_prompt_tokens": 5000}, 2000),
+        (COMPLETIONS, {"truncate_prompt_tokens": -1}, 999),
+        (COMPLETIONS, {"truncate_prompt_tokens": -1, "max_tokens": 100}, 900),
+        (CHAT, {"truncate_prompt_tokens": 7}, 7),
+    ],
+)
+async def test_only_the_end_of_a_prompt_is_kept(client, engine, path, fields, num_kept):
+    text = "abcdefghij" * 200
+    body = {"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}
+    response = await client.post(path, json=body | fields)
+    if num_kept >= 1000:
+        assert_error(response.json(), "prompt", "context_length_exceeded")
+        return
+    assert response.json()["usage"]["prompt_tokens"] == num_kept
+    whole = text.encode() if path == COMPLETIONS else f"user: {text}\n".encode()
+    assert bytes(engine.requests[-1].prompt) == whole[-num_kept:]
+
+
+PARTIAL = [*HELLO, {"role": "assistant", "content": "Once"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({"continue_final_message": True, "add_generation_prompt": False}, "user: hello\nassistant: Once"),
+        ({"continue_final_message": True}, "user: hello\nassistant: Once"),
+        ({"add_generation_prompt": False}, "user: hello\nassistant: Once\n"),
+        ({"add_generation_prompt": True}, "user: hello\nassistant: Once\n>"),
+        ({}, "user: hello\nassistant: Once\n>"),
+    ],
+)
+async def test_an_answer_may_continue_the_last_message(client, engine, fields, prompt):
+    engine.tokenizer.opening = ">"
+    assert (await ask(client, messages=PARTIAL, **fields)).status_code == 200
+    assert bytes(engine.requests[-1].prompt).decode() == prompt
+    counted = await client.post("/tokenize", json={"messages": PARTIAL, **fields})
+    assert counted.json()["count"] == len(prompt)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "code"),
+    [
+        (CHAT, {"continue_final_message": True}, "continue_final_message", "invalid_value"),
+        (
+            CHAT,
+            {"messages": PARTIAL, "continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+            "invalid_value",
+        ),
+        (CHAT, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+        (CHAT, {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "invalid_value"),
+        (COMPLETIONS, {"truncate_prompt_tokens": 2, "echo": True}, "truncate_prompt_tokens", "invalid_value"),
+        (CHAT, {"bad_words": "x"}, "bad_words", "invalid_type"),
+        (CHAT, {"bad_words": [""]}, "bad_words[0]", "invalid_type"),
+        (CHAT, {"bad_words": ["x"] * 101}, "bad_words", "invalid_value"),
+        (CHAT, {"bad_words": ["x"], "guided_regex": "a"}, "guided_regex", "invalid_value"),
+    ],
+)
+async def test_what_contradicts_itself_is_refused(client, path, fields, param, code):
+    response = await ask(client, path, **fields)
+    assert response.status_code == 400
+    assert_error(response.json(), param, code)
+
+
+async def test_bad_words_are_left_out_by_a_grammar(client, engine):
+    assert (await ask(client, bad_words=["a.b", "c"], response_format={"type": "text"})).status_code == 200
+    assert (await ask(client, COMPLETIONS, bad_words=["a"])).status_code == 200
+    assert [grammar.kind for grammar in engine.compiled_grammars] == ["lark"] * 2
+    assert (await ask(client, bad_words=[])).status_code == 200
+    assert len(engine.compiled_grammars) == 2
+
+
 async def test_a_request_in_this_api_s_own_fields_has_no_such_header(client):
     assert IGNORED not in (await ask(client)).headers
 
