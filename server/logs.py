@@ -32,6 +32,7 @@ class RequestRecord:
     finish_reason: the choices' finish reasons, in order, with spaces between; "cancelled" if the client left,
         "error" if the request failed.
     error: the code of the error that was sent, as a response or in a stream; None if there was none.
+    num_cached_tokens: None if the client left and the engine had yet to notice.
     first_token_ms, tokens_per_s: None if no token was generated.
     num_forwards: forward passes of decoding. drafts: (drafted, accepted) tokens by the drafter's name.
     translation: the draft model's translation strategy, and how many drafts had each outcome.
@@ -44,7 +45,7 @@ class RequestRecord:
     endpoint: str
     status: int = 0
     num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
+    num_cached_tokens: int | None = 0
     num_completion_tokens: int = 0
     first_token_ms: float | None = None
     tokens_per_s: float | None = None
@@ -73,7 +74,8 @@ class RequestRecord:
             parts.append(self.error)
         if self.finish_reason is not None:
             parts.append(self.finish_reason)
-            parts.append(f"{self.num_prompt_tokens} prompt tokens ({self.num_cached_tokens} cached)")
+            cached = "" if self.num_cached_tokens is None else f" ({self.num_cached_tokens} cached)"
+            parts.append(f"{self.num_prompt_tokens} prompt tokens{cached}")
             parts.append(f"{self.num_completion_tokens} completion tokens")
         if self.ignored:
             parts.append(f"ignored {as_header(self.ignored)}")

@@ -177,7 +177,7 @@ def _make_vocabulary(tokenizer: Tokenizer) -> LLTokenizer | VocabularyError:
     except Exception as fault:
         log.error("llguidance does not take this vocabulary", exc_info=True)
         return VocabularyError(str(fault))
-    log.info("made the vocabulary for grammars in %.1f s", time.perf_counter() - start)
+    log.debug("made the vocabulary for grammars in %.1f s", time.perf_counter() - start)
     return made
 
 

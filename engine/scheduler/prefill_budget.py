@@ -10,8 +10,9 @@ MIN_CHUNK_TOKENS = 4
 ALONE_S = 1.0
 """Maximum seconds of a step's chunks while no row decodes: how long a cancellation or a new request waits."""
 
-MIN_ALONE_TOKENS = 512
-"""Prompt tokens that a step feeds while no row decodes, even if they take longer."""
+MIN_ALONE_TOKENS = 64
+"""Prompt tokens that a step feeds while no row decodes, even if they take longer: each forward pass has a
+cost of its own. Not more: a cancellation and a stop wait for them."""
 
 Seconds = Callable[[int], float]
 """Returns an upper estimate of the seconds that this many more tokens of a prompt take."""

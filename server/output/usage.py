@@ -114,7 +114,9 @@ def fill_record(
     counts = count_usage(engine_requests, ended, n)
     record.num_prompt_tokens = counts.prompt_tokens
     record.num_completion_tokens = counts.completion_tokens
-    record.num_cached_tokens = counts.prompt_tokens_details.cached_tokens
+    # Of a cancelled sequence that has yet to end nothing is known.
+    is_known = len(ended) == len(engine_requests)
+    record.num_cached_tokens = counts.prompt_tokens_details.cached_tokens if is_known else None
     record.num_forwards = sum(usage.drafting.num_forwards for usage in ended.values())
     record.drafts = count_by_source(ended.values())
     if translation := count_translation(ended.values()):

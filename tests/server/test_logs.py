@@ -6,9 +6,10 @@ import httpx
 import pytest
 
 from config.settings import Settings
-from engine.request import DraftingReport
+from engine.request import DraftingReport, GenerationRequest, Sampling, Usage
 from server.app import create_app
-from server.logs import configure_logs
+from server.logs import RequestRecord, configure_logs
+from server.output.usage import fill_record
 from tests.server import fake_engine
 
 SECRET = "my secret"
@@ -191,3 +192,13 @@ async def test_a_path_cannot_forge_a_line(client, log, log_format):
     written = log(log_format)
     await client.get("/x%0AINFO%20forged")
     assert "\\n" in _only_line(written)
+
+
+def test_the_cached_tokens_of_a_request_that_has_yet_to_end_are_not_called_none():
+    record = RequestRecord("r", "u", "POST /v1/completions", finish_reason="cancelled")
+    asked = GenerationRequest("r-0", (1, 2, 3), 5, Sampling(0))
+    fill_record(record, [asked], {}, 1)
+    assert (record.num_prompt_tokens, record.num_cached_tokens) == (3, None)
+    assert "cancelled, 3 prompt tokens, 0 completion tokens" in record.as_text()
+    fill_record(record, [asked], {0: Usage(num_prompt_tokens=3, num_cached_tokens=2)}, 1)
+    assert "3 prompt tokens (2 cached)" in record.as_text()

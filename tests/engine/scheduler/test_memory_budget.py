@@ -16,7 +16,7 @@ from engine.kv_cache.rows import Sharing
 from engine.kv_cache.sliding_window import SLACK_TOKENS
 from engine.model.loading import LoadedModel, ModelError, describe
 from engine.request import GenerationRequest
-from engine.scheduler import footprint, memory_budget
+from engine.scheduler import footprint, memory_budget, prefill_budget
 from engine.scheduler.footprint import Footprint
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Liar, scored
@@ -261,7 +261,9 @@ def test_a_recurrent_model_that_names_no_context_takes_longer_texts_than_others(
 
 
 @pytest.mark.usefixtures("free_sampling")
-def test_a_lone_prompt_is_fed_in_larger_chunks_if_memory_is_left_over() -> None:
+def test_a_lone_prompt_is_fed_in_larger_chunks_if_memory_is_left_over(monkeypatch) -> None:
+    # So that memory alone limits the chunks, however long they take.
+    monkeypatch.setattr(prefill_budget, "MIN_ALONE_TOKENS", 512)
     loaded = make_loaded("llama")
     fed: list[list[int]] = []
     for memory_bytes in (memory_for(loaded, 900), ROOMY):

@@ -78,3 +78,12 @@ def test_rows_that_decode_wait_for_max_stall_only() -> None:
 def test_a_prompt_that_memory_does_not_let_complete_is_a_long_one() -> None:
     limits = PrefillLimits(1e9, 0, 100, do_rows_wait=False)
     assert plan_prefill([200, 60], [cost(0.0)] * 2, limits) == [40, 60]
+
+
+def test_on_a_slow_machine_a_cancellation_and_a_stop_wait_for_few_tokens() -> None:
+    def slow(num_tokens: int) -> float:
+        return num_tokens * 17 / 512
+
+    (chunk,) = plan_prefill([36_000], [slow], PrefillLimits.of_step(0, 50.0, 2048))
+    assert chunk == MIN_ALONE_TOKENS
+    assert slow(chunk) < 3
