@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from server.errors import shortened
 from server.validation.field_errors import field_error
 from server.validation.json_schema_alternatives import Alternatives, constrains_besides
-from server.validation.json_schema_nodes import Node, children
+from server.validation.json_schema_nodes import Node, children, with_definitions
 from server.validation.json_schema_recursion import find_endless
 from server.validation.regex import check_regex
 
@@ -57,6 +57,7 @@ def check_schema(schema: dict[str, Any], at: str = "") -> bytes:
     Raises PydanticCustomError.
     """
     text = check_size(schema, at)
+    schema = with_definitions(schema)
     counts = _Counts()
     for node, path, depth in _nodes(schema, at):
         if depth > MAX_SCHEMA_DEPTH:

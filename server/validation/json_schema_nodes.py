@@ -1,13 +1,17 @@
 """Walk the schemas that a JSON schema is made of, and follow its references."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from server.errors import shortened
 
 _SINGLE = ("items", "additionalProperties", "not", "contains", "if", "then", "else", "propertyNames")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_DATA = frozenset({"const", "enum", "default", "examples", "example"})
+_MAX_DEPTH = 200
 
 Node = dict[str, Any]
 """A schema that is an object. The schemas true and false need no checks."""
@@ -40,7 +44,7 @@ def target_of(schema: Node, node: Node) -> Node | None:
         return None
     found: Any = schema
     for step in pointer[1:].split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict) and name in found:
             found = found[name]
         elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
@@ -48,6 +52,42 @@ def target_of(schema: Node, node: Node) -> Node | None:
         else:
             return None
     return found if isinstance(found, dict) else None
+
+
+def with_definitions(schema: Node) -> Node:
+    """Return the schema with what its references name elsewhere, as in #/components/schemas, under $defs.
+
+    References to $defs and to schemas within schemas stay as they are, and so do those that name nothing.
+    """
+    found: dict[str, Any] = {}
+    names: dict[str, str] = {}
+
+    def moved(value: Any, depth: int = 0) -> Any:
+        if depth > _MAX_DEPTH:
+            return value
+        if isinstance(value, list):
+            return [moved(child, depth + 1) for child in value]
+        if not isinstance(value, dict):
+            return value
+        node = {key: child if key in _DATA else moved(child, depth + 1) for key, child in value.items()}
+        pointer = node.get("$ref")
+        if not isinstance(pointer, str) or not pointer.startswith("#/"):
+            return node
+        step = pointer[2:].partition("/")[0]
+        if step not in (*_SINGLE, *_LISTS, *_MAPS) and (target := target_of(schema, value)) is not None:
+            if pointer not in names:
+                # A plain name, as pointers escape some characters.
+                names[pointer] = name = f"{re.sub(r'[^A-Za-z0-9]', '_', pointer[2:])}_{len(names)}"
+                found[name] = moved(target, depth + 1)
+            node["$ref"] = f"#/$defs/{names[pointer]}"
+        return node
+
+    whole = moved(schema)
+    if not found:
+        return schema
+    whole.pop("components", None)
+    own = whole.get("$defs")
+    return {**whole, "$defs": {**(own if isinstance(own, dict) else {}), **found}}
 
 
 def list_of(value: object) -> Sequence[Any]:

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from server.errors import shortened
 from server.validation.json_schema import check_schema, check_size
-from server.validation.json_schema_nodes import Node, list_of, target_of
+from server.validation.json_schema_nodes import Node, list_of, target_of, with_definitions
 from server.validation.regex import check_regex
 
 _SHAPE = frozenset(
@@ -79,7 +79,7 @@ def relax(schema: Node, level: int = 0) -> RelaxedSchema:
     """Return the schema without what cannot be enforced. level: the index of the keywords to keep."""
     if level == len(_LEVELS) - 1:
         return RelaxedSchema({"type": schema["type"]} if schema.get("type") in _TYPES else {}, [""])
-    relaxed, root = RelaxedSchema({}), modern(schema)
+    relaxed, root = RelaxedSchema({}), modern(with_definitions(schema))
     relaxed.schema = _Relaxation(root, _LEVELS[level], relaxed.dropped).relax(root, "", 0)
     return relaxed
 

@@ -10,6 +10,8 @@ from engine.model.schema_checks import CHECK_LIMITS, CHECKER, SchemaChecker
 from engine.request import GrammarError
 from engine.sampling.grammar import Grammars
 from server.generation.prompts import json_grammar
+from server.validation.json_schema import check_schema
+from server.validation.json_schema_nodes import with_definitions
 from server.validation.relaxed_schema import modern, relax, relaxations
 from tests.engine.support import make_tokenizer
 from tests.server.fake_engine import says
@@ -115,6 +117,37 @@ def test_what_a_schema_allows_its_relaxed_form_allows_too(grammars, schema, valu
 )
 def test_what_is_left_out_is_named(schema, path):
     assert relax(schema).dropped == [path]
+
+
+SHARED = {"schemas": {"a b": {"type": "object", "properties": {"y": {"$ref": "#/components/schemas/n~1m"}}}}}
+OPENAPI = {
+    "type": "object",
+    "properties": {"x": {"$ref": "#/components/schemas/a%20b"}, "z": {"not": {"type": "null"}}},
+    "required": ["x"],
+    "components": {"schemas": {**SHARED["schemas"], "n/m": {"type": "integer", "maximum": 3}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "passes"), [({"x": {"y": 3}}, True), ({"x": {"y": 4}}, False), ({"x": 3}, False)]
+)
+def test_references_to_components_are_followed_when_a_schema_is_relaxed(grammars, value, passes):
+    found = relax(OPENAPI)
+    assert found.dropped == ["properties.z.not"]
+    matcher = grammars.matcher(json_grammar(found.schema))
+    tokens = make_tokenizer().encode(json.dumps(value))
+    assert (matcher.count_allowed(tokens) == len(tokens)) == passes
+    assert with_definitions(found.schema) == found.schema
+
+
+def test_the_limits_hold_for_what_only_a_reference_names():
+    large = {f"p{number}": {"type": "string"} for number in range(501)}
+    schema = {"$ref": "#/components/schemas/x", "components": {"schemas": {"x": {"properties": large}}}}
+    with pytest.raises(PydanticCustomError, match="501 properties"):
+        check_schema(schema)
+    endless = {"type": "object", "properties": {"x": {"$ref": "#/components/x"}}, "required": ["x"]}
+    with pytest.raises(PydanticCustomError, match="has no end"):
+        check_schema({"$ref": "#/components/x", "components": {"x": endless}})
 
 
 def test_an_endless_schema_is_refused():
