@@ -39,6 +39,10 @@ class TokenizerProtocol(Protocol):
         On any thread. Blocks. tools: a JSON array. Raises ParseLimitError if it takes too much to parse.
         """
 
+    @property
+    def description(self) -> dict[str, str | None]:
+        """The tokenizer's class, its special tokens by name, and the chat template."""
+
     def encode(self, text: str) -> list[int]:
         """Return the token ids of text, with the special tokens that a prompt begins or ends with."""
 

@@ -83,6 +83,20 @@ class Tokenizer:
         return frozenset(self.wrapped.eos_token_ids) | self._format_ends
 
     @cached_property
+    def description(self) -> dict[str, str | None]:
+        """The tokenizer's class, the special tokens by its configuration's names, and the chat template.
+
+        chat_template: None if there is none, or if it is no text.
+        """
+        inner, template = self.wrapped._tokenizer, self.wrapped.chat_template
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        return {
+            "tokenizer_class": type(inner).__name__,
+            **{name: getattr(inner, name, None) for name in names},
+            "chat_template": template if isinstance(template, str) else None,
+        }
+
+    @cached_property
     def _format_ends(self) -> frozenset[int]:
         """The tokens that end an answer in the model's format, in case its configuration leaves them out."""
         return frozenset(map(self.backend.token_to_id, HARMONY_ENDS if self.markers.is_harmony else ()))

@@ -13,6 +13,7 @@ ENDPOINTS = (
     "POST /v1/embeddings",
     "POST /tokenize",
     "POST /detokenize",
+    "GET /tokenizer_info",
     "GET /v1/models",
     "GET /v1/models/{name}",
     "GET /v1/ngram-mod",

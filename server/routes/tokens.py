@@ -52,6 +52,15 @@ async def detokenize(request: Request) -> JSONResponse:
     return JSONResponse({"content": text, "prompt": text})
 
 
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> JSONResponse:
+    """Return the tokenizer's class, its special tokens and the chat template, as vLLM does."""
+    service = service_of(request)
+    service.check_ready()
+    shown = service.engine.tokenizer.description
+    return JSONResponse({**shown, "model_max_length": service.engine.info.context_tokens})
+
+
 async def _tokens(request: Request, service: Service, body: TokenizeRequest) -> TokenIds:
     text = getattr(body, body.text_field)
     if text is not None:

@@ -49,3 +49,13 @@ def test_a_conversation_has_as_many_tokens_as_its_usage_says(http):
 def test_there_are_no_embeddings(http):
     response = http.post("/v1/embeddings", json={"model": "demo", "input": "a"})
     assert response.status_code == 501
+
+
+def test_a_client_learns_how_the_tokenizer_is_set_up(server_url):
+    told = httpx.get(f"{server_url}/tokenizer_info").json()
+    end = httpx.post(
+        f"{server_url}/tokenize", json={"prompt": told["eos_token"], "add_special_tokens": False}
+    )
+    assert end.json()["count"] == 1
+    assert "messages" in told["chat_template"]
+    assert told["model_max_length"] == end.json()["max_model_len"]

@@ -74,6 +74,10 @@ class FakeTokenizer:
         self.encoded_answers: list[str] = []
         self.opening = ""
 
+    @property
+    def description(self) -> dict[str, str | None]:
+        return {"tokenizer_class": "Bytes", "eos_token": "<end>", "bos_token": None, "chat_template": "{{x}}"}
+
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 

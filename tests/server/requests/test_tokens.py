@@ -142,3 +142,9 @@ async def test_another_model_is_not_found(client, path):
     response = await client.post(path, json=body)
     assert response.status_code == 404
     assert_error(response.json(), "model", "model_not_found")
+
+
+async def test_the_tokenizer_is_described_as_vllm_does(client, engine):
+    response = await client.get("/tokenizer_info")
+    assert response.json() == {**engine.tokenizer.description, "model_max_length": 1000}
+    assert response.json()["eos_token"] == "<end>"
