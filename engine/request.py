@@ -375,6 +375,7 @@ class ModelInfo:
     draft_strategy: how the draft model's drafts are translated; None without a draft model.
     batching: what the rows of a batch share. exact: the widths that --exact found; empty without it.
     sampling_defaults: what its makers recommend.
+    mask_token_id: the token at which a WeDLM model predicts what belongs there; None for any other model.
     """
 
     name: str
@@ -394,6 +395,7 @@ class ModelInfo:
     batching: str = ""
     exact: str = ""
     sampling_defaults: SamplingDefaults = SamplingDefaults()
+    mask_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
