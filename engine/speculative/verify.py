@@ -105,7 +105,7 @@ def verify_drafts(
     logits = logits.reshape(-1, logits.shape[-1])
     tokens = sampler.sample(logits, positions, draws, places)
     measured = measure(logits, tokens, _wanted(inputs, wanted), places)
-    uncertain = find_entropies(logits, masked)
+    uncertain = find_entropies(logits, masked, measured.arrays if measured else [tokens])
     with station("waiting"):
         before()
         mx.eval(tokens, uncertain, *(measured.arrays if measured else ()))
