@@ -12,6 +12,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "sampling_defaults",
             "max_context_tokens",
             "kv_bits",
+            "mask_token_id",
             "trust_remote_code",
         ),
         "Address and access": (

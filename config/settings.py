@@ -53,6 +53,12 @@ class Settings:
     kv_bits: int | None = setting(
         None, "Quantize keys and values to this many bits, 4 or 8.", unset="not quantized"
     )
+    mask_token_id: int | None = setting(
+        None,
+        "Mask token of a WeDLM model, in place of the one that its configuration names.",
+        at_least=0,
+        unset="the configuration's, or 151665",
+    )
     trust_remote_code: bool = setting(
         False, "Allow a model that needs it to run the Python code in its folder."
     )
@@ -164,8 +170,8 @@ class Settings:
         "none.",
         at_least=0,
     )
-    draft_type: Literal["auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model"] = setting(
-        "auto", "Where drafts come from. A request can choose another type."
+    draft_type: Literal["auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model", "wedlm"] = (
+        setting("auto", "Where drafts come from. A request can choose another type.")
     )
     num_draft_tokens: int = setting(
         31,

@@ -52,7 +52,7 @@ class Sampling:
         return bool(self.logit_bias or self.allowed or self.ignores_eos or self.min_tokens)
 
 
-DraftType = Literal["auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model"]
+DraftType = Literal["auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model", "wedlm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class DraftingReport:
     translation: number of drafts by the result of their translation; keys as in TranslationCounts, empty if
         none were translated.
     gate_score: how repetitive the prompt is; None if it was not scored.
-    gate_decision: which drafters were chosen: "lookup", "draft-model", or "plain" for none.
+    gate_decision: which drafters were chosen: "lookup", "draft-model", "wedlm", or "plain" for none.
     gate_reason: why, in words.
     """
 
@@ -378,6 +378,7 @@ class ModelInfo:
     draft_strategy: how the draft model's drafts are translated; None without a draft model.
     batching: what the rows of a batch share. exact: the widths that --exact found; empty without it.
     sampling_defaults: what its makers recommend.
+    mask_token_id: the token at which a WeDLM model predicts what belongs there; None for any other model.
     """
 
     name: str
@@ -397,6 +398,7 @@ class ModelInfo:
     batching: str = ""
     exact: str = ""
     sampling_defaults: SamplingDefaults = SamplingDefaults()
+    mask_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

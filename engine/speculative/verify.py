@@ -8,12 +8,13 @@ the committed tokens are exactly those of plain decoding.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from drafters.base import NO_DRAFT, Draft
 from engine.kv_cache.rows import Rows
+from engine.sampling.entropy import find_entropies
 from engine.sampling.grammar import Mask
 from engine.sampling.logprobs import Likelihood, measure
 from engine.sampling.sampler import Draw, Sampler
@@ -32,6 +33,7 @@ class RowInput:
     num_wanted: tokens that the draft model is still to draft for this row, in the target's vocabulary.
     num_to_draft: tokens that it drafts for them, in its own vocabulary.
     masks: (k + 1,) tokens that the grammar allows at each drafted position and after; empty without one.
+    mask_tokens: the model's mask tokens to feed behind the draft. What it predicts there are the next drafts.
     """
 
     newest: int
@@ -41,11 +43,12 @@ class RowInput:
     num_wanted: int = 0
     num_to_draft: int = 0
     masks: Sequence[Mask] = ()
+    mask_tokens: Sequence[int] = ()
 
     @property
     def width(self) -> int:
         """Tokens fed for this row."""
-        return 1 + len(self.draft)
+        return 1 + len(self.draft) + len(self.mask_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,15 @@ class Outcome:
 
     verified: the row's input. tokens: the accepted draft tokens and the bonus token, so at least one.
     likelihoods: of each token, None where the request does not want log probabilities.
+    predicted, entropies: (mask tokens,) what the model predicts at each, the first for the place of the bonus
+        token, and how uncertain it is, in nats; empty if a drafted token was rejected.
     """
 
     verified: RowInput
     tokens: list[int]
     likelihoods: list[Likelihood | None]
+    predicted: Sequence[int] = ()
+    entropies: Sequence[float] = ()
 
 
 @station("dispatch")
@@ -76,29 +83,55 @@ def verify_drafts(
     before: called when all is ready to be dispatched.
     Raises whatever the forward pass raises; the rows cannot be used after that.
     """
-    logits = rows.forward_ragged([[row_input.newest, *row_input.draft] for row_input in inputs])
+    fed = [[row_input.newest, *row_input.draft, *row_input.mask_tokens] for row_input in inputs]
+    logits = rows.forward_ragged(fed)
     width = logits.shape[1]
     draws: list[Draw] = []
     positions: list[int] = []
     places: list[int] = []
+    masked: list[int] = []
     for row, row_input in enumerate(inputs):
-        places += range(row * width, row * width + row_input.width)
-        masks: Sequence[Mask | None] = row_input.masks or [None] * (len(row_input.draft) + 1)
+        num_drafted, num_masked = len(row_input.draft), len(row_input.mask_tokens)
+        start = row * width
+        places += range(start, start + row_input.width)
+        masked += range(start + 1 + num_drafted, start + row_input.width)
+        masks: Sequence[Mask | None] = row_input.masks or [None] * (num_drafted + 1)
         draws += [Draw(row, row_input.draft[:at], mask) for at, mask in enumerate(masks)]
-        positions += range(row_input.position, row_input.position + len(row_input.draft) + 1)
+        draws += [Draw(row, row_input.draft)] * num_masked
+        positions += range(row_input.position, row_input.position + num_drafted + 1)
+        # The first mask stands where the bonus token will.
+        bonus_at = row_input.position + num_drafted
+        positions += range(bonus_at, bonus_at + num_masked)
     logits = logits.reshape(-1, logits.shape[-1])
     tokens = sampler.sample(logits, positions, draws, places)
-    measured = measure(logits, tokens, [wanted[draw.row] for draw in draws], places)
+    measured = measure(logits, tokens, _wanted(inputs, wanted), places)
+    uncertain = find_entropies(logits, masked, measured.arrays if measured else [tokens])
     with station("waiting"):
         before()
-        mx.eval(tokens, *(measured.arrays if measured else ()))
+        mx.eval(tokens, uncertain, *(measured.arrays if measured else ()))
     sampled: list[int] = tokens.tolist()  # type: ignore[assignment]
+    entropies: list[float] = uncertain.tolist()  # type: ignore[assignment]
     likelihoods: list[Likelihood | None] = measured.read() if measured else [None] * len(sampled)
     outcomes: list[Outcome] = []
-    start = 0
+    start = start_masked = 0
     for row_input in inputs:
-        row_sampled = sampled[start : start + len(row_input.draft) + 1]
-        num_kept = count_accepted(row_input.draft, row_sampled) + 1
-        outcomes.append(Outcome(row_input, row_sampled[:num_kept], likelihoods[start : start + num_kept]))
-        start += len(row_sampled)
+        bonus_at, end = start + len(row_input.draft), start + row_input.width
+        num_kept = count_accepted(row_input.draft, sampled[start : bonus_at + 1]) + 1
+        kept = slice(start, start + num_kept)
+        end_masked = start_masked + len(row_input.mask_tokens)
+        outcome = Outcome(row_input, sampled[kept], likelihoods[kept])
+        if kept.stop == bonus_at + 1 < end:
+            told = entropies[start_masked:end_masked]
+            outcome = replace(outcome, predicted=sampled[bonus_at + 1 : end], entropies=told)
+        outcomes.append(outcome)
+        start, start_masked = end, end_masked
     return outcomes
+
+
+def _wanted(inputs: Sequence[RowInput], wanted: Sequence[int | None]) -> list[int | None]:
+    """Return top_logprobs of each draw, by those of each row; none of what is predicted at a mask."""
+    found: list[int | None] = []
+    for row_input, num_top in zip(inputs, wanted, strict=True):
+        num_masked = len(row_input.mask_tokens)
+        found += [num_top] * (row_input.width - num_masked) + [None] * num_masked
+    return found
