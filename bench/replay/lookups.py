@@ -1,110 +1,64 @@
 """Lookup rules of other projects, reimplemented from what their code does, for comparison in replays only."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, TableFileError
+from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 
 PRIOR = 0.5
 """These rules have no priors of their own, and are replayed without the gate."""
 
 
-class _IndexedTexts:
-    """Base of lookups within one request: each sequence's text, and the positions where its n-grams ended."""
+class FixedLookup:
+    """Drafts what followed a match of n tokens, for the largest n between longest and shortest that occurs.
 
-    def __init__(self) -> None:
+    newest: whether the newest occurrence is used, or the earliest. The draft ends where the text ends.
+    is_long: as llama.cpp's ngram-simple, which drafts nothing shorter than n tokens, and nothing in a text of
+    n + limit + 2 tokens or fewer; the very first n-gram is never a match, nor is one that ends right before
+    the last token, which is never drafted. Source: common/ngram-map.cpp, common_ngram_simple_draft.
+    """
+
+    name = "fixed"
+
+    def __init__(self, longest: int, shortest: int, *, newest: bool = True, is_long: bool = False) -> None:
+        self.sizes = range(longest, shortest - 1, -1)
+        self.newest, self.is_long = newest, is_long
         self.texts: dict[int, list[int]] = {}
-        self.positions: dict[int, dict[tuple[int, ...], int]] = {}
+        self._positions: dict[int, dict[tuple[int, ...], int]] = {}
 
     def open(self, start: SequenceStart) -> None:
         """Index the prompt."""
-        self.texts[start.seq] = []
-        self.positions[start.seq] = {}
+        self.texts[start.seq], self._positions[start.seq] = [], {}
         self.observe(start.seq, start.prompt)
 
+    def propose(self, query: DraftQuery) -> Draft:
+        """Draft what followed the match. The bucket is n."""
+        text, positions = self.texts[query.seq], self._positions[query.seq]
+        for size in self.sizes:
+            if len(text) < (size + query.limit + 3 if self.is_long else size):
+                continue
+            if (position := positions.get(tuple(text[-size:]))) is not None:
+                tokens = text[position : min(position + query.limit, len(text) - self.is_long)]
+                is_enough = not self.is_long or len(tokens) >= size
+                return Draft(tokens, self.name, size, PRIOR) if is_enough else NO_DRAFT
+        return NO_DRAFT
+
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Append tokens and index the n-grams that the rule looks up."""
-        raise NotImplementedError
+        """Index the n-grams before each of these tokens; the text's last n-gram would match itself."""
+        text, positions = self.texts[seq], self._positions[seq]
+        for token in tokens:
+            text.append(token)
+            end = len(text) - 1 - self.is_long
+            for size in self.sizes:
+                ngram = tuple(text[end - size : end])
+                if end >= size + self.is_long and (self.newest or ngram not in positions):
+                    positions[ngram] = end
 
     def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
         """Learn nothing."""
 
     def close(self, seq: int) -> None:
         """Forget the sequence."""
-        del self.texts[seq], self.positions[seq]
-
-
-class FixedLookup(_IndexedTexts):
-    """Drafts what followed a match of n tokens, for the largest n between longest and shortest that occurs.
-
-    newest: whether the newest occurrence is used, or the earliest. The draft ends where the text ends.
-    """
-
-    name = "fixed"
-
-    def __init__(self, longest: int, shortest: int, *, newest: bool = True) -> None:
-        super().__init__()
-        self.sizes = range(longest, shortest - 1, -1)
-        self.newest = newest
-
-    def propose(self, query: DraftQuery) -> Draft:
-        """Draft what followed the match. The bucket is n."""
-        text, positions = self.texts[query.seq], self.positions[query.seq]
-        for size in self.sizes:
-            position = positions.get(tuple(text[-size:]))
-            if position is not None and len(text) >= size:
-                return Draft(text[position : position + query.limit], self.name, size, PRIOR)
-        return NO_DRAFT
-
-    def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Index the n-grams before each of these tokens.
-
-        The last n-gram of the text is left out, because it would match itself.
-        """
-        text, positions = self.texts[seq], self.positions[seq]
-        for token in tokens:
-            for size in self.sizes:
-                if len(text) >= size:
-                    ngram = tuple(text[-size:])
-                    if self.newest or ngram not in positions:
-                        positions[ngram] = len(text)
-            text.append(token)
-
-
-class LongCopyLookup(_IndexedTexts):
-    """llama.cpp's ngram-simple: the newest occurrence of the last n tokens, and up to m tokens from there.
-
-    It drafts nothing shorter than n tokens, and nothing in a text of n + m + 2 tokens or fewer. The very
-    first n-gram is never a match, nor is one that ends right before the last token.
-    Source: common/ngram-map.cpp, common_ngram_simple_draft, defaults n = 12, m = 48.
-    """
-
-    name = "long-copy"
-
-    def __init__(self, n: int = 12, m: int = 48) -> None:
-        super().__init__()
-        self.n = n
-        self.m = m
-
-    def propose(self, query: DraftQuery) -> Draft:
-        """Draft what followed the match, without the last token of the text."""
-        text = self.texts[query.seq]
-        if len(text) < self.n + self.m + 3:
-            return NO_DRAFT
-        position = self.positions[query.seq].get(tuple(text[-self.n :]))
-        if position is None:
-            return NO_DRAFT
-        tokens = text[position : min(position + self.m, len(text) - 1)]
-        return Draft(tokens[: query.limit], self.name, 0, PRIOR) if len(tokens) >= self.n else NO_DRAFT
-
-    def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Index the n-gram that ended two tokens ago."""
-        text, positions, n = self.texts[seq], self.positions[seq], self.n
-        for token in tokens:
-            text.append(token)
-            end = len(text) - 2
-            if end > n:
-                positions[tuple(text[end - n : end])] = end
+        del self.texts[seq], self._positions[seq]
 
 
 class WipedTableLookup:
@@ -118,16 +72,11 @@ class WipedTableLookup:
 
     name = "wiped-table"
 
-    MULTIPLIER = 6364136223846793005
-    SIZE = 4 * 1024 * 1024
-    CHUNK_TOKENS = 32
-    FULL = 0.25
-    LOW_ACCEPTANCE = 0.25
-    LOW_STREAK = 5
+    MULTIPLIER, SIZE, CHUNK_TOKENS = 6364136223846793005, 4 * 1024 * 1024, 32
+    FULL, LOW_ACCEPTANCE, LOW_STREAK = 0.25, 0.25, 5
 
     def __init__(self, n: int = 24, min_tokens: int = 48) -> None:
-        self.n = n
-        self.min_tokens = min_tokens
+        self.n, self.min_tokens = n, min_tokens
         self.table: dict[int, int] = {}
         self.texts: dict[int, list[int]] = {}
         self.num_learned: dict[int, int] = {}
@@ -136,10 +85,9 @@ class WipedTableLookup:
 
     def open(self, start: SequenceStart) -> None:
         """Write the prompt to the table."""
-        seq = start.seq
-        self.texts[seq] = list(start.prompt)
-        self.num_learned[seq] = self.num_low[seq] = 0
-        self._learn(seq, len(start.prompt))
+        self.texts[start.seq] = list(start.prompt)
+        self.num_learned[start.seq] = self.num_low[start.seq] = 0
+        self._learn(start.seq, len(start.prompt))
         if len(self.table) > self.FULL * self.SIZE:
             self.table.clear()
 
@@ -182,16 +130,6 @@ class WipedTableLookup:
     def reset(self) -> None:
         """Forget everything."""
         self.table.clear()
-
-    def status(self) -> dict[str, Any]:
-        """Return how full the table is."""
-        return {"occupied": len(self.table), "occupancy": len(self.table) / self.SIZE}
-
-    def save(self) -> str:
-        """Raise TableFileError: there is no file."""
-        raise TableFileError("this table is for comparisons only; there is no file")
-
-    load = save
 
     def _learn(self, seq: int, stop: int) -> None:
         """Write the n-grams that are not written yet and whose next token is before stop."""

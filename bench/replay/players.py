@@ -7,7 +7,7 @@ from typing import Any
 from bench.replay.pairs import TokenPair
 from bench.replay.policies import Choose, Costs, Outcome, replay
 from config.settings import Settings
-from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, SharedTable, Slices, finish
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, Slices, finish
 from drafters.repetition import score_in_slices
 from engine.request import GenerationRequest, Sampling
 from engine.speculative.acceptance import count_accepted
@@ -69,8 +69,8 @@ class Player:
     def forget(self) -> None:
         """Make the drafters forget earlier pairs."""
         for timed in self.drafters:
-            if isinstance(timed.drafter, SharedTable):
-                timed.drafter.reset()
+            if (reset := getattr(timed.drafter, "reset", None)) is not None:
+                reset()
 
     def spent_ns(self) -> tuple[int, int]:
         """Return the drafters' processor time so far, for answers and for prompts."""

@@ -33,6 +33,8 @@ class Outcome:
     num_drafted: drafted tokens that were verified. num_accepted: those of them that were accepted.
     widths: number of forward passes by width.
     by_position: for each position in a draft, [times verified, times accepted].
+    slowest: the lowest speedup of an answer. drafter_ns, open_ns: processor time of the drafters, for answers
+    and for prompts.
     """
 
     num_tokens: int = 0
@@ -41,6 +43,11 @@ class Outcome:
     num_drafting: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    num_pairs: int = 0
+    num_prompt_tokens: int = 0
+    drafter_ns: int = 0
+    open_ns: int = 0
+    slowest: float = float("inf")
     widths: Counter[int] = field(default_factory=Counter)
     by_position: list[list[int]] = field(default_factory=list)
 
@@ -61,8 +68,10 @@ class Outcome:
 
     def add(self, other: "Outcome") -> None:
         """Add the counts of another answer."""
-        for name in ("num_tokens", "num_forwards", "cost", "num_drafting", "num_drafted", "num_accepted"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name, count in vars(other).items():
+            if isinstance(count, int | float) and name != "slowest":
+                setattr(self, name, getattr(self, name) + count)
+        self.slowest = min(self.slowest, other.slowest)
         self.widths.update(other.widths)
         self.by_position += [[0, 0] for _ in range(len(other.by_position) - len(self.by_position))]
         for mine, theirs in zip(self.by_position, other.by_position, strict=False):

@@ -2,14 +2,16 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from rich.console import Console
 
 from bench.cost_curves import Curve
-from bench.replay.job import Group, Key, together
+from bench.replay.job import Results
 from bench.replay.pairs import TokenPair
 from bench.replay.players import ServerPlayer
+from bench.replay.policies import Outcome
 from bench.replay.rules import RULES, Setup
 from bench.tables import Column, print_rows
 from drafters.base import Draft, DraftQuery
@@ -29,7 +31,7 @@ us/token: processor time of the drafter per token of the answer, not included in
 open: the same per token of the prompt."""
 
 
-def rows_of(results: Mapping[Key, Group], rules: Sequence[str], curves: Sequence[Curve]) -> list[Row]:
+def rows_of(results: Results, rules: Sequence[str], curves: Sequence[Curve]) -> list[Row]:
     """Return one row per rule and workload, and one per rule for all workloads if there are several.
 
     Figures that differ by curve are under "by_curve"; the same fields at top level are those of the first
@@ -42,19 +44,21 @@ def rows_of(results: Mapping[Key, Group], rules: Sequence[str], curves: Sequence
     rows = []
     for workload, parts in groups:
         for rule in rules:
-            of_curves = {c.name: together(results[rule, part, c.name] for part in parts) for c in curves}
+            of_curves = {curve.name: Outcome() for curve in curves}
+            for name, part in product(of_curves, parts):
+                of_curves[name].add(results[rule, part, name])
             rows.append(_row(rule, workload, of_curves))
     return rows
 
 
 def flat(rows: Iterable[Row]) -> list[Row]:
     """Return the rows for CSV: one per rule, workload and curve."""
-    flattened = []
-    for row in rows:
-        for curve, figures in row["by_curve"].items():
-            shared = {key: row[key] for key in ("workload", "drafter", "rule", "used_by", "pairs", "tokens")}
-            flattened.append({**shared, "curve": curve, **figures})
-    return flattened
+    shared = ("workload", "drafter", "rule", "used_by", "pairs", "tokens")
+    return [
+        {key: row[key] for key in shared} | {"curve": curve} | figures
+        for row in rows
+        for curve, figures in row["by_curve"].items()
+    ]
 
 
 def count_text(count: int, noun: str) -> str:
@@ -103,24 +107,23 @@ def _at(position: int) -> Callable[[Mapping[str, Any]], Any]:
     return lambda row: next(iter(row["acceptance_by_position"][position - 1 : position]), None)
 
 
-def _row(name: str, workload: str, of_curves: Mapping[str, Group]) -> Row:
+def _row(name: str, workload: str, of_curves: Mapping[str, Outcome]) -> Row:
     rule, first = RULES[name], next(iter(of_curves.values()))
-    by_curve = {curve: _figures(group) for curve, group in of_curves.items()}
+    by_curve = {curve: _figures(outcome) for curve, outcome in of_curves.items()}
     return {
         "drafter": name, "rule": rule.title, "used_by": rule.used_by, "is_hindsight": rule.is_hindsight,
         "memory": "warm" if rule.is_warm else "cold", "workload": workload, "pairs": first.num_pairs,
-        "tokens": first.outcome.num_tokens, "prompt_tokens": first.num_prompt_tokens,
+        "tokens": first.num_tokens, "prompt_tokens": first.num_prompt_tokens,
         **next(iter(by_curve.values())),
         "speedup": {curve: figures["speedup"] for curve, figures in by_curve.items()},
         "slowest": {curve: figures["slowest"] for curve, figures in by_curve.items()}, "by_curve": by_curve,
     }  # fmt: skip
 
 
-def _figures(group: Group) -> dict[str, Any]:
-    outcome = group.outcome
+def _figures(outcome: Outcome) -> Row:
     return {
-        "speedup": outcome.num_tokens / group.cost,
-        "slowest": group.slowest,
+        "speedup": outcome.num_tokens / outcome.cost,
+        "slowest": outcome.slowest,
         "tokens_per_forward": outcome.num_tokens / outcome.num_forwards,
         "acceptance": outcome.num_accepted / outcome.num_drafted if outcome.num_drafted else None,
         "acceptance_by_position": [
@@ -128,8 +131,8 @@ def _figures(group: Group) -> dict[str, Any]:
         ],
         "coverage": outcome.num_accepted / outcome.num_tokens,
         "coverage_of_steps": outcome.num_drafting / outcome.num_forwards,
-        "drafter_us_per_token": group.drafter_ns / outcome.num_tokens / 1e3,
-        "open_us_per_prompt_token": group.open_ns / group.num_prompt_tokens / 1e3,
+        "drafter_us_per_token": outcome.drafter_ns / outcome.num_tokens / 1e3,
+        "open_us_per_prompt_token": outcome.open_ns / outcome.num_prompt_tokens / 1e3,
     }
 
 

@@ -7,7 +7,7 @@ are not at hand. The rules are in rules.py, the sources of pairs in sources.py.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from bench import document, options, outputs
@@ -19,7 +19,7 @@ from bench.replay.edits import KINDS
 from bench.replay.job import Job, run_job
 from bench.replay.report import calibrate, count_text, flat, print_calibration, print_report, rows_of
 from bench.replay.rules import COMPARED, RULES, Setup
-from bench.replay.sources import Vocabulary, collect
+from bench.replay.sources import collect
 from config.settings import BUNDLED_MODEL, Settings
 
 SUMMARY = "Replay known answers by any drafting rule, without a model, at given step costs."
@@ -76,12 +76,19 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ArgumentsError(f"{', '.join(unknown)}: no such rule; the rules are {', '.join(RULES)}")
     options.check_lengths([arguments.num_draft_tokens])
     curves = _curves(arguments.cost_curve)
-    vocabulary = Vocabulary(arguments.tokenizer)
-    pairs, sources = collect(arguments, vocabulary)
-    setup = Setup(Settings(num_draft_tokens=arguments.num_draft_tokens), vocabulary.line_ends)
+    if not (arguments.tokenizer / "config.json").is_file():
+        raise ArgumentsError(f"--tokenizer: {arguments.tokenizer} is not a model folder")
+    # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
+    from engine.model.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(arguments.tokenizer)
+    pairs, sources = collect(arguments, tokenizer)
+    setup = Setup(Settings(num_draft_tokens=arguments.num_draft_tokens), tokenizer.line_ends)
     for source in sources:
-        left_out = f", {source.num_empty} left out for having no answer" if source.num_empty else ""
-        console.print(f"{source.name}: {count_text(source.num_pairs, 'pair')}{left_out}", highlight=False)
+        left_out = f", {source['num_empty']} left out for having no answer" if source["num_empty"] else ""
+        console.print(
+            f"{source['name']}: {count_text(source['num_pairs'], 'pair')}{left_out}", highlight=False
+        )
     if arguments.calibrate:
         for name in dict.fromkeys(pair.workload for pair in pairs):
             of_workload = [pair for pair in pairs if pair.workload == name]
@@ -95,7 +102,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ArgumentsError("none of the pairs is marked to be measured")
     rows = rows_of(results, rules, curves)
     print_report(console, rows, curves)
-    section = {"rows": rows, "curves": describe(curves), "sources": [asdict(source) for source in sources]}
+    section = {"rows": rows, "curves": describe(curves), "sources": sources}
     outputs.write(arguments, document.new_document(arguments, replay=section), flat(rows))
     return 0
 
