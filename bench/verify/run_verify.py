@@ -12,6 +12,7 @@ from bench.local_engine import LocalEngine
 from bench.options import Flag
 from bench.verify import speed, tokens
 from bench.workloads import Chat, read_prompts
+from config.settings import Settings
 
 _WIDTH = 120
 
@@ -63,7 +64,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check_tokens(chats: list[Chat] | None, arguments: argparse.Namespace, console: Console) -> int:
-    with LocalEngine(tokens.settings_of(arguments), tokens.costs_of(arguments)) as local:
+    settings = _settings(arguments, prefix_cache_bytes=0, max_rows=1)
+    with LocalEngine(settings, tokens.costs_of(arguments)) as local:
         rows = tokens.verify(local, tokens.group(local, chats, arguments), arguments, console)
         tokens.print_verdicts(console, rows, local, arguments.exact)
         exact = tokens.find_exact(local, arguments)
@@ -73,7 +75,7 @@ def _check_tokens(chats: list[Chat] | None, arguments: argparse.Namespace, conso
 
 
 def _check_speed(chats: list[Chat] | None, arguments: argparse.Namespace, console: Console) -> int:
-    with LocalEngine(speed.settings_of(arguments)) as local:
+    with LocalEngine(_settings(arguments)) as local:
         chats = chats or speed.make_own_chats(local, arguments)
         timed = speed.time_chats(local, chats, arguments, console)
         if not timed:
@@ -82,6 +84,14 @@ def _check_speed(chats: list[Chat] | None, arguments: argparse.Namespace, consol
         speed.print_speed(console, timed, local.engine.info.name, overhead)
         _finish(arguments, console, local, timed)
     return int(not speed.is_within_bound(timed))
+
+
+def _settings(arguments: argparse.Namespace, **more: int) -> Settings:
+    """Return the server's settings, with what the flags change. more: settings."""
+    return Settings(
+        model=str(arguments.model) if arguments.model else None, **options.draft_model_settings(arguments),
+        num_draft_tokens=arguments.num_draft_tokens, exact=arguments.exact, **more,
+    )  # type: ignore[arg-type]  # fmt: skip
 
 
 def _finish(

@@ -7,22 +7,20 @@ first token.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 from rich.console import Console
 
-from bench import options
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
 from bench.outputs import Work
 from bench.tables import Column, print_rows
 from bench.verify.bound import is_chance, judge
 from bench.workloads import Chat, make_chats
-from config.settings import Settings
 from engine.request import DraftChoice, Finished
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
 
@@ -54,22 +52,8 @@ DIFFERING = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One answer to a request. decode_s: from the end of prefill to the terminal event."""
-
-    end: Finished
-    decode_s: float
-
-    @property
-    def first_s(self) -> float:
-        """Seconds from submission to the first token."""
-        return self.end.usage.first_token_s
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the answer."""
-        return len(self.end.tokens)
+Run = tuple[Finished, float]
+"""One answer to a request, and the seconds from the end of prefill to the terminal event."""
 
 
 def row_of(chat: str, turn: int, plain: Sequence[Run], drafted: Sequence[Run], overhead: float) -> Row:
@@ -78,36 +62,26 @@ def row_of(chat: str, turn: int, plain: Sequence[Run], drafted: Sequence[Run], o
     turn: its position in the chat, from 1. overhead: the setting draft_overhead.
     Without exact mode near-ties may be decided differently; times of other lengths are scaled to the first.
     """
-    step_s = median(run.decode_s / run.num_tokens for run in plain)
-    usage, reports = plain[0].end.usage, [run.end.usage.drafting for run in drafted]
+    step_s = median(decode_s / len(end.tokens) for end, decode_s in plain)
+    first, reports = plain[0][0], [end.usage.drafting for end, _ in drafted]
+    times_s = [[[end.usage.first_token_s, decode_s] for end, decode_s in runs] for runs in (plain, drafted)]
 
-    def judged(seconds: Callable[[Run], float]) -> dict[str, Any]:
-        def by_round(runs: Sequence[Run]) -> list[tuple[float, float]]:
-            return [(seconds(one), seconds(other)) for one, other in zip(runs[::2], runs[1::2], strict=True)]
-
-        return asdict(judge(by_round(plain), by_round(drafted), step_s, overhead))
+    def judged(at: int) -> dict[str, Any]:
+        by_way = []
+        for runs, times in zip((plain, drafted), times_s, strict=True):
+            shares = [len(first.tokens) / len(end.tokens) if at else 1.0 for end, _ in runs]
+            scaled = [time[at] * share for time, share in zip(times, shares, strict=True)]
+            by_way.append(list(zip(scaled[::2], scaled[1::2], strict=True)))
+        return asdict(judge(*by_way, step_s, overhead))
 
     return {
-        "chat": chat, "turn": turn, "prompt_tokens": usage.num_prompt_tokens,
-        "answer_tokens": plain[0].num_tokens,
-        "drafted_tokens": sum(one.num_drafted for one in reports),
+        "chat": chat, "turn": turn, "prompt_tokens": first.usage.num_prompt_tokens,
+        "answer_tokens": len(first.tokens), "drafted_tokens": sum(one.num_drafted for one in reports),
         "accepted_tokens": sum(one.num_accepted for one in reports),
-        "answers_differ": len({run.end.tokens for run in (*plain, *drafted)}) > 1,
-        "first_token": judged(lambda run: run.first_s),
-        "decode": judged(lambda run: run.decode_s * plain[0].num_tokens / run.num_tokens),
-        "plain_runs_s": [[run.first_s, run.decode_s] for run in plain],
-        "drafted_runs_s": [[run.first_s, run.decode_s] for run in drafted],
+        "answers_differ": len({end.tokens for end, _ in (*plain, *drafted)}) > 1,
+        "first_token": judged(0), "decode": judged(1), "plain_runs_s": times_s[0],
+        "drafted_runs_s": times_s[1],
     }  # fmt: skip
-
-
-def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Return the server's settings, with what the flags change."""
-    return Settings(
-        model=str(arguments.model) if arguments.model else None,
-        **options.draft_model_settings(arguments),
-        num_draft_tokens=arguments.num_draft_tokens,
-        exact=arguments.exact,
-    )
 
 
 def time_chats(
@@ -150,7 +124,7 @@ def _answer(
             continue
         start_s = perf_counter()
         (end,) = local.answer(requests)
-        run = Run(end, perf_counter() - start_s - end.usage.prefill_s)
+        run = end, perf_counter() - start_s - end.usage.prefill_s
         if turn.is_measured:
             runs.append((number, run))
     return runs

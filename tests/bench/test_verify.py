@@ -59,13 +59,15 @@ def test_drafts_of_another_vocabulary_are_certified_too(
 def test_a_difference_is_reported_and_fails_in_exact_mode(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    true_answer = tokens._answer
+    true_run = tokens.Answering.run
 
-    def lying(*given: object) -> tuple[int, ...]:
-        tokens = true_answer(*given)  # type: ignore[arg-type]
-        return (*tokens[:3], 99, *tokens[4:]) if given[2] == "suffix" else tokens
+    def lying(answering: tokens.Answering, case: tokens.Case, arm: tokens.Arm) -> list[tokens.Row]:
+        rows = true_run(answering, case, arm)
+        if arm.draft_type == "suffix":
+            rows[0]["tokens"][0][3] = 99
+        return rows
 
-    monkeypatch.setattr(tokens, "_answer", lying)
+    monkeypatch.setattr(tokens.Answering, "run", lying)
     given = [
         "--model",
         str(model_folder),
