@@ -3,9 +3,8 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,14 +23,12 @@ def make_console(width: int) -> Console:
     return console if console.is_terminal else Console(width=width)
 
 
-def print_machine(console: Console, record: Mapping[str, Any]) -> None:
-    """Print the machine of a document in one line."""
-    text = ", ".join(f"{key} {value}" for key, value in record["machine"].items())
-    console.print(text, highlight=False, markup=False)
-
-
-def write(arguments: argparse.Namespace, record: document.Document, rows: Sequence[tables.Row]) -> None:
-    """Write the files that the user asked for. rows: for the CSV. Raises OSError."""
+def finish(
+    console: Console, arguments: argparse.Namespace, record: document.Document, rows: Sequence[tables.Row]
+) -> None:
+    """Print the machine, and write the files that the user asked for. rows: for the CSV. Raises OSError."""
+    machine = ", ".join(f"{key} {value}" for key, value in record["machine"].items())
+    console.print(machine, highlight=False, markup=False)
     if arguments.json:
         document.write(arguments.json, record)
     if getattr(arguments, "csv", None):

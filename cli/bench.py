@@ -1,6 +1,7 @@
 """`reprise bench`: the benchmarks that every published figure comes from."""
 
 import argparse
+from functools import partial
 from importlib import import_module
 
 from cli.arguments import UsageError
@@ -34,10 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         try:
             # Imported here so that other commands do not load the workloads.
             command = import_module(module)
+            from bench.outputs import run_command
         except ModuleNotFoundError as fault:
             raise UsageError(
                 f"{fault.name} is not installed; benchmarks need `pip install reprise[bench]`"
             ) from None
         own = benchmarks.add_parser(name, help=command.SUMMARY, allow_abbrev=False)
         command.add_arguments(own)
-        own.set_defaults(run=command.run)
+        own.set_defaults(run=partial(run_command, f"reprise bench {name}", command.run))

@@ -65,10 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
-    return outputs.run_command("reprise bench drafters", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     options.check_names("--drafters", arguments.drafters, [*DRAFTERS, SCORE])
     record = document.new_document(arguments, drafters={})
     cases = list(product(arguments.drafters, WORKLOADS.items(), CONTEXT_TOKENS))
@@ -82,8 +78,7 @@ def _run(arguments: argparse.Namespace) -> int:
     record["drafters"] = {"rows": rows}
     console = outputs.make_console(100)
     print_rows(console, rows, COLUMNS, group="drafter")
-    outputs.print_machine(console, record)
-    outputs.write(arguments, record, rows)
+    outputs.finish(console, arguments, record, rows)
     return 0
 
 

@@ -39,10 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
-    return outputs.run_command("reprise bench prefill", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     loaded = load_model(str(arguments.model), arguments.model.name, None)
     rng = random.Random(1)
     prompt = [rng.randrange(loaded.info.vocab_size) for _ in range(arguments.prompt_tokens)]
@@ -60,8 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
     record["prefill"] = {"prompt_tokens": len(prompt), "rows": rows}
     console = outputs.make_console(100)
     print_rows(console, rows, COLUMNS, f"{len(prompt)} prompt tokens, {arguments.model.name}", group="none")
-    outputs.print_machine(console, record)
-    outputs.write(arguments, record, rows)
+    outputs.finish(console, arguments, record, rows)
     return 0
 
 

@@ -68,10 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
-    return outputs.run_command("reprise bench sampling", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     options.check_names("--settings", arguments.settings, tuple(SETTINGS))
     record = document.new_document(arguments, sampling={})
     rows: list[dict[str, Any]] = []
@@ -91,8 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
     print_rows(console, rows, columns(arguments.rows), group="vocab_size")
     unit = "MiB per step, running ahead / not" if arguments.memory else "microseconds per row and step"
     console.print(unit, style="dim")
-    outputs.print_machine(console, record)
-    outputs.write(arguments, record, rows)
+    outputs.finish(console, arguments, record, rows)
     return 0
 
 

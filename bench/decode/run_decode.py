@@ -5,7 +5,6 @@ run shows what a chat gains from its own text: later turns from earlier ones.
 """
 
 import argparse
-from functools import partial
 from itertools import product
 
 from bench import document, options, outputs, tables
@@ -53,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.declare(parser, options.Flag("--streams", options.count, "N", 1, text))
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the files, and return the exit status."""
     options.check_drafts(arguments, DRAFT_TYPES)
     arms = arms_of([Arm(*pair) for pair in product(arguments.draft_types, arguments.num_draft_tokens)])
     arguments.workloads = arguments.workloads or (() if arguments.prompts else ENGLISH)
@@ -87,12 +87,8 @@ def _run(arguments: argparse.Namespace) -> int:
     for (workload, turn), left_out in answering.skipped.items():
         note = f"! {workload}, turn {turn}: {len(left_out)} chats skipped, too long for the model's context"
         console.print(note, style="yellow", highlight=False, markup=False)
-    outputs.print_machine(console, record)
-    outputs.write(arguments, record, [flat(row) for row in rows])
+    outputs.finish(console, arguments, record, [flat(row) for row in rows])
     return int(any(row["parity"] == "FAIL" for row in rows))
-
-
-run = partial(outputs.run_command, "reprise bench decode", _run)
 
 
 def _own_chats(arguments: argparse.Namespace) -> list[Chat]:

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Mapping
-from functools import partial
 from itertools import chain, product, zip_longest
 from typing import Any
 
@@ -64,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.declare(parser, options.Flag("--chats", options.count, "N", 6, text))
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the files, and return the exit status."""
     if arguments.draft_model and MODEL not in arguments.draft_types:
         arguments.draft_types += (MODEL,)
     options.check_drafts(arguments, (*TYPES, MODEL))
@@ -77,12 +77,8 @@ def _run(arguments: argparse.Namespace) -> int:
     found = record["economics"] = section(frame_of(trials), curve, meter.source, meter.reason)
     console = outputs.make_console(_WIDTH)
     _print(console, found)
-    outputs.print_machine(console, record)
-    outputs.write(arguments, record, found["points"])
+    outputs.finish(console, arguments, record, found["points"])
     return 0
-
-
-run = partial(outputs.run_command, "reprise bench economics", _run)
 
 
 def _measure(

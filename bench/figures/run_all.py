@@ -54,10 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run everything, and return 1 if a command failed."""
-    return outputs.run_command("reprise bench all", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     options.check_names("--only", arguments.only or (), [one.name for one in FIGURES])
     chosen = [one for one in FIGURES if one.name in (arguments.only or [one.name])]
     by_command: dict[str, list[Figure]] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from bench import options, outputs
+from bench import options
 from bench.errors import ArgumentsError
 from bench.options import Flag
 from bench.replay.pairs import Pair, write_pairs
@@ -152,12 +152,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
     """Read a history, write pairs, and return the exit status."""
-    return outputs.run_command("reprise bench commits", _run, arguments)
-
-
-def _run(given: argparse.Namespace) -> int:
     sizes = given.count, given.per_commit, given.min_bytes, given.max_bytes
     pairs = pairs_of(Repository(given.repository), Limits(*sizes, tuple(given.suffix), given.revision))
     if not pairs:

@@ -67,10 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay, print, and return the exit status."""
-    return outputs.run_command("reprise bench replay", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     console = outputs.make_console(_WIDTH)
     if unknown := [name for name in arguments.drafters if name not in RULES]:
         raise ArgumentsError(f"{', '.join(unknown)}: no such rule; the rules are {', '.join(RULES)}")
@@ -103,7 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
     rows = rows_of(results, rules, curves)
     print_report(console, rows, curves)
     section = {"rows": rows, "curves": describe(curves), "sources": sources}
-    outputs.write(arguments, document.new_document(arguments, replay=section), flat(rows))
+    outputs.finish(console, arguments, document.new_document(arguments, replay=section), flat(rows))
     return 0
 
 

@@ -93,10 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print. Return 1 if a request failed, 2 if the arguments cannot be combined."""
-    return outputs.run_command("reprise bench peers", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     servers.check(arguments, (LOOP, SPECULATIVE))
     prompts = own_chats(arguments.prompts, arguments.workloads)
     # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
@@ -124,8 +120,7 @@ def _run(arguments: argparse.Namespace) -> int:
         console.print(f"! {line}", style="yellow", highlight=False, markup=False)
     for line in NOTES:
         console.print(line, style="dim", highlight=False)
-    outputs.print_machine(console, record)
-    outputs.write(arguments, record, found)
+    outputs.finish(console, arguments, record, found)
     return int(any(row["error"] for row in found))
 
 

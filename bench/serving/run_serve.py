@@ -4,7 +4,7 @@ import argparse
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -103,10 +103,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and report. Return 1 if a request or a server failed, 2 if the arguments cannot be combined."""
-    return outputs.run_command("reprise", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     if arguments.bare and 1 not in arguments.concurrency:
         raise ArgumentsError("--bare is compared at one stream; add 1 to --concurrency")
     servers.check(arguments, [BARE] if arguments.bare else [])
@@ -127,8 +123,9 @@ def _run(arguments: argparse.Namespace) -> int:
         "settings": settings | {"seed": seed}, "levels": levels_of(rows), "comparisons": comparisons,
         "notes": remarks(rows), "rows": [{name: row[name] for name in row if name != "text"} for row in rows],
     }  # fmt: skip
-    _print(outputs.make_console(_WIDTH), record)
-    outputs.write(arguments, record, rows)
+    console = outputs.make_console(_WIDTH)
+    _print(console, record["serve"])
+    outputs.finish(console, arguments, record, rows)
     return int(any(row["error"] is not None for row in rows))
 
 
@@ -286,11 +283,9 @@ def _remarks(row: Row) -> list[str]:
     return remarks
 
 
-def _print(console: Console, record: document.Document) -> None:
-    report = record["serve"]
+def _print(console: Console, report: Mapping[str, Any]) -> None:
     settings = ", ".join(f"{name} {value}" for name, value in report["settings"].items())
     console.print(settings, highlight=False, markup=False)
-    outputs.print_machine(console, record)
     tables.print_rows(console, report["levels"], [MODEL, *LEVELS], group="concurrency")
     if report["comparisons"]:
         tables.print_rows(console, report["comparisons"], [MODEL, *RATIOS], group="concurrency")

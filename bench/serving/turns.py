@@ -13,7 +13,7 @@ from typing import Any
 from bench import document, options
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
-from bench.outputs import Work, make_console, print_machine, run_command, write
+from bench.outputs import Work, finish, make_console
 from bench.serving.prompts import PromptMaker
 from bench.tables import Column, print_rows
 from config.settings import BUNDLED_MODEL, Settings
@@ -49,10 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
-    return run_command("reprise bench turns", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     ends: dict[str, list[list[Finished]]] = {"warm": [], "cold": []}
     with tempfile.TemporaryDirectory() as folder, Work(2 * arguments.repeats + 1) as work:
         work.begin("chatting")
@@ -75,8 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
     console = make_console(100)
     print_rows(console, rows, COLUMNS, f"Time to first token, medians of {arguments.repeats} chats", group="")
     console.print("all tokens equal" if is_equal else "TOKENS DIFFER")
-    print_machine(console, record)
-    write(arguments, record, rows)
+    finish(console, arguments, record, rows)
     return 0 if is_equal else 1
 
 

@@ -5,7 +5,6 @@ import sysconfig
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -72,20 +71,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the files, and return the exit status."""
     _check(arguments)
     with outputs.Work() as work:
         try:
             record = _sweep(arguments, work)
         except TableFileError as fault:
             raise ArgumentsError(str(fault)) from None
-    print_report(outputs.make_console(_WIDTH), record["sweep"], Settings())
+    console = outputs.make_console(_WIDTH)
+    print_report(console, record["sweep"], Settings())
     lists = {part: rows for part, rows in record["sweep"].items() if isinstance(rows, list)}
-    outputs.write(arguments, record, [{"part": part, **row} for part, rows in lists.items() for row in rows])
+    flat = [{"part": part, **row} for part, rows in lists.items() for row in rows]
+    outputs.finish(console, arguments, record, flat)
     return 0
-
-
-run = partial(outputs.run_command, "reprise bench sweep", _run)
 
 
 def _sweep(arguments: argparse.Namespace, work: outputs.Work) -> document.Document:

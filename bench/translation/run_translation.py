@@ -8,7 +8,6 @@ import argparse
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from bench import document, options, outputs, tables
@@ -100,7 +99,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the files, and return the exit status."""
     options.check_names("--strategies", arguments.strategies or (), STRATEGIES)
     options.check_lengths(arguments.num_draft_tokens)
     folders = arguments.draft_model or [one for one in BUNDLED_DRAFTS if (one / "config.json").is_file()]
@@ -139,12 +139,8 @@ def _run(arguments: argparse.Namespace) -> int:
         "workloads_version": VERSION, **{name: getattr(arguments, name) for name in names}, "rows": rows,
         "refused": refused, "findings": findings(rows),
     }  # fmt: skip
-    _print(rows, refused, record)
-    outputs.write(arguments, record, [flat(row) for row in rows])
+    _print(arguments, rows, refused, record)
     return int(any(row["parity"] == "FAIL" for row in rows))
-
-
-run = partial(outputs.run_command, "reprise bench translation", _run)
 
 
 def _measure(
@@ -173,7 +169,9 @@ def _measure(
     return [about | {"is_adaptive": is_adaptive} | row for row in rows]
 
 
-def _print(rows: Sequence[Row], refused: Sequence[Row], record: document.Document) -> None:
+def _print(
+    arguments: argparse.Namespace, rows: Sequence[Row], refused: Sequence[Row], record: document.Document
+) -> None:
     console = outputs.make_console(_WIDTH)
     for name in dict.fromkeys(row["draft_model"] for row in rows):
         of_model = ordered([row for row in rows if row["draft_model"] == name])
@@ -184,7 +182,7 @@ def _print(rows: Sequence[Row], refused: Sequence[Row], record: document.Documen
     for one in refused:
         note = f"! {one['draft_model']}, {one['strategy']}: skipped: {one['reason']}"
         console.print(note, style="yellow", highlight=False, markup=False)
-    outputs.print_machine(console, record)
+    outputs.finish(console, arguments, record, [flat(row) for row in rows])
     for sentence in record["translation"]["findings"]:
         console.print(f"- {sentence}", highlight=False, markup=False)
 

@@ -101,5 +101,4 @@ def _finish(
     what = "speed" if arguments.speed else "tokens"
     section = {"what": what, "seed": arguments.seed, "rows": rows} | found
     record = document.new_document(arguments, local.engine.info, local.engine.costs, verify=section)
-    outputs.print_machine(console, record)
-    outputs.write(arguments, record, rows)
+    outputs.finish(console, arguments, record, rows)

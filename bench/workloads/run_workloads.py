@@ -52,10 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print or write, and return the exit status."""
-    return outputs.run_command("reprise bench workloads", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     names = tuple(WORKLOADS) if arguments.workloads is None else arguments.workloads
     options.check_names("--workloads", names, tuple(WORKLOADS))
     # Imported here, because it loads mlx-lm, which takes a while.
