@@ -1,7 +1,8 @@
-"""Answer chats in several ways, called arms, and describe each turn in a row that JSON has."""
+"""Answer chats in several ways, called arms; describe each turn in a row that JSON has, and keep samples."""
 
+import codecs
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
@@ -11,7 +12,8 @@ from bench.energy import EnergyMeter
 from bench.experiment import Experiment, Row, measured
 from bench.local_engine import LocalEngine
 from bench.outputs import Work
-from bench.workloads import Chat
+from bench.workloads import Chat, Turn
+from engine.model.tokenizer import Tokenizer
 from engine.request import DraftChoice, DraftType, Finished
 
 
@@ -172,3 +174,48 @@ def add_nested(rows: Iterable[Row]) -> tuple[dict[str, list[int]], list[list[int
         pairs = zip_longest(by_position, row["by_position"], fillvalue=(0, 0))
         by_position = [[a + c, b + d] for (a, b), (c, d) in pairs]
     return by_source, by_position
+
+
+def samples_of(runs: Sequence[Row], cases: Mapping[str, Case], tokenizer: Tokenizer) -> list[Row]:
+    """Return one answer per workload and draft type: the last turn of the first chat's first stream."""
+    found: dict[tuple[str, str], Row] = {}
+    for run in runs:
+        last = found.setdefault((run["workload"], run["draft_type"]), run)
+        is_same = (run["case"], run["arm"]) == (last["case"], last["arm"])
+        if is_same and run["turn"] >= last["turn"]:
+            found[run["workload"], run["draft_type"]] = run
+    return [
+        {
+            **{name: run[name] for name in ("workload", "draft_type", "num_draft_tokens", "turn")},
+            "prompt": prompt_text(cases[run["case"]].chats[0].turns[run["turn"] - 1]),
+            "tokens": token_texts(run["tokens"][0], run["origins"][0], tokenizer.piece, tokenizer.eos_ids),
+        }
+        for run in found.values()
+        if run["draft_type"] != "none"
+    ]
+
+
+def token_texts(
+    tokens: Sequence[int],
+    origins: Iterable[tuple[str, int]],
+    token_bytes: Callable[[int], bytes],
+    eos_ids: Collection[int],
+) -> list[list[str]]:
+    """Return [text, source] of each token except end tokens; a split character belongs to its last token."""
+    sources = [source for source, length in origins for _ in range(length)]
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return [
+        [decoder.decode(token_bytes(token)), source]
+        for token, source in zip(tokens, sources, strict=True)
+        if token not in eos_ids
+    ]
+
+
+def prompt_text(turn: Turn) -> str:
+    """Return a turn's prompt for display; several messages are prefixed with their roles."""
+    if turn.text is not None:
+        return turn.text
+    texts = [str(message.get("content") or message.get("tool_calls") or "") for message in turn.messages]
+    if len(texts) == 1:
+        return texts[0]
+    return "\n\n".join(f"{one['role']}: {text}" for one, text in zip(turn.messages, texts, strict=True))

@@ -8,10 +8,9 @@ import argparse
 from itertools import product
 
 from bench import document, options, outputs, tables
-from bench.decode.answering import Answering, Arm
+from bench.decode.answering import Answering, Arm, samples_of
 from bench.decode.comparing import arms_of, chats_of, check, make_cases, settings_of, weight_of
 from bench.decode.rows import COLUMNS, NOTES, flat, print_divergences, rows_of
-from bench.decode.samples import samples_of
 from bench.energy import EnergyMeter
 from bench.errors import ArgumentsError
 from bench.local_engine import LocalEngine

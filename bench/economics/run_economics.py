@@ -10,9 +10,16 @@ from rich.console import Console
 from bench import document, options, outputs
 from bench.decode.answering import Answering, Arm, Case
 from bench.decode.comparing import chats_of, settings_of
-from bench.economics.controlled import PLACE, ControlledDrafter, chance_for, forced_costs
 from bench.economics.figures import INTERVALS, frame_of, section
-from bench.economics.trials import CONTROLLED, make_trials, with_predictions
+from bench.economics.trials import (
+    CONTROLLED,
+    PLACE,
+    ControlledDrafter,
+    chance_for,
+    forced_costs,
+    make_trials,
+    with_predictions,
+)
 from bench.energy import EnergyMeter
 from bench.errors import BenchError
 from bench.experiment import Row

@@ -10,8 +10,7 @@ from rich.console import Console
 from bench.cost_curves import Curve
 from bench.replay.job import Results
 from bench.replay.pairs import TokenPair
-from bench.replay.players import ServerPlayer
-from bench.replay.policies import Outcome
+from bench.replay.policies import Outcome, ServerPlayer
 from bench.replay.rules import RULES, Setup
 from bench.tables import Column, print_rows
 from drafters.base import Draft, DraftQuery
@@ -121,19 +120,13 @@ def _row(name: str, workload: str, of_curves: Mapping[str, Outcome]) -> Row:
 
 
 def _figures(outcome: Outcome) -> Row:
-    return {
-        "speedup": outcome.num_tokens / outcome.cost,
-        "slowest": outcome.slowest,
-        "tokens_per_forward": outcome.num_tokens / outcome.num_forwards,
-        "acceptance": outcome.num_accepted / outcome.num_drafted if outcome.num_drafted else None,
-        "acceptance_by_position": [
-            right / drafted if drafted else None for drafted, right in outcome.by_position
-        ],
-        "coverage": outcome.num_accepted / outcome.num_tokens,
+    figures = outcome.figures()
+    return figures | {
+        "slowest": outcome.slowest, "coverage": figures.pop("drafted_share"),
         "coverage_of_steps": outcome.num_drafting / outcome.num_forwards,
         "drafter_us_per_token": outcome.drafter_ns / outcome.num_tokens / 1e3,
         "open_us_per_prompt_token": outcome.open_ns / outcome.num_prompt_tokens / 1e3,
-    }
+    }  # fmt: skip
 
 
 CLASSES = ("<3", "3", "4-5", "6-8", "9-15", "16-31", "32+")

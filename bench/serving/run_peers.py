@@ -14,7 +14,7 @@ from bench import document, options, outputs, tables
 from bench.errors import ArgumentsError
 from bench.experiment import Experiment, Row
 from bench.options import Flag
-from bench.serving import servers, speeds
+from bench.serving import servers, traffic
 from bench.serving.processes import BareLoop, exit_on_sigterm
 from bench.serving.traffic import Loop, Peer, Question, RequestOptions, failure
 from bench.statistics import compare
@@ -188,31 +188,31 @@ def compared(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
 def _row(rows: Sequence[Row], name: str, first: str, texts: dict[int, str]) -> Row:
     of_peer = [row for row in rows if row["arm"] == name]
     asked = [row for row in of_peer if row["round"] and row["is_measured"]]
-    answered = speeds.good(asked)
+    answered = traffic.good(asked)
     errors = [row["error"] for row in of_peer if row["error"]]
     streams = rows[0]["streams"]
     # Batches of concurrent questions follow each other; so do single questions.
-    whole = speeds.if_none_failed(_batched if streams > 1 else speeds.request_speed)
-    decoding = speeds.if_none_failed(speeds.decode_speed)
+    whole = traffic.if_none_failed(_batched if streams > 1 else traffic.request_speed)
+    decoding = traffic.if_none_failed(traffic.decode_speed)
     ratio, decode_ratio = (
-        compare(speeds.by_round(rows, name, take), speeds.by_round(rows, first, take))
+        compare(traffic.by_round(rows, name, take), traffic.by_round(rows, first, take))
         for take in (whole, decoding)
     )
-    measured = speeds.by_round(rows, name, whole)
-    firsts, gaps = speeds.first_tokens_s(asked), speeds.inter_tokens_s(asked)
+    measured = traffic.by_round(rows, name, whole)
+    firsts, gaps = traffic.first_tokens_s(asked), traffic.inter_tokens_s(asked)
     # Servers format tool calls differently, so those answers are not compared.
     judged = [row for row in answered if row["question"] in texts and not row["has_tools"] and name != first]
     num_equal = sum(_bare(row["text"]) == _bare(texts[row["question"]]) for row in judged)
     return {
         "name": name, "workload": rows[0]["workload"], "streams": streams, "requests": len(asked),
         "failed": len(asked) - len(answered), "tokens": sum(row["tokens"] for row in answered),
-        "tokens_per_s": speeds.middle(measured),
+        "tokens_per_s": traffic.middle(measured),
         "tokens_per_s_low": min((one for one in measured if one), default=None),
         "tokens_per_s_high": max((one for one in measured if one), default=None),
-        "decode_tps": speeds.middle(speeds.by_round(rows, name, decoding)),
-        "ttft_ms": speeds.milliseconds(firsts, 0.5), "ttft_p95_ms": speeds.milliseconds(firsts, 0.95),
-        "inter_token_ms": speeds.milliseconds(gaps, 0.5),
-        "inter_token_p95_ms": speeds.milliseconds(gaps, 0.95),
+        "decode_tps": traffic.middle(traffic.by_round(rows, name, decoding)),
+        "ttft_ms": traffic.milliseconds(firsts, 0.5), "ttft_p95_ms": traffic.milliseconds(firsts, 0.95),
+        "inter_token_ms": traffic.milliseconds(gaps, 0.5),
+        "inter_token_p95_ms": traffic.milliseconds(gaps, 0.95),
         "speedup": ratio.of_medians if ratio else None, "speedup_low": ratio.lowest if ratio else None,
         "speedup_high": ratio.highest if ratio else None,
         "decode_speedup": decode_ratio.of_medians if decode_ratio else None,

@@ -16,9 +16,9 @@ from bench import document, options, outputs, tables
 from bench.errors import ArgumentsError
 from bench.experiment import Experiment, Row
 from bench.options import Flag
-from bench.serving import servers, speeds
+from bench.serving import servers, traffic
 from bench.serving.processes import BareLoop, exit_on_sigterm
-from bench.serving.prompts import PromptMaker
+from bench.serving.servers import PromptMaker
 from bench.serving.traffic import Loop, Peer, Question, RequestOptions
 from bench.statistics import compare, percentiles
 from bench.tables import Column
@@ -26,17 +26,17 @@ from bench.tables import Column
 SUMMARY = "Load a server with chats and report latency and throughput."
 _WIDTH = 100
 BARE = "bare loop"
-QUANTITIES: dict[str, tuple[bool, speeds.Take]] = {
-    "tokens/s": (True, speeds.throughput),
-    "first token p50": (False, lambda rows: speeds.milliseconds(speeds.first_tokens_s(rows), 0.50)),
-    "inter-token p50": (False, lambda rows: speeds.milliseconds(speeds.inter_tokens_s(rows), 0.50)),
-    "inter-token p99": (False, lambda rows: speeds.milliseconds(speeds.inter_tokens_s(rows), 0.99)),
+QUANTITIES: dict[str, tuple[bool, traffic.Take]] = {
+    "tokens/s": (True, traffic.throughput),
+    "first token p50": (False, lambda rows: traffic.milliseconds(traffic.first_tokens_s(rows), 0.50)),
+    "inter-token p50": (False, lambda rows: traffic.milliseconds(traffic.inter_tokens_s(rows), 0.50)),
+    "inter-token p99": (False, lambda rows: traffic.milliseconds(traffic.inter_tokens_s(rows), 0.99)),
 }
 """What is compared between servers: whether a higher figure is better, and the figure."""
 
-ALONE: dict[str, tuple[bool, speeds.Take]] = {
-    "decode tokens/s": (True, speeds.decode_speed),
-    "request tokens/s": (True, speeds.request_speed),
+ALONE: dict[str, tuple[bool, traffic.Take]] = {
+    "decode tokens/s": (True, traffic.decode_speed),
+    "request tokens/s": (True, traffic.request_speed),
 }
 """What is compared with the bare loop, at one stream."""
 
@@ -60,7 +60,7 @@ MODEL = Column("model", "model", is_key=True)
 LEVELS = [
     Column("concurrency", "streams", is_key=True), Column("side", "server", is_key=True),
     Column("num_requests", "requests"),
-    Column(lambda row: speeds.middle(row["tokens_per_s"]), "tokens/s", "1"),
+    Column(lambda row: traffic.middle(row["tokens_per_s"]), "tokens/s", "1"),
     Column(lambda row: f"{min(row['tokens_per_s']):.1f} to {max(row['tokens_per_s']):.1f}",
            "lowest to\nhighest"),
     Column("num_failed", "failed"), Column("num_refused", "refused"), Column("num_ended_early", "early"),
@@ -134,7 +134,7 @@ def _models(arguments: argparse.Namespace, folders: ExitStack) -> Iterator[Path]
     if not arguments.random_models:
         yield arguments.model
         return
-    from bench.architectures.random_model import write_random_model
+    from bench.architectures.tiny_models import write_random_model
 
     folder = Path(folders.enter_context(tempfile.TemporaryDirectory()))
     for name in arguments.random_models:
@@ -216,16 +216,18 @@ def levels_of(rows: Sequence[Row]) -> list[Row]:
     for (model, level, side), everything in groups.items():
         measured = [row for row in everything if row["round"]]
         firsts, gaps = (
-            percentiles(take(measured)) for take in (speeds.first_tokens_s, speeds.inter_tokens_s)
+            percentiles(take(measured)) for take in (traffic.first_tokens_s, traffic.inter_tokens_s)
         )
         found.append({
             "side": side, "concurrency": level, "model": model, "num_requests": len(measured),
-            "tokens_per_s": [speed or 0.0 for speed in speeds.by_round(everything, side, speeds.throughput)],
-            "decode_tokens_per_s": speeds.middle(speeds.by_round(everything, side, speeds.decode_speed)),
-            "request_tokens_per_s": speeds.middle(speeds.by_round(everything, side, speeds.request_speed)),
+            "tokens_per_s": [
+                speed or 0.0 for speed in traffic.by_round(everything, side, traffic.throughput)
+            ],
+            "decode_tokens_per_s": traffic.middle(traffic.by_round(everything, side, traffic.decode_speed)),
+            "request_tokens_per_s": traffic.middle(traffic.by_round(everything, side, traffic.request_speed)),
             "first_token_s": asdict(firsts) if firsts else None,
             "inter_token_s": asdict(gaps) if gaps else None,
-            "num_failed": len(everything) - len(speeds.good(everything)),
+            "num_failed": len(everything) - len(traffic.good(everything)),
             "num_refused": sum(row["is_refused"] for row in everything),
             "num_ended_early": sum(_ended_early(row) for row in everything),
         })  # fmt: skip
@@ -233,12 +235,12 @@ def levels_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def compared(
-    rows: Sequence[Row], level: int, ours: str, theirs: str, quantities: dict[str, tuple[bool, speeds.Take]]
+    rows: Sequence[Row], level: int, ours: str, theirs: str, quantities: dict[str, tuple[bool, traffic.Take]]
 ) -> list[Row]:
     """Compare two servers at one level."""
     of_level = [row for row in rows if row["concurrency"] == level]
     ratios = {
-        quantity: compare(*(speeds.by_round(of_level, name, take) for name in (ours, theirs)))
+        quantity: compare(*(traffic.by_round(of_level, name, take) for name in (ours, theirs)))
         for quantity, (_, take) in quantities.items()
     }
     return [

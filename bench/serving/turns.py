@@ -14,7 +14,7 @@ from bench import document, options
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
 from bench.outputs import Work, finish, make_console
-from bench.serving.prompts import PromptMaker
+from bench.serving.servers import PromptMaker
 from bench.tables import Column, print_rows
 from config.settings import BUNDLED_MODEL, Settings
 from engine.request import Finished, GenerationRequest, ModelInfo, Sampling

@@ -21,7 +21,7 @@ from bench.sweep import parts, tables
 from bench.sweep.parts import Model, pairs_of
 from bench.sweep.replaying import AnsweredChat, Setup, answer_plainly
 from bench.sweep.report import print_report
-from bench.sweep.traffic import make_traffic, source_files
+from bench.sweep.tables import make_traffic, source_files
 from bench.workloads import VERSION, WORKLOADS, read_prompts
 from config.setting import SettingsError
 from config.settings import BUNDLED_MODEL, SETTINGS, Settings

@@ -14,7 +14,7 @@ from bench import document, options, outputs, tables
 from bench.decode.answering import Answering, Arm, add_nested
 from bench.decode.comparing import arms_of, chats_of, check, make_cases, settings_of, weight_of
 from bench.decode.rows import flat, print_divergences, rows_of
-from bench.economics.controlled import forced_costs
+from bench.economics.trials import forced_costs
 from bench.energy import EnergyMeter
 from bench.errors import ArgumentsError
 from bench.experiment import Row

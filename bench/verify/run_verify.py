@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -86,12 +87,12 @@ def _check_speed(chats: list[Chat] | None, arguments: argparse.Namespace, consol
     return int(not speed.is_within_bound(timed))
 
 
-def _settings(arguments: argparse.Namespace, **more: int) -> Settings:
+def _settings(arguments: argparse.Namespace, **more: Any) -> Settings:
     """Return the server's settings, with what the flags change. more: settings."""
     return Settings(
         model=str(arguments.model) if arguments.model else None, **options.draft_model_settings(arguments),
         num_draft_tokens=arguments.num_draft_tokens, exact=arguments.exact, **more,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
 
 
 def _finish(

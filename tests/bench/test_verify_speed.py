@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.verify import run_verify
-from bench.verify.bound import is_chance, judge
+from bench.verify.speed import is_chance, judge
 from cli.main import main
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
 
