@@ -1,4 +1,9 @@
-"""`reprise bench prefill`: measure prefill by chunk size, and how long a decoding row waits for a chunk."""
+"""`reprise bench prefill`: measure prefill by chunk size.
+
+Compute a prompt of random tokens in chunks of one size after another, each waited for; of several rounds the
+fastest counts. mlx-lm uses chunks of 2,048. The context that the model was made for does not limit the
+prompt.
+"""
 
 import argparse
 import random
@@ -14,7 +19,6 @@ from config.settings import BUNDLED_MODEL
 from engine.kv_cache.rows import evaluate, make_caches
 from engine.model.loading import load_model
 
-SUMMARY = "Measure prefill by chunk size."
 CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096)
 COLUMNS = [
     Column("chunk", "chunk"), Column("tokens_per_s", "tokens/s", "0"),
@@ -24,11 +28,6 @@ COLUMNS = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench prefill` to the parser."""
-    parser.description = (
-        "Compute a prompt of random tokens in chunks of one size after another, each waited for; of several "
-        "rounds the fastest counts. mlx-lm uses chunks of 2,048. The context that the model was made for "
-        "does not limit the prompt."
-    )
     options.add(parser, model=BUNDLED_MODEL, rounds=2, json=None, csv=None)
     add = parser.add_argument
     add("--prompt-tokens", type=options.count, default=16_000, metavar="N",

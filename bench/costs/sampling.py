@@ -1,4 +1,10 @@
-"""`reprise bench sampling`: measure what sampling adds to a step, by settings, vocabulary and rows."""
+"""`reprise bench sampling`: measure what sampling adds to a step.
+
+Draw one token per row from random logits and wait for it, without the model's forward pass: microseconds per
+row and step. All rows have the same settings, except in 'top_p in one row', where the others have a
+temperature only. On a processor times are processor time, which other work disturbs least; on a GPU they are
+elapsed time.
+"""
 
 import argparse
 import statistics
@@ -16,7 +22,6 @@ from engine.request import Sampling
 from engine.sampling.logprobs import measure as measure_likelihoods
 from engine.sampling.sampler import Draw, RowSampling, Sampler
 
-SUMMARY = "Measure what sampling adds to a step."
 MIN_REPEATS, MAX_REPEATS = 3, 50
 REPEAT_S = 0.3
 """Repeat a step until it has run this long in total, within the limits above."""
@@ -45,12 +50,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench sampling` to the parser."""
-    parser.description = (
-        "Draw one token per row from random logits and wait for it, without the model's forward pass: "
-        "microseconds per row and step. All rows have the same settings, except in 'top_p in one row', where "
-        "the others have a temperature only. On a processor times are processor time, which other work "
-        "disturbs least; on a GPU they are elapsed time."
-    )
     known = tuple(SETTINGS)
     parser.add_argument(
         "--settings", type=options.names, default=known, metavar="A,B", help=f"Of {'; '.join(known)}."

@@ -1,6 +1,14 @@
-"""`reprise bench decode`: decode chats plainly and with drafts, alternating, and compare tokens and times.
+"""`reprise bench decode`: decode chats plainly and with drafts, and compare tokens and times.
 
-Runs the engine without HTTP. Drafter tables are cleared before each chat and there is no prefix cache, so a
+The runs alternate, on one engine without HTTP, and every token is compared. Each workload runs once
+unmeasured, then --repeats times plainly and in every draft configuration, all interleaved. The best run of
+each turn gives the speed; all pairs of plain and drafted runs are compared. Exit status 1 if any answer
+differs by a token; the report says where it diverges and how close the two best tokens were there.
+
+With defaults this takes about a quarter of an hour for the bundled model on two cores; each further draft
+type or length adds about half of that. --workloads and --cases make it shorter.
+
+Drafter tables are cleared before each chat and there is no prefix cache, so a
 run shows what a chat gains from its own text: later turns from earlier ones.
 """
 
@@ -16,25 +24,12 @@ from bench.errors import ArgumentsError
 from bench.local_engine import LocalEngine
 from bench.workloads import ENGLISH, VERSION, WORKLOADS, Chat, read_prompts
 
-SUMMARY = "Decode chats plainly and with drafts, and compare tokens and times."
 DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model")
 _WIDTH = 120
-
-_DESCRIPTION = """\
-Decode chats plainly and with drafts, alternating, on one engine without HTTP, and compare every token. Each
-workload runs once unmeasured, then --repeats times plainly and in every draft configuration, all interleaved.
-The best run of each turn gives the speed; all pairs of plain and drafted runs are compared. Exit status 1 if
-any answer differs by a token; the report says where it diverges and how close the two best tokens were there.
-
-With defaults this takes about a quarter of an hour for the bundled model on two cores; each further draft
-type or length adds about half of that. --workloads and --cases make it shorter.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench decode` to the parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = _DESCRIPTION
     names = max(map(len, WORKLOADS))
     parser.epilog = "workloads (default: all but the Polish ones; none with --prompts):\n" + "\n".join(
         f"  {one.name:{names}}  {one.summary}"

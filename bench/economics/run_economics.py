@@ -1,4 +1,12 @@
-"""`reprise bench economics`: measure when drafting pays for this model on this machine."""
+"""`reprise bench economics`: measure when drafting pays, and advise which draft type and length to use.
+
+Measure when drafting pays. A drafter that knows the answer makes errors at chosen rates, so that every
+acceptance rate occurs at every draft length; from these runs tokens/s = a + b * acceptance and the break-even
+acceptance are fitted. The real drafters run on chats with every draft verified; --draft-type auto runs as on
+a server, which leaves out drafts that do not pay. Every run is compared with plain runs of the same chat
+before and after it. The report ends with advice. Times are of decoding only; drafters see only the chat
+itself.
+"""
 
 import argparse
 from collections.abc import Mapping
@@ -28,7 +36,6 @@ from bench.tables import Column, interval, pivoted, print_rows
 from bench.workloads import Chat, own_chats
 from engine.request import DraftType
 
-SUMMARY = "Measure when drafting pays, and advise which draft type and length to use."
 TYPES: tuple[DraftType, ...] = ("suffix", "ngram-mod", "ngram-simple")
 MODEL: DraftType = "draft-model"
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -53,14 +60,6 @@ CHOICES = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench economics` to the parser."""
-    parser.description = (
-        "Measure when drafting pays. A drafter that knows the answer makes errors at chosen rates, so that "
-        "every acceptance rate occurs at every draft length; from these runs tokens/s = a + b * acceptance "
-        "and the break-even acceptance are fitted. The real drafters run on chats with every draft verified; "
-        "--draft-type auto runs as on a server, which leaves out drafts that do not pay. Every run is "
-        "compared with plain runs of the same chat before and after it. The report ends with advice. Times "
-        "are of decoding only; drafters see only the chat itself."
-    )
     options.add(
         parser, model=None, draft_model=None, workloads=("edits", "passage", "free"), prompts=None,
         prompt_tokens=None, num_draft_tokens=(1, 2, 4, 8, 16), draft_types=TYPES, max_tokens=96,

@@ -1,4 +1,9 @@
-"""`reprise bench report`: draw result documents as one HTML page."""
+"""`reprise bench report`: draw the --json results of other benchmarks as one HTML page.
+
+Draw result documents, which benchmarks write with --json, as one HTML page with plots, tables, and sample
+answers that show the source of each token. The page is one file and needs no network. Documents of several
+machines or models can be combined.
+"""
 
 import argparse
 import base64
@@ -16,16 +21,9 @@ import vl_convert
 from bench import document, options
 from bench.page.sections import report
 
-SUMMARY = "Draw the --json results of other benchmarks as one HTML page."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench report` to the parser."""
-    parser.description = (
-        "Draw result documents, which benchmarks write with --json, as one HTML page with plots, tables, and "
-        "sample answers that show the source of each token. The page is one file and needs no network. "
-        "Documents of several machines or models can be combined."
-    )
     parser.add_argument(
         "documents", nargs="+", type=_document, metavar="FILE.json", help="Result documents to draw."
     )

@@ -13,7 +13,7 @@ from bench.cost_curves import Curve
 from bench.replay.pairs import TokenPair
 from bench.statistics import ratio
 from config.settings import Settings
-from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, Slices, finish
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, finish
 from drafters.ngram_mod import NgramModDrafter
 from drafters.ngram_mod_tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
@@ -197,9 +197,12 @@ class TimedDrafter:
     """A drafter whose processor time is measured: open_ns for prompts, drafter_ns for the rest."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-        self.name = drafter.name
+        self.drafter, self.name = drafter, drafter.name
         self.drafter_ns = self.open_ns = 0
+        self.propose, self.observe = self._timed(drafter.propose), self._timed(drafter.observe)
+        self.record_verified = self._timed(drafter.record_verified)
+        # Not timed, because no token waits for it.
+        self.close = drafter.close
 
     def open(self, start: SequenceStart) -> None:
         """Open the sequence and read its prompt, timed."""
@@ -207,28 +210,14 @@ class TimedDrafter:
         finish(self.drafter.open(start))
         self.open_ns += thread_time_ns() - start_ns
 
-    def propose(self, query: DraftQuery) -> Draft:
-        """Propose, timed."""
-        draft: Draft = self._timed(self.drafter.propose, query)
-        return draft
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            start_ns = thread_time_ns()
+            found = call(*arguments)
+            self.drafter_ns += thread_time_ns() - start_ns
+            return found
 
-    def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Observe, timed."""
-        self._timed(self.drafter.observe, seq, tokens)
-
-    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
-        """Record the result, timed."""
-        self._timed(self.drafter.record_verified, seq, num_verified, num_accepted)
-
-    def close(self, seq: int) -> Slices | None:
-        """Close the sequence. Not timed, because no token waits for it."""
-        return self.drafter.close(seq)
-
-    def _timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        start_ns = thread_time_ns()
-        found = call(*arguments)
-        self.drafter_ns += thread_time_ns() - start_ns
-        return found
+        return timed
 
 
 class Player:

@@ -1,8 +1,8 @@
-"""`reprise bench replay`: compute what drafting would gain, without a model.
+"""`reprise bench replay`: replay known answers by any drafting rule, without a model, at given step costs.
 
-Known answers are replayed step by step as an engine would generate them, once per drafting rule. Step costs
-are read from a cost curve. So thousands of requests take seconds, and rules can be compared for machines that
-are not at hand. The rules are in rules.py.
+Replay known answers step by step, drafting by each rule, and report what it would gain at given step costs.
+Needs no model. Without --pairs and --workloads the pairs are generated from a seed: edits of the Python files
+installed here, documents, and traps.
 """
 
 import argparse
@@ -27,20 +27,11 @@ from bench.workloads.chats import render, render_turn
 from config.settings import BUNDLED_MODEL, Settings
 from engine.model.tokenizer import Tokenizer
 
-SUMMARY = "Replay known answers by any drafting rule, without a model, at given step costs."
-
-_DESCRIPTION = """\
-Replay known answers step by step, drafting by each rule, and report what it would gain at given step costs.
-Needs no model. Without --pairs and --workloads the pairs are generated from a seed: edits of the Python files
-installed here, documents, and traps.
-"""
 _WIDTH = 140
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `reprise bench replay` to the parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = _DESCRIPTION
     names = max(map(len, RULES))
     parser.epilog = "rules:\n" + "\n".join(f"  {rule.name:{names}}  {rule.title}" for rule in RULES.values())
     options.add(parser, prompt_tokens=None, seed=1, **options.OUTPUTS)

@@ -1,4 +1,11 @@
-"""`reprise bench peers`: run the same chats on several servers and on mlx_lm's own loops, alternating."""
+"""`reprise bench peers`: run the same chats on several servers and on mlx_lm's own loops, and compare.
+
+Stream the same chats, greedily, from OpenAI-compatible servers and from mlx_lm's generate (with --draft-model
+also from its speculative generate): one at a time, or --streams at once. Each batch goes to all of them
+before the next one, a different one first each time. Every round has new chats, so no prefix cache contains
+them; the chats of --prompts are the same in each round. Without --server, Reprise itself is started. Errors
+are printed below the table. Exit status 1 if anything failed.
+"""
 
 import argparse
 from collections import Counter
@@ -22,7 +29,6 @@ from bench.tables import Column, format_value
 from bench.workloads import VERSION, Chat, lengths_of, make_chats, own_chats
 from engine.model.tokenizer import Tokenizer
 
-SUMMARY = "Run the same chats on several servers and on mlx_lm's own loops, and compare."
 LOOP = "mlx_lm generate"
 SPECULATIVE = "mlx_lm speculative"
 MIXED = "mixed"
@@ -63,14 +69,6 @@ COLUMNS = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench peers` to the parser."""
-    parser.description = (
-        "Stream the same chats, greedily, from OpenAI-compatible servers and from mlx_lm's generate (with "
-        "--draft-model also from its speculative generate): one at a time, or --streams at once. Each "
-        "batch goes to all of them before the next one, a different one first each time. Every round has "
-        "new chats, so no prefix cache contains them; the chats of --prompts are the same in each round. "
-        "Without --server, Reprise itself is started. Errors are printed below the table. Exit status 1 if "
-        "anything failed."
-    )
     options.add(
         parser, workloads=("edits", "passage", "summary"), prompts=None, prompt_tokens=None, rounds=3,
         max_tokens=128, seed=1, resume=None, **options.OUTPUTS,

@@ -1,4 +1,9 @@
-"""`reprise bench serve`: measure one or two servers under concurrent chats, and optionally the bare loop."""
+"""`reprise bench serve`: load a server with chats and report latency and throughput.
+
+Send chats of equal length to a server, many at once, and report latency and throughput. Answers cannot end
+early (logit_bias forbids the end tokens), so all have the requested length. Prompts are random words, and no
+prompt is sent twice. Exit status 1 if any request failed.
+"""
 
 import argparse
 import random
@@ -23,7 +28,6 @@ from bench.serving.traffic import Loop, Peer, Question, RequestOptions
 from bench.statistics import compare, percentiles
 from bench.tables import Column
 
-SUMMARY = "Load a server with chats and report latency and throughput."
 _WIDTH = 100
 BARE = "bare loop"
 QUANTITIES: dict[str, tuple[bool, traffic.Take]] = {
@@ -79,11 +83,6 @@ RATIOS = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench serve` to the parser."""
-    parser.description = (
-        "Send chats of equal length to a server, many at once, and report latency and throughput. "
-        "Answers cannot end early (logit_bias forbids the end tokens), so all have the requested length. "
-        "Prompts are random words, and no prompt is sent twice. Exit status 1 if any request failed."
-    )
     servers.add_arguments(parser)
     options.declare(
         parser,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
@@ -58,15 +58,6 @@ class RequestOptions:
         if self.forbidden_ids:
             fields["logit_bias"] = {str(token): -100 for token in self.forbidden_ids}
         return json.dumps(fields).encode()
-
-
-class Peer(Protocol):
-    """Answers questions."""
-
-    name: str
-
-    def ask(self, questions: Sequence[Question], options: RequestOptions, streams: int = 1) -> list[Row]:
-        """Ask and wait for all answers. Raises nothing: a failure is an answer with an error."""
 
 
 @dataclass
@@ -189,6 +180,9 @@ class Loop:
             "finish_reason": "length" if len(times) == options.max_tokens else "stop",
             "text": self.decode(ids),
         }  # fmt: skip
+
+
+Peer = Server | Loop
 
 
 def failure(at: int, question: Question, options: RequestOptions, error: str) -> Row:

@@ -1,7 +1,9 @@
-"""`reprise bench turns`: measure the time to first token in each turn of a chat about a long document.
+"""`reprise bench turns`: measure the time to the first token in each turn of a long chat.
 
-The same chat runs alternately with a prefix cache and without, and the tokens are compared. Then the last
-turn is repeated in a newly started engine, which has only the cache files on disk.
+Chat about a long document for several turns, with a prefix cache and without, and report the time to the
+first token of each turn. Exit status 1 if any token differs.
+
+Then the last turn is repeated in a newly started engine, which has only the cache files on disk.
 """
 
 import argparse
@@ -20,7 +22,6 @@ from config.settings import BUNDLED_MODEL, Settings
 from engine.request import Finished, GenerationRequest, ModelInfo, Sampling
 from engine.speculative.costs.step_costs import StepCosts
 
-SUMMARY = "Measure the time to the first token in each turn of a long chat."
 COLUMNS = [
     Column("number", "turn"),
     Column("num_prompt_tokens", "prompt"),
@@ -34,10 +35,6 @@ COLUMNS = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench turns` to the parser."""
-    parser.description = (
-        "Chat about a long document for several turns, with a prefix cache and without, and report the time "
-        "to the first token of each turn. Exit status 1 if any token differs."
-    )
     options.add(parser, model=BUNDLED_MODEL, max_tokens=48, repeats=3, json=None, csv=None)
     for name, default, text in (
         ("--prompt-tokens", 2000, "Tokens of the first prompt."),

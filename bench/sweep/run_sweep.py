@@ -1,4 +1,10 @@
-"""`reprise bench sweep`: the command's arguments, and the order of its parts, which share the answers."""
+"""`reprise bench sweep`: try draft types and lengths, n-gram and table sizes, and gate thresholds.
+
+Answer chats plainly once, then replay the answers under hundreds of settings with the step costs measured
+here; the default and the best settings are also measured on the engine. grid: draft type by draft length by
+n-gram size. tables: sizes of ngram-mod's table under long traffic of source files. gate: thresholds of the
+gate. warm: an n-gram table filled earlier, by the same model or another with the same vocabulary.
+"""
 
 import argparse
 import sysconfig
@@ -28,7 +34,6 @@ from config.settings import BUNDLED_MODEL, SETTINGS, Settings
 from drafters.base import TableFileError
 from engine.model.loading import load_tokenizer
 
-SUMMARY = "Try draft types and lengths, n-gram and table sizes, and gate thresholds, and find the best."
 DEFAULT_WORKLOADS = (
     "records", "json_rag", "quotes", "passage", "code", "edits_short", "edits_long", "agent", "free", "trap",
 )  # fmt: skip
@@ -42,13 +47,6 @@ _WIDTH = 140
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench sweep` to the parser."""
-    parser.description = (
-        "Answer chats plainly once, then replay the answers under hundreds of settings with the step costs "
-        "measured here; the default and the best settings are also measured on the engine. grid: draft type "
-        "by draft length by n-gram size. tables: sizes of ngram-mod's table under long traffic of source "
-        "files. gate: thresholds of the gate. warm: an n-gram table filled earlier, by the same model or "
-        "another with the same vocabulary. Workloads: " + ", ".join(WORKLOADS)
-    )
     options.add(
         parser, model=None, workloads=DEFAULT_WORKLOADS, prompts=None, max_tokens=192,
         draft_types=parts.DRAFT_TYPES, num_draft_tokens=parts.LENGTHS, seed=1, **options.OUTPUTS,

@@ -1,7 +1,12 @@
-"""`reprise bench translation`: measure drafts of models with other vocabularies, by translation strategy.
+"""`reprise bench translation`: measure drafts of models with another vocabulary, by translation strategy.
 
-For each pair of draft model and strategy two engines run one after the other: one as on a server, and one
-that verifies every draft. On each of them plain and drafted runs alternate.
+For draft models x translation strategies x workloads x draft lengths, measure how many drafted tokens are
+accepted, and the speedup against plain decoding of the same chats, alternating in the same run. Drafts of a
+given length come from the draft model alone, and all of them are verified. An additional row has the lengths
+that the engine chooses, leaving out drafts that do not pay, as --draft-type draft-model does on a server. All
+token ids are compared. Exit status 1 if any differ.
+
+With defaults this takes about four minutes for the bundled models on two cores.
 """
 
 import argparse
@@ -28,7 +33,6 @@ from config.settings import BUNDLED_MODEL, Settings
 from engine.model.tokenizer import TemplateError
 from engine.speculative.translation.translation import Strategy
 
-SUMMARY = "Measure drafts of models with another vocabulary, by translation strategy."
 BUNDLED_DRAFTS = tuple(BUNDLED_MODEL / name for name in ("draft_polish", "draft"))
 STRATEGIES: tuple[Strategy, ...] = ("context", "naive", "shared", "none")
 ACROSS: tuple[Strategy, ...] = ("context", "naive", "shared")
@@ -40,15 +44,6 @@ COUNTS = ("translated", "absorbed", "resynchronised", "skipped")
 """Outcomes of translated drafts; see engine.speculative.translation.translator.TranslationCounts."""
 
 _WIDTH = 120
-_DESCRIPTION = """\
-For draft models x translation strategies x workloads x draft lengths, measure how many drafted tokens are
-accepted, and the speedup against plain decoding of the same chats, alternating in the same run. Drafts of a
-given length come from the draft model alone, and all of them are verified. An additional row has the lengths
-that the engine chooses, leaving out drafts that do not pay, as --draft-type draft-model does on a server. All
-token ids are compared. Exit status 1 if any differ.
-
-With defaults this takes about four minutes for the bundled models on two cores.
-"""
 
 NOTES = (
     "accepted: acceptance rate; then the rates at positions 1, 2, 4 and 6 of a draft, in %.",
@@ -78,8 +73,6 @@ COLUMNS = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench translation` to the parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = _DESCRIPTION
     options.add(
         parser, model=None, workloads=("edits_polish", "passages_polish", "records_polish", "edits"),
         prompts=None, num_draft_tokens=(2, 4, 6), cases=None, repeats=1, max_tokens=64, seed=1,
