@@ -16,8 +16,17 @@ import argparse
 from itertools import product
 
 from bench import document, options, outputs, tables
-from bench.decode.answering import Answering, Arm, samples_of
-from bench.decode.comparing import arms_of, chats_of, check, make_cases, settings_of, weight_of
+from bench.decode.answering import (
+    Answering,
+    Arm,
+    arms_of,
+    chats_of,
+    check,
+    make_cases,
+    samples_of,
+    settings_of,
+    weight_of,
+)
 from bench.decode.rows import COLUMNS, NOTES, flat, print_divergences, rows_of
 from bench.energy import EnergyMeter
 from bench.errors import ArgumentsError

@@ -16,8 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from bench import document, options, outputs
-from bench.decode.answering import Answering, Arm, Case
-from bench.decode.comparing import chats_of, settings_of
+from bench.decode.answering import Answering, Arm, Case, chats_of, settings_of
 from bench.economics.figures import INTERVALS, frame_of, section
 from bench.economics.trials import (
     CONTROLLED,

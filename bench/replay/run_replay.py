@@ -18,9 +18,17 @@ from bench.errors import ArgumentsError
 from bench.experiment import Row
 from bench.options import Flag
 from bench.replay.edits import KINDS, edit_cases, prose_cases, trap_cases
-from bench.replay.job import Job, run_job
+from bench.replay.job import (
+    Job,
+    calibrate,
+    count_text,
+    flat,
+    print_calibration,
+    print_report,
+    rows_of,
+    run_job,
+)
 from bench.replay.pairs import TokenPair, read_pairs, tokenized
-from bench.replay.report import calibrate, count_text, flat, print_calibration, print_report, rows_of
 from bench.replay.rules import COMPARED, RULES, Setup
 from bench.workloads import WORKLOADS, lengths_of, make_chats
 from bench.workloads.chats import render, render_turn

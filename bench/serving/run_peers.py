@@ -193,7 +193,7 @@ def _row(rows: Sequence[Row], name: str, first: str, texts: dict[int, str]) -> R
     whole = traffic.if_none_failed(_batched if streams > 1 else traffic.request_speed)
     decoding = traffic.if_none_failed(traffic.decode_speed)
     ratio, decode_ratio = (
-        compare(traffic.by_round(rows, name, take), traffic.by_round(rows, first, take))
+        compare(traffic.by_round(rows, name, take), traffic.by_round(rows, first, take)) or {}
         for take in (whole, decoding)
     )
     measured = traffic.by_round(rows, name, whole)
@@ -211,9 +211,8 @@ def _row(rows: Sequence[Row], name: str, first: str, texts: dict[int, str]) -> R
         "ttft_ms": traffic.milliseconds(firsts, 0.5), "ttft_p95_ms": traffic.milliseconds(firsts, 0.95),
         "inter_token_ms": traffic.milliseconds(gaps, 0.5),
         "inter_token_p95_ms": traffic.milliseconds(gaps, 0.95),
-        "speedup": ratio.of_medians if ratio else None, "speedup_low": ratio.lowest if ratio else None,
-        "speedup_high": ratio.highest if ratio else None,
-        "decode_speedup": decode_ratio.of_medians if decode_ratio else None,
+        "speedup": ratio.get("of_medians"), "speedup_low": ratio.get("lowest"),
+        "speedup_high": ratio.get("highest"), "decode_speedup": decode_ratio.get("of_medians"),
         "equal": num_equal if judged else None, "judged": len(judged),
         "parity": None if not judged else "PASS" if num_equal == len(judged) else "FAIL",
         "error": errors[0] if errors else None,

@@ -11,7 +11,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -214,18 +213,13 @@ def levels_of(rows: Sequence[Row]) -> list[Row]:
         groups.setdefault((row.get("model"), row["concurrency"], row["arm"]), []).append(row)
     for (model, level, side), everything in groups.items():
         measured = [row for row in everything if row["round"]]
-        firsts, gaps = (
-            percentiles(take(measured)) for take in (traffic.first_tokens_s, traffic.inter_tokens_s)
-        )
         found.append({
             "side": side, "concurrency": level, "model": model, "num_requests": len(measured),
-            "tokens_per_s": [
-                speed or 0.0 for speed in traffic.by_round(everything, side, traffic.throughput)
-            ],
+            "tokens_per_s": [one or 0.0 for one in traffic.by_round(everything, side, traffic.throughput)],
             "decode_tokens_per_s": traffic.middle(traffic.by_round(everything, side, traffic.decode_speed)),
             "request_tokens_per_s": traffic.middle(traffic.by_round(everything, side, traffic.request_speed)),
-            "first_token_s": asdict(firsts) if firsts else None,
-            "inter_token_s": asdict(gaps) if gaps else None,
+            "first_token_s": percentiles(traffic.first_tokens_s(measured)),
+            "inter_token_s": percentiles(traffic.inter_tokens_s(measured)),
             "num_failed": len(everything) - len(traffic.good(everything)),
             "num_refused": sum(row["is_refused"] for row in everything),
             "num_ended_early": sum(_ended_early(row) for row in everything),
@@ -238,14 +232,11 @@ def compared(
 ) -> list[Row]:
     """Compare two servers at one level."""
     of_level = [row for row in rows if row["concurrency"] == level]
-    ratios = {
-        quantity: compare(*(traffic.by_round(of_level, name, take) for name in (ours, theirs)))
-        for quantity, (_, take) in quantities.items()
-    }
     return [
         {"concurrency": level, "side": ours, "against": theirs, "quantity": quantity,
-         "higher_is_better": quantities[quantity][0], "ratio": asdict(ratio) if ratio else None}
-        for quantity, ratio in ratios.items()
+         "higher_is_better": is_better,
+         "ratio": compare(*(traffic.by_round(of_level, name, take) for name in (ours, theirs)))}
+        for quantity, (is_better, take) in quantities.items()
     ]  # fmt: skip
 
 

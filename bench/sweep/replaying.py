@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.cost_curves import Curve
-from bench.decode.answering import PLAIN, Answering, Arm, Case
-from bench.decode.comparing import check
+from bench.decode.answering import PLAIN, Answering, Arm, Case, check
 from bench.decode.rows import rows_of
 from bench.experiment import Row
 from bench.replay.pairs import TokenPair

@@ -17,8 +17,7 @@ from typing import Any
 
 from bench import document, options, outputs
 from bench.cost_curves import Curve, CurveError, built_in, describe, read_curve
-from bench.decode.answering import Answering
-from bench.decode.comparing import chats_of, settings_of
+from bench.decode.answering import Answering, chats_of, settings_of
 from bench.errors import ArgumentsError, BenchError
 from bench.experiment import Row
 from bench.local_engine import LocalEngine

@@ -13,10 +13,9 @@ import pytest
 
 from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve
 from bench.replay.edits import KINDS, edit, edit_cases, trap_cases
-from bench.replay.job import Job, run_job
+from bench.replay.job import Job, calibrate, rows_of, run_job
 from bench.replay.pairs import Pair, TokenPair, write_pairs
 from bench.replay.policies import Outcome, ServerPlayer, everything, in_hindsight, replay
-from bench.replay.report import calibrate, rows_of
 from bench.replay.rules import COMPARED, RULES, Setup
 from cli.main import main as run_reprise
 from config.settings import Settings
