@@ -3,7 +3,7 @@
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bench.workloads.chats import Grow, Turn, Workload, conversation, single_turn
 from bench.workloads.words import NOUNS, VERBS, Supply, identifiers, number, thing, value
@@ -14,12 +14,8 @@ KINDS = ("value", "rename", "docstring", "return")
 WHOLE = "Answer with the whole file."
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One or more lines of a file. closing: text to add if the file ends here."""
-
-    text: str
-    closing: str = ""
+Line = tuple[str, str]
+"""One or more lines of a file, and the text to add if the file ends here."""
 
 
 class File:
@@ -41,12 +37,8 @@ class File:
     def text(self, count: int) -> str:
         """Return the first count statements, in a code fence."""
         lines = self._lines.first(count)
-        return fenced("\n".join(line.text for line in lines) + lines[-1].closing)
-
-
-def fenced(code: str) -> str:
-    """Return Python code in a Markdown code fence."""
-    return f"```python\n{code}\n```"
+        code = "\n".join(text for text, _ in lines) + lines[-1][1]
+        return f"```python\n{code}\n```"
 
 
 def change(file: str, rng: random.Random, kinds: Sequence[str] = KINDS) -> tuple[str, str]:
@@ -74,7 +66,9 @@ def _lines(
     gap = ""
     while True:
         for _ in range(rng.randint(*num_constants)):
-            yield Line(f"{gap}{next(unused)} = {_literal(rng)}")
+            target = next(unused)
+            literal = str(number(rng)) if rng.random() < 0.7 else f'"{value(rng)}"'
+            yield f"{gap}{target} = {literal}", ""
             gap = ""
         name = next(unused)
         known = [next(unused) for _ in range(rng.choice((1, 2)))]
@@ -86,12 +80,8 @@ def _lines(
             known.append(target)
             closing = f"\n    return {_expression(rng, known)}"
             is_last = at == count - 1
-            yield Line(text + closing if is_last else text, "" if is_last else closing)
+            yield (text + closing, "") if is_last else (text, closing)
         gap = "\n"
-
-
-def _literal(rng: random.Random) -> str:
-    return str(number(rng)) if rng.random() < 0.7 else f'"{value(rng)}"'
 
 
 def _expression(rng: random.Random, known: Sequence[str]) -> str:
@@ -163,7 +153,6 @@ _CHANGES: dict[str, Callable[[str, random.Random], tuple[str, str]]] = {
 
 
 SHORT_STATEMENTS, MEDIUM_STATEMENTS = 6, 11
-NUM_TURNS = {"edits_short": 6, "edits_long": 4}
 MAX_STATEMENTS = 20_000
 
 
@@ -181,23 +170,6 @@ def _edit_again(rng: random.Random, _: Grow) -> Sequence[Turn]:
         for verb, new in zip(("Set", "Change"), rng.sample(range(100, 999), 2), strict=True)
     )
     return [replace(first, is_measured=False), second]
-
-
-def _edit_again_cold(rng: random.Random, grow: Grow) -> Sequence[Turn]:
-    return _edit_again(rng, grow)[1:]
-
-
-def _code(rng: random.Random, grow: Grow) -> Sequence[Turn]:
-    return _edits(_grown(File(rng), grow), rng, 1)
-
-
-def _edits_short(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    return _edits(File(rng).text(SHORT_STATEMENTS), rng, NUM_TURNS["edits_short"])
-
-
-def _edits_long(rng: random.Random, grow: Grow) -> Sequence[Turn]:
-    file = File(rng, num_constants=(12, 24), num_statements=(2, 4))
-    return _edits(_grown(file, grow), rng, NUM_TURNS["edits_long"])
 
 
 def _grown(file: File, grow: Grow) -> str:
@@ -219,10 +191,12 @@ def _edits(file: str, rng: random.Random, num_turns: int) -> list[Turn]:
 WORKLOADS = (
     Workload("edits", "a file of about 20 lines with one value changed, answered in full", _edit),
     Workload("edits_again", "the same, after an earlier edit of the same file", _edit_again),
-    Workload("edits_again_cold", "the chats of edits_again without the earlier edit", _edit_again_cold),
-    Workload("code", "one change in a file of the given length, answered in full", _code, (600, 800)),
+    Workload("edits_again_cold", "the chats of edits_again without the earlier edit",
+             lambda rng, grow: _edit_again(rng, grow)[1:]),
+    Workload("code", "one change in a file of the given length, answered in full",
+             lambda rng, grow: _edits(_grown(File(rng), grow), rng, 1), (600, 800)),
     Workload("edits_short", "a snippet of about ten lines, edited in six turns, each answered in full",
-             _edits_short),
+             lambda rng, _: _edits(File(rng).text(SHORT_STATEMENTS), rng, 6)),
     Workload("edits_long", "a file of hundreds of lines, edited in four turns, each answered in full",
-             _edits_long, (1500,)),
+             lambda rng, grow: _edits(_grown(File(rng, (12, 24), (2, 4)), grow), rng, 4), (1500,)),
 )  # fmt: skip
