@@ -1,6 +1,6 @@
 """Try one architecture in this process, and write docs/architectures.md from what was found."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -152,76 +152,59 @@ A number refers to [the reasons](#reasons).
 """
 
 
+Why = Callable[[str, str], str]
+"""Returns a verdict with the number of its reason, which is given as a sentence."""
+
+
 def write_page(found: Mapping[str, Findings]) -> str:
     """Return the page. found: by architecture."""
-    reasons = _Reasons()
-    rows = [f"| {name} | {' | '.join(_cells(one, reasons))} |" for name, one in sorted(found.items())]
+    numbers: dict[str, int] = {}
+
+    def why(verdict: str, sentence: str) -> str:
+        return f"{verdict} ({numbers.setdefault(sentence, len(numbers) + 1)})"
+
+    rows = [f"| {name} | {' | '.join(_cells(one, why))} |" for name, one in sorted(found.items())]
     tried = [one for one in found.values() if not one.build]
     machine = describe_machine()
     introduction = _INTRODUCTION.format(
-        total=len(found),
-        mlx_lm=machine["mlx_lm"],
-        mlx=machine["mlx"],
-        num_tried=len(tried),
-        num_batched=sum(not one.batch for one in tried),
-        num_drafted=sum(not one.drafts for one in tried),
+        total=len(found), mlx_lm=machine["mlx_lm"], mlx=machine["mlx"], num_tried=len(tried),
         num_exact=sum(one.exact == WIDTHS and one.exact_together in (None, WIDTHS) for one in tried),
-        num_prefix=sum(not one.prefix for one in tried),
-        num_kv_bits=sum(not one.kv_bits for one in tried),
-        num_rows=NUM_ROWS,
-        widths=_list(WIDTHS),
-    )
-    numbered = [f"{number}. {sentence}" for sentence, number in reasons.numbers.items()]
-    others = [f"`{given}` as {name}" for given, name in sorted(MODEL_REMAPPING.items())]
-    return "\n".join(
-        [
-            introduction + "\n".join(rows),
-            "\n## Reasons\n",
-            *numbered,
-            "\n## Other names\n",
-            f"mlx-lm loads some model types as another architecture: {', '.join(others)}.\n",
-        ]
-    )
+        num_batched=sum(not one.batch for one in tried), num_drafted=sum(not one.drafts for one in tried),
+        num_prefix=sum(not one.prefix for one in tried), num_kv_bits=sum(not one.kv_bits for one in tried),
+        num_rows=NUM_ROWS, widths=_list(WIDTHS),
+    )  # fmt: skip
+    numbered = [f"{number}. {sentence}" for sentence, number in numbers.items()]
+    others = ", ".join(f"`{given}` as {name}" for given, name in sorted(MODEL_REMAPPING.items()))
+    names = f"mlx-lm loads some model types as another architecture: {others}.\n"
+    parts = [introduction + "\n".join(rows), "\n## Reasons\n", *numbered, "\n## Other names\n", names]
+    return "\n".join(parts)
 
 
-class _Reasons:
-    """The reasons, numbered in the order of their first use."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def number(self, sentence: str) -> int:
-        return self.numbers.setdefault(sentence, len(self.numbers) + 1)
-
-    def verdict(self, fault: str | None) -> str:
-        return "yes" if fault is None else f"no ({self.number(_sentence(fault))})"
-
-
-def _cells(found: Findings, reasons: _Reasons) -> list[str]:
+def _cells(found: Findings, why: Why) -> list[str]:
     if found.build:
-        return [f"not tried ({reasons.number(_sentence(found.build))})", *["-"] * 5]
-    batch = reasons.verdict(found.batch)
+        return [why("not tried", _sentence(found.build)), *["-"] * 5]
+
+    def verdict(fault: str | None) -> str:
+        return "yes" if fault is None else why("no", _sentence(fault))
+
+    batch = verdict(found.batch)
     if not found.batch and (found.groups or found.by_layer):
-        batch = (
-            f"one group ({reasons.number(ONE_GROUP)})"
-            if found.groups
-            else f"yes ({reasons.number(BY_LAYER)})"
-        )
-    cells = [batch, reasons.verdict(found.drafts)]
+        batch = why("one group", ONE_GROUP) if found.groups else why("yes", BY_LAYER)
+    cells = [batch, verdict(found.drafts)]
     if found.exact is None and not found.drafts:
-        cells += [f"none ({reasons.number(NO_EXACT)})", "-"]
+        cells += [why("none", NO_EXACT), "-"]
     else:
-        cells += [_widths(found.exact, reasons), _widths(found.exact_together, reasons)]
-    cells.append(reasons.verdict(found.prefix))
+        cells += [_widths(found.exact, why), _widths(found.exact_together, why)]
+    cells.append(verdict(found.prefix))
     if not found.kv_bits_batch:
-        return [*cells, reasons.verdict(found.kv_bits)]
-    return [*cells, "alone" if found.batch else f"alone ({reasons.number(_sentence(found.kv_bits_batch))})"]
+        return [*cells, verdict(found.kv_bits)]
+    return [*cells, "alone" if found.batch else why("alone", _sentence(found.kv_bits_batch))]
 
 
-def _widths(found: list[int] | None, reasons: _Reasons) -> str:
+def _widths(found: list[int] | None, why: Why) -> str:
     if found is None or found == WIDTHS:
         return "-" if found is None else "all"
-    return f"{_list(found) or 'none'} ({reasons.number(WIDE_DIFFER if found else ONE_DIFFERS)})"
+    return why(_list(found) or "none", WIDE_DIFFER if found else ONE_DIFFERS)
 
 
 def _list(numbers: Sequence[int]) -> str:

@@ -29,11 +29,11 @@ COLUMNS = [
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench prefill` to the parser."""
     options.add(parser, model=BUNDLED_MODEL, rounds=2, json=None, csv=None)
-    add = parser.add_argument
-    add("--prompt-tokens", type=options.count, default=16_000, metavar="N",
-        help="Length of the prompt. Default: 16000.")  # fmt: skip
-    add("--chunks", type=options.levels, default=CHUNKS, metavar="N,M",
-        help=f"Sizes, in tokens. Default: {','.join(map(str, CHUNKS))}.")  # fmt: skip
+    options.declare(
+        parser,
+        options.Flag("--prompt-tokens", options.count, "N", 16_000, "Length of the prompt."),
+        options.Flag("--chunks", options.levels, "N,M", CHUNKS, "Sizes, in tokens."),
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from bench import document, options, outputs
+from bench.options import Flag
 from bench.tables import Column, Row, print_rows
 from engine.request import Sampling
 from engine.sampling.logprobs import measure as measure_likelihoods
@@ -50,17 +51,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench sampling` to the parser."""
-    known = tuple(SETTINGS)
-    parser.add_argument(
-        "--settings", type=options.names, default=known, metavar="A,B", help=f"Of {'; '.join(known)}."
-    )
-    for name, default in (("--vocabularies", (4_096, 32_000, 151_936)), ("--rows", (1, 8, 32))):
-        text = f"Numbers of tokens or rows. Default: {','.join(map(str, default))}."
-        parser.add_argument(name, type=options.levels, default=default, metavar="N,M", help=text)
-    parser.add_argument(
-        "--memory", action="store_true",
-        help="Measure MiB per step instead, besides the logits: where MLX may run ahead of the device, and "
-        "where it may not (a memory limit of 0), which is what engine/sampling/pieces.py counts.",
+    options.declare(
+        parser,
+        Flag("--settings", options.names, "A,B", tuple(SETTINGS), "Settings. Default: all."),
+        Flag("--vocabularies", options.levels, "N,M", (4_096, 32_000, 151_936), "Numbers of tokens."),
+        Flag("--rows", options.levels, "N,M", (1, 8, 32), "Numbers of rows."),
+        Flag("--memory", None, None, None,
+             "Measure MiB per step instead, besides the logits: where MLX may run ahead of the device, and "
+             "where it may not (a memory limit of 0), which is what engine/sampling/pieces.py counts."),
     )  # fmt: skip
     options.add(parser, json=None, csv=None)
 

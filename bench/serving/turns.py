@@ -36,12 +36,11 @@ COLUMNS = [
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench turns` to the parser."""
     options.add(parser, model=BUNDLED_MODEL, max_tokens=48, repeats=3, json=None, csv=None)
-    for name, default, text in (
-        ("--prompt-tokens", 2000, "Tokens of the first prompt."),
-        ("--turns", 5, "Turns of the chat."),
-    ):
-        text += f" Default: {default}."
-        parser.add_argument(name, type=options.count, default=default, metavar="N", help=text)
+    options.declare(
+        parser,
+        options.Flag("--prompt-tokens", options.count, "N", 2000, "Tokens of the first prompt."),
+        options.Flag("--turns", options.count, "N", 5, "Turns of the chat."),
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,7 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
                 work.advance()
         restarted = _chat(arguments, {"prefix_cache_dir": folder}, ends["warm"][0][:-1])[0][-1]
         work.advance()
-    rows = [_turn(number, ends) for number in range(arguments.turns)]
+    rows: list[Row] = []
+    for at in range(arguments.turns):
+        # Medians over the repeats, with a prefix cache and without.
+        warmed, cold = (_measured([chat[at] for chat in chats]) for chats in ends.values())
+        rows.append({"number": at + 1, **warmed, "warm_ms": warmed["first_ms"], "cold_ms": cold["first_ms"]})
     again = {"number": f"{arguments.turns}, restarted server", **_measured([restarted])}
     rows.append(rows[-1] | again | {"warm_ms": again["first_ms"]})
     rows = [row | {"of_first": row["warm_ms"] / rows[0]["warm_ms"]} for row in rows]
@@ -92,12 +95,6 @@ def _chat(
             messages.append({"role": "assistant", "content": engine.tokenizer.decode(ends[turn].tokens)})
             messages.append({"role": "user", "content": f"And what is number {turn + 1}?"})
         return ends, engine.info
-
-
-def _turn(number: int, ends: dict[str, list[list[Finished]]]) -> Row:
-    """Return the row of a turn: medians over the repeats, with a prefix cache (warm) and without (cold)."""
-    warm, cold = (_measured([chat[number] for chat in ends[kind]]) for kind in ("warm", "cold"))
-    return {"number": number + 1, **warm, "warm_ms": warm["first_ms"], "cold_ms": cold["first_ms"]}
 
 
 def _measured(ends: Sequence[Finished]) -> Row:
