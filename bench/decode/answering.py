@@ -43,12 +43,10 @@ PLAIN = Arm()
 class Case:
     """Chats that are answered at the same time.
 
-    weight: approximate duration of a run. is_first: whether it also runs unmeasured before.
-    prediction: sent with each request.
+    is_first: whether they also run unmeasured before. prediction: sent with each request.
     """
 
     chats: tuple[Chat, ...]
-    weight: float = 1.0
     is_first: bool = False
     prediction: tuple[int, ...] = ()
 
@@ -95,7 +93,7 @@ class Answering:
             if arm.is_free and not case.has_schema:
                 return []
             rows = self.run(case, arm)
-            self.work.advance(case.weight)
+            self.work.advance()
             return rows
 
         def watch(_: str, case: str, __: int) -> None:
@@ -227,10 +225,6 @@ def prompt_text(turn: Turn) -> str:
     return "\n\n".join(f"{one['role']}: {text}" for one, text in zip(turn.messages, texts, strict=True))
 
 
-PREFILL_WEIGHT = 0.1
-"""Prefill time per prompt token, in units of decode time per token; used only to estimate the time left."""
-
-
 def arms_of(drafted: Sequence[Arm]) -> dict[str, Arm]:
     """Return the arms by name: plainly without schemas, plainly, and the drafted ones."""
     named = {f"{arm.draft_type} {arm.num_draft_tokens}": arm for arm in drafted}
@@ -255,34 +249,20 @@ def settings_of(arguments: argparse.Namespace, **chosen: Any) -> Settings:
     return Settings(model=model, prefix_cache_bytes=0, **chosen)
 
 
-def make_cases(
-    local: LocalEngine, chats: Sequence[Sequence[Chat]], streams: int, max_tokens: int
-) -> dict[str, Case]:
+def make_cases(chats: Sequence[Sequence[Chat]], streams: int = 1) -> dict[str, Case]:
     """Group chats by number of streams; an incomplete group is left out. chats: per workload and length."""
     cases = {}
     for alike in chats:
         for at in range(0, len(alike) - streams + 1, streams):
             together = tuple(alike[at : at + streams])
-            weight = sum(_weight(local, chat, max_tokens) for chat in together)
             name = f"{together[0].workload} {together[0].prompt_tokens or ''} {at // streams}"
-            cases[name] = Case(together, weight, is_first=at == 0)
+            cases[name] = Case(together, is_first=at == 0)
     return cases
 
 
-def weight_of(cases: Mapping[str, Case], num_drafted: int, repeats: int) -> float:
-    """Return the weight of all runs, with this number of drafted arms."""
-    return sum(
-        case.weight * (repeats + case.is_first) * (1 + case.has_schema + num_drafted)
-        for case in cases.values()
-    )
-
-
-def _weight(local: LocalEngine, chat: Chat, max_tokens: int) -> float:
-    weight = 0.0
-    for turn in chat.turns:
-        num_tokens = len(local.engine.tokenizer.encode(turn.reference)) + 1 if turn.reference else max_tokens
-        weight += PREFILL_WEIGHT * len(local.prompt_of(turn)) + min(num_tokens, max_tokens)
-    return weight
+def num_runs(cases: Mapping[str, Case], num_drafted: int, repeats: int) -> int:
+    """Return the number of all runs, with this number of drafted arms."""
+    return sum((repeats + one.is_first) * (1 + one.has_schema + num_drafted) for one in cases.values())
 
 
 def check(local: LocalEngine, cases: Mapping[str, Case], runs: Sequence[Row]) -> list[Row]:

@@ -23,9 +23,9 @@ from bench.decode.answering import (
     chats_of,
     check,
     make_cases,
+    num_runs,
     samples_of,
     settings_of,
-    weight_of,
 )
 from bench.decode.rows import COLUMNS, NOTES, flat, print_divergences, rows_of
 from bench.energy import EnergyMeter
@@ -68,11 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     with EnergyMeter() as meter, LocalEngine(settings) as local:
         chats = chats_of(arguments, local, (arguments.cases or 1) * arguments.streams)
-        cases = make_cases(local, [*chats, own], arguments.streams, max_tokens)
+        cases = make_cases([*chats, own], arguments.streams)
         # Taken before the runs: the machine's load is then that of other processes, and the step costs are
         # those measured while nothing else ran.
         record = document.new_document(arguments, local.engine.info, local.engine.costs, decode={})
-        with outputs.Work(weight_of(cases, len(arms) - 2, repeats)) as work:
+        with outputs.Work(num_runs(cases, len(arms) - 2, repeats)) as work:
             answering = Answering(local, max_tokens, arguments.seed, work, meter)
             runs = answering.compare(arms, cases, repeats, resume=arguments.resume, key=record["command"])
         rows = rows_of(runs, check(local, cases, runs))

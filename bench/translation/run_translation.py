@@ -25,8 +25,8 @@ from bench.decode.answering import (
     chats_of,
     check,
     make_cases,
+    num_runs,
     settings_of,
-    weight_of,
 )
 from bench.decode.rows import flat, print_divergences, rows_of
 from bench.economics.trials import forced_costs
@@ -236,10 +236,10 @@ def _measure(
     chats = [list(own or ())[: arguments.cases]]
     if own is None:
         chats = chats_of(arguments, local, arguments.cases or CASES)
-    made = make_cases(local, chats, 1, arguments.max_tokens)
+    made = make_cases(chats)
     cases = {name: replace(case, is_first=at == 0) for at, (name, case) in enumerate(made.items())}
     if not answering.work.weight:
-        of_both = sum(weight_of(cases, count, arguments.repeats) for count in (1, len(lengths)))
+        of_both = sum(num_runs(cases, count, arguments.repeats) for count in (1, len(lengths)))
         answering.work.weight = num_pairs * of_both
     kind = "adaptive" if is_adaptive else "every draft verified"
     arms = [Arm("draft-model", k) for k in ([Settings().num_draft_tokens] if is_adaptive else lengths)]

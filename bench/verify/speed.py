@@ -8,11 +8,10 @@ first token.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from math import comb, sqrt
 from statistics import mean, median, quantiles
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 
@@ -23,8 +22,6 @@ from bench.tables import Column, print_rows
 from bench.workloads import Chat, make_chats
 from engine.request import DraftChoice, Finished
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
-
-Verdict = Literal["within", "unclear", "over"]
 
 NOISE_ERRORS = 3.0
 """Standard errors by which two medians may differ by chance."""
@@ -39,35 +36,21 @@ For normal noise: sqrt(pi / 2) * sqrt(2) standard deviations over sqrt(n); one i
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """The time of one request up to some point, in seconds, with drafting and without.
-
-    plain_s, drafted_s: medians. bound_s: the most that drafted_s may be. noise_s: how much the medians may
-    differ by chance. num_slow_plain, num_slow_drafted: runs above bound_s by more than noise_s.
-    verdict: "over" for what is above the bound beyond the noise, and in each round; neither is chance.
-    "unclear" is above the bound otherwise.
-    """
-
-    plain_s: float
-    drafted_s: float
-    bound_s: float
-    noise_s: float
-    num_slow_plain: int
-    num_slow_drafted: int
-    verdict: Verdict
-
-
 def judge(
     plain_s: Sequence[tuple[float, float]],
     drafted_s: Sequence[tuple[float, float]],
     step_s: float,
     overhead: float,
-) -> Judged:
-    """Judge repeated times of one request.
+) -> Row:
+    """Judge repeated times of one request up to some point, with drafting and without.
 
     plain_s, drafted_s: (rounds, 2) seconds of the runs of each round, at least one round.
     step_s: seconds of a plain step. overhead: the setting draft_overhead.
+
+    Returns medians, bound_s: the most that drafted_s may be, noise_s: how much the medians may differ by
+    chance, num_slow_plain and num_slow_drafted: runs above bound_s by more than noise_s, and the verdict:
+    "over" for what is above the bound beyond the noise, and in each round; neither is chance. "unclear" is
+    above the bound otherwise.
     """
 
     def bound_s(seconds: float) -> float:
@@ -79,15 +62,16 @@ def judge(
     lower, _, upper = quantiles(plain, n=4, method="inclusive")
     noise_s = NOISE_ERRORS * _STANDARD_ERROR * (upper - lower) / sqrt(len(plain))
     limit_s, slow_s = bound_s(median(plain)), bound_s(median(plain)) + noise_s
-    verdict: Verdict = "within"
+    verdict = "within"
     if median(drafted) > limit_s:
         rounds = zip(plain_s, drafted_s, strict=True)
         is_over = median(drafted) > slow_s and all(mean(d) > bound_s(mean(p)) for p, d in rounds)
         verdict = "over" if is_over else "unclear"
-    return Judged(
-        median(plain), median(drafted), limit_s, noise_s, sum(one > slow_s for one in plain),
-        sum(one > slow_s for one in drafted), verdict,
-    )  # fmt: skip
+    return {
+        "plain_s": median(plain), "drafted_s": median(drafted), "bound_s": limit_s, "noise_s": noise_s,
+        "num_slow_plain": sum(one > slow_s for one in plain),
+        "num_slow_drafted": sum(one > slow_s for one in drafted), "verdict": verdict,
+    }  # fmt: skip
 
 
 def is_chance(num_slow_plain: int, num_slow_drafted: int) -> bool:
@@ -142,13 +126,13 @@ def row_of(chat: str, turn: int, plain: Sequence[Run], drafted: Sequence[Run], o
     first, reports = plain[0][0], [end.usage.drafting for end, _ in drafted]
     times_s = [[[end.usage.first_token_s, decode_s] for end, decode_s in runs] for runs in (plain, drafted)]
 
-    def judged(at: int) -> dict[str, Any]:
+    def judged(at: int) -> Row:
         by_way = []
         for runs, times in zip((plain, drafted), times_s, strict=True):
             shares = [len(first.tokens) / len(end.tokens) if at else 1.0 for end, _ in runs]
             scaled = [time[at] * share for time, share in zip(times, shares, strict=True)]
             by_way.append(list(zip(scaled[::2], scaled[1::2], strict=True)))
-        return asdict(judge(by_way[0], by_way[1], step_s, overhead))
+        return judge(by_way[0], by_way[1], step_s, overhead)
 
     return {
         "chat": chat, "turn": turn, "prompt_tokens": first.usage.num_prompt_tokens,
