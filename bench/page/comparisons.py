@@ -5,18 +5,8 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from bench.page.charts import (
-    Built,
-    Document,
-    advice,
-    by_position,
-    chart,
-    is_number,
-    known,
-    note_part,
-    rows_of,
-    table,
-)
+from bench.page.charts import chart, is_number, known
+from bench.page.parts import Built, Document, advice, by_position, note_part, rows_of, table
 
 
 def translation(document: Document) -> Built:

@@ -3,20 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.page.charts import (
-    Built,
-    Document,
-    Part,
-    Row,
-    by_position,
-    chart,
-    curve,
-    is_number,
-    known,
-    rows_of,
-    rule,
-    table,
-)
+from bench.page.charts import Row, chart, curve, is_number, known, rule
+from bench.page.parts import Built, Document, Part, by_position, rows_of, table
 
 
 def decode_rows(document: Document, is_whole: bool = False) -> list[dict[str, Any]]:

@@ -3,20 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.page.charts import (
-    Built,
-    Document,
-    Part,
-    Row,
-    advice,
-    chart,
-    curve,
-    is_number,
-    note_part,
-    rows_of,
-    rule,
-    table,
-)
+from bench.page.charts import Row, chart, curve, is_number, rule
+from bench.page.parts import Built, Document, Part, advice, note_part, rows_of, table
 
 
 def economics(document: Document) -> Built:

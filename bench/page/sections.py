@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.page import comparisons, decoding, economics, settings
-from bench.page.charts import Built, Document, Part, is_number
+from bench.page.charts import is_number
+from bench.page.parts import Built, Document, Part
 
 SECTIONS: dict[str, tuple[str, str, Callable[[Document], Built]]] = {
     "speedup": ("Speedup", "Speedup", decoding.speedup),

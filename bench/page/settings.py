@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from bench.page.charts import Built, Document, Part, chart, is_number, known, menu, rows_of, rule, table
+from bench.page.charts import chart, is_number, known, menu, rule
+from bench.page.parts import Built, Document, Part, rows_of, table
 
 ALL = "mean of all"
 _OF_TABLES = (
