@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Self
 
 POWERCAP = Path("/sys/class/powercap")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -27,19 +27,20 @@ _ELAPSED = re.compile(r"^\*\*\* Sampled system activity .*\(([\d.]+)ms elapsed\)
 _POWER = re.compile(r"^Combined Power \([^)]*\): ([\d.]+) mW$")
 
 
-class EnergyCounter(Protocol):
+class EnergyCounter:
     """A component of the machine that counts its energy. what: the component, in words."""
 
     what: str
 
     def joules(self) -> float:
         """Return the joules since some fixed start; never falls. Raises OSError once it cannot be read."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Release the counter."""
 
 
-class RaplZone:
+class RaplZone(EnergyCounter):
     """One RAPL counter, as Linux shows it; on most systems only root can read it. Raises OSError.
 
     It wraps to 0 at the end of its range. At most one wrap can be detected between two calls, so call at
@@ -58,9 +59,6 @@ class RaplZone:
         self._total_uj += (now_uj - self._last_uj) % self._range_uj
         self._last_uj = now_uj
         return self._total_uj * 1e-6
-
-    def close(self) -> None:
-        """Do nothing: no resource is held."""
 
 
 def rapl_zones(powercap: Path = POWERCAP) -> list[Path]:
@@ -88,7 +86,7 @@ def read_samples(lines: Iterable[str]) -> Iterator[float]:
             elapsed_ms = None
 
 
-class PowerMetrics:
+class PowerMetrics(EnergyCounter):
     """macOS' powermetrics, running until the meter is closed.
 
     Its output lags by up to one interval, so measure over several seconds.
@@ -141,7 +139,7 @@ class PowerMetrics:
         self._has_output.set()
 
 
-class NvmlCounter:
+class NvmlCounter(EnergyCounter):
     """The sum over all GPUs. Raises OSError if there is no driver or a GPU has no energy counter.
 
     library: used instead of the driver's, for tests.

@@ -1,16 +1,66 @@
 """An experiment: arms x cases x rounds, alternating, with a warm-up, and resumed where it was interrupted.
 
 Every run returns rows: plain dictionaries that JSON has. The experiment adds the arm, the case and the
-round, 0 for a warm-up. All statistics are computed from such rows.
+round, 0 for a warm-up. All statistics are computed from such rows. Parity compares token ids of its arms.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from bench.errors import ArgumentsError
+
+Tokens = Sequence[int]
+Margin = Callable[[tuple[int, ...]], float]
+"""Returns by how much the best token leads the second best after these tokens of an answer."""
+
+
+@dataclass(slots=True)
+class Parity:
+    """The result of comparing pairs of answers.
+
+    first: the first token that differs in the first pair that does, and the top-2 margin there.
+    """
+
+    num_pairs: int = 0
+    num_differing: int = 0
+    first: dict[str, Any] | None = None
+
+    def compare(self, plain: Sequence[Tokens], drafted: Sequence[Tokens], margin: Margin) -> None:
+        """Compare each plain answer with each drafted answer to the same prompt.
+
+        margin: called at most once per Parity.
+        """
+        for one, other in product(plain, drafted):
+            self.num_pairs += 1
+            if (at := first_difference(one, other)) is not None:
+                self.num_differing += 1
+                self.first = self.first or {"token": at, "margin": margin(tuple(one[:at]))}
+
+    def add(self, other: "Parity") -> None:
+        """Add the counts of other to these."""
+        self.num_pairs += other.num_pairs
+        self.num_differing += other.num_differing
+        self.first = self.first or other.first
+
+    def figures(self) -> dict[str, Any]:
+        """Return the fields for a row of a result document."""
+        return {
+            "parity": "FAIL" if self.num_differing else "PASS", "parity_pairs": self.num_pairs,
+            "parity_differing": self.num_differing, "first_divergence": self.first,
+        }  # fmt: skip
+
+
+def first_difference(one: Tokens, other: Tokens) -> int | None:
+    """Return the index of the first differing token, or the shorter length if one is a prefix; else None."""
+    for at, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+        if mine != theirs:
+            return at
+    return None if len(one) == len(other) else min(len(one), len(other))
+
 
 CaseT = TypeVar("CaseT")
 Row = dict[str, Any]

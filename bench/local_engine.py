@@ -3,7 +3,7 @@
 import queue
 from collections.abc import Sequence
 from dataclasses import replace
-from types import TracebackType
+from functools import partial
 from typing import Any
 
 from bench.errors import ArgumentsError
@@ -47,9 +47,7 @@ class LocalEngine:
             raise ArgumentsError(str(fault)) from None
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.engine.stop(drain_s=0)
 
     def _sources(self, settings: Settings, vocabulary: str) -> DraftSources:
@@ -105,17 +103,16 @@ class LocalEngine:
         """Answer all requests at once and return when all have finished. Raises RuntimeError if one fails."""
         ended: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
 
-        def listen(at: int, event: Event) -> None:
+        def listen(event: Event, at: int) -> None:
             if event.is_terminal:
                 ended.put((at, event))
 
         for at, request in enumerate(requests):
-            self.engine.submit(request, lambda event, at=at: listen(at, event))  # type: ignore[misc]
+            self.engine.submit(request, partial(listen, at=at))
         ends = dict(ended.get() for _ in requests)
-        finished = []
-        for at in range(len(requests)):
-            end = ends[at]
-            if not isinstance(end, Finished):
-                raise RuntimeError(f"a request failed: {end.message if isinstance(end, Failed) else end}")
-            finished.append(end)
-        return finished
+        for fault in ends.values():
+            if not isinstance(fault, Finished):
+                raise RuntimeError(
+                    f"a request failed: {fault.message if isinstance(fault, Failed) else fault}"
+                )
+        return [end for at in range(len(requests)) if isinstance(end := ends[at], Finished)]

@@ -3,13 +3,11 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import Progress
 
 from bench import document, tables
 from bench.errors import ArgumentsError, BenchError
@@ -24,14 +22,12 @@ def make_console(width: int) -> Console:
     return console if console.is_terminal else Console(width=width)
 
 
-def print_machine(console: Console, record: Mapping[str, Any]) -> None:
-    """Print the machine of a document in one line."""
-    text = ", ".join(f"{key} {value}" for key, value in record["machine"].items())
-    console.print(text, highlight=False, markup=False)
-
-
-def write(arguments: argparse.Namespace, record: document.Document, rows: Sequence[tables.Row]) -> None:
-    """Write the files that the user asked for. rows: for the CSV. Raises OSError."""
+def finish(
+    console: Console, arguments: argparse.Namespace, record: document.Document, rows: Sequence[tables.Row]
+) -> None:
+    """Print the machine, and write the files that the user asked for. rows: for the CSV. Raises OSError."""
+    machine = ", ".join(f"{key} {value}" for key, value in record["machine"].items())
+    console.print(machine, highlight=False, markup=False)
     if arguments.json:
         document.write(arguments.json, record)
     if getattr(arguments, "csv", None):
@@ -67,26 +63,21 @@ class Work:
         self._done = 0.0
         self._start = time.perf_counter()
         self._label = ""
-        columns = (
-            "[progress.description]{task.description}",
-            "{task.percentage:>3.0f} %",
-            "{task.fields[left]}",
-        )
         self._progress = Progress(
-            TextColumn(columns[0]), BarColumn(), TextColumn(columns[1]), TextColumn(columns[2]),
-            console=self._console, transient=True, disable=not self._console.is_terminal,
+            *Progress.get_default_columns(), console=self._console, transient=True,
+            disable=not self._console.is_terminal,
         )  # fmt: skip
-        self._task = self._progress.add_task("", total=weight, left="")
+        self._task = self._progress.add_task("", total=weight)
 
     def begin(self, label: str) -> None:
         """Show what is running now."""
         if label == self._label:
             return
         self._label = label
-        if self._console.is_terminal:
-            self._progress.update(self._task, description=escape(label), total=self.weight)
-        else:
-            self._console.print(f"{label} ({self.text()})", highlight=False, markup=False)
+        self._progress.update(self._task, description=escape(label), total=self.weight)
+        if not self._console.is_terminal:
+            share = f"{100 * self._done / self.weight:.0f} %" if self.weight else "0 %"
+            self._console.print(f"{label} ({share} done{self._left()})", highlight=False, markup=False)
 
     def stage(self, label: str, weight: float) -> Callable[[], None]:
         """Begin a stage with its own total weight; return a function to call after each unit of it."""
@@ -97,28 +88,19 @@ class Work:
     def advance(self, weight: float = 1.0) -> None:
         """Add finished work of this weight."""
         self._done += weight
-        self._progress.update(self._task, completed=self._done, total=self.weight, left=self.left())
+        self._progress.update(self._task, completed=self._done, total=self.weight)
 
-    def text(self) -> str:
-        """Describe the progress in words."""
-        share = f"{100 * self._done / self.weight:.0f} %" if self.weight else "0 %"
-        left = self.left()
-        return f"{share} done, {left}" if left else f"{share} done"
-
-    def left(self) -> str:
-        """Estimate the time left, in words; empty before any work is done."""
+    def _left(self) -> str:
         if not self._done:
             return ""
         spent_s = time.perf_counter() - self._start
-        return f"about {duration(spent_s * max(0.0, self.weight - self._done) / self._done)} left"
+        return f", about {duration(spent_s * max(0.0, self.weight - self._done) / self._done)} left"
 
     def __enter__(self) -> "Work":
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
 

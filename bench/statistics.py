@@ -21,24 +21,6 @@ Mask = NDArray[np.bool_]
 CONFIDENCE = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Percentiles:
-    """The 50th, 95th and 99th percentile of a distribution, in the unit of its values."""
-
-    p50: float
-    p95: float
-    p99: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Two series of rounds compared: the ratio of their medians, and the extreme ratios of single rounds."""
-
-    of_medians: float
-    lowest: float
-    highest: float
-
-
 def percentile(weighted: Sequence[tuple[float, float]], share: float) -> float:
     """Return the smallest value such that at least this share of the weight lies at or below it.
 
@@ -57,23 +39,22 @@ def percentile(weighted: Sequence[tuple[float, float]], share: float) -> float:
     return ordered[-1][0]
 
 
-def percentiles(weighted: Sequence[tuple[float, float]]) -> Percentiles | None:
-    """Return p50, p95 and p99 of (value, weight) pairs; None if there are none."""
-    if not weighted:
-        return None
-    return Percentiles(*(percentile(weighted, share) for share in (0.50, 0.95, 0.99)))
+def percentiles(weighted: Sequence[tuple[float, float]]) -> dict[str, float] | None:
+    """Return p50, p95 and p99 of (value, weight) pairs, in the unit of the values; None if there are none."""
+    return {f"p{at}": percentile(weighted, at / 100) for at in (50, 95, 99)} if weighted else None
 
 
-def compare(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Ratio | None:
-    """Return the ratio of ours to theirs; None if no round has a value above 0 on both sides.
+def compare(ours: Sequence[float | None], theirs: Sequence[float | None]) -> dict[str, float] | None:
+    """Return the ratio of the medians of ours and theirs, and the extreme ratios of single rounds.
 
-    A round that only one side finished is left out on both.
+    None if no round has a value above 0 on both sides; a round that only one side finished is left out.
     """
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a and b]
     if not pairs:
         return None
     each = [a / b for a, b in pairs]
-    return Ratio(median(a for a, _ in pairs) / median(b for _, b in pairs), min(each), max(each))
+    of_medians = median(a for a, _ in pairs) / median(b for _, b in pairs)
+    return {"of_medians": of_medians, "lowest": min(each), "highest": max(each)}
 
 
 def rate(amount: float, seconds: float) -> float | None:

@@ -1,6 +1,7 @@
 """`reprise bench`: the benchmarks that every published figure comes from."""
 
 import argparse
+from functools import partial
 from importlib import import_module
 
 from cli.arguments import UsageError
@@ -24,7 +25,7 @@ COMMANDS = {
     "drafters": "bench.costs.drafters",
     "workloads": "bench.workloads.run_workloads",
 }
-"""The module of each benchmark: it has SUMMARY, add_arguments() and run()."""
+"""The module of each benchmark: it has add_arguments() and run(), and its docstring is the help text."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,10 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         try:
             # Imported here so that other commands do not load the workloads.
             command = import_module(module)
+            from bench.outputs import run_command
         except ModuleNotFoundError as fault:
             raise UsageError(
                 f"{fault.name} is not installed; benchmarks need `pip install reprise[bench]`"
             ) from None
-        own = benchmarks.add_parser(name, help=command.SUMMARY, allow_abbrev=False)
+        first, text = str(command.__doc__).split("\n\n", 1)
+        summary = first.partition("`: ")[2]
+        own = benchmarks.add_parser(
+            name, help=summary[0].upper() + summary[1:], description=text, allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
         command.add_arguments(own)
-        own.set_defaults(run=command.run)
+        own.set_defaults(run=partial(run_command, f"reprise bench {name}", command.run))

@@ -9,9 +9,8 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from bench.architectures.page import PAGE, write_page
+from bench.architectures.page import PAGE, Findings, try_architecture, write_page
 from bench.architectures.tiny_models import architectures
-from bench.architectures.trial import Findings, try_architecture
 
 TIMEOUT_S = 120
 _TRY = ["-c", "import sys; from bench.architectures.__main__ import report; report(sys.argv[1])"]

@@ -1,12 +1,99 @@
-"""Write docs/architectures.md from what was found."""
+"""Try one architecture in this process, and write docs/architectures.md from what was found."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
+import mlx.core as mx
 from mlx_lm.utils import MODEL_REMAPPING
 
-from bench.architectures.trial import NUM_ROWS, WIDTHS, Findings
+from bench.architectures.tiny_models import make_model, tiny_config
 from bench.document import describe_machine
+from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
+from engine.kv_cache.probes import (
+    SHORT_LIMIT,
+    batch_fault,
+    find_sharing,
+    kv_bits_fault,
+    prefix_fault,
+    rollback_fault,
+)
+from engine.kv_cache.rows import Sharing
+from engine.speculative.costs.exact_widths import find_exact_shapes
+
+WIDTHS = [2, 3, 4, 5, 8, 16, 32]
+NUM_ROWS = 3
+KV_BITS = 8
+CONTEXT_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an architecture gets. A fault is a sentence, or None if there is none.
+
+    build: why it was not tried; then nothing else was found.
+    batch, groups: why rows cannot share a forward pass, and why rows of similar length cannot share buffers.
+    by_layer: whether, with several such groups, whole attention layers run once per group.
+    exact, exact_together: the WIDTHS whose logits equal those of width 1 byte for byte, for one row and for
+        NUM_ROWS that share a forward pass. None: nothing is drafted with --exact.
+    kv_bits: why keys and values cannot be quantized.
+    kv_bits_batch: why rows cannot share a forward pass when they are.
+    """
+
+    build: str | None = None
+    batch: str | None = None
+    groups: str | None = None
+    by_layer: bool = False
+    drafts: str | None = None
+    exact: list[int] | None = None
+    exact_together: list[int] | None = None
+    prefix: str | None = None
+    kv_bits: str | None = None
+    kv_bits_batch: str | None = None
+
+
+def try_architecture(name: str) -> Findings:
+    """Build a tiny model of an architecture and find what it gets here."""
+    printed = StringIO()
+    try:
+        with redirect_stdout(printed):
+            model = make_model(tiny_config(name))
+            caches = make_caches(model)
+            logits = model(mx.array([[1, 2, 3]]), cache=caches)
+            mx.eval(logits)
+    # Foreign code; a module whose requirements are not installed may end the process.
+    except (Exception, SystemExit) as fault:  # noqa: BLE001
+        return Findings(build=printed.getvalue().strip() or str(fault))
+    sharing = find_sharing(model)
+    batch = batch_fault(model)
+    groups = (
+        None if sharing >= Sharing.LAYERS else batch or batch_fault(model, None, SHORT_LIMIT, by_layer=True)
+    )
+    drafts = rollback_fault(model, None, sharing)
+    kv_bits = kv_bits_fault(model, KV_BITS)
+    exact: dict[int, list[int]] = {}
+    # Where state is rolled back by feeding tokens again, the engine drafts nothing with --exact.
+    if not drafts and not (batch and any(map(is_recurrent, leaves(caches)))):
+        shapes = [(rows, width) for rows in ([1] if batch else [1, NUM_ROWS]) for width in WIDTHS]
+        vocab_size = logits.shape[-1]
+        found = find_exact_shapes(
+            model, sharing, None, vocab_size, shapes, CONTEXT_TOKENS, lambda _: None
+        ).shapes()
+        exact = {rows: [w for w in WIDTHS if (rows, w) in found] for rows, _ in shapes}
+    return Findings(
+        batch=batch,
+        groups=groups,
+        by_layer=sharing is Sharing.LAYERS,
+        drafts=drafts,
+        exact=exact.get(1),
+        exact_together=exact.get(NUM_ROWS),
+        prefix=prefix_fault(model),
+        kv_bits=kv_bits,
+        kv_bits_batch=None if kv_bits else batch_fault(model, KV_BITS),
+    )
+
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 
@@ -65,76 +152,59 @@ A number refers to [the reasons](#reasons).
 """
 
 
+Why = Callable[[str, str], str]
+"""Returns a verdict with the number of its reason, which is given as a sentence."""
+
+
 def write_page(found: Mapping[str, Findings]) -> str:
     """Return the page. found: by architecture."""
-    reasons = _Reasons()
-    rows = [f"| {name} | {' | '.join(_cells(one, reasons))} |" for name, one in sorted(found.items())]
+    numbers: dict[str, int] = {}
+
+    def why(verdict: str, sentence: str) -> str:
+        return f"{verdict} ({numbers.setdefault(sentence, len(numbers) + 1)})"
+
+    rows = [f"| {name} | {' | '.join(_cells(one, why))} |" for name, one in sorted(found.items())]
     tried = [one for one in found.values() if not one.build]
     machine = describe_machine()
     introduction = _INTRODUCTION.format(
-        total=len(found),
-        mlx_lm=machine["mlx_lm"],
-        mlx=machine["mlx"],
-        num_tried=len(tried),
-        num_batched=sum(not one.batch for one in tried),
-        num_drafted=sum(not one.drafts for one in tried),
+        total=len(found), mlx_lm=machine["mlx_lm"], mlx=machine["mlx"], num_tried=len(tried),
         num_exact=sum(one.exact == WIDTHS and one.exact_together in (None, WIDTHS) for one in tried),
-        num_prefix=sum(not one.prefix for one in tried),
-        num_kv_bits=sum(not one.kv_bits for one in tried),
-        num_rows=NUM_ROWS,
-        widths=_list(WIDTHS),
-    )
-    numbered = [f"{number}. {sentence}" for sentence, number in reasons.numbers.items()]
-    others = [f"`{given}` as {name}" for given, name in sorted(MODEL_REMAPPING.items())]
-    return "\n".join(
-        [
-            introduction + "\n".join(rows),
-            "\n## Reasons\n",
-            *numbered,
-            "\n## Other names\n",
-            f"mlx-lm loads some model types as another architecture: {', '.join(others)}.\n",
-        ]
-    )
+        num_batched=sum(not one.batch for one in tried), num_drafted=sum(not one.drafts for one in tried),
+        num_prefix=sum(not one.prefix for one in tried), num_kv_bits=sum(not one.kv_bits for one in tried),
+        num_rows=NUM_ROWS, widths=_list(WIDTHS),
+    )  # fmt: skip
+    numbered = [f"{number}. {sentence}" for sentence, number in numbers.items()]
+    others = ", ".join(f"`{given}` as {name}" for given, name in sorted(MODEL_REMAPPING.items()))
+    names = f"mlx-lm loads some model types as another architecture: {others}.\n"
+    parts = [introduction + "\n".join(rows), "\n## Reasons\n", *numbered, "\n## Other names\n", names]
+    return "\n".join(parts)
 
 
-class _Reasons:
-    """The reasons, numbered in the order of their first use."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def number(self, sentence: str) -> int:
-        return self.numbers.setdefault(sentence, len(self.numbers) + 1)
-
-    def verdict(self, fault: str | None) -> str:
-        return "yes" if fault is None else f"no ({self.number(_sentence(fault))})"
-
-
-def _cells(found: Findings, reasons: _Reasons) -> list[str]:
+def _cells(found: Findings, why: Why) -> list[str]:
     if found.build:
-        return [f"not tried ({reasons.number(_sentence(found.build))})", *["-"] * 5]
-    batch = reasons.verdict(found.batch)
+        return [why("not tried", _sentence(found.build)), *["-"] * 5]
+
+    def verdict(fault: str | None) -> str:
+        return "yes" if fault is None else why("no", _sentence(fault))
+
+    batch = verdict(found.batch)
     if not found.batch and (found.groups or found.by_layer):
-        batch = (
-            f"one group ({reasons.number(ONE_GROUP)})"
-            if found.groups
-            else f"yes ({reasons.number(BY_LAYER)})"
-        )
-    cells = [batch, reasons.verdict(found.drafts)]
+        batch = why("one group", ONE_GROUP) if found.groups else why("yes", BY_LAYER)
+    cells = [batch, verdict(found.drafts)]
     if found.exact is None and not found.drafts:
-        cells += [f"none ({reasons.number(NO_EXACT)})", "-"]
+        cells += [why("none", NO_EXACT), "-"]
     else:
-        cells += [_widths(found.exact, reasons), _widths(found.exact_together, reasons)]
-    cells.append(reasons.verdict(found.prefix))
+        cells += [_widths(found.exact, why), _widths(found.exact_together, why)]
+    cells.append(verdict(found.prefix))
     if not found.kv_bits_batch:
-        return [*cells, reasons.verdict(found.kv_bits)]
-    return [*cells, "alone" if found.batch else f"alone ({reasons.number(_sentence(found.kv_bits_batch))})"]
+        return [*cells, verdict(found.kv_bits)]
+    return [*cells, "alone" if found.batch else why("alone", _sentence(found.kv_bits_batch))]
 
 
-def _widths(found: list[int] | None, reasons: _Reasons) -> str:
+def _widths(found: list[int] | None, why: Why) -> str:
     if found is None or found == WIDTHS:
         return "-" if found is None else "all"
-    return f"{_list(found) or 'none'} ({reasons.number(WIDE_DIFFER if found else ONE_DIFFERS)})"
+    return why(_list(found) or "none", WIDE_DIFFER if found else ONE_DIFFERS)
 
 
 def _list(numbers: Sequence[int]) -> str:

@@ -1,4 +1,13 @@
-"""`reprise bench drafters`: measure what drafters cost in processor time."""
+"""`reprise bench drafters`: measure what drafters cost in processor time.
+
+us/token: microseconds per emitted token; each step is as in the engine: propose up to 31 tokens, observe the
+accepted ones and one more, record_verified. read: milliseconds for the prompt, which also serves as the
+prediction. learn: milliseconds after the sequence ended. Both are done in slices; slice is the longest of
+them, or of the calls that return them. score: the gate's repetition score, in slices too. Prompts: copy,
+random text of which the answer repeats stretches; random, prompt and answer random over 300 ids, so that many
+short matches are wrong; two ids, even more so; equal, a single token. Of three runs the lowest counts: other
+processes only add time.
+"""
 
 import argparse
 import random
@@ -18,7 +27,6 @@ from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
 from engine.speculative.acceptance import count_accepted
 
-SUMMARY = "Measure what drafters cost in processor time."
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram-simple": NgramSimpleDrafter,
     "ngram-mod": lambda: NgramModDrafter(NgramModTables("bench")),
@@ -47,15 +55,6 @@ Cost = dict[str, float]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench drafters` to the parser."""
-    parser.description = (
-        "us/token: microseconds per emitted token; each step is as in the engine: propose up to 31 tokens, "
-        "observe the accepted ones and one more, record_verified. read: milliseconds for the prompt, which "
-        "also serves as the prediction. learn: milliseconds after the sequence ended. Both are done in "
-        "slices; slice is the longest of them, or of the calls that return them. score: the gate's "
-        "repetition score, in slices too. Prompts: copy, random text of which the answer repeats stretches; "
-        "random, prompt and answer random over 300 ids, so that many short matches are wrong; two ids, even "
-        "more so; equal, a single token. Of three runs the lowest counts: other processes only add time."
-    )
     known = [*DRAFTERS, SCORE]
     parser.add_argument(
         "--drafters", type=options.names, default=known, metavar="A,B", help=f"Of {', '.join(known)}."
@@ -65,10 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
-    return outputs.run_command("reprise bench drafters", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     options.check_names("--drafters", arguments.drafters, [*DRAFTERS, SCORE])
     record = document.new_document(arguments, drafters={})
     cases = list(product(arguments.drafters, WORKLOADS.items(), CONTEXT_TOKENS))
@@ -82,8 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
     record["drafters"] = {"rows": rows}
     console = outputs.make_console(100)
     print_rows(console, rows, COLUMNS, group="drafter")
-    outputs.print_machine(console, record)
-    outputs.write(arguments, record, rows)
+    outputs.finish(console, arguments, record, rows)
     return 0
 
 
@@ -150,8 +144,7 @@ def _replay(drafter: Drafter, prompt: Sequence[int], answer: Sequence[int]) -> C
     at = 0
     while at < len(answer):
         draft = drafter.propose(DraftQuery(0, LIMIT)).tokens
-        accepted = count_accepted(draft, answer[at : at + len(draft)])
-        accepted = min(accepted, len(answer) - at - 1)
+        accepted = min(count_accepted(draft, answer[at : at + len(draft)]), len(answer) - at - 1)
         drafter.observe(0, answer[at : at + accepted + 1])
         if draft:
             drafter.record_verified(0, len(draft), accepted)

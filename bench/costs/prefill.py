@@ -1,4 +1,9 @@
-"""`reprise bench prefill`: measure prefill by chunk size, and how long a decoding row waits for a chunk."""
+"""`reprise bench prefill`: measure prefill by chunk size.
+
+Compute a prompt of random tokens in chunks of one size after another, each waited for; of several rounds the
+fastest counts. mlx-lm uses chunks of 2,048. The context that the model was made for does not limit the
+prompt.
+"""
 
 import argparse
 import random
@@ -14,7 +19,6 @@ from config.settings import BUNDLED_MODEL
 from engine.kv_cache.rows import evaluate, make_caches
 from engine.model.loading import load_model
 
-SUMMARY = "Measure prefill by chunk size."
 CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096)
 COLUMNS = [
     Column("chunk", "chunk"), Column("tokens_per_s", "tokens/s", "0"),
@@ -24,25 +28,16 @@ COLUMNS = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench prefill` to the parser."""
-    parser.description = (
-        "Compute a prompt of random tokens in chunks of one size after another, each waited for; of several "
-        "rounds the fastest counts. mlx-lm uses chunks of 2,048. The context that the model was made for "
-        "does not limit the prompt."
-    )
     options.add(parser, model=BUNDLED_MODEL, rounds=2, json=None, csv=None)
-    add = parser.add_argument
-    add("--prompt-tokens", type=options.count, default=16_000, metavar="N",
-        help="Length of the prompt. Default: 16000.")  # fmt: skip
-    add("--chunks", type=options.levels, default=CHUNKS, metavar="N,M",
-        help=f"Sizes, in tokens. Default: {','.join(map(str, CHUNKS))}.")  # fmt: skip
+    options.declare(
+        parser,
+        options.Flag("--prompt-tokens", options.count, "N", 16_000, "Length of the prompt."),
+        options.Flag("--chunks", options.levels, "N,M", CHUNKS, "Sizes, in tokens."),
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
-    return outputs.run_command("reprise bench prefill", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     loaded = load_model(str(arguments.model), arguments.model.name, None)
     rng = random.Random(1)
     prompt = [rng.randrange(loaded.info.vocab_size) for _ in range(arguments.prompt_tokens)]
@@ -60,8 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
     record["prefill"] = {"prompt_tokens": len(prompt), "rows": rows}
     console = outputs.make_console(100)
     print_rows(console, rows, COLUMNS, f"{len(prompt)} prompt tokens, {arguments.model.name}", group="none")
-    outputs.print_machine(console, record)
-    outputs.write(arguments, record, rows)
+    outputs.finish(console, arguments, record, rows)
     return 0
 
 

@@ -1,4 +1,10 @@
-"""`reprise bench sampling`: measure what sampling adds to a step, by settings, vocabulary and rows."""
+"""`reprise bench sampling`: measure what sampling adds to a step.
+
+Draw one token per row from random logits and wait for it, without the model's forward pass: microseconds per
+row and step. All rows have the same settings, except in 'top_p in one row', where the others have a
+temperature only. On a processor times are processor time, which other work disturbs least; on a GPU they are
+elapsed time.
+"""
 
 import argparse
 import statistics
@@ -11,12 +17,12 @@ import mlx.core as mx
 import numpy as np
 
 from bench import document, options, outputs
+from bench.options import Flag
 from bench.tables import Column, Row, print_rows
 from engine.request import Sampling
 from engine.sampling.logprobs import measure as measure_likelihoods
 from engine.sampling.sampler import Draw, RowSampling, Sampler
 
-SUMMARY = "Measure what sampling adds to a step."
 MIN_REPEATS, MAX_REPEATS = 3, 50
 REPEAT_S = 0.3
 """Repeat a step until it has run this long in total, within the limits above."""
@@ -45,33 +51,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench sampling` to the parser."""
-    parser.description = (
-        "Draw one token per row from random logits and wait for it, without the model's forward pass: "
-        "microseconds per row and step. All rows have the same settings, except in 'top_p in one row', where "
-        "the others have a temperature only. On a processor times are processor time, which other work "
-        "disturbs least; on a GPU they are elapsed time."
-    )
-    known = tuple(SETTINGS)
-    parser.add_argument(
-        "--settings", type=options.names, default=known, metavar="A,B", help=f"Of {'; '.join(known)}."
-    )
-    for name, default in (("--vocabularies", (4_096, 32_000, 151_936)), ("--rows", (1, 8, 32))):
-        text = f"Numbers of tokens or rows. Default: {','.join(map(str, default))}."
-        parser.add_argument(name, type=options.levels, default=default, metavar="N,M", help=text)
-    parser.add_argument(
-        "--memory", action="store_true",
-        help="Measure MiB per step instead, besides the logits: where MLX may run ahead of the device, and "
-        "where it may not (a memory limit of 0), which is what engine/sampling/pieces.py counts.",
+    options.declare(
+        parser,
+        Flag("--settings", options.names, "A,B", tuple(SETTINGS), "Settings. Default: all."),
+        Flag("--vocabularies", options.levels, "N,M", (4_096, 32_000, 151_936), "Numbers of tokens."),
+        Flag("--rows", options.levels, "N,M", (1, 8, 32), "Numbers of rows."),
+        Flag("--memory", None, None, None,
+             "Measure MiB per step instead, besides the logits: where MLX may run ahead of the device, and "
+             "where it may not (a memory limit of 0), which is what engine/sampling/pieces.py counts."),
     )  # fmt: skip
     options.add(parser, json=None, csv=None)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
-    return outputs.run_command("reprise bench sampling", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     options.check_names("--settings", arguments.settings, tuple(SETTINGS))
     record = document.new_document(arguments, sampling={})
     rows: list[dict[str, Any]] = []
@@ -91,8 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
     print_rows(console, rows, columns(arguments.rows), group="vocab_size")
     unit = "MiB per step, running ahead / not" if arguments.memory else "microseconds per row and step"
     console.print(unit, style="dim")
-    outputs.print_machine(console, record)
-    outputs.write(arguments, record, rows)
+    outputs.finish(console, arguments, record, rows)
     return 0
 
 

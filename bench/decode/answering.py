@@ -1,17 +1,25 @@
-"""Answer chats in several ways, called arms, and describe each turn in a row that JSON has."""
+"""Answer chats in several ways, called arms, and compare drafted answers with plain ones.
 
+Each turn is a row that JSON has. Drafts are also compared with the best that they could have reached.
+"""
+
+import argparse
+import codecs
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 from bench.energy import EnergyMeter
-from bench.experiment import Experiment, Row, measured
+from bench.experiment import Experiment, Parity, Row, measured
 from bench.local_engine import LocalEngine
 from bench.outputs import Work
-from bench.workloads import Chat
+from bench.replay.policies import speedups
+from bench.workloads import Chat, Turn, lengths_of, make_chats
+from config.settings import Settings
+from engine.model.tokenizer import Tokenizer
 from engine.request import DraftChoice, DraftType, Finished
 
 
@@ -35,12 +43,10 @@ PLAIN = Arm()
 class Case:
     """Chats that are answered at the same time.
 
-    weight: approximate duration of a run. is_first: whether it also runs unmeasured before.
-    prediction: sent with each request.
+    is_first: whether they also run unmeasured before. prediction: sent with each request.
     """
 
     chats: tuple[Chat, ...]
-    weight: float = 1.0
     is_first: bool = False
     prediction: tuple[int, ...] = ()
 
@@ -87,7 +93,7 @@ class Answering:
             if arm.is_free and not case.has_schema:
                 return []
             rows = self.run(case, arm)
-            self.work.advance(case.weight)
+            self.work.advance()
             return rows
 
         def watch(_: str, case: str, __: int) -> None:
@@ -172,3 +178,121 @@ def add_nested(rows: Iterable[Row]) -> tuple[dict[str, list[int]], list[list[int
         pairs = zip_longest(by_position, row["by_position"], fillvalue=(0, 0))
         by_position = [[a + c, b + d] for (a, b), (c, d) in pairs]
     return by_source, by_position
+
+
+def samples_of(runs: Sequence[Row], cases: Mapping[str, Case], tokenizer: Tokenizer) -> list[Row]:
+    """Return one answer per workload and draft type: the last turn of the first chat's first stream."""
+    found: dict[tuple[str, str], Row] = {}
+    for run in runs:
+        last = found.setdefault((run["workload"], run["draft_type"]), run)
+        is_same = (run["case"], run["arm"]) == (last["case"], last["arm"])
+        if is_same and run["turn"] >= last["turn"]:
+            found[run["workload"], run["draft_type"]] = run
+    return [
+        {
+            **{name: run[name] for name in ("workload", "draft_type", "num_draft_tokens", "turn")},
+            "prompt": prompt_text(cases[run["case"]].chats[0].turns[run["turn"] - 1]),
+            "tokens": token_texts(run["tokens"][0], run["origins"][0], tokenizer.piece, tokenizer.eos_ids),
+        }
+        for run in found.values()
+        if run["draft_type"] != "none"
+    ]
+
+
+def token_texts(
+    tokens: Sequence[int],
+    origins: Iterable[tuple[str, int]],
+    token_bytes: Callable[[int], bytes],
+    eos_ids: Collection[int],
+) -> list[list[str]]:
+    """Return [text, source] of each token except end tokens; a split character belongs to its last token."""
+    sources = [source for source, length in origins for _ in range(length)]
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return [
+        [decoder.decode(token_bytes(token)), source]
+        for token, source in zip(tokens, sources, strict=True)
+        if token not in eos_ids
+    ]
+
+
+def prompt_text(turn: Turn) -> str:
+    """Return a turn's prompt for display; several messages are prefixed with their roles."""
+    if turn.text is not None:
+        return turn.text
+    texts = [str(message.get("content") or message.get("tool_calls") or "") for message in turn.messages]
+    if len(texts) == 1:
+        return texts[0]
+    return "\n\n".join(f"{one['role']}: {text}" for one, text in zip(turn.messages, texts, strict=True))
+
+
+def arms_of(drafted: Sequence[Arm]) -> dict[str, Arm]:
+    """Return the arms by name: plainly without schemas, plainly, and the drafted ones."""
+    named = {f"{arm.draft_type} {arm.num_draft_tokens}": arm for arm in drafted}
+    return {"free": Arm(is_free=True), "plain": PLAIN, **named}
+
+
+def chats_of(
+    arguments: argparse.Namespace, local: LocalEngine, count: int, is_short: bool = False
+) -> list[list[Chat]]:
+    """Make count chats of each requested workload and prompt length. is_short: only of the first length."""
+    requested = getattr(arguments, "prompt_tokens", None)
+    return [
+        make_chats(name, count, arguments.seed, local.count_tokens, length)
+        for name in arguments.workloads
+        for length in lengths_of(name, requested)[: 1 if is_short else None]
+    ]
+
+
+def settings_of(arguments: argparse.Namespace, **chosen: Any) -> Settings:
+    """Return the settings of an engine without a prefix cache, with the requested model."""
+    model = str(arguments.model) if arguments.model else None
+    return Settings(model=model, prefix_cache_bytes=0, **chosen)
+
+
+def make_cases(chats: Sequence[Sequence[Chat]], streams: int = 1) -> dict[str, Case]:
+    """Group chats by number of streams; an incomplete group is left out. chats: per workload and length."""
+    cases = {}
+    for alike in chats:
+        for at in range(0, len(alike) - streams + 1, streams):
+            together = tuple(alike[at : at + streams])
+            name = f"{together[0].workload} {together[0].prompt_tokens or ''} {at // streams}"
+            cases[name] = Case(together, is_first=at == 0)
+    return cases
+
+
+def num_runs(cases: Mapping[str, Case], num_drafted: int, repeats: int) -> int:
+    """Return the number of all runs, with this number of drafted arms."""
+    return sum((repeats + one.is_first) * (1 + one.has_schema + num_drafted) for one in cases.values())
+
+
+def check(local: LocalEngine, cases: Mapping[str, Case], runs: Sequence[Row]) -> list[Row]:
+    """Return a row for each drafted answer: case, turn, arm, parity, and best_width and hindsight speedups.
+
+    Speedups are only of single turns without a schema, drafted from the text of the chat alone.
+    """
+    answers: dict[tuple[str, int, str], list[Row]] = {}
+    for run in runs:
+        answers.setdefault((run["case"], run["turn"], run["arm"]), []).append(run)
+    checks = []
+    for (name, turn, arm), drafted in answers.items():
+        if arm in ("free", "plain"):
+            continue
+        case, plain, first = cases[name], answers[name, turn, "plain"], drafted[0]
+        turns = [chat.turns[turn - 1] for chat in case.chats if turn <= len(chat.turns)]
+        prompts = [local.prompt_of(one) for one in turns]
+        parity = Parity()
+        for stream, prompt in enumerate(prompts):
+            parity.compare(
+                [run["tokens"][stream] for run in plain], [run["tokens"][stream] for run in drafted],
+                lambda before, prompt=prompt: local.engine.margin((*prompt, *before)),  # type: ignore[misc]
+            )  # fmt: skip
+        found = {"case": name, "turn": turn, "arm": arm, "parity": parity}
+        is_alone = len(case.chats) == len(case.chats[0].turns) == 1 and not case.has_schema
+        if is_alone and first["draft_type"] != "draft-model" and first["num_draft_tokens"]:
+            widest = first["num_draft_tokens"] + 1
+            costs, answer = local.engine.costs, first["tokens"][0]
+            found["best_width"], found["hindsight"] = speedups(
+                costs, first["draft_type"], prompts[0], answer, widest
+            )
+        checks.append(found)
+    return checks

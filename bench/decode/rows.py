@@ -7,8 +7,7 @@ import polars as pl
 from rich.console import Console
 
 from bench.decode.answering import add_nested
-from bench.experiment import Row
-from bench.parity import Parity
+from bench.experiment import Parity, Row
 from bench.statistics import ratio
 from bench.tables import Column
 
@@ -48,7 +47,7 @@ def rows_of(
 ) -> list[Row]:
     """Return a row over all turns for each workload, length and arm, then rows for single turns.
 
-    checks: see bench.decode.comparing.check(). has_turns: whether there are rows for single turns; by default
+    checks: see bench.decode.answering.check(). has_turns: whether there are rows for single turns; by default
     if there are several. more: returns further fields, from the runs of an arm and all runs of its cases.
     """
     groups: dict[tuple[str, int | None, str], list[Row]] = {}

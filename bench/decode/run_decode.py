@@ -1,42 +1,44 @@
-"""`reprise bench decode`: decode chats plainly and with drafts, alternating, and compare tokens and times.
+"""`reprise bench decode`: decode chats plainly and with drafts, and compare tokens and times.
 
-Runs the engine without HTTP. Drafter tables are cleared before each chat and there is no prefix cache, so a
+The runs alternate, on one engine without HTTP, and every token is compared. Each workload runs once
+unmeasured, then --repeats times plainly and in every draft configuration, all interleaved. The best run of
+each turn gives the speed; all pairs of plain and drafted runs are compared. Exit status 1 if any answer
+differs by a token; the report says where it diverges and how close the two best tokens were there.
+
+With defaults this takes about a quarter of an hour for the bundled model on two cores; each further draft
+type or length adds about half of that. --workloads and --cases make it shorter.
+
+Drafter tables are cleared before each chat and there is no prefix cache, so a
 run shows what a chat gains from its own text: later turns from earlier ones.
 """
 
 import argparse
-from functools import partial
 from itertools import product
 
 from bench import document, options, outputs, tables
-from bench.decode.answering import Answering, Arm
-from bench.decode.comparing import arms_of, chats_of, check, make_cases, settings_of, weight_of
+from bench.decode.answering import (
+    Answering,
+    Arm,
+    arms_of,
+    chats_of,
+    check,
+    make_cases,
+    num_runs,
+    samples_of,
+    settings_of,
+)
 from bench.decode.rows import COLUMNS, NOTES, flat, print_divergences, rows_of
-from bench.decode.samples import samples_of
 from bench.energy import EnergyMeter
 from bench.errors import ArgumentsError
 from bench.local_engine import LocalEngine
 from bench.workloads import ENGLISH, VERSION, WORKLOADS, Chat, read_prompts
 
-SUMMARY = "Decode chats plainly and with drafts, and compare tokens and times."
 DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model")
 _WIDTH = 120
-
-_DESCRIPTION = """\
-Decode chats plainly and with drafts, alternating, on one engine without HTTP, and compare every token. Each
-workload runs once unmeasured, then --repeats times plainly and in every draft configuration, all interleaved.
-The best run of each turn gives the speed; all pairs of plain and drafted runs are compared. Exit status 1 if
-any answer differs by a token; the report says where it diverges and how close the two best tokens were there.
-
-With defaults this takes about a quarter of an hour for the bundled model on two cores; each further draft
-type or length adds about half of that. --workloads and --cases make it shorter.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench decode` to the parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = _DESCRIPTION
     names = max(map(len, WORKLOADS))
     parser.epilog = "workloads (default: all but the Polish ones; none with --prompts):\n" + "\n".join(
         f"  {one.name:{names}}  {one.summary}"
@@ -53,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.declare(parser, options.Flag("--streams", options.count, "N", 1, text))
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the files, and return the exit status."""
     options.check_drafts(arguments, DRAFT_TYPES)
     arms = arms_of([Arm(*pair) for pair in product(arguments.draft_types, arguments.num_draft_tokens)])
     arguments.workloads = arguments.workloads or (() if arguments.prompts else ENGLISH)
@@ -65,11 +68,11 @@ def _run(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     with EnergyMeter() as meter, LocalEngine(settings) as local:
         chats = chats_of(arguments, local, (arguments.cases or 1) * arguments.streams)
-        cases = make_cases(local, [*chats, own], arguments.streams, max_tokens)
+        cases = make_cases([*chats, own], arguments.streams)
         # Taken before the runs: the machine's load is then that of other processes, and the step costs are
         # those measured while nothing else ran.
         record = document.new_document(arguments, local.engine.info, local.engine.costs, decode={})
-        with outputs.Work(weight_of(cases, len(arms) - 2, repeats)) as work:
+        with outputs.Work(num_runs(cases, len(arms) - 2, repeats)) as work:
             answering = Answering(local, max_tokens, arguments.seed, work, meter)
             runs = answering.compare(arms, cases, repeats, resume=arguments.resume, key=record["command"])
         rows = rows_of(runs, check(local, cases, runs))
@@ -87,12 +90,8 @@ def _run(arguments: argparse.Namespace) -> int:
     for (workload, turn), left_out in answering.skipped.items():
         note = f"! {workload}, turn {turn}: {len(left_out)} chats skipped, too long for the model's context"
         console.print(note, style="yellow", highlight=False, markup=False)
-    outputs.print_machine(console, record)
-    outputs.write(arguments, record, [flat(row) for row in rows])
+    outputs.finish(console, arguments, record, [flat(row) for row in rows])
     return int(any(row["parity"] == "FAIL" for row in rows))
-
-
-run = partial(outputs.run_command, "reprise bench decode", _run)
 
 
 def _own_chats(arguments: argparse.Namespace) -> list[Chat]:

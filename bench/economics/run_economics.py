@@ -1,19 +1,32 @@
-"""`reprise bench economics`: measure when drafting pays for this model on this machine."""
+"""`reprise bench economics`: measure when drafting pays, and advise which draft type and length to use.
+
+Measure when drafting pays. A drafter that knows the answer makes errors at chosen rates, so that every
+acceptance rate occurs at every draft length; from these runs tokens/s = a + b * acceptance and the break-even
+acceptance are fitted. The real drafters run on chats with every draft verified; --draft-type auto runs as on
+a server, which leaves out drafts that do not pay. Every run is compared with plain runs of the same chat
+before and after it. The report ends with advice. Times are of decoding only; drafters see only the chat
+itself.
+"""
 
 import argparse
 from collections.abc import Mapping
-from functools import partial
 from itertools import chain, product, zip_longest
 from typing import Any
 
 from rich.console import Console
 
 from bench import document, options, outputs
-from bench.decode.answering import Answering, Arm, Case
-from bench.decode.comparing import chats_of, settings_of
-from bench.economics.controlled import PLACE, ControlledDrafter, chance_for, forced_costs
+from bench.decode.answering import Answering, Arm, Case, chats_of, settings_of
 from bench.economics.figures import INTERVALS, frame_of, section
-from bench.economics.trials import CONTROLLED, make_trials, with_predictions
+from bench.economics.trials import (
+    CONTROLLED,
+    PLACE,
+    ControlledDrafter,
+    chance_for,
+    forced_costs,
+    make_trials,
+    with_predictions,
+)
 from bench.energy import EnergyMeter
 from bench.errors import BenchError
 from bench.experiment import Row
@@ -22,7 +35,6 @@ from bench.tables import Column, interval, pivoted, print_rows
 from bench.workloads import Chat, own_chats
 from engine.request import DraftType
 
-SUMMARY = "Measure when drafting pays, and advise which draft type and length to use."
 TYPES: tuple[DraftType, ...] = ("suffix", "ngram-mod", "ngram-simple")
 MODEL: DraftType = "draft-model"
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -47,14 +59,6 @@ CHOICES = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench economics` to the parser."""
-    parser.description = (
-        "Measure when drafting pays. A drafter that knows the answer makes errors at chosen rates, so that "
-        "every acceptance rate occurs at every draft length; from these runs tokens/s = a + b * acceptance "
-        "and the break-even acceptance are fitted. The real drafters run on chats with every draft verified; "
-        "--draft-type auto runs as on a server, which leaves out drafts that do not pay. Every run is "
-        "compared with plain runs of the same chat before and after it. The report ends with advice. Times "
-        "are of decoding only; drafters see only the chat itself."
-    )
     options.add(
         parser, model=None, draft_model=None, workloads=("edits", "passage", "free"), prompts=None,
         prompt_tokens=None, num_draft_tokens=(1, 2, 4, 8, 16), draft_types=TYPES, max_tokens=96,
@@ -64,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.declare(parser, options.Flag("--chats", options.count, "N", 6, text))
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the files, and return the exit status."""
     if arguments.draft_model and MODEL not in arguments.draft_types:
         arguments.draft_types += (MODEL,)
     options.check_drafts(arguments, (*TYPES, MODEL))
@@ -77,12 +82,8 @@ def _run(arguments: argparse.Namespace) -> int:
     found = record["economics"] = section(frame_of(trials), curve, meter.source, meter.reason)
     console = outputs.make_console(_WIDTH)
     _print(console, found)
-    outputs.print_machine(console, record)
-    outputs.write(arguments, record, found["points"])
+    outputs.finish(console, arguments, record, found["points"])
     return 0
-
-
-run = partial(outputs.run_command, "reprise bench economics", _run)
 
 
 def _measure(

@@ -1,8 +1,8 @@
 """`reprise bench all`: make every figure of README.md and docs/results.md again, in one run.
 
-Tables are written between `<!-- figures: NAME -->` and `<!-- end -->` as soon as they are made, so that none
-is copied by hand. docs/figures.json keeps their cells, with command, date and machine, so that a test can
-tell whether a page still shows them.
+Runs every command that a figure comes from. Tables are written between `<!-- figures: NAME -->` and
+`<!-- end -->` as soon as they are made, so that none is copied by hand. docs/figures.json keeps their cells,
+with command, date and machine, so that a test can tell whether a page still shows them.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from bench.errors import BenchError
 from bench.figures.catalog import FIGURES, PUBLISHED, Figure, Place
 from bench.tables import Column, markdown
 
-SUMMARY = "Make every published figure again, and write the tables of the documentation."
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/results.md")
 RECORD = "docs/figures.json"
@@ -38,12 +37,10 @@ Records = dict[str, dict[str, Any]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench all` to the parser."""
-    seconds = sum(one.seconds for one in FIGURES)
-    parser.description = (
-        "Run every command that a figure of README.md or docs/results.md comes from, write the tables of "
-        f"these pages, and keep their cells in {RECORD}; each as soon as it is made. On two cores this takes "
-        f"about {seconds / 60:.0f} minutes; do nothing else on the machine. The figures: "
-        f"{', '.join(one.name for one in FIGURES)}."
+    minutes = sum(one.seconds for one in FIGURES) / 60
+    parser.epilog = (
+        f"On two cores this takes about {minutes:.0f} minutes; do nothing else on the machine.\n"
+        f"The figures: {', '.join(one.name for one in FIGURES)}."
     )
     add = parser.add_argument
     add("--only", type=options.names, metavar="A,B", help="Only these figures.")
@@ -54,10 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run everything, and return 1 if a command failed."""
-    return outputs.run_command("reprise bench all", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     options.check_names("--only", arguments.only or (), [one.name for one in FIGURES])
     chosen = [one for one in FIGURES if one.name in (arguments.only or [one.name])]
     by_command: dict[str, list[Figure]] = {}

@@ -1,7 +1,8 @@
-"""`reprise bench commits`: make pairs from a git history.
+"""`reprise bench commits`: make pairs to replay from a git history.
 
-The commit message and the old file are the prompt, the new file the answer. The repository is only read, with
-git plumbing commands that run none of its hooks, filters or pagers; missing objects are not fetched.
+Write pairs for `reprise bench replay --pairs`: a commit message and a file before the commit are the prompt,
+the file after it is the answer. The newest pairs are taken, written in the order of their commits. Only text
+files that a commit modified are used; merges are left out.
 """
 
 import argparse
@@ -12,12 +13,11 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from bench import options, outputs
+from bench import options
 from bench.errors import ArgumentsError
 from bench.options import Flag
 from bench.replay.pairs import Pair, write_pairs
 
-SUMMARY = "Make pairs to replay from a git history."
 MAX_MESSAGE_BYTES = 16_384
 REGULAR = ("100644", "100755")
 """Modes of regular files, as opposed to links and submodules."""
@@ -132,11 +132,6 @@ def pairs_of(repository: Repository, limits: Limits) -> list[Pair]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench commits` to the parser."""
-    parser.description = (
-        "Write pairs for `reprise bench replay --pairs`: a commit message and a file before the commit are "
-        "the prompt, the file after it is the answer. The newest pairs are taken, written in the order of "
-        "their commits. Only text files that a commit modified are used; merges are left out."
-    )
     parser.add_argument("repository", type=Path, metavar="REPO", help="A local git repository.")
     parser.add_argument("-o", "--output", type=options.output_file, required=True, metavar="FILE")
     parser.add_argument("--suffix", action="append", default=[],
@@ -152,12 +147,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
     """Read a history, write pairs, and return the exit status."""
-    return outputs.run_command("reprise bench commits", _run, arguments)
-
-
-def _run(given: argparse.Namespace) -> int:
     sizes = given.count, given.per_commit, given.min_bytes, given.max_bytes
     pairs = pairs_of(Repository(given.repository), Limits(*sizes, tuple(given.suffix), given.revision))
     if not pairs:

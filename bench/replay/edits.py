@@ -193,9 +193,8 @@ def _python_files(roots: Sequence[Path], rng: random.Random) -> Iterator[str]:
 
 def _prose(path: Path) -> str:
     text = path.read_text(errors="ignore")
-    return "\n\n".join(_docstrings(text)) if path.suffix == ".py" else text
-
-
-def _docstrings(text: str) -> list[str]:
+    if path.suffix != ".py":
+        return text
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return [d for node in _nodes(text) if isinstance(node, kinds) and (d := ast.get_docstring(node))]
+    found = [ast.get_docstring(node) for node in _nodes(text) if isinstance(node, kinds)]
+    return "\n\n".join(one for one in found if one)

@@ -1,18 +1,29 @@
-"""Replay a known answer: drafters draft, a rule chooses how much is verified, and costs are added up."""
+"""Replay known answers: drafters draft, a rule chooses how much is verified, and costs are added up.
+
+Players play pairs one after the other, with drafters and what they keep between pairs.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from time import thread_time_ns
+from typing import Any, Protocol
 
 from bench.cost_curves import Curve
-from drafters.base import Draft, Drafter, DraftQuery, SequenceStart, finish
+from bench.replay.pairs import TokenPair
+from bench.statistics import ratio
+from config.settings import Settings
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, finish
 from drafters.ngram_mod import NgramModDrafter
 from drafters.ngram_mod_tables import NgramModTables
 from drafters.ngram_simple import NgramSimpleDrafter
+from drafters.repetition import score_in_slices
 from drafters.suffix import SuffixDrafter
+from engine.request import GenerationRequest, Sampling
 from engine.speculative.acceptance import count_accepted
 from engine.speculative.costs.step_costs import StepCosts
+from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width
+from engine.speculative.proposers import DraftSources, Proposers
 
 LIMIT = 31
 """Maximum draft length in tokens: with the token before it, a full tile of 32."""
@@ -33,6 +44,8 @@ class Outcome:
     num_drafted: drafted tokens that were verified. num_accepted: those of them that were accepted.
     widths: number of forward passes by width.
     by_position: for each position in a draft, [times verified, times accepted].
+    slowest: the lowest speedup of an answer. drafter_ns, open_ns: processor time of the drafters, for answers
+    and for prompts.
     """
 
     num_tokens: int = 0
@@ -41,6 +54,11 @@ class Outcome:
     num_drafting: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    num_pairs: int = 0
+    num_prompt_tokens: int = 0
+    drafter_ns: int = 0
+    open_ns: int = 0
+    slowest: float = float("inf")
     widths: Counter[int] = field(default_factory=Counter)
     by_position: list[list[int]] = field(default_factory=list)
 
@@ -61,12 +79,26 @@ class Outcome:
 
     def add(self, other: "Outcome") -> None:
         """Add the counts of another answer."""
-        for name in ("num_tokens", "num_forwards", "cost", "num_drafting", "num_drafted", "num_accepted"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name, count in vars(other).items():
+            if isinstance(count, int | float) and name != "slowest":
+                setattr(self, name, getattr(self, name) + count)
+        self.slowest = min(self.slowest, other.slowest)
         self.widths.update(other.widths)
         self.by_position += [[0, 0] for _ in range(len(other.by_position) - len(self.by_position))]
         for mine, theirs in zip(self.by_position, other.by_position, strict=False):
             mine[:] = [mine[0] + theirs[0], mine[1] + theirs[1]]
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures that rows of replays and sweeps have. speedup: according to the cost curve."""
+        return {
+            "tokens": self.num_tokens, "speedup": ratio(self.num_tokens, self.cost),
+            "tokens_per_forward": ratio(self.num_tokens, self.num_forwards),
+            "acceptance": self.num_accepted / self.num_drafted if self.num_drafted else None,
+            "drafted_share": self.num_accepted / self.num_tokens if self.num_tokens else None,
+            "acceptance_by_position": [
+                right / drafted if drafted else None for drafted, right in self.by_position
+            ],
+        }  # fmt: skip
 
     def cost_on(self, costs: Costs) -> float:
         """Return what these forward passes would cost with other step costs."""
@@ -155,3 +187,131 @@ def speedups(
 
     widths = {width for width in costs.widths if width < widest} | {widest}
     return max(speedup(everything, width - 1) for width in widths), speedup(in_hindsight, widest - 1)
+
+
+WIDTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Widths that the gate considers, besides the draft's own stops: those that a server measures, and 10."""
+
+
+class TimedDrafter:
+    """A drafter whose processor time is measured: open_ns for prompts, drafter_ns for the rest."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.name = drafter, drafter.name
+        self.drafter_ns = self.open_ns = 0
+        self.propose, self.observe = self._timed(drafter.propose), self._timed(drafter.observe)
+        self.record_verified = self._timed(drafter.record_verified)
+        # Not timed, because no token waits for it.
+        self.close = drafter.close
+
+    def open(self, start: SequenceStart) -> None:
+        """Open the sequence and read its prompt, timed."""
+        start_ns = thread_time_ns()
+        finish(self.drafter.open(start))
+        self.open_ns += thread_time_ns() - start_ns
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            start_ns = thread_time_ns()
+            found = call(*arguments)
+            self.drafter_ns += thread_time_ns() - start_ns
+            return found
+
+        return timed
+
+
+class Player:
+    """Replays known answers as a server with one rule would."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self.drafters = [TimedDrafter(drafter) for drafter in drafters]
+
+    def play(self, pair: TokenPair) -> Outcome:
+        """Replay one answer."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Make the drafters forget earlier pairs."""
+        for timed in self.drafters:
+            if (reset := getattr(timed.drafter, "reset", None)) is not None:
+                reset()
+
+    def spent_ns(self) -> tuple[int, int]:
+        """Return the drafters' processor time so far, for answers and for prompts."""
+        return sum(one.drafter_ns for one in self.drafters), sum(one.open_ns for one in self.drafters)
+
+
+class FixedPlayer(Player):
+    """One drafter with drafts of a fixed length or a fixed rule for it, without the server's gate."""
+
+    def __init__(self, drafter: Drafter, choose: Choose, limit: int, costs: Costs) -> None:
+        super().__init__([drafter])
+        self._how = choose, limit, costs
+
+    def play(self, pair: TokenPair) -> Outcome:
+        """Replay one answer."""
+        return replay(self.drafters, *self._how, SequenceStart(0, pair.prompt), pair.answer)
+
+
+class ServerPlayer(Player):
+    """Drafters with the server's gate and slowdown budget.
+
+    It does what engine/speculative/proposers.py and engine/scheduler/speculation.py do for a single row whose
+    tokens are all in the cache. As in a server, the acceptance rates learned from all requests are never
+    forgotten.
+    """
+
+    def __init__(
+        self, drafters: Sequence[Drafter], settings: Settings, costs: Costs, line_ends: frozenset[int]
+    ) -> None:
+        super().__init__(drafters)
+        sources = DraftSources({timed.name: timed for timed in self.drafters}, score_in_slices)
+        self.proposers = Proposers(sources, settings, line_ends=line_ends)
+        self.limit = settings.num_draft_tokens
+        self.costs = [costs.cost(max(1, width)) for width in range(self.limit + 2)]
+        self.widths = sorted({w for w in WIDTHS if w <= self.limit} | {self.limit + 1})
+        self.min_tokens = MIN_GAIN * min(self.costs[width] for width in self.widths) / self.costs[1]
+
+    def play(self, pair: TokenPair) -> Outcome:
+        """Replay one answer."""
+        answer, costs, outcome = pair.answer, self.costs, Outcome()
+        plain = costs[1]
+        # Leave room for a draft beyond the answer: a server does not know where the answer ends.
+        max_tokens = len(answer) + self.limit + 1
+        drafts = self.proposers.begin(GenerationRequest("replay", pair.prompt, max_tokens, Sampling(0)))
+        self.proposers.work.finish()
+        slowdown_budget = drafts.slowdown_budget
+        at, was_plain = 0, False
+        while at < len(answer):
+            draft, num_verified = NO_DRAFT, 0
+            if not slowdown_budget.wants_plain(plain):
+                estimate = drafts.propose(self.limit, self.min_tokens, self._is_worth)
+                if estimate.is_worth:
+                    num_verified = (
+                        self._choose(estimate, lambda w: costs[w] <= slowdown_budget.left_s(plain)) - 1
+                    )
+                    draft = estimate.draft if num_verified else NO_DRAFT
+            follows = answer[at : at + num_verified + 1]
+            num_accepted = count_accepted(draft.tokens[:num_verified], follows)
+            committed = follows[: num_accepted + 1]
+            cost = costs[1 + num_verified]
+            outcome.add_step(num_verified, num_accepted, len(committed), cost)
+            slowdown_budget.charge(cost, plain, len(committed))
+            drafts.observe(committed, draft, num_verified)
+            # Only the second of two plain steps shows what plain steps cost: see StepAccounts.
+            if num_verified == 0 and was_plain:
+                slowdown_budget.num_unseen = 0
+            was_plain = num_verified == 0
+            at += len(committed)
+        drafts.close()
+        self.proposers.work.finish()
+        return outcome
+
+    def _is_worth(self, estimate: DraftEstimate) -> bool:
+        return self._choose(estimate, lambda _: True) > 1
+
+    def _choose(self, estimate: DraftEstimate, is_allowed: Callable[[int], bool]) -> int:
+        widest = 1 + estimate.num_tokens
+        stops = {1 + stop for stop in estimate.stops}
+        widths = sorted({w for w in (*self.widths, *stops) if 1 < w < widest} | {widest} - {1})
+        return choose_width([estimate], widths, self.costs.__getitem__, is_allowed)

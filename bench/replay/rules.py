@@ -1,21 +1,173 @@
 """The rules that can be replayed: Reprise's drafters with the server's gate, and rules of other projects."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.cost_curves import FLAT, Curve
-from bench.replay.lookups import FixedLookup, LongCopyLookup, WipedTableLookup
-from bench.replay.players import FixedPlayer, Player, ServerPlayer
-from bench.replay.policies import LIMIT, Choose, everything, in_hindsight, two_widths
+from bench.cost_curves import Curve
+from bench.replay.policies import (
+    LIMIT,
+    Choose,
+    FixedPlayer,
+    Player,
+    ServerPlayer,
+    everything,
+    in_hindsight,
+    two_widths,
+)
 from config.settings import Settings
 from drafters.assembly import make_drafters
-from drafters.base import Drafter
+from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from drafters.suffix import SuffixDrafter
 from engine.request import DraftType
 from engine.speculative.gate import LOOKUPS
 
-WARM = "-warm"
-"""Suffix of a rule's name: its drafters keep what they learned from one pair to the next, in file order."""
+PRIOR = 0.5
+"""These rules have no priors of their own, and are replayed without the gate."""
+
+
+class FixedLookup:
+    """Drafts what followed a match of n tokens, for the largest n between longest and shortest that occurs.
+
+    newest: whether the newest occurrence is used, or the earliest. The draft ends where the text ends.
+    is_long: as llama.cpp's ngram-simple, which drafts nothing shorter than n tokens, and nothing in a text of
+    n + limit + 2 tokens or fewer; the very first n-gram is never a match, nor is one that ends right before
+    the last token, which is never drafted. Source: common/ngram-map.cpp, common_ngram_simple_draft.
+    """
+
+    name = "fixed"
+
+    def __init__(self, longest: int, shortest: int, *, newest: bool = True, is_long: bool = False) -> None:
+        self.sizes = range(longest, shortest - 1, -1)
+        self.newest, self.is_long = newest, is_long
+        self.texts: dict[int, list[int]] = {}
+        self._positions: dict[int, dict[tuple[int, ...], int]] = {}
+
+    def open(self, start: SequenceStart) -> None:
+        """Index the prompt."""
+        self.texts[start.seq], self._positions[start.seq] = [], {}
+        self.observe(start.seq, start.prompt)
+
+    def propose(self, query: DraftQuery) -> Draft:
+        """Draft what followed the match. The bucket is n."""
+        text, positions = self.texts[query.seq], self._positions[query.seq]
+        for size in self.sizes:
+            if len(text) < (size + query.limit + 3 if self.is_long else size):
+                continue
+            if (position := positions.get(tuple(text[-size:]))) is not None:
+                tokens = text[position : min(position + query.limit, len(text) - self.is_long)]
+                is_enough = not self.is_long or len(tokens) >= size
+                return Draft(tokens, self.name, size, PRIOR) if is_enough else NO_DRAFT
+        return NO_DRAFT
+
+    def observe(self, seq: int, tokens: Sequence[int]) -> None:
+        """Index the n-grams before each of these tokens; the text's last n-gram would match itself."""
+        text, positions = self.texts[seq], self._positions[seq]
+        for token in tokens:
+            text.append(token)
+            end = len(text) - 1 - self.is_long
+            for size in self.sizes:
+                ngram = tuple(text[end - size : end])
+                if end >= size + self.is_long and (self.newest or ngram not in positions):
+                    positions[ngram] = end
+
+    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+        """Learn nothing."""
+
+    def close(self, seq: int) -> None:
+        """Forget the sequence."""
+        del self.texts[seq], self._positions[seq]
+
+
+class WipedTableLookup:
+    """llama.cpp's ngram-mod: one table for all requests, from the hash of n tokens to the newest next token.
+
+    A draft has at least min_tokens tokens and at most the query's limit. Five drafts in a row with less than
+    a quarter accepted wipe the table for all requests. So does a prompt after which more than a quarter of
+    the table is occupied.
+    Source: common/ngram-mod.cpp and common/speculative.cpp; n = 24, 48 to 64 tokens in docs/speculative.md.
+    """
+
+    name = "wiped-table"
+
+    MULTIPLIER, SIZE, CHUNK_TOKENS = 6364136223846793005, 4 * 1024 * 1024, 32
+    FULL, LOW_ACCEPTANCE, LOW_STREAK = 0.25, 0.25, 5
+
+    def __init__(self, n: int = 24, min_tokens: int = 48) -> None:
+        self.n, self.min_tokens = n, min_tokens
+        self.table: dict[int, int] = {}
+        self.texts: dict[int, list[int]] = {}
+        self.num_learned: dict[int, int] = {}
+        self.num_low: dict[int, int] = {}
+        self._oldest_weight = pow(self.MULTIPLIER, n, 1 << 64)
+
+    def open(self, start: SequenceStart) -> None:
+        """Write the prompt to the table."""
+        self.texts[start.seq] = list(start.prompt)
+        self.num_learned[start.seq] = self.num_low[start.seq] = 0
+        self._learn(start.seq, len(start.prompt))
+        if len(self.table) > self.FULL * self.SIZE:
+            self.table.clear()
+
+    def propose(self, query: DraftQuery) -> Draft:
+        """Draft token by token from the table."""
+        line = self.texts[query.seq][-self.n :]
+        if len(line) < self.n:
+            return NO_DRAFT
+        hash_ = self._hash(line)
+        for at in range(query.limit):
+            token = self.table.get(hash_ % self.SIZE)
+            if token is None:
+                break
+            hash_ = self._roll(hash_, line[at], token)
+            line.append(token)
+        tokens = line[self.n :]
+        return Draft(tokens, self.name, 0, PRIOR) if len(tokens) >= max(1, self.min_tokens) else NO_DRAFT
+
+    def observe(self, seq: int, tokens: Sequence[int]) -> None:
+        """Write new tokens to the table once there are enough of them, except the last one."""
+        text = self.texts[seq]
+        text += tokens
+        if self.num_learned[seq] + self.CHUNK_TOKENS < len(text) - 1:
+            self._learn(seq, len(text) - 1)
+
+    def record_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
+        """Wipe the table after several drafts in a row with low acceptance."""
+        if num_accepted >= self.LOW_ACCEPTANCE * num_verified:
+            self.num_low[seq] = 0
+            return
+        self.num_low[seq] += 1
+        if self.num_low[seq] == self.LOW_STREAK:
+            self.table.clear()
+            self.num_low[seq] = self.num_learned[seq] = 0
+
+    def close(self, seq: int) -> None:
+        """Forget the sequence, but not the table."""
+        del self.texts[seq], self.num_learned[seq], self.num_low[seq]
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.table.clear()
+
+    def _learn(self, seq: int, stop: int) -> None:
+        """Write the n-grams that are not written yet and whose next token is before stop."""
+        text, n, first = self.texts[seq], self.n, self.num_learned[seq]
+        if stop <= n:
+            return
+        if first < stop - n:
+            hash_ = self._hash(text[first : first + n])
+            for at in range(first, stop - n):
+                self.table[hash_ % self.SIZE] = text[at + n]
+                hash_ = self._roll(hash_, text[at], text[at + n])
+        self.num_learned[seq] = stop - n
+
+    def _hash(self, tokens: Sequence[int]) -> int:
+        hash_ = 0
+        for token in tokens:
+            hash_ = (hash_ * self.MULTIPLIER + token) % (1 << 64)
+        return hash_
+
+    def _roll(self, hash_: int, oldest: int, token: int) -> int:
+        return (hash_ * self.MULTIPLIER + token - oldest * self._oldest_weight) % (1 << 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,107 +183,82 @@ class Rule:
     """A rule for drafting.
 
     title: the rule in words. used_by: where it is known to be in use; "" if nowhere.
-    depends_on_costs: whether step costs decide how much is drafted; if not, one replay serves all curves.
-    is_ordered: whether a pair's outcome depends on earlier pairs.
-    is_warm: whether drafters keep what they learned from one chat to the next.
-    is_hindsight: whether it knows the answer, and so is only an upper bound.
+    draft_type: with the server's gate; None: drafts of at most `limit` tokens, without a gate, of which
+    `choose` verifies some. drafter: makes the drafter; None: those of the draft type.
+    is_warm: whether drafters keep what they learned from one chat to the next, in file order.
     """
 
     name: str
     title: str
-    used_by: str
-    make: Callable[[Setup, Curve], Player]
-    depends_on_costs: bool = False
-    is_ordered: bool = False
+    used_by: str = ""
+    draft_type: DraftType | None = None
+    drafter: Callable[[], Drafter] | None = None
+    limit: int = LIMIT
+    choose: Choose = everything
     is_warm: bool = False
-    is_hindsight: bool = False
 
-    def player(self, setup: Setup, curve: Curve | None) -> Player:
-        """Return a fresh player. curve: None for a rule that does not depend on costs."""
-        return self.make(setup, curve or FLAT)
+    @property
+    def is_hindsight(self) -> bool:
+        """Whether it knows the answer, and so is only an upper bound."""
+        return self.choose is in_hindsight
 
+    @property
+    def depends_on_costs(self) -> bool:
+        """Whether step costs decide how much is drafted; if not, one replay serves all curves."""
+        return self.draft_type is not None or self.is_hindsight
 
-def _served(
-    name: str,
-    title: str,
-    used_by: str,
-    draft_type: DraftType = "suffix",
-    only: Callable[[], Drafter] | None = None,
-) -> Rule:
-    """Make a rule of a draft type with the server's gate. only: makes the drafter to use instead."""
-
-    def make(setup: Setup, curve: Curve) -> Player:
-        settings = replace(setup.settings, draft_type=draft_type)
+    def player(self, setup: Setup, curve: Curve) -> Player:
+        """Return a fresh player."""
+        if self.draft_type is None:
+            assert self.drafter is not None, "a rule without a draft type has a drafter"
+            return FixedPlayer(self.drafter(), self.choose, self.limit, curve)
+        settings = replace(setup.settings, draft_type=self.draft_type)
         # Only those that the type uses, so that only their time is measured.
         made = make_drafters(settings, "replay")
-        drafters = [only()] if only else [made[one] for one in LOOKUPS[draft_type]]
+        drafters = [self.drafter()] if self.drafter else [made[one] for one in LOOKUPS[self.draft_type]]
         return ServerPlayer(drafters, settings, curve, setup.line_ends)
-
-    return Rule(name, title, used_by, make, depends_on_costs=True, is_ordered=True)
-
-
-def _fixed(
-    name: str,
-    title: str,
-    used_by: str,
-    drafter: Callable[[], Drafter],
-    limit: int,
-    choose: Choose = everything,
-) -> Rule:
-    """Make a rule without a gate. limit: maximum draft length."""
-
-    def make(_setup: Setup, curve: Curve) -> Player:
-        return FixedPlayer(drafter(), choose, limit, curve)
-
-    is_hindsight = choose is in_hindsight
-    return Rule(name, title, used_by, make, depends_on_costs=is_hindsight, is_hindsight=is_hindsight)
 
 
 _ALL = (
-    _served("auto", "suffix, then ngram-mod; gate", "reprise serve, the default", "auto"),
-    _served("suffix", "longest match, cursor, changes; gate", "reprise serve --draft-type suffix"),
-    _served("ngram-simple", "longest match of 16..2, newest; gate",
-            "reprise serve --draft-type ngram-simple", "ngram-simple"),
-    _served("ngram-mod", "shared table, n = 16; gate", "reprise serve --draft-type ngram-mod",
-            "ngram-mod"),
-    _fixed("two-widths", "longest match of 16..2; 31 tokens if 12 or more matched, else 2", "",
-            lambda: FixedLookup(16, 2), LIMIT, two_widths),
-    _fixed("newest-2", "newest match of 2, 10 tokens", "prompt lookup in several servers",
-            lambda: FixedLookup(2, 2), 10),
-    _fixed("newest-3", "newest match of 3, 10 tokens", "prompt lookup in several servers",
-            lambda: FixedLookup(3, 3), 10),
-    _fixed("earliest-2", "earliest match of 2, else 1; 10 tokens",
-            "transformers, prompt_lookup_num_tokens=10", lambda: FixedLookup(2, 1, newest=False),
-            10),
-    _fixed("longest-5", "longest match of 5..2, earliest position, 5 tokens",
-            "vLLM's ngram, prompt_lookup_min=2, _max=5", lambda: FixedLookup(5, 2, newest=False),
-            5),
-    _fixed("ngram-12", "newest match of 12, 12 to 48 tokens", "llama.cpp's ngram-simple by default",
-            LongCopyLookup, 48),
-    _fixed("ngram-mod-24", "shared table, n = 24, 48 to 64 tokens",
-            "llama.cpp's ngram-mod as its documentation starts it", WipedTableLookup, 64),
-    _fixed("hindsight", "suffix with the best width of every draft, in hindsight", "", SuffixDrafter,
-            LIMIT, in_hindsight),
-    _fixed("hindsight-longest", "longest match of 16..2 with the best width of every draft, in hindsight",
-            "", lambda: FixedLookup(16, 2), LIMIT, in_hindsight),
-    _served("suffix-matches", "suffix without its cursor; gate", "",
-            only=lambda: SuffixDrafter(0, use_cursor=False)),
-    _served("suffix-cursor", "suffix with its cursor, without changes; gate", "",
-            only=lambda: SuffixDrafter(0, learn_changes=False)),
-    _served("suffix-changes", "suffix with cursor and changes, no history; gate", "",
-            only=lambda: SuffixDrafter(0)),
-    _fixed("newest-4-2", "newest match of 4..2, 4 tokens", "", lambda: FixedLookup(4, 2),
-            4),
+    Rule("auto", "suffix, then ngram-mod; gate", "reprise serve, the default", "auto"),
+    Rule("suffix", "longest match, cursor, changes; gate", "reprise serve --draft-type suffix", "suffix"),
+    Rule("ngram-simple", "longest match of 16..2, newest; gate", "reprise serve --draft-type ngram-simple",
+         "ngram-simple"),
+    Rule("ngram-mod", "shared table, n = 16; gate", "reprise serve --draft-type ngram-mod", "ngram-mod"),
+    Rule("two-widths", "longest match of 16..2; 31 tokens if 12 or more matched, else 2",
+         drafter=lambda: FixedLookup(16, 2), choose=two_widths),
+    Rule("newest-2", "newest match of 2, 10 tokens", "prompt lookup in several servers",
+         drafter=lambda: FixedLookup(2, 2), limit=10),
+    Rule("newest-3", "newest match of 3, 10 tokens", "prompt lookup in several servers",
+         drafter=lambda: FixedLookup(3, 3), limit=10),
+    Rule("earliest-2", "earliest match of 2, else 1; 10 tokens", "transformers, prompt_lookup_num_tokens=10",
+         drafter=lambda: FixedLookup(2, 1, newest=False), limit=10),
+    Rule("longest-5", "longest match of 5..2, earliest position, 5 tokens",
+         "vLLM's ngram, prompt_lookup_min=2, _max=5", drafter=lambda: FixedLookup(5, 2, newest=False),
+         limit=5),
+    Rule("ngram-12", "newest match of 12, 12 to 48 tokens", "llama.cpp's ngram-simple by default",
+         drafter=lambda: FixedLookup(12, 12, is_long=True), limit=48),
+    Rule("ngram-mod-24", "shared table, n = 24, 48 to 64 tokens",
+         "llama.cpp's ngram-mod as its documentation starts it", drafter=WipedTableLookup, limit=64),
+    Rule("hindsight", "suffix with the best width of every draft, in hindsight", drafter=SuffixDrafter,
+         choose=in_hindsight),
+    Rule("hindsight-longest", "longest match of 16..2 with the best width of every draft, in hindsight",
+         drafter=lambda: FixedLookup(16, 2), choose=in_hindsight),
+    Rule("suffix-matches", "suffix without its cursor; gate", "", "suffix",
+         lambda: SuffixDrafter(0, use_cursor=False)),
+    Rule("suffix-cursor", "suffix with its cursor, without changes; gate", "", "suffix",
+         lambda: SuffixDrafter(0, learn_changes=False)),
+    Rule("suffix-changes", "suffix with cursor and changes, no history; gate", "", "suffix",
+         lambda: SuffixDrafter(0)),
+    Rule("newest-4-2", "newest match of 4..2, 4 tokens", drafter=lambda: FixedLookup(4, 2), limit=4),
 )  # fmt: skip
 
-_SHARING = ("auto", "suffix", "ngram-mod", "ngram-mod-24", "hindsight")
-
 RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL} | {
-    (name := f"{rule.name}{WARM}"): replace(
-        rule, name=name, title=f"{rule.title}; keeps what it learned", is_ordered=True, is_warm=True
+    (name := f"{rule.name}-warm"): replace(
+        rule, name=name, title=f"{rule.title}; keeps what it learned", is_warm=True
     )
     for rule in _ALL
-    if rule.name in _SHARING
+    if rule.name in ("auto", "suffix", "ngram-mod", "ngram-mod-24", "hindsight")
 }
 """Name -> rule."""
 

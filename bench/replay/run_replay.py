@@ -1,41 +1,45 @@
-"""`reprise bench replay`: compute what drafting would gain, without a model.
+"""`reprise bench replay`: replay known answers by any drafting rule, without a model, at given step costs.
 
-Known answers are replayed step by step as an engine would generate them, once per drafting rule. Step costs
-are read from a cost curve. So thousands of requests take seconds, and rules can be compared for machines that
-are not at hand. The rules are in rules.py, the sources of pairs in sources.py.
+Replay known answers step by step, drafting by each rule, and report what it would gain at given step costs.
+Needs no model. Without --pairs and --workloads the pairs are generated from a seed: edits of the Python files
+installed here, documents, and traps.
 """
 
 import argparse
+import sysconfig
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from bench import document, options, outputs
 from bench.cost_curves import Curve, built_in, describe, read_curve
 from bench.document import num_cores
 from bench.errors import ArgumentsError
+from bench.experiment import Row
 from bench.options import Flag
-from bench.replay.edits import KINDS
-from bench.replay.job import Job, run_job
-from bench.replay.report import calibrate, count_text, flat, print_calibration, print_report, rows_of
+from bench.replay.edits import KINDS, edit_cases, prose_cases, trap_cases
+from bench.replay.job import (
+    Job,
+    calibrate,
+    count_text,
+    flat,
+    print_calibration,
+    print_report,
+    rows_of,
+    run_job,
+)
+from bench.replay.pairs import TokenPair, read_pairs, tokenized
 from bench.replay.rules import COMPARED, RULES, Setup
-from bench.replay.sources import Vocabulary, collect
+from bench.workloads import WORKLOADS, lengths_of, make_chats
+from bench.workloads.chats import render, render_turn
 from config.settings import BUNDLED_MODEL, Settings
+from engine.model.tokenizer import Tokenizer
 
-SUMMARY = "Replay known answers by any drafting rule, without a model, at given step costs."
-
-_DESCRIPTION = """\
-Replay known answers step by step, drafting by each rule, and report what it would gain at given step costs.
-Needs no model. Without --pairs and --workloads the pairs are generated from a seed: edits of the Python files
-installed here, documents, and traps.
-"""
 _WIDTH = 140
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `reprise bench replay` to the parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = _DESCRIPTION
     names = max(map(len, RULES))
     parser.epilog = "rules:\n" + "\n".join(f"  {rule.name:{names}}  {rule.title}" for rule in RULES.values())
     options.add(parser, prompt_tokens=None, seed=1, **options.OUTPUTS)
@@ -67,21 +71,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay, print, and return the exit status."""
-    return outputs.run_command("reprise bench replay", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     console = outputs.make_console(_WIDTH)
     if unknown := [name for name in arguments.drafters if name not in RULES]:
         raise ArgumentsError(f"{', '.join(unknown)}: no such rule; the rules are {', '.join(RULES)}")
     options.check_lengths([arguments.num_draft_tokens])
     curves = _curves(arguments.cost_curve)
-    vocabulary = Vocabulary(arguments.tokenizer)
-    pairs, sources = collect(arguments, vocabulary)
-    setup = Setup(Settings(num_draft_tokens=arguments.num_draft_tokens), vocabulary.line_ends)
+    if not (arguments.tokenizer / "config.json").is_file():
+        raise ArgumentsError(f"--tokenizer: {arguments.tokenizer} is not a model folder")
+    # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
+    from engine.model.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(arguments.tokenizer)
+    pairs, sources = collect(arguments, tokenizer)
+    setup = Setup(Settings(num_draft_tokens=arguments.num_draft_tokens), tokenizer.line_ends)
     for source in sources:
-        left_out = f", {source.num_empty} left out for having no answer" if source.num_empty else ""
-        console.print(f"{source.name}: {count_text(source.num_pairs, 'pair')}{left_out}", highlight=False)
+        left_out = f", {source['num_empty']} left out for having no answer" if source["num_empty"] else ""
+        console.print(
+            f"{source['name']}: {count_text(source['num_pairs'], 'pair')}{left_out}", highlight=False
+        )
     if arguments.calibrate:
         for name in dict.fromkeys(pair.workload for pair in pairs):
             of_workload = [pair for pair in pairs if pair.workload == name]
@@ -95,8 +102,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ArgumentsError("none of the pairs is marked to be measured")
     rows = rows_of(results, rules, curves)
     print_report(console, rows, curves)
-    section = {"rows": rows, "curves": describe(curves), "sources": [asdict(source) for source in sources]}
-    outputs.write(arguments, document.new_document(arguments, replay=section), flat(rows))
+    section = {"rows": rows, "curves": describe(curves), "sources": sources}
+    outputs.finish(console, arguments, document.new_document(arguments, replay=section), flat(rows))
     return 0
 
 
@@ -108,3 +115,58 @@ def _curves(names: Sequence[str] | None) -> tuple[Curve, ...]:
         same = sum(other.name.split(" #")[0] == curve.name for other in curves)
         curves.append(replace(curve, name=f"{curve.name} #{same + 1}") if same else curve)
     return tuple(curves)
+
+
+def collect(arguments: argparse.Namespace, tokenizer: Tokenizer) -> tuple[list[TokenPair], list[Row]]:
+    """Return all pairs that the command line asks for, and a row for each of their sources.
+
+    num_empty: pairs left out because their prompt or answer has no token.
+    Raises PairsError or ArgumentsError; the latter also if there are no pairs.
+    """
+    pairs: list[TokenPair] = []
+    sources: list[Row] = []
+
+    def add(name: str, added: Sequence[TokenPair], num_empty: int = 0) -> None:
+        pairs.extend(added)
+        sources.append({"name": name, "num_pairs": len(added), "num_empty": num_empty})
+
+    for path in arguments.pairs or ():
+        read = read_pairs(path)
+        found = tokenized(read, tokenizer.encode_answer)
+        add(str(path), found, len(read) - len(found))
+    for name in arguments.workloads or ():
+        add(f"workload {name}", _of_workload(name, arguments, tokenizer))
+    if not sources:
+        source = [Path(sysconfig.get_path("purelib"))], tokenizer.encode_answer
+        if arguments.edits:
+            edits = edit_cases(*source, arguments.edits, arguments.seed)
+            add("generated edits", [pair for pair in edits if arguments.kind in ("", pair.id)])
+        if arguments.prose and not arguments.kind:
+            add("documents", prose_cases(*source, arguments.prose, arguments.seed))
+        if arguments.traps and not arguments.kind:
+            add("traps", trap_cases(arguments.traps, arguments.seed))
+    if not pairs:
+        raise ArgumentsError("there is no pair to replay")
+    return pairs, sources
+
+
+def _of_workload(name: str, arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[TokenPair]:
+    """Return the reference answers of a workload's turns, each after the chat so far."""
+    if name not in WORKLOADS:
+        raise ArgumentsError(f"{name}: no such workload; the workloads are {', '.join(WORKLOADS)}")
+    chats = [
+        chat
+        for length in lengths_of(name, arguments.prompt_tokens)
+        for chat in make_chats(
+            name, arguments.chats, arguments.seed, lambda text: len(render(tokenizer, text)), length
+        )
+    ]
+    return [
+        TokenPair(
+            render_turn(tokenizer, turn), tuple(tokenizer.encode_answer(turn.reference)), name,
+            f"{name} {number}", at, is_measured=turn.is_measured,
+        )
+        for number, chat in enumerate(chats, 1)
+        for at, turn in enumerate(chat.turns, 1)
+        if turn.reference
+    ]  # fmt: skip

@@ -1,4 +1,11 @@
-"""`reprise bench peers`: run the same chats on several servers and on mlx_lm's own loops, alternating."""
+"""`reprise bench peers`: run the same chats on several servers and on mlx_lm's own loops, and compare.
+
+Stream the same chats, greedily, from OpenAI-compatible servers and from mlx_lm's generate (with --draft-model
+also from its speculative generate): one at a time, or --streams at once. Each batch goes to all of them
+before the next one, a different one first each time. Every round has new chats, so no prefix cache contains
+them; the chats of --prompts are the same in each round. Without --server, Reprise itself is started. Errors
+are printed below the table. Exit status 1 if anything failed.
+"""
 
 import argparse
 from collections import Counter
@@ -14,7 +21,7 @@ from bench import document, options, outputs, tables
 from bench.errors import ArgumentsError
 from bench.experiment import Experiment, Row
 from bench.options import Flag
-from bench.serving import servers, speeds
+from bench.serving import servers, traffic
 from bench.serving.processes import BareLoop, exit_on_sigterm
 from bench.serving.traffic import Loop, Peer, Question, RequestOptions, failure
 from bench.statistics import compare
@@ -22,7 +29,6 @@ from bench.tables import Column, format_value
 from bench.workloads import VERSION, Chat, lengths_of, make_chats, own_chats
 from engine.model.tokenizer import Tokenizer
 
-SUMMARY = "Run the same chats on several servers and on mlx_lm's own loops, and compare."
 LOOP = "mlx_lm generate"
 SPECULATIVE = "mlx_lm speculative"
 MIXED = "mixed"
@@ -63,14 +69,6 @@ COLUMNS = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench peers` to the parser."""
-    parser.description = (
-        "Stream the same chats, greedily, from OpenAI-compatible servers and from mlx_lm's generate (with "
-        "--draft-model also from its speculative generate): one at a time, or --streams at once. Each "
-        "batch goes to all of them before the next one, a different one first each time. Every round has "
-        "new chats, so no prefix cache contains them; the chats of --prompts are the same in each round. "
-        "Without --server, Reprise itself is started. Errors are printed below the table. Exit status 1 if "
-        "anything failed."
-    )
     options.add(
         parser, workloads=("edits", "passage", "summary"), prompts=None, prompt_tokens=None, rounds=3,
         max_tokens=128, seed=1, resume=None, **options.OUTPUTS,
@@ -93,10 +91,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print. Return 1 if a request failed, 2 if the arguments cannot be combined."""
-    return outputs.run_command("reprise bench peers", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     servers.check(arguments, (LOOP, SPECULATIVE))
     prompts = own_chats(arguments.prompts, arguments.workloads)
     # Imported here, because it loads mlx-lm: wrong arguments are reported without waiting for that.
@@ -124,8 +118,7 @@ def _run(arguments: argparse.Namespace) -> int:
         console.print(f"! {line}", style="yellow", highlight=False, markup=False)
     for line in NOTES:
         console.print(line, style="dim", highlight=False)
-    outputs.print_machine(console, record)
-    outputs.write(arguments, record, found)
+    outputs.finish(console, arguments, record, found)
     return int(any(row["error"] for row in found))
 
 
@@ -193,34 +186,33 @@ def compared(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
 def _row(rows: Sequence[Row], name: str, first: str, texts: dict[int, str]) -> Row:
     of_peer = [row for row in rows if row["arm"] == name]
     asked = [row for row in of_peer if row["round"] and row["is_measured"]]
-    answered = speeds.good(asked)
+    answered = traffic.good(asked)
     errors = [row["error"] for row in of_peer if row["error"]]
     streams = rows[0]["streams"]
     # Batches of concurrent questions follow each other; so do single questions.
-    whole = speeds.if_none_failed(_batched if streams > 1 else speeds.request_speed)
-    decoding = speeds.if_none_failed(speeds.decode_speed)
+    whole = traffic.if_none_failed(_batched if streams > 1 else traffic.request_speed)
+    decoding = traffic.if_none_failed(traffic.decode_speed)
     ratio, decode_ratio = (
-        compare(speeds.by_round(rows, name, take), speeds.by_round(rows, first, take))
+        compare(traffic.by_round(rows, name, take), traffic.by_round(rows, first, take)) or {}
         for take in (whole, decoding)
     )
-    measured = speeds.by_round(rows, name, whole)
-    firsts, gaps = speeds.first_tokens_s(asked), speeds.inter_tokens_s(asked)
+    measured = traffic.by_round(rows, name, whole)
+    firsts, gaps = traffic.first_tokens_s(asked), traffic.inter_tokens_s(asked)
     # Servers format tool calls differently, so those answers are not compared.
     judged = [row for row in answered if row["question"] in texts and not row["has_tools"] and name != first]
     num_equal = sum(_bare(row["text"]) == _bare(texts[row["question"]]) for row in judged)
     return {
         "name": name, "workload": rows[0]["workload"], "streams": streams, "requests": len(asked),
         "failed": len(asked) - len(answered), "tokens": sum(row["tokens"] for row in answered),
-        "tokens_per_s": speeds.middle(measured),
+        "tokens_per_s": traffic.middle(measured),
         "tokens_per_s_low": min((one for one in measured if one), default=None),
         "tokens_per_s_high": max((one for one in measured if one), default=None),
-        "decode_tps": speeds.middle(speeds.by_round(rows, name, decoding)),
-        "ttft_ms": speeds.milliseconds(firsts, 0.5), "ttft_p95_ms": speeds.milliseconds(firsts, 0.95),
-        "inter_token_ms": speeds.milliseconds(gaps, 0.5),
-        "inter_token_p95_ms": speeds.milliseconds(gaps, 0.95),
-        "speedup": ratio.of_medians if ratio else None, "speedup_low": ratio.lowest if ratio else None,
-        "speedup_high": ratio.highest if ratio else None,
-        "decode_speedup": decode_ratio.of_medians if decode_ratio else None,
+        "decode_tps": traffic.middle(traffic.by_round(rows, name, decoding)),
+        "ttft_ms": traffic.milliseconds(firsts, 0.5), "ttft_p95_ms": traffic.milliseconds(firsts, 0.95),
+        "inter_token_ms": traffic.milliseconds(gaps, 0.5),
+        "inter_token_p95_ms": traffic.milliseconds(gaps, 0.95),
+        "speedup": ratio.get("of_medians"), "speedup_low": ratio.get("lowest"),
+        "speedup_high": ratio.get("highest"), "decode_speedup": decode_ratio.get("of_medians"),
         "equal": num_equal if judged else None, "judged": len(judged),
         "parity": None if not judged else "PASS" if num_equal == len(judged) else "FAIL",
         "error": errors[0] if errors else None,

@@ -1,12 +1,16 @@
-"""`reprise bench serve`: measure one or two servers under concurrent chats, and optionally the bare loop."""
+"""`reprise bench serve`: load a server with chats and report latency and throughput.
+
+Send chats of equal length to a server, many at once, and report latency and throughput. Answers cannot end
+early (logit_bias forbids the end tokens), so all have the requested length. Prompts are random words, and no
+prompt is sent twice. Exit status 1 if any request failed.
+"""
 
 import argparse
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +20,26 @@ from bench import document, options, outputs, tables
 from bench.errors import ArgumentsError
 from bench.experiment import Experiment, Row
 from bench.options import Flag
-from bench.serving import servers, speeds
+from bench.serving import servers, traffic
 from bench.serving.processes import BareLoop, exit_on_sigterm
-from bench.serving.prompts import PromptMaker
+from bench.serving.servers import PromptMaker
 from bench.serving.traffic import Loop, Peer, Question, RequestOptions
 from bench.statistics import compare, percentiles
 from bench.tables import Column
 
-SUMMARY = "Load a server with chats and report latency and throughput."
 _WIDTH = 100
 BARE = "bare loop"
-QUANTITIES: dict[str, tuple[bool, speeds.Take]] = {
-    "tokens/s": (True, speeds.throughput),
-    "first token p50": (False, lambda rows: speeds.milliseconds(speeds.first_tokens_s(rows), 0.50)),
-    "inter-token p50": (False, lambda rows: speeds.milliseconds(speeds.inter_tokens_s(rows), 0.50)),
-    "inter-token p99": (False, lambda rows: speeds.milliseconds(speeds.inter_tokens_s(rows), 0.99)),
+QUANTITIES: dict[str, tuple[bool, traffic.Take]] = {
+    "tokens/s": (True, traffic.throughput),
+    "first token p50": (False, lambda rows: traffic.milliseconds(traffic.first_tokens_s(rows), 0.50)),
+    "inter-token p50": (False, lambda rows: traffic.milliseconds(traffic.inter_tokens_s(rows), 0.50)),
+    "inter-token p99": (False, lambda rows: traffic.milliseconds(traffic.inter_tokens_s(rows), 0.99)),
 }
 """What is compared between servers: whether a higher figure is better, and the figure."""
 
-ALONE: dict[str, tuple[bool, speeds.Take]] = {
-    "decode tokens/s": (True, speeds.decode_speed),
-    "request tokens/s": (True, speeds.request_speed),
+ALONE: dict[str, tuple[bool, traffic.Take]] = {
+    "decode tokens/s": (True, traffic.decode_speed),
+    "request tokens/s": (True, traffic.request_speed),
 }
 """What is compared with the bare loop, at one stream."""
 
@@ -60,7 +63,7 @@ MODEL = Column("model", "model", is_key=True)
 LEVELS = [
     Column("concurrency", "streams", is_key=True), Column("side", "server", is_key=True),
     Column("num_requests", "requests"),
-    Column(lambda row: speeds.middle(row["tokens_per_s"]), "tokens/s", "1"),
+    Column(lambda row: traffic.middle(row["tokens_per_s"]), "tokens/s", "1"),
     Column(lambda row: f"{min(row['tokens_per_s']):.1f} to {max(row['tokens_per_s']):.1f}",
            "lowest to\nhighest"),
     Column("num_failed", "failed"), Column("num_refused", "refused"), Column("num_ended_early", "early"),
@@ -79,11 +82,6 @@ RATIOS = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench serve` to the parser."""
-    parser.description = (
-        "Send chats of equal length to a server, many at once, and report latency and throughput. "
-        "Answers cannot end early (logit_bias forbids the end tokens), so all have the requested length. "
-        "Prompts are random words, and no prompt is sent twice. Exit status 1 if any request failed."
-    )
     servers.add_arguments(parser)
     options.declare(
         parser,
@@ -103,10 +101,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and report. Return 1 if a request or a server failed, 2 if the arguments cannot be combined."""
-    return outputs.run_command("reprise", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     if arguments.bare and 1 not in arguments.concurrency:
         raise ArgumentsError("--bare is compared at one stream; add 1 to --concurrency")
     servers.check(arguments, [BARE] if arguments.bare else [])
@@ -127,8 +121,9 @@ def _run(arguments: argparse.Namespace) -> int:
         "settings": settings | {"seed": seed}, "levels": levels_of(rows), "comparisons": comparisons,
         "notes": remarks(rows), "rows": [{name: row[name] for name in row if name != "text"} for row in rows],
     }  # fmt: skip
-    _print(outputs.make_console(_WIDTH), record)
-    outputs.write(arguments, record, rows)
+    console = outputs.make_console(_WIDTH)
+    _print(console, record["serve"])
+    outputs.finish(console, arguments, record, rows)
     return int(any(row["error"] is not None for row in rows))
 
 
@@ -137,7 +132,7 @@ def _models(arguments: argparse.Namespace, folders: ExitStack) -> Iterator[Path]
     if not arguments.random_models:
         yield arguments.model
         return
-    from bench.architectures.random_model import write_random_model
+    from bench.architectures.tiny_models import write_random_model
 
     folder = Path(folders.enter_context(tempfile.TemporaryDirectory()))
     for name in arguments.random_models:
@@ -218,17 +213,14 @@ def levels_of(rows: Sequence[Row]) -> list[Row]:
         groups.setdefault((row.get("model"), row["concurrency"], row["arm"]), []).append(row)
     for (model, level, side), everything in groups.items():
         measured = [row for row in everything if row["round"]]
-        firsts, gaps = (
-            percentiles(take(measured)) for take in (speeds.first_tokens_s, speeds.inter_tokens_s)
-        )
         found.append({
             "side": side, "concurrency": level, "model": model, "num_requests": len(measured),
-            "tokens_per_s": [speed or 0.0 for speed in speeds.by_round(everything, side, speeds.throughput)],
-            "decode_tokens_per_s": speeds.middle(speeds.by_round(everything, side, speeds.decode_speed)),
-            "request_tokens_per_s": speeds.middle(speeds.by_round(everything, side, speeds.request_speed)),
-            "first_token_s": asdict(firsts) if firsts else None,
-            "inter_token_s": asdict(gaps) if gaps else None,
-            "num_failed": len(everything) - len(speeds.good(everything)),
+            "tokens_per_s": [one or 0.0 for one in traffic.by_round(everything, side, traffic.throughput)],
+            "decode_tokens_per_s": traffic.middle(traffic.by_round(everything, side, traffic.decode_speed)),
+            "request_tokens_per_s": traffic.middle(traffic.by_round(everything, side, traffic.request_speed)),
+            "first_token_s": percentiles(traffic.first_tokens_s(measured)),
+            "inter_token_s": percentiles(traffic.inter_tokens_s(measured)),
+            "num_failed": len(everything) - len(traffic.good(everything)),
             "num_refused": sum(row["is_refused"] for row in everything),
             "num_ended_early": sum(_ended_early(row) for row in everything),
         })  # fmt: skip
@@ -236,18 +228,15 @@ def levels_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def compared(
-    rows: Sequence[Row], level: int, ours: str, theirs: str, quantities: dict[str, tuple[bool, speeds.Take]]
+    rows: Sequence[Row], level: int, ours: str, theirs: str, quantities: dict[str, tuple[bool, traffic.Take]]
 ) -> list[Row]:
     """Compare two servers at one level."""
     of_level = [row for row in rows if row["concurrency"] == level]
-    ratios = {
-        quantity: compare(*(speeds.by_round(of_level, name, take) for name in (ours, theirs)))
-        for quantity, (_, take) in quantities.items()
-    }
     return [
         {"concurrency": level, "side": ours, "against": theirs, "quantity": quantity,
-         "higher_is_better": quantities[quantity][0], "ratio": asdict(ratio) if ratio else None}
-        for quantity, ratio in ratios.items()
+         "higher_is_better": is_better,
+         "ratio": compare(*(traffic.by_round(of_level, name, take) for name in (ours, theirs)))}
+        for quantity, (is_better, take) in quantities.items()
     ]  # fmt: skip
 
 
@@ -286,11 +275,9 @@ def _remarks(row: Row) -> list[str]:
     return remarks
 
 
-def _print(console: Console, record: document.Document) -> None:
-    report = record["serve"]
+def _print(console: Console, report: Mapping[str, Any]) -> None:
     settings = ", ".join(f"{name} {value}" for name, value in report["settings"].items())
     console.print(settings, highlight=False, markup=False)
-    outputs.print_machine(console, record)
     tables.print_rows(console, report["levels"], [MODEL, *LEVELS], group="concurrency")
     if report["comparisons"]:
         tables.print_rows(console, report["comparisons"], [MODEL, *RATIOS], group="concurrency")

@@ -3,6 +3,7 @@
 An answer is a row: "request" is its place among those asked together, "tokens" those received (counted_by
 says how; 0 if it failed), "started_s" since the first was sent, "duration_s" until the end of
 the stream, "arrivals" [seconds since the request, tokens] of each read with text, "error" why it failed.
+Below are speeds and times of answers, by round and over all rounds.
 """
 
 import asyncio
@@ -10,8 +11,10 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
@@ -19,7 +22,7 @@ from bench.errors import BenchError
 from bench.experiment import Row
 from bench.serving.client import IDLE_LIMIT_S, Transcript, post, read_answer
 from bench.serving.processes import BareLoop
-from bench.statistics import share_tokens
+from bench.statistics import percentile, rate, share_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +58,6 @@ class RequestOptions:
         if self.forbidden_ids:
             fields["logit_bias"] = {str(token): -100 for token in self.forbidden_ids}
         return json.dumps(fields).encode()
-
-
-class Peer(Protocol):
-    """Answers questions."""
-
-    name: str
-
-    def ask(self, questions: Sequence[Question], options: RequestOptions, streams: int = 1) -> list[Row]:
-        """Ask and wait for all answers. Raises nothing: a failure is an answer with an error."""
 
 
 @dataclass
@@ -188,6 +182,9 @@ class Loop:
         }  # fmt: skip
 
 
+Peer = Server | Loop
+
+
 def failure(at: int, question: Question, options: RequestOptions, error: str) -> Row:
     """Return the row of a question that was not answered."""
     return _asked(at, question, options) | {"error": error}
@@ -210,3 +207,73 @@ def _by_time(times: Sequence[float], tokens: Sequence[float]) -> list[list[float
     for time, count in zip(times, tokens, strict=True):
         found[time] += count  # type: ignore[assignment]
     return [list(pair) for pair in found.items()]
+
+
+Take = Callable[[Sequence[Row]], float | None]
+"""Returns one figure of the answers of a round."""
+
+
+def good(rows: Sequence[Row]) -> list[Row]:
+    """Return the answers that did not fail."""
+    return [row for row in rows if row["error"] is None]
+
+
+def throughput(rows: Sequence[Row]) -> float | None:
+    """Return all tokens divided by the time from the first request to the last answer."""
+    wall_s = max((row["started_s"] + row["duration_s"] for row in rows), default=0.0)
+    return rate(sum(row["tokens"] for row in good(rows)), wall_s)
+
+
+def request_speed(rows: Sequence[Row]) -> float | None:
+    """Return the speed per stream, prefill included: all tokens divided by the duration of their requests."""
+    return rate(sum(row["tokens"] for row in good(rows)), sum(row["duration_s"] for row in good(rows)))
+
+
+def decode_speed(rows: Sequence[Row]) -> float | None:
+    """Return the speed per stream after the first text."""
+    arrivals = [row["arrivals"] for row in good(rows) if row["arrivals"]]
+    tokens = sum(tokens for one in arrivals for _, tokens in one[1:])
+    return rate(tokens, sum(one[-1][0] - one[0][0] for one in arrivals))
+
+
+def if_none_failed(take: Take) -> Take:
+    """Return the same figure, None for a round in which a request failed."""
+    return lambda rows: None if any(row["error"] for row in rows) else take(rows)
+
+
+def first_tokens_s(rows: Sequence[Row]) -> list[tuple[float, float]]:
+    """Return (time to first text, 1) for every answer with text."""
+    return [(row["arrivals"][0][0], 1.0) for row in good(rows) if row["arrivals"]]
+
+
+def inter_tokens_s(rows: Sequence[Row]) -> list[tuple[float, float]]:
+    """Return (seconds per token, tokens) for every arrival but the first of every answer.
+
+    The gap before an arrival is divided equally among its tokens, and each of them counts once.
+    """
+    return [
+        ((at - before) / tokens, tokens)
+        for row in good(rows)
+        for (before, _), (at, tokens) in pairwise(row["arrivals"])
+        if tokens > 0
+    ]
+
+
+def milliseconds(weighted: Sequence[tuple[float, float]], share: float) -> float | None:
+    """Return a percentile in milliseconds; None without values."""
+    return 1000 * percentile(weighted, share) if weighted else None
+
+
+def by_round(rows: Sequence[Row], arm: str, take: Take) -> list[float | None]:
+    """Return a figure for each measured round."""
+    numbers = sorted({row["round"] for row in rows if row["round"]})
+    return [
+        take([row for row in rows if (row["arm"], row["round"]) == (arm, number) and row["is_measured"]])
+        for number in numbers
+    ]
+
+
+def middle(values: Sequence[float | None]) -> float | None:
+    """Return the median of the values that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

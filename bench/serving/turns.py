@@ -1,7 +1,9 @@
-"""`reprise bench turns`: measure the time to first token in each turn of a chat about a long document.
+"""`reprise bench turns`: measure the time to the first token in each turn of a long chat.
 
-The same chat runs alternately with a prefix cache and without, and the tokens are compared. Then the last
-turn is repeated in a newly started engine, which has only the cache files on disk.
+Chat about a long document for several turns, with a prefix cache and without, and report the time to the
+first token of each turn. Exit status 1 if any token differs.
+
+Then the last turn is repeated in a newly started engine, which has only the cache files on disk.
 """
 
 import argparse
@@ -13,14 +15,13 @@ from typing import Any
 from bench import document, options
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
-from bench.outputs import Work, make_console, print_machine, run_command, write
-from bench.serving.prompts import PromptMaker
+from bench.outputs import Work, finish, make_console
+from bench.serving.servers import PromptMaker
 from bench.tables import Column, print_rows
 from config.settings import BUNDLED_MODEL, Settings
 from engine.request import Finished, GenerationRequest, ModelInfo, Sampling
 from engine.speculative.costs.step_costs import StepCosts
 
-SUMMARY = "Measure the time to the first token in each turn of a long chat."
 COLUMNS = [
     Column("number", "turn"),
     Column("num_prompt_tokens", "prompt"),
@@ -34,25 +35,16 @@ COLUMNS = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench turns` to the parser."""
-    parser.description = (
-        "Chat about a long document for several turns, with a prefix cache and without, and report the time "
-        "to the first token of each turn. Exit status 1 if any token differs."
-    )
     options.add(parser, model=BUNDLED_MODEL, max_tokens=48, repeats=3, json=None, csv=None)
-    for name, default, text in (
-        ("--prompt-tokens", 2000, "Tokens of the first prompt."),
-        ("--turns", 5, "Turns of the chat."),
-    ):
-        text += f" Default: {default}."
-        parser.add_argument(name, type=options.count, default=default, metavar="N", help=text)
+    options.declare(
+        parser,
+        options.Flag("--prompt-tokens", options.count, "N", 2000, "Tokens of the first prompt."),
+        options.Flag("--turns", options.count, "N", 5, "Turns of the chat."),
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the files, and return the exit status."""
-    return run_command("reprise bench turns", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     ends: dict[str, list[list[Finished]]] = {"warm": [], "cold": []}
     with tempfile.TemporaryDirectory() as folder, Work(2 * arguments.repeats + 1) as work:
         work.begin("chatting")
@@ -65,7 +57,11 @@ def _run(arguments: argparse.Namespace) -> int:
                 work.advance()
         restarted = _chat(arguments, {"prefix_cache_dir": folder}, ends["warm"][0][:-1])[0][-1]
         work.advance()
-    rows = [_turn(number, ends) for number in range(arguments.turns)]
+    rows: list[Row] = []
+    for at in range(arguments.turns):
+        # Medians over the repeats, with a prefix cache and without.
+        warmed, cold = (_measured([chat[at] for chat in chats]) for chats in ends.values())
+        rows.append({"number": at + 1, **warmed, "warm_ms": warmed["first_ms"], "cold_ms": cold["first_ms"]})
     again = {"number": f"{arguments.turns}, restarted server", **_measured([restarted])}
     rows.append(rows[-1] | again | {"warm_ms": again["first_ms"]})
     rows = [row | {"of_first": row["warm_ms"] / rows[0]["warm_ms"]} for row in rows]
@@ -75,8 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
     console = make_console(100)
     print_rows(console, rows, COLUMNS, f"Time to first token, medians of {arguments.repeats} chats", group="")
     console.print("all tokens equal" if is_equal else "TOKENS DIFFER")
-    print_machine(console, record)
-    write(arguments, record, rows)
+    finish(console, arguments, record, rows)
     return 0 if is_equal else 1
 
 
@@ -100,12 +95,6 @@ def _chat(
             messages.append({"role": "assistant", "content": engine.tokenizer.decode(ends[turn].tokens)})
             messages.append({"role": "user", "content": f"And what is number {turn + 1}?"})
         return ends, engine.info
-
-
-def _turn(number: int, ends: dict[str, list[list[Finished]]]) -> Row:
-    """Return the row of a turn: medians over the repeats, with a prefix cache (warm) and without (cold)."""
-    warm, cold = (_measured([chat[number] for chat in ends[kind]]) for kind in ("warm", "cold"))
-    return {"number": number + 1, **warm, "warm_ms": warm["first_ms"], "cold_ms": cold["first_ms"]}
 
 
 def _measured(ends: Sequence[Finished]) -> Row:

@@ -8,13 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.cost_curves import Curve
-from bench.decode.answering import PLAIN, Answering, Arm, Case
-from bench.decode.comparing import check
+from bench.decode.answering import PLAIN, Answering, Arm, Case, check
 from bench.decode.rows import rows_of
 from bench.experiment import Row
 from bench.replay.pairs import TokenPair
-from bench.replay.players import ServerPlayer
-from bench.replay.policies import Outcome
+from bench.replay.policies import Outcome, ServerPlayer
 from bench.workloads import Chat
 from config.settings import Settings
 from drafters.assembly import make_drafters
@@ -89,21 +87,7 @@ def summed(plays: Iterable[Play], by: Sequence[str], **about: object) -> Iterato
     for row, outcome in plays:
         found.setdefault(tuple(row[name] for name in by), Outcome()).add(outcome)
     for key, outcome in found.items():
-        yield {**about, **dict(zip(by, key, strict=True)), **figures(outcome)}
-
-
-def figures(outcome: Outcome) -> Row:
-    """Return the figures that rows of a sweep contain. speedup: according to the cost curve."""
-    tokens, accepted = outcome.num_tokens, outcome.num_accepted
-    return {
-        "tokens": tokens, "speedup": tokens / outcome.cost if outcome.cost else None,
-        "tokens_per_forward": tokens / outcome.num_forwards if outcome.num_forwards else None,
-        "acceptance": accepted / outcome.num_drafted if outcome.num_drafted else None,
-        "drafted_share": accepted / tokens if tokens else None,
-        "acceptance_by_position": [
-            accepted / drafted if drafted else None for drafted, accepted in outcome.by_position
-        ],
-    }  # fmt: skip
+        yield {**about, **dict(zip(by, key, strict=True)), **outcome.figures()}
 
 
 def answer_plainly(answering: Answering, chats: Sequence[Chat]) -> list[AnsweredChat]:

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.experiment import Row
-from bench.sweep.parts import COLD, MODES, POINT, SAME, WARM, best_of, default_point, overall, text_of
+from bench.sweep.parts import COLD, POINT, SAME, WARM, best_of, default_point, overall, text_of
 from bench.sweep.tables import smallest_without_loss
 from bench.tables import Column, pivoted, print_rows
 from config.settings import Settings
@@ -19,14 +19,20 @@ HELD = [
     Column("known_again", "known in\nrepeated texts", "%"), Column("acceptance", "accepted", "%"),
     Column("tokens_per_forward", "tokens/\nforward", "2"), Column("speedup", "speedup", "2"),
 ]  # fmt: skip
-THRESHOLDS = [
-    Column("threshold", "threshold"), Column("above", "prompts above", "%"), Column("auto", "auto", "3"),
-    Column("auto_lowest", "lowest", "3"), Column("on", "on", "3"), Column("on_lowest", "lowest", "3"),
-]  # fmt: skip
 WARM_KEYS = [
     Column("pair", "model"), Column("workload", "workload"), Column("draft_type", "drafts"),
     Column("memory", "table"),
 ]  # fmt: skip
+NOTES = {
+    "warm": "Replayed speedup; measured: on the engine, over all turns. Cold: the table is empty before each "
+    "chat. Warm: it holds the first model's answers to all chats, or to all other chats.",
+    "ngram_sizes": "ngram-mod alone, replayed. overwritten: writes that replaced another n-gram's token. "
+    "foreign drafts: drafted tokens of another n-gram. known: answer tokens that the table predicts.",
+    "gate": "Draft type auto, replayed speedup: mean over workloads, and the lowest. Below the threshold, "
+    "gate auto starts with short drafts and learns; gate on never drafts.",
+    "grid": "Replayed speedup: geometric mean over workloads, and in parentheses the lowest.",
+    "measured": "Speedup measured on the engine, in parentheses the replayed one; the default comes first.",
+}
 
 
 def print_report(console: Console, section: Mapping[str, Any], settings: Settings) -> None:
@@ -37,6 +43,8 @@ def print_report(console: Console, section: Mapping[str, Any], settings: Setting
     ):  # fmt: skip
         if name in section:
             show(console, section[name], settings)
+            if name in NOTES:
+                _say(console, NOTES[name])
     if section.get("measured"):
         _print_measured(console, section["measured"], section["grid"])
 
@@ -45,8 +53,11 @@ def _say(console: Console, sentence: str) -> None:
     console.print(f"\n{sentence}", highlight=False, markup=False)
 
 
+def _mean_and_lowest(row: Mapping[str, Any]) -> str:
+    return f"{row['mean']:.2f} ({row['lowest']:.2f})"
+
+
 def _print_grid(console: Console, rows: Sequence[Row], settings: Settings) -> None:
-    """Print a table for each draft type: n-gram size by draft length."""
     means = overall(rows)
     for draft_type in dict.fromkeys(row["draft_type"] for row in rows):
         best, default = best_of(rows, draft_type), default_point(draft_type, settings)
@@ -56,45 +67,36 @@ def _print_grid(console: Console, rows: Sequence[Row], settings: Settings) -> No
                 sentence += f"; the default, {text_of(default)}, has {one['mean']:.2f}"
         _say(console, f"{sentence}.")
         own = [one | {"size": one["ngram_size"] or "-"} for one in means if one["draft_type"] == draft_type]
-        own.sort(key=lambda one: one["num_draft_tokens"])
-        table, columns = pivoted(
-            own, [Column("size", "n-gram size")], "num_draft_tokens",
-            lambda one: f"{one['mean']:.2f} ({one['lowest']:.2f})", "{} tokens",
-        )  # fmt: skip
-        print_rows(console, sorted(table, key=lambda one: (one["size"] == "-", one["size"])), columns)
-    count = len({row["workload"] for row in rows})
-    _say(console, f"Replayed speedup: geometric mean over {count} workloads, and in parentheses the lowest.")
+        own.sort(key=lambda one: (one["num_draft_tokens"], str(one["size"]).zfill(3)))
+        size = [Column("size", "n-gram size")]
+        print_rows(console, *pivoted(own, size, "num_draft_tokens", _mean_and_lowest, "{} tokens"))
 
 
 def _print_measured(console: Console, measured: Sequence[Row], replayed: Sequence[Row]) -> None:
-    """Print the default and the best configurations as measured on the engine, beside the replay."""
     by_replay = {(text_of(row), row["workload"]): row["speedup"] for row in replayed}
     wrong = {text_of(row) for row in measured if row["parity"] != "PASS"}
     rows = [
         row | {"point": text_of(row), "equal": "NO" if text_of(row) in wrong else "yes"} for row in measured
     ]
-    table, columns = pivoted(
+    _say(console, NOTES["measured"])
+    print_rows(console, *pivoted(
         rows, [Column("point", ""), Column("equal", "equal")], "workload",
         lambda row: f"{row['speedup']:.2f} ({by_replay.get((row['point'], row['workload'])) or 0:.2f})",
-    )  # fmt: skip
-    _say(console, "Speedup measured on the engine, in parentheses the replayed one; the default comes first.")
-    print_rows(console, table, columns)
+    ))  # fmt: skip
     if wrong:
         _say(console, "NO: an answer differs from the plain one; run reprise bench decode for details.")
 
 
 def _print_tables(console: Console, rows: Sequence[Row], settings: Settings) -> None:
-    """Print a table for each size of traffic."""
     for requests in dict.fromkeys(row["requests"] for row in rows):
         of_size = [row for row in rows if row["requests"] == requests]
-        enough, largest = smallest_without_loss(of_size), max(row["entries"] for row in of_size)
-        verdict = (
-            f"the smallest table as good as {largest:,} entries has {enough:,}"
-            if enough < largest
-            else f"all tables smaller than {largest:,} entries are worse"
-        )
         tokens = f"{requests:,} requests, {of_size[0]['traffic_tokens'] / 1e6:.1f} million tokens"
-        _say(console, f"{tokens}: {verdict}; the default is {settings.ngram_table_entries:,}.")
+        largest = max(row["entries"] for row in of_size)
+        _say(
+            console,
+            f"{tokens}: the smallest table as good as {largest:,} entries has "
+            f"{smallest_without_loss(of_size):,}; the default is {settings.ngram_table_entries:,}.",
+        )
         print_rows(console, of_size, HELD)
 
 
@@ -104,39 +106,22 @@ def _print_ngram_sizes(console: Console, rows: Sequence[Row], settings: Settings
     found = f"the best n-gram size is {best['ngram_size']}; the default is {settings.ngram_mod_size}"
     _say(console, f"{where}: {found}.")
     print_rows(console, rows, HELD)
-    _say(
-        console,
-        "ngram-mod alone, replayed. overwritten: writes that replaced another n-gram's token. foreign "
-        "drafts: drafted tokens that another n-gram had written. known: answer tokens the table predicts.",
-    )
 
 
 def _print_gate(console: Console, rows: Sequence[Row], settings: Settings) -> None:
-    """Print the speedup by threshold, for both gate modes."""
-    means = {(one["threshold"], one["gate"]): one for one in overall(rows, ("threshold", "gate"))}
-    auto = {threshold: one["mean"] for (threshold, mode), one in means.items() if mode == "auto"}
+    means = overall(rows, ("threshold", "gate"))
+    auto = {one["threshold"]: one["mean"] for one in means if one["gate"] == "auto"}
     best, default = max(auto, key=lambda threshold: round(auto[threshold], 3)), settings.gate_threshold
-    sentence = f"With gate auto, the best threshold is {best:g} with {auto[best]:.3f}"
-    _say(
-        console,
-        sentence + (f"; the default, {default:g}, has {auto[default]:.3f}." if default in auto else "."),
-    )
-    table = []
-    for threshold in auto:
-        cells = {mode: means[threshold, mode]["mean"] for mode in MODES}
-        cells |= {f"{mode}_lowest": means[threshold, mode]["lowest"] for mode in MODES}
-        above = mean(row["repetitive"] for row in rows if row["threshold"] == threshold)
-        table.append({"threshold": f"{threshold:g}", "above": above, **cells})
-    print_rows(console, table, THRESHOLDS)
-    _say(
-        console,
-        "Draft type auto, replayed speedup: mean over workloads, and the lowest. Below the threshold, gate "
-        "auto starts with short drafts and learns; gate on never drafts.",
-    )
+    known = f"; the default, {default:g}, has {auto[default]:.3f}" if default in auto else ""
+    _say(console, f"With gate auto, the best threshold is {best:g} with {auto[best]:.3f}{known}.")
+    for one in means:
+        one["above"] = mean(row["repetitive"] for row in rows if row["threshold"] == one["threshold"])
+    keys = [Column("threshold", "threshold"), Column("above", "prompts above", "%")]
+    cell = lambda one: f"{one['mean']:.3f} ({one['lowest']:.3f})"  # noqa: E731
+    print_rows(console, *pivoted(means, keys, "gate", cell, "gate {}"))
 
 
 def _print_warm(console: Console, rows: Sequence[Row], _: Settings) -> None:
-    """Print cold against warm tables, turn by turn."""
     for pair in dict.fromkeys(row["pair"] for row in rows):
         whole = [row for row in rows if row["pair"] == pair and row["turn"] is None]
         means = {tuple(one.values())[:2]: one["mean"] for one in overall(whole, ("draft_type", "memory"))}
@@ -152,10 +137,4 @@ def _print_warm(console: Console, rows: Sequence[Row], _: Settings) -> None:
     named += [
         row | {"at": "measured", "speedup": row["measured_speedup"]} for row in named if row["at"] == "all"
     ]
-    table, columns = pivoted(named, WARM_KEYS, "at", lambda row: row["speedup"], form="2")
-    print_rows(console, table, columns)
-    _say(
-        console,
-        "Replayed speedup; measured: on the engine, over all turns. Cold: the table is empty before each "
-        "chat. Warm: it holds the first model's answers to all chats, or to all other chats.",
-    )
+    print_rows(console, *pivoted(named, WARM_KEYS, "at", lambda row: row["speedup"], form="2"))

@@ -1,19 +1,23 @@
-"""`reprise bench sweep`: the command's arguments, and the order of its parts, which share the answers."""
+"""`reprise bench sweep`: try draft types and lengths, n-gram and table sizes, and gate thresholds.
+
+Answer chats plainly once, then replay the answers under hundreds of settings with the step costs measured
+here; the default and the best settings are also measured on the engine. grid: draft type by draft length by
+n-gram size. tables: sizes of ngram-mod's table under long traffic of source files. gate: thresholds of the
+gate. warm: an n-gram table filled earlier, by the same model or another with the same vocabulary.
+"""
 
 import argparse
 import sysconfig
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bench import document, options, outputs
 from bench.cost_curves import Curve, CurveError, built_in, describe, read_curve
-from bench.decode.answering import Answering
-from bench.decode.comparing import chats_of, settings_of
+from bench.decode.answering import Answering, chats_of, settings_of
 from bench.errors import ArgumentsError, BenchError
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
@@ -22,14 +26,13 @@ from bench.sweep import parts, tables
 from bench.sweep.parts import Model, pairs_of
 from bench.sweep.replaying import AnsweredChat, Setup, answer_plainly
 from bench.sweep.report import print_report
-from bench.sweep.traffic import make_traffic, source_files
+from bench.sweep.tables import make_traffic, source_files
 from bench.workloads import VERSION, WORKLOADS, read_prompts
 from config.setting import SettingsError
 from config.settings import BUNDLED_MODEL, SETTINGS, Settings
 from drafters.base import TableFileError
 from engine.model.loading import load_tokenizer
 
-SUMMARY = "Try draft types and lengths, n-gram and table sizes, and gate thresholds, and find the best."
 DEFAULT_WORKLOADS = (
     "records", "json_rag", "quotes", "passage", "code", "edits_short", "edits_long", "agent", "free", "trap",
 )  # fmt: skip
@@ -43,13 +46,6 @@ _WIDTH = 140
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench sweep` to the parser."""
-    parser.description = (
-        "Answer chats plainly once, then replay the answers under hundreds of settings with the step costs "
-        "measured here; the default and the best settings are also measured on the engine. grid: draft type "
-        "by draft length by n-gram size. tables: sizes of ngram-mod's table under long traffic of source "
-        "files. gate: thresholds of the gate. warm: an n-gram table filled earlier, by the same model or "
-        "another with the same vocabulary. Workloads: " + ", ".join(WORKLOADS)
-    )
     options.add(
         parser, model=None, workloads=DEFAULT_WORKLOADS, prompts=None, max_tokens=192,
         draft_types=parts.DRAFT_TYPES, num_draft_tokens=parts.LENGTHS, seed=1, **options.OUTPUTS,
@@ -72,20 +68,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the files, and return the exit status."""
     _check(arguments)
     with outputs.Work() as work:
         try:
             record = _sweep(arguments, work)
         except TableFileError as fault:
             raise ArgumentsError(str(fault)) from None
-    print_report(outputs.make_console(_WIDTH), record["sweep"], Settings())
+    console = outputs.make_console(_WIDTH)
+    print_report(console, record["sweep"], Settings())
     lists = {part: rows for part, rows in record["sweep"].items() if isinstance(rows, list)}
-    outputs.write(arguments, record, [{"part": part, **row} for part, rows in lists.items() for row in rows])
+    flat = [{"part": part, **row} for part, rows in lists.items() for row in rows]
+    outputs.finish(console, arguments, record, flat)
     return 0
-
-
-run = partial(outputs.run_command, "reprise bench sweep", _run)
 
 
 def _sweep(arguments: argparse.Namespace, work: outputs.Work) -> document.Document:

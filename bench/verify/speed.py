@@ -7,24 +7,82 @@ first token.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from statistics import median
+from collections.abc import Sequence
+from math import comb, sqrt
+from statistics import mean, median, quantiles
 from time import perf_counter
 from typing import Any
 
 from rich.console import Console
 
-from bench import options
 from bench.experiment import Row
 from bench.local_engine import LocalEngine
 from bench.outputs import Work
 from bench.tables import Column, print_rows
-from bench.verify.bound import is_chance, judge
 from bench.workloads import Chat, make_chats
-from config.settings import Settings
 from engine.request import DraftChoice, Finished
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
+
+NOISE_ERRORS = 3.0
+"""Standard errors by which two medians may differ by chance."""
+
+MAX_CHANCE = 0.001
+"""Probability below which an excess of slow drafted runs is not taken for chance."""
+
+_STANDARD_ERROR = 1.31
+"""Standard error of the difference of two medians of n values each, in interquartile ranges over sqrt(n).
+
+For normal noise: sqrt(pi / 2) * sqrt(2) standard deviations over sqrt(n); one is 0.741 interquartile ranges.
+"""
+
+
+def judge(
+    plain_s: Sequence[tuple[float, float]],
+    drafted_s: Sequence[tuple[float, float]],
+    step_s: float,
+    overhead: float,
+) -> Row:
+    """Judge repeated times of one request up to some point, with drafting and without.
+
+    plain_s, drafted_s: (rounds, 2) seconds of the runs of each round, at least one round.
+    step_s: seconds of a plain step. overhead: the setting draft_overhead.
+
+    Returns medians, bound_s: the most that drafted_s may be, noise_s: how much the medians may differ by
+    chance, num_slow_plain and num_slow_drafted: runs above bound_s by more than noise_s, and the verdict:
+    "over" for what is above the bound beyond the noise, and in each round; neither is chance. "unclear" is
+    above the bound otherwise.
+    """
+
+    def bound_s(seconds: float) -> float:
+        return (1 + overhead + PROBING_SHARE) * seconds + ALLOWANCE_STEPS * step_s
+
+    plain = [seconds for pair in plain_s for seconds in pair]
+    drafted = [seconds for pair in drafted_s for seconds in pair]
+    # Only the plain times: what drafting does may itself vary, and that must not hide it.
+    lower, _, upper = quantiles(plain, n=4, method="inclusive")
+    noise_s = NOISE_ERRORS * _STANDARD_ERROR * (upper - lower) / sqrt(len(plain))
+    limit_s, slow_s = bound_s(median(plain)), bound_s(median(plain)) + noise_s
+    verdict = "within"
+    if median(drafted) > limit_s:
+        rounds = zip(plain_s, drafted_s, strict=True)
+        is_over = median(drafted) > slow_s and all(mean(d) > bound_s(mean(p)) for p, d in rounds)
+        verdict = "over" if is_over else "unclear"
+    return {
+        "plain_s": median(plain), "drafted_s": median(drafted), "bound_s": limit_s, "noise_s": noise_s,
+        "num_slow_plain": sum(one > slow_s for one in plain),
+        "num_slow_drafted": sum(one > slow_s for one in drafted), "verdict": verdict,
+    }  # fmt: skip
+
+
+def is_chance(num_slow_plain: int, num_slow_drafted: int) -> bool:
+    """Whether so many more of the drafted runs than of the plain ones may be slow by chance (sign test).
+
+    A disturbance of the machine hits either with the same probability, because they alternate.
+    """
+    num = num_slow_plain + num_slow_drafted
+    num_as_bad = sum(comb(num, k) for k in range(num_slow_drafted, num + 1))
+    return bool(num_as_bad / 2**num > MAX_CHANCE)
+
 
 ROUNDS = 5
 LOOKED_UP = ("code", "passage")
@@ -54,22 +112,8 @@ DIFFERING = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One answer to a request. decode_s: from the end of prefill to the terminal event."""
-
-    end: Finished
-    decode_s: float
-
-    @property
-    def first_s(self) -> float:
-        """Seconds from submission to the first token."""
-        return self.end.usage.first_token_s
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the answer."""
-        return len(self.end.tokens)
+Run = tuple[Finished, float]
+"""One answer to a request, and the seconds from the end of prefill to the terminal event."""
 
 
 def row_of(chat: str, turn: int, plain: Sequence[Run], drafted: Sequence[Run], overhead: float) -> Row:
@@ -78,36 +122,26 @@ def row_of(chat: str, turn: int, plain: Sequence[Run], drafted: Sequence[Run], o
     turn: its position in the chat, from 1. overhead: the setting draft_overhead.
     Without exact mode near-ties may be decided differently; times of other lengths are scaled to the first.
     """
-    step_s = median(run.decode_s / run.num_tokens for run in plain)
-    usage, reports = plain[0].end.usage, [run.end.usage.drafting for run in drafted]
+    step_s = median(decode_s / len(end.tokens) for end, decode_s in plain)
+    first, reports = plain[0][0], [end.usage.drafting for end, _ in drafted]
+    times_s = [[[end.usage.first_token_s, decode_s] for end, decode_s in runs] for runs in (plain, drafted)]
 
-    def judged(seconds: Callable[[Run], float]) -> dict[str, Any]:
-        def by_round(runs: Sequence[Run]) -> list[tuple[float, float]]:
-            return [(seconds(one), seconds(other)) for one, other in zip(runs[::2], runs[1::2], strict=True)]
-
-        return asdict(judge(by_round(plain), by_round(drafted), step_s, overhead))
+    def judged(at: int) -> Row:
+        by_way = []
+        for runs, times in zip((plain, drafted), times_s, strict=True):
+            shares = [len(first.tokens) / len(end.tokens) if at else 1.0 for end, _ in runs]
+            scaled = [time[at] * share for time, share in zip(times, shares, strict=True)]
+            by_way.append(list(zip(scaled[::2], scaled[1::2], strict=True)))
+        return judge(by_way[0], by_way[1], step_s, overhead)
 
     return {
-        "chat": chat, "turn": turn, "prompt_tokens": usage.num_prompt_tokens,
-        "answer_tokens": plain[0].num_tokens,
-        "drafted_tokens": sum(one.num_drafted for one in reports),
+        "chat": chat, "turn": turn, "prompt_tokens": first.usage.num_prompt_tokens,
+        "answer_tokens": len(first.tokens), "drafted_tokens": sum(one.num_drafted for one in reports),
         "accepted_tokens": sum(one.num_accepted for one in reports),
-        "answers_differ": len({run.end.tokens for run in (*plain, *drafted)}) > 1,
-        "first_token": judged(lambda run: run.first_s),
-        "decode": judged(lambda run: run.decode_s * plain[0].num_tokens / run.num_tokens),
-        "plain_runs_s": [[run.first_s, run.decode_s] for run in plain],
-        "drafted_runs_s": [[run.first_s, run.decode_s] for run in drafted],
+        "answers_differ": len({end.tokens for end, _ in (*plain, *drafted)}) > 1,
+        "first_token": judged(0), "decode": judged(1), "plain_runs_s": times_s[0],
+        "drafted_runs_s": times_s[1],
     }  # fmt: skip
-
-
-def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Return the server's settings, with what the flags change."""
-    return Settings(
-        model=str(arguments.model) if arguments.model else None,
-        **options.draft_model_settings(arguments),
-        num_draft_tokens=arguments.num_draft_tokens,
-        exact=arguments.exact,
-    )
 
 
 def time_chats(
@@ -150,7 +184,7 @@ def _answer(
             continue
         start_s = perf_counter()
         (end,) = local.answer(requests)
-        run = Run(end, perf_counter() - start_s - end.usage.prefill_s)
+        run = end, perf_counter() - start_s - end.usage.prefill_s
         if turn.is_measured:
             runs.append((number, run))
     return runs

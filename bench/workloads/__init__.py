@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.workloads import agent, edits, lookups, plain, polish
-from bench.workloads.chats import Chat, Message, Turn, Workload, render, render_turn
-from bench.workloads.prompt_file import read_prompts
+from bench.workloads.chats import Chat, Message, Turn, Workload, read_prompts, render, render_turn
 
 __all__ = [
     "ENGLISH", "VERSION", "WORKLOADS", "Chat", "Message", "Turn", "Workload", "lengths_of", "make_chats",

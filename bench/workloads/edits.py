@@ -1,14 +1,158 @@
-"""Edits of source files; each answer is the whole file."""
+"""Edits of random source files, requested in words; each answer is the whole file."""
 
 import random
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from bench.workloads.chats import Grow, Turn, Workload, conversation, single_turn
-from bench.workloads.files import WHOLE, File, change, constants, set_value
+from bench.workloads.words import NOUNS, VERBS, Supply, identifiers, number, thing, value
+
+KINDS = ("value", "rename", "docstring", "return")
+"""Kinds of changes to a file."""
+
+WHOLE = "Answer with the whole file."
+
+
+Line = tuple[str, str]
+"""One or more lines of a file, and the text to add if the file ends here."""
+
+
+class File:
+    """A random file that can be cut at any number of statements.
+
+    num_constants: range of the number of constants before each function.
+    num_statements: range of the number of statements in each function.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        num_constants: tuple[int, int] = (1, 4),
+        num_statements: tuple[int, int] = (1, 4),
+    ) -> None:
+        file_rng = random.Random(rng.random())
+        self._lines = Supply(_lines(file_rng, num_constants, num_statements))
+
+    def text(self, count: int) -> str:
+        """Return the first count statements, in a code fence."""
+        lines = self._lines.first(count)
+        code = "\n".join(text for text, _ in lines) + lines[-1][1]
+        return f"```python\n{code}\n```"
+
+
+def change(file: str, rng: random.Random, kinds: Sequence[str] = KINDS) -> tuple[str, str]:
+    """Return a request for a random change, without WHOLE, and the changed file. file: in a code fence."""
+    kind = rng.choice(kinds)
+    if kind in ("docstring", "return") and "\ndef " not in file:
+        kind = "value"
+    return _CHANGES[kind](file, rng)
+
+
+def set_value(file: str, name: str, new: str | int) -> str:
+    """Return the file with another value for a constant."""
+    return re.sub(rf"(?m)^{name} = .*", f"{name} = {new}", file)
+
+
+def constants(file: str) -> list[tuple[str, str]]:
+    """Return the names and values of a file's constants."""
+    return re.findall(r"(?m)^(\w+) = (.*)$", file)
+
+
+def _lines(
+    rng: random.Random, num_constants: tuple[int, int], num_statements: tuple[int, int]
+) -> Iterator[Line]:
+    unused = identifiers(rng)
+    gap = ""
+    while True:
+        for _ in range(rng.randint(*num_constants)):
+            target = next(unused)
+            literal = str(number(rng)) if rng.random() < 0.7 else f'"{value(rng)}"'
+            yield f"{gap}{target} = {literal}", ""
+            gap = ""
+        name = next(unused)
+        known = [next(unused) for _ in range(rng.choice((1, 2)))]
+        opening = f"\ndef {name}({', '.join(known)}):\n"
+        count = rng.randint(*num_statements)
+        for at in range(count):
+            target = next(unused)
+            text = f"{'' if at else opening}    {target} = {_expression(rng, known)}"
+            known.append(target)
+            closing = f"\n    return {_expression(rng, known)}"
+            is_last = at == count - 1
+            yield (text + closing, "") if is_last else (text, closing)
+        gap = "\n"
+
+
+def _expression(rng: random.Random, known: Sequence[str]) -> str:
+    kind, left = rng.random(), rng.choice(known)
+    if kind < 0.4:
+        return f"{left} {rng.choice('+-*')} {number(rng)}"
+    if kind < 0.8:
+        return f"{left} {rng.choice('+-*')} {rng.choice(known)}"
+    return f'{left}["{rng.choice(NOUNS)}"]'
+
+
+def _value(file: str, rng: random.Random) -> tuple[str, str]:
+    name, old = rng.choice(constants(file))
+    new = _other_than(old, make=lambda: str(number(rng)))
+    request = rng.choice(
+        ("Set {name} to {new}.", "Change {name} to {new}.", "Change {name} from {old} to {new}.")
+    )
+    return request.format(name=name, old=old, new=new), set_value(file, name, new)
+
+
+def _rename(file: str, rng: random.Random) -> tuple[str, str]:
+    names = [name for name, _ in constants(file)] + re.findall(r"(?m)^def (\w+)", file)
+    names += re.findall(r"(?m)^    (\w+) = ", file)
+    old = rng.choice(names)
+    new = _other_than(*names, "python", make=lambda: next(identifiers(rng)))
+    request = rng.choice(
+        ("Rename {old} to {new}.", "Change the name {old} to {new}.", "Replace {old} with {new} everywhere.")
+    )
+    return request.format(old=old, new=new), re.sub(rf"\b{old}\b", new, file)
+
+
+def _docstring(file: str, rng: random.Random) -> tuple[str, str]:
+    bare = re.findall(r'(?m)^def (\w+)\(.*\):\n(?!    """)', file)
+    if not bare:
+        return _return(file, rng)
+    name, text = rng.choice(bare), f"{rng.choice(VERBS).capitalize()} the {thing(rng)}."
+    request = rng.choice(('Add the docstring "{text}" to {name}.', 'Give {name} the docstring "{text}".'))
+    changed = re.sub(rf"(?m)^(def {name}\(.*\):)$", rf'\1\n    """{text}"""', file)
+    return request.format(name=name, text=text), changed
+
+
+def _return(file: str, rng: random.Random) -> tuple[str, str]:
+    name, arguments, old = rng.choice(
+        re.findall(r"(?m)^def (\w+)\((.*)\):\n(?:    .*\n)*?    return (.*)$", file)
+    )
+    new = _other_than(old, make=lambda: _expression(rng, arguments.split(", ")))
+    request = rng.choice(
+        (
+            "Make {name} return {new}.",
+            "{name} should return {new}, not {old}.",
+            "In {name}, return {new} instead of {old}.",
+        )
+    )
+    changed = re.sub(
+        rf"(?m)(^def {name}\(.*\):\n(?:    .*\n)*?    return ).*$", lambda m: m[1] + new, file, count=1
+    )
+    return request.format(name=name, old=old, new=new), changed
+
+
+def _other_than(*old: str, make: Callable[[], str]) -> str:
+    while (new := make()) in old:
+        pass
+    return new
+
+
+_CHANGES: dict[str, Callable[[str, random.Random], tuple[str, str]]] = {
+    "value": _value, "rename": _rename, "docstring": _docstring, "return": _return,
+}  # fmt: skip
+
 
 SHORT_STATEMENTS, MEDIUM_STATEMENTS = 6, 11
-NUM_TURNS = {"edits_short": 6, "edits_long": 4}
 MAX_STATEMENTS = 20_000
 
 
@@ -26,23 +170,6 @@ def _edit_again(rng: random.Random, _: Grow) -> Sequence[Turn]:
         for verb, new in zip(("Set", "Change"), rng.sample(range(100, 999), 2), strict=True)
     )
     return [replace(first, is_measured=False), second]
-
-
-def _edit_again_cold(rng: random.Random, grow: Grow) -> Sequence[Turn]:
-    return _edit_again(rng, grow)[1:]
-
-
-def _code(rng: random.Random, grow: Grow) -> Sequence[Turn]:
-    return _edits(_grown(File(rng), grow), rng, 1)
-
-
-def _edits_short(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    return _edits(File(rng).text(SHORT_STATEMENTS), rng, NUM_TURNS["edits_short"])
-
-
-def _edits_long(rng: random.Random, grow: Grow) -> Sequence[Turn]:
-    file = File(rng, num_constants=(12, 24), num_statements=(2, 4))
-    return _edits(_grown(file, grow), rng, NUM_TURNS["edits_long"])
 
 
 def _grown(file: File, grow: Grow) -> str:
@@ -64,10 +191,12 @@ def _edits(file: str, rng: random.Random, num_turns: int) -> list[Turn]:
 WORKLOADS = (
     Workload("edits", "a file of about 20 lines with one value changed, answered in full", _edit),
     Workload("edits_again", "the same, after an earlier edit of the same file", _edit_again),
-    Workload("edits_again_cold", "the chats of edits_again without the earlier edit", _edit_again_cold),
-    Workload("code", "one change in a file of the given length, answered in full", _code, (600, 800)),
+    Workload("edits_again_cold", "the chats of edits_again without the earlier edit",
+             lambda rng, grow: _edit_again(rng, grow)[1:]),
+    Workload("code", "one change in a file of the given length, answered in full",
+             lambda rng, grow: _edits(_grown(File(rng), grow), rng, 1), (600, 800)),
     Workload("edits_short", "a snippet of about ten lines, edited in six turns, each answered in full",
-             _edits_short),
+             lambda rng, _: _edits(File(rng).text(SHORT_STATEMENTS), rng, 6)),
     Workload("edits_long", "a file of hundreds of lines, edited in four turns, each answered in full",
-             _edits_long, (1500,)),
+             lambda rng, grow: _edits(_grown(File(rng, (12, 24), (2, 4)), grow), rng, 4), (1500,)),
 )  # fmt: skip

@@ -2,8 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.workloads.chats import Grow, Turn, Workload, conversation, single_turn
@@ -71,12 +70,8 @@ def _extraction(rng: random.Random, _: Grow) -> Sequence[Turn]:
     return single_turn(text, json.dumps(values), schema=json.dumps(enforced))
 
 
-@dataclass(frozen=True, slots=True)
-class Sentence:
-    """One sentence, and the person that it is about."""
-
-    text: str
-    person: str
+Sentence = tuple[str, str]
+"""One sentence, and the person that it is about."""
 
 
 def _sentences(rng: random.Random) -> Iterator[Sentence]:
@@ -87,30 +82,25 @@ def _sentences(rng: random.Random) -> Iterator[Sentence]:
             noun, place, last = rng.sample(NOUNS, 3)
             thing = f"{rng.choice(ADJECTIVES)} {last}"
             fill = {"noun": noun, "place": place, "thing": thing, "number": number(rng)}
-            yield Sentence(pattern.format(who=who, other=other, **fill), who)
+            yield pattern.format(who=who, other=other, **fill), who
 
 
 def _joined(sentences: Sequence[Sentence]) -> str:
     """Join sentences into paragraphs of seven."""
-    paragraphs = [sentences[at : at + 7] for at in range(0, len(sentences), 7)]
-    return "\n\n".join(" ".join(one.text for one in paragraph) for paragraph in paragraphs)
-
-
-def _quote(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    return _quotes(Supply(_sentences(rng)).first(6), rng, 1)
+    texts = [text for text, _ in sentences]
+    return "\n\n".join(" ".join(texts[at : at + 7]) for at in range(0, len(texts), 7))
 
 
 def _passage(rng: random.Random, grow: Grow) -> Sequence[Turn]:
     supply = Supply(_sentences(random.Random(rng.random())))
-    length: Callable[[int], str] = lambda count: (  # noqa: E731
-        f"Quote the sentence that mentions .\n\n{_joined(supply.first(count))}"
-    )
-    return _quotes(supply.first(grow(length, MAX_ITEMS)), rng, NUM_QUESTIONS)
+    asked = "Quote the sentence that mentions .\n\n"
+    count = grow(lambda count: asked + _joined(supply.first(count)), MAX_ITEMS)
+    return _quotes(supply.first(count), rng, NUM_QUESTIONS)
 
 
 def _quotes(sentences: Sequence[Sentence], rng: random.Random, num_turns: int) -> list[Turn]:
     chosen = (rng.choice(sentences) for _ in range(num_turns))
-    asked = ((f"Quote the sentence that mentions {one.person}.", f'"{one.text}"') for one in chosen)
+    asked = ((f"Quote the sentence that mentions {person}.", f'"{text}"') for text, person in chosen)
     return conversation(asked, f"\n\n{_joined(sentences)}")
 
 
@@ -122,12 +112,12 @@ def _repeat(rng: random.Random, _: Grow) -> Sequence[Turn]:
 def _summary(rng: random.Random, _: Grow) -> Sequence[Turn]:
     sentences = Supply(_sentences(rng)).first(21)
     quoted = [sentences[at] for at in sorted(rng.sample(range(len(sentences)), 4))]
-    *people, last = [one.person for one in quoted]
+    *people, last = [person for _, person in quoted]
     request = (
         f"Summarize the text for {', '.join(people)} and {last}: one line for each of them, that "
         "begins with the name and quotes the sentence."
     )
-    answer = "\n".join(f'- {one.person}: "{one.text}"' for one in quoted)
+    answer = "\n".join(f'- {person}: "{text}"' for text, person in quoted)
     return single_turn(f"{request}\n\n{_joined(sentences)}", answer)
 
 
@@ -136,7 +126,8 @@ WORKLOADS = (
     Workload("json_rag", "three questions about JSON records of the given length; answers quote the record",
              _json_rag, (600, 800)),
     Workload("extraction", "five values as JSON, constrained by a schema", _extraction),
-    Workload("quotes", "one short sentence quoted out of six", _quote),
+    Workload("quotes", "one short sentence quoted out of six",
+             lambda rng, _: _quotes(Supply(_sentences(rng)).first(6), rng, 1)),
     Workload("passages", "six sentences repeated in full", _repeat),
     Workload("passage", "three sentences quoted, one by one, from a text of the given length", _passage,
              (600, 800)),

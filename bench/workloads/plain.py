@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from bench.workloads.chats import Grow, Turn, Workload, single_turn
 from bench.workloads.words import NAMES, NOUNS
@@ -10,12 +12,8 @@ NUM_SUMS = 8
 NUM_ENTRIES, NUM_WORDS = 24, 48
 
 
-def _free(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    return single_turn(f"Write about the {rng.choice(NOUNS)}.", temperature=1.5, is_endless=True)
-
-
-def _trap(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    return single_turn(f"Write about the {rng.choice(NOUNS)}.", num_allowed=12, is_endless=True)
+def _story(rng: random.Random, _: Grow, **more: Any) -> Sequence[Turn]:
+    return single_turn(f"Write about the {rng.choice(NOUNS)}.", is_endless=True, **more)
 
 
 def _arithmetic(rng: random.Random, _: Grow) -> Sequence[Turn]:
@@ -36,8 +34,9 @@ def _remap(rng: random.Random, _: Grow) -> Sequence[Turn]:
 
 
 WORKLOADS = (
-    Workload("free", "random text at temperature 1.5, nothing to copy", _free),
+    Workload("free", "random text at temperature 1.5, nothing to copy", partial(_story, temperature=1.5)),
     Workload("arithmetic", f"{NUM_SUMS} sums, whose results do not occur in the prompt", _arithmetic),
     Workload("remap", f"{NUM_WORDS} words translated one by one with a list of {NUM_ENTRIES}", _remap),
-    Workload("trap", "random draws from 12 tokens: every short n-gram repeats, but predicts nothing", _trap),
-)
+    Workload("trap", "random draws from 12 tokens: every short n-gram repeats, but predicts nothing",
+             partial(_story, num_allowed=12)),
+)  # fmt: skip

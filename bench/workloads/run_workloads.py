@@ -1,6 +1,8 @@
-"""`reprise bench workloads`: list, show or export the generated chats of the benchmarks.
+"""`reprise bench workloads`: show the generated chats of the benchmarks, or write them to a file.
 
-Lengths are counted with the model's tokenizer; its weights are not loaded.
+Print a table of the generated chats, which are the same for everyone with the same seed. With --show, print
+one chat of each workload in full. With --write, write JSON lines, one per turn, for `--prompts FILE` of other
+benchmarks and for `reprise bench replay --pairs FILE`. The answers are the right answers, not a model's.
 """
 
 import argparse
@@ -29,18 +31,11 @@ COLUMNS = [
     Column("answer", "answer", "0"),
 ]
 
-SUMMARY = "Show the generated chats of the benchmarks, or write them to a file."
 _WIDTH = 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `reprise bench workloads` to the parser."""
-    parser.description = (
-        "Print a table of the generated chats, which are the same for everyone with the same seed. With "
-        "--show, print one chat of each workload in full. With --write, write JSON lines, one per turn, for "
-        "`--prompts FILE` of other benchmarks and for `reprise bench replay --pairs FILE`. The answers are "
-        "the right answers, not a model's."
-    )
     options.add(parser, workloads=None, model=None, prompt_tokens=None, seed=1)
     options.declare(
         parser,
@@ -52,10 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print or write, and return the exit status."""
-    return outputs.run_command("reprise bench workloads", _run, arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     names = tuple(WORKLOADS) if arguments.workloads is None else arguments.workloads
     options.check_names("--workloads", names, tuple(WORKLOADS))
     # Imported here, because it loads mlx-lm, which takes a while.

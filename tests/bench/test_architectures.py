@@ -3,9 +3,8 @@
 import pytest
 
 from bench.architectures.__main__ import try_in_child
-from bench.architectures.page import PAGE, write_page
+from bench.architectures.page import PAGE, WIDTHS, Findings, write_page
 from bench.architectures.tiny_models import architectures
-from bench.architectures.trial import WIDTHS, Findings
 
 
 def test_every_architecture_of_the_installed_mlx_lm_is_on_the_page():

@@ -5,7 +5,7 @@ import pytest
 
 from bench.errors import BenchError
 from bench.serving.processes import BareLoop, exit_on_sigterm, is_ready, own_server
-from bench.serving.prompts import PromptMaker
+from bench.serving.servers import PromptMaker
 from engine.model.loading import load_tokenizer
 
 STUB = """

@@ -12,12 +12,11 @@ import pytest
 from rich.console import Console
 
 from bench.decode.answering import row_of as turn_row_of
+from bench.decode.answering import token_texts
 from bench.decode.rows import COLUMNS, flat, print_divergences, rows_of
-from bench.decode.samples import token_texts
-from bench.experiment import Row
+from bench.experiment import Parity, Row
 from bench.local_engine import LocalEngine
 from bench.outputs import duration
-from bench.parity import Parity
 from bench.tables import print_rows, write_csv
 from cli.main import main
 from engine.request import DraftingReport, Finished, GenerationRequest, Usage

@@ -2,8 +2,8 @@ import socket
 
 import pytest
 
-from bench.serving import speeds
-from bench.serving.prompts import PromptMaker
+from bench.serving import traffic
+from bench.serving.servers import PromptMaker
 from bench.serving.traffic import Question, RequestOptions, Server
 
 OPTIONS = RequestOptions(max_tokens=4, forbidden_ids=(1, 7))
@@ -36,7 +36,7 @@ def test_every_request_is_sent_once_and_every_token_counted(server, measure, ful
         assert (row["num_prompt_tokens"], row["tokens"], row["num_chunks"]) == (64, 4, 4)
         assert sum(tokens for _, tokens in row["arrivals"]) == 4
     wall_s = max(row["started_s"] + row["duration_s"] for row in seen)
-    assert speeds.throughput(seen) == pytest.approx(28 / wall_s)
+    assert traffic.throughput(seen) == pytest.approx(28 / wall_s)
 
 
 def test_never_more_streams_are_open_than_asked(server, measure, full_answer):
@@ -90,8 +90,8 @@ def test_failures_of_every_kind_are_kept_beside_what_succeeded(server, measure, 
     ]
     assert [row["tokens"] for row in seen] == [0, 0, 0, 4, 4]
     assert [row["is_refused"] for row in seen] == [True, False, False, False, False]
-    assert len(speeds.good(seen)) == 2
-    assert speeds.request_speed(seen) == pytest.approx(8 / sum(row["duration_s"] for row in seen[3:]))
+    assert len(traffic.good(seen)) == 2
+    assert traffic.request_speed(seen) == pytest.approx(8 / sum(row["duration_s"] for row in seen[3:]))
 
 
 def test_a_server_that_is_not_there_fails_each_request(tokenizer):
@@ -100,7 +100,7 @@ def test_a_server_that_is_not_there_fails_each_request(tokenizer):
     load = Server("it", f"http://127.0.0.1:{port}", "tiny", len)
     seen = load.ask(questions(PromptMaker(tokenizer, 64, seed=3), 2), OPTIONS, 2)
     assert all("cannot connect" in (row["error"] or "") for row in seen)
-    assert speeds.throughput(seen) is None
+    assert traffic.throughput(seen) is None
 
 
 def test_a_request_to_a_silent_server_fails_after_the_idle_limit(server, measure):
@@ -115,12 +115,12 @@ def answered(*arrivals, error=None):
 
 def test_a_gap_is_shared_by_the_tokens_that_end_it():
     rows = answered((1.0, 1), (2.0, 1), (5.0, 6))
-    assert speeds.inter_tokens_s(rows) == [(1.0, 1), (0.5, 6)]
-    assert speeds.first_tokens_s(rows) == [(1.0, 1.0)]
-    assert speeds.decode_speed(rows) == 7 / 4
+    assert traffic.inter_tokens_s(rows) == [(1.0, 1), (0.5, 6)]
+    assert traffic.first_tokens_s(rows) == [(1.0, 1.0)]
+    assert traffic.decode_speed(rows) == 7 / 4
 
 
 def test_an_answer_without_text_has_no_times():
     rows = answered(error="gone")
-    assert speeds.first_tokens_s(rows) == speeds.inter_tokens_s(rows) == []
-    assert speeds.decode_speed(rows) is None
+    assert traffic.first_tokens_s(rows) == traffic.inter_tokens_s(rows) == []
+    assert traffic.decode_speed(rows) is None

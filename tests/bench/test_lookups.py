@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.replay.lookups import FixedLookup, LongCopyLookup, WipedTableLookup
+from bench.replay.rules import FixedLookup, WipedTableLookup
 from drafters.base import DraftQuery, SequenceStart
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=60)
@@ -64,7 +64,7 @@ def test_a_fixed_lookup_says_what_a_scan_says(longest, shortest, newest, text, d
 @settings(max_examples=40, deadline=None)
 def test_the_long_copy_says_what_the_loop_says(text, data) -> None:
     num_prompt = data.draw(st.integers(1, len(text)))
-    drafts = said_by(LongCopyLookup(n=3, m=8), text, num_prompt, 64)
+    drafts = said_by(FixedLookup(3, 3, is_long=True), text, num_prompt, 8)
     for at, draft in enumerate(drafts, num_prompt):
         assert draft == long_copy(text[:at], 3, 8)
 
@@ -128,14 +128,14 @@ def test_a_prompt_that_fills_a_quarter_of_the_table_wipes_it(monkeypatch: pytest
     monkeypatch.setattr(WipedTableLookup, "SIZE", 400)
     table = WipedTableLookup(n=2, min_tokens=1)
     opened(table, 0, random.Random(1).choices(range(1000), k=60))
-    assert table.status()["occupied"] > 40
+    assert len(table.table) > 40
     opened(table, 1, random.Random(2).choices(range(1000), k=90))
-    assert table.status() == {"occupied": 0, "occupancy": 0}
+    assert not table.table
 
 
 MAKERS: list[Callable] = [
     lambda: FixedLookup(3, 2),
-    lambda: LongCopyLookup(3, 8),
+    lambda: FixedLookup(3, 3, is_long=True),
     lambda: WipedTableLookup(4, 1),
 ]
 

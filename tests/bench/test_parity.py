@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.parity import Parity, first_difference
+from bench.experiment import Parity, first_difference
 
 
 @pytest.mark.parametrize(

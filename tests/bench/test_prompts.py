@@ -1,7 +1,7 @@
 import pytest
 
 from bench.errors import BenchError
-from bench.serving.prompts import PromptMaker
+from bench.serving.servers import PromptMaker
 
 
 @pytest.mark.parametrize("num_tokens", [20, 64, 256, 301])

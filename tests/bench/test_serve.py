@@ -115,11 +115,12 @@ def test_each_server_gets_its_own_key(bench, server, other_server, full_answer, 
     monkeypatch.setenv("REPRISE_API_KEY", "sk-one, sk-three")
     assert bench(*arguments) == 0
     assert bench(*arguments, *other) == 1
-    error = f"reprise: {other_server.url} needs an API key; pass it with --server-key\n"
+    error = f"reprise bench serve: {other_server.url} needs an API key; pass it with --server-key\n"
     assert capsys.readouterr().err.endswith(error)
     assert bench(*arguments, "--server-key", "reprise=sk-two") == 1
     assert (
-        capsys.readouterr().err == f"reprise: {server.url} needs another API key; pass it with --server-key\n"
+        capsys.readouterr().err
+        == f"reprise bench serve: {server.url} needs another API key; pass it with --server-key\n"
     )
 
 
@@ -211,7 +212,7 @@ def test_a_wrong_command_line_is_one_clear_line_and_status_2(bench, capsys, argu
     assert bench(*arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("reprise: ")
+    assert printed.err.startswith(("reprise: argument", "reprise: unknown", "reprise bench serve: "))
     assert message in printed.err
     assert printed.err.count("\n") == 1
 
@@ -224,4 +225,4 @@ def test_a_server_that_lists_no_model_asks_for_the_name(bench, server, capsys):
 
 def test_a_server_that_is_not_there_is_one_line_and_status_1(bench, capsys):
     assert bench("--server", "it=http://127.0.0.1:9") == 1
-    assert capsys.readouterr().err == "reprise: no server listens at http://127.0.0.1:9\n"
+    assert capsys.readouterr().err == "reprise bench serve: no server listens at http://127.0.0.1:9\n"

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.statistics import Ratio, compare, percentile, percentiles, rate, share_tokens
+from bench.statistics import compare, percentile, percentiles, rate, share_tokens
 
 
 def once(values):
@@ -44,11 +44,11 @@ def test_no_values_have_no_percentiles():
 
 
 def test_a_ratio_has_the_medians_and_the_extremes_of_the_rounds():
-    assert compare([10, 20, 30], [10, 10, 60]) == Ratio(2.0, 0.5, 2.0)
+    assert compare([10, 20, 30], [10, 10, 60]) == {"of_medians": 2.0, "lowest": 0.5, "highest": 2.0}
 
 
 def test_a_round_that_one_side_did_not_finish_counts_for_neither():
-    assert compare([10, 20, None], [5, 0.0, 1]) == Ratio(2.0, 2.0, 2.0)
+    assert compare([10, 20, None], [5, 0.0, 1]) == {"of_medians": 2.0, "lowest": 2.0, "highest": 2.0}
     assert compare([None], [1.0]) is None
 
 

@@ -14,8 +14,7 @@ from bench.replay.pairs import TokenPair
 from bench.sweep import parts, tables
 from bench.sweep.parts import Model
 from bench.sweep.replaying import AnsweredChat, Setup, settings_of
-from bench.sweep.traffic import AGAIN, EDIT, NEW, make_traffic, source_files
-from bench.sweep.watched_table import WatchedTable
+from bench.sweep.tables import AGAIN, EDIT, NEW, WatchedTable, make_traffic, source_files
 from bench.workloads import Chat
 from cli.main import main
 from config.settings import Settings

@@ -11,11 +11,9 @@ import pytest
 from rich.console import Console
 
 from bench.decode.rows import rows_of as rows_of_runs
-from bench.experiment import Row
-from bench.parity import Parity
+from bench.experiment import Parity, Row
 from bench.tables import print_rows
-from bench.translation.findings import findings
-from bench.translation.run_translation import COLUMNS, more_of, ordered, pairs_of
+from bench.translation.run_translation import COLUMNS, findings, more_of, ordered, pairs_of
 from cli.main import main
 
 CONTEXT, NAIVE = ({"draft_model": "a_draft", "strategy": strategy} for strategy in ("context", "naive"))

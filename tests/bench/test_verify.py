@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.verify import run_verify, tokens
+from bench.decode.answering import Answering, Arm, Case
+from bench.experiment import Row
+from bench.verify import run_verify
 from cli.main import main
 from engine.speculative.costs import exact_widths
 
@@ -59,13 +61,15 @@ def test_drafts_of_another_vocabulary_are_certified_too(
 def test_a_difference_is_reported_and_fails_in_exact_mode(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    true_answer = tokens._answer
+    true_run = Answering.run
 
-    def lying(*given: object) -> tuple[int, ...]:
-        tokens = true_answer(*given)  # type: ignore[arg-type]
-        return (*tokens[:3], 99, *tokens[4:]) if given[2] == "suffix" else tokens
+    def lying(answering: Answering, case: Case, arm: Arm) -> list[Row]:
+        rows = true_run(answering, case, arm)
+        if arm.draft_type == "suffix":
+            rows[0]["tokens"][0][3] = 99
+        return rows
 
-    monkeypatch.setattr(tokens, "_answer", lying)
+    monkeypatch.setattr(Answering, "run", lying)
     given = [
         "--model",
         str(model_folder),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.verify import run_verify
-from bench.verify.bound import is_chance, judge
+from bench.verify.speed import is_chance, judge
 from cli.main import main
 from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
 
@@ -22,7 +22,7 @@ def slower(by: float) -> list[tuple[float, float]]:
 
 
 def verdict(plain: list[tuple[float, float]], drafted: list[tuple[float, float]]) -> str:
-    return judge(plain, drafted, STEP_S, overhead=0.02).verdict
+    return judge(plain, drafted, STEP_S, overhead=0.02)["verdict"]
 
 
 @pytest.mark.parametrize("by", [0.5, 1.0, 1 + SLACK - 0.001])
@@ -32,9 +32,9 @@ def test_a_request_within_its_share_and_six_steps_passes(by: float) -> None:
 
 def test_a_request_that_is_slower_by_more_than_the_noise_fails() -> None:
     judged = judge(PLAIN, slower(1.2), STEP_S, overhead=0.02)
-    assert judged.verdict == "over"
-    assert judged.bound_s == pytest.approx(judged.plain_s + SLACK)
-    assert judged.noise_s < 0.03
+    assert judged["verdict"] == "over"
+    assert judged["bound_s"] == pytest.approx(judged["plain_s"] + SLACK)
+    assert judged["noise_s"] < 0.03
 
 
 def test_what_plain_runs_differ_by_is_no_failure() -> None:
@@ -52,8 +52,8 @@ def test_a_single_round_that_was_disturbed_is_no_failure() -> None:
 
 def test_drafted_runs_that_are_slow_now_and_then_are_no_chance() -> None:
     judged = judge(PLAIN, [(1.0, 1.0), (1.0, 9.0), (1.0, 1.0)], STEP_S, overhead=0.02)
-    assert judged.verdict == "within"
-    assert (judged.num_slow_plain, judged.num_slow_drafted) == (0, 1)
+    assert judged["verdict"] == "within"
+    assert (judged["num_slow_plain"], judged["num_slow_drafted"]) == (0, 1)
     assert is_chance(0, 1)
     assert is_chance(20, 25)
     assert not is_chance(0, 10)

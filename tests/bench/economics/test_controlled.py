@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bench.economics.controlled import ControlledDrafter, acceptance, chance_for, forced_costs
+from bench.economics.trials import ControlledDrafter, acceptance, chance_for, forced_costs
 from cli.main import main
 from drafters.base import DraftQuery, SequenceStart
 
