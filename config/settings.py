@@ -170,8 +170,8 @@ class Settings:
         "none.",
         at_least=0,
     )
-    draft_type: Literal["auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model"] = setting(
-        "auto", "Where drafts come from. A request can choose another type."
+    draft_type: Literal["auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model", "wedlm"] = (
+        setting("auto", "Where drafts come from. A request can choose another type.")
     )
     num_draft_tokens: int = setting(
         31,

@@ -49,7 +49,7 @@ class Sampling:
         return bool(self.logit_bias or self.allowed or self.ignores_eos or self.min_tokens)
 
 
-DraftType = Literal["auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model"]
+DraftType = Literal["auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model", "wedlm"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.model import DraftModel
 from engine.speculative.draft_model.prefixes import DraftPrefixes
+from engine.speculative.mask_drafts import MASKS
 from engine.speculative.proposers import DraftSources, Proposers
 from engine.speculative.translation.translation import Translation
 from engine.worker import Worker
@@ -66,6 +67,8 @@ def make_worker(
     """
     if settings.kv_bits and (fault := kv_bits_fault(loaded.model, settings.kv_bits)):
         raise ModelError(f"--kv-bits {settings.kv_bits}: {fault}")
+    if settings.draft_type == MASKS and loaded.info.mask_token_id is None:
+        raise ModelError(f"--draft-type {MASKS} is for WeDLM models; {loaded.info.name} is none")
     sharing = loaded.find_sharing(settings.kv_bits)
     _prepare_streaming(loaded, settings, sharing)
     if make_sources and (fault := loaded.rollback_fault(settings.kv_bits, sharing)):
@@ -95,7 +98,8 @@ def make_worker(
         loaded.info = replace(loaded.info, exact=exact.describe())
     drafting_costs = DraftModelCosts(model_costs, costs, bool(model.sharing), is_measured) if model else None
     planner = Planner(costs, exact, drafting_costs)
-    proposers = Proposers(sources, settings, bool(model), loaded.tokenizer.line_ends)
+    info = loaded.info
+    proposers = Proposers(sources, settings, bool(model), loaded.tokenizer.line_ends, info.mask_token_id)
     queue = _make_queue(loaded, settings, memory_budget)
     reading = _make_draft_reading(model, proposers, planner, queue, settings) if model else None
     return Worker(batch, queue, planner, proposers, calibrations, reading)

@@ -55,6 +55,10 @@ class VerificationStep:
             raise
         except Exception as fault:
             raise StepError(_stop_drafting(members, inputs, fault), fault) from fault
+        for sequence, outcome in zip(members, outcomes, strict=True):
+            if outcome.predicted and sequence.drafts and sequence.drafts.masks:
+                bonus = outcome.tokens[-1]
+                sequence.drafts.masks.receive(outcome.predicted, outcome.entropies, bonus)
         self._account(outcomes, work, drafting_s, started_at + self._chunk_s)
         return list(zip(members, outcomes, strict=True))
 
@@ -133,7 +137,9 @@ def _stop_drafting(
     members: SequenceOf[Sequence], inputs: SequenceOf[RowInput], fault: Exception
 ) -> list[Sequence]:
     """End drafting for the rows that had drafts in a failed step; returns the suspects if none had."""
-    drafted = [s for s, row in zip(members, inputs, strict=True) if row.source is not NO_DRAFT]
+    drafted = [
+        s for s, row in zip(members, inputs, strict=True) if row.source is not NO_DRAFT or row.mask_tokens
+    ]
     for sequence in drafted:
         sequence.give_up_drafts(fault)
     return [] if drafted else list(members)

@@ -7,7 +7,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from bench.architectures.tiny_models import make_model, tiny_config
+from bench.architectures import tiny_models
+from bench.architectures.tiny_models import tiny_config
 from engine.model import wedlm
 from engine.model.loading import LoadedModel, describe
 from engine.request import GenerationRequest, Streaming
@@ -20,24 +21,13 @@ FAMILIES = {family: layers for layers, family in wedlm.FAMILIES.items()}
 
 @functools.cache
 def make_streaming_model(family: str = "llama") -> LoadedModel:
-    """Make a random WeDLM model with layers of that family, as sure of some tokens as trained ones are."""
+    """Make a random WeDLM model with layers of that family."""
     attention_bias, qk_norm = FAMILIES[family]
-    config = tiny_config(family, **SIZES, attention_bias=attention_bias, qk_norm=qk_norm)
+    config = tiny_config(family, **SIZES) | {"attention_bias": attention_bias, "qk_norm": qk_norm}
     config |= {"model_type": "wedlm", "mask_token_id": MASK}
-    model = wedlm.Model(wedlm.ModelArgs.from_dict(config))
-    model.load_weights(list(_weights(family)))
+    model = tiny_models.make_model(config)
     info = describe(model, config, "wedlm", VOCAB_SIZE, None, 0.0)
     return LoadedModel(model, make_tokenizer(), info)
-
-
-def _weights(family: str) -> Any:
-    from mlx.utils import tree_flatten
-
-    for name, array in tree_flatten(make_model(tiny_config(family, **SIZES), mx.float32).parameters()):
-        yield name, array * (SHARPNESS if name.startswith("lm_head") else 1.0)
-
-
-SHARPNESS = 1.0
 
 
 def streamed(asked: GenerationRequest, **settings: Any) -> GenerationRequest:
