@@ -243,8 +243,8 @@ class Settings:
     )
     wedlm_decoding: Literal["off", "streaming"] = setting(
         "off",
-        "Decoding of requests that leave it out, by a WeDLM model: streaming fills in several tokens at once, "
-        "so that answers may differ from plain decoding's; off does not.",
+        "How a WeDLM model decodes requests that leave it out: with streaming it fills in several tokens at "
+        "once, and answers may differ from those of plain decoding.",
     )
     wedlm_window_size: int = setting(
         16, "Tokens that streaming decoding looks ahead. A request may ask for fewer.", at_least=1
@@ -260,7 +260,7 @@ class Settings:
     )
     wedlm_anchor: bool = setting(
         False,
-        "Let every step of streaming decoding also fill in the next token, as plain decoding would choose it.",
+        "Let every step of streaming decoding also fill in the next token, as plain decoding would.",
     )
     log_format: Literal["text", "json"] = setting("text", "Format of log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = setting(

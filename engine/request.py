@@ -72,7 +72,7 @@ class Streaming:
     mask_token: ModelInfo.mask_token_id. window_size: tokens and holes right of the settled text, >= 1.
     entropy_threshold: a hole is filled whose entropy, in nats, is less; None to fill one at a time.
     pos_penalty_factor: added to the entropy for each position after the first hole, >= 0.
-    has_anchor: whether the first hole is always filled, with the token that plain decoding would choose there.
+    has_anchor: whether the first hole is always filled, with the token that plain decoding would choose.
     """
 
     mask_token: int

@@ -106,7 +106,7 @@ def make_worker(
 
 
 def _prepare_streaming(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> None:
-    """Find out whether the model can decode by streaming. Raises ModelError for settings that it cannot use."""
+    """Find out whether the model can decode by streaming. Raises ModelError for settings it cannot use."""
     info = loaded.info
     if info.mask_token_id is None:
         for name in GROUPS["Streaming decoding"]:

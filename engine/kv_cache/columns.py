@@ -41,7 +41,6 @@ from engine.kv_cache.sliding_window import (
     window_columns,
 )
 
-
 Ranks = Sequence[int]
 """(tokens,) the rank of each token that a forward adds to a row: a permutation of the places."""
 

@@ -90,13 +90,11 @@ class Rows(Protocol):
             back to after it. See roll_back().
         """
 
-    def forward_ragged(
-        self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()
-    ) -> mx.array:
+    def forward_ragged(self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()) -> mx.array:
         """Feed row r the tokens fed[r], at least one; the widths may differ.
 
         ranks: (rows,) if a row has any, each of its tokens sees what the row held before and, of those fed,
-            the ones of no higher rank, wherever they stand; without any, those before it. Empty if no row has.
+            the ones of no higher rank, wherever they stand; without any, those before it. Empty for no row.
         Returns logits (rows, largest width, vocabulary), not yet evaluated. Row r's are valid at
             [0, len(fed[r])). The row then holds len(fed[r]) more tokens.
         Raises ValueError if a row has ranks and rows do not share a forward pass.
@@ -291,9 +289,7 @@ class BatchedRows:
             self._history.follow(keeps_state)
         return logits
 
-    def forward_ragged(
-        self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()
-    ) -> mx.array:
+    def forward_ragged(self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()) -> mx.array:
         """Run one forward over right-padded rows. Padding lands past a row's end, where it is masked."""
         width = max(map(len, fed))
         # Pad with the row's own last token, which is surely a valid id.
@@ -449,9 +445,7 @@ class SeparateRows:
         self._lengths = [length + tokens.shape[1] for length in self._lengths]
         return mx.concatenate(logits, axis=0)
 
-    def forward_ragged(
-        self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()
-    ) -> mx.array:
+    def forward_ragged(self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()) -> mx.array:
         """Run one forward per row, each of its own width."""
         if any(one is not None for one in ranks):
             raise ValueError("rows with a forward pass each have no ranks")

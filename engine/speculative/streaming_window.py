@@ -4,10 +4,10 @@
     t0 .. tn | tn+1 .. tn+p |  h0  f1  h2  h3        f1: filled, h0 h2 h3: holes
     in cache     pending
 
-A step feeds the pending tokens and the window, with the model's mask token at each hole. A token sees those of
-no higher rank: first what is settled, then what is filled, then the holes, each from left to right. So what
-is settled gets the keys and values of a plain prefill. Then the holes that the model is sure of are filled,
-those that no hole precedes are settled, and as many new holes follow. A filled token is never taken back.
+A step feeds the pending tokens and the window, with the model's mask token at each hole. A token sees those
+of no higher rank: first what is settled, then what is filled, then the holes, each from left to right. So
+what is settled gets the keys and values of a plain prefill. Then the holes that the model is sure of are
+filled, tokens that no hole precedes are settled, and as many new holes follow. What is filled stays so.
 
 Unlike drafts, this changes the answer: a token is chosen before those to its left are known.
 
@@ -35,8 +35,8 @@ class Filled:
 class Window:
     """What stands right of one sequence's settled text.
 
-    settings: the request's. places: of as many positions as have ever been fed, None for a hole; the first one
-        is a hole. Holes follow.
+    settings: the request's. places: of the positions after that text, None for a hole. The first one is a
+        hole, and so are all positions after these places.
     """
 
     settings: Streaming
@@ -95,8 +95,8 @@ class Window:
     ) -> tuple[list[Filled], "Window"]:
         """Fill holes; return the tokens that are settled now, perhaps none, and the window behind them.
 
-        tokens, entropies, likelihoods: (holes,) what was drawn, how uncertain the model is there, in nats, and
-            the draws' likelihoods.
+        tokens, entropies, likelihoods: (holes,) what was drawn, how uncertain the model is there, in nats,
+            and the draws' likelihoods.
         """
         places = list(self.places)
         for at in self._sure(entropies):
