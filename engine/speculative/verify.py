@@ -150,7 +150,7 @@ def verify_drafts(
     logits = logits.reshape(-1, logits.shape[-1])
     tokens = sampler.sample(logits, asked.positions, asked.draws, asked.places)
     measured = measure(logits, tokens, asked.wanted, asked.places)
-    uncertain = find_entropies(logits, asked.uncertain)
+    uncertain = find_entropies(logits, asked.uncertain, measured.arrays if measured else [tokens])
     with station("waiting"):
         before()
         mx.eval(tokens, uncertain, *(measured.arrays if measured else ()))

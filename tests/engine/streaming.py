@@ -18,7 +18,7 @@ from tests.engine.support import SIZES, VOCAB_SIZE, make_tokenizer, request
 MASK = 4000
 LAYERS = {family: layers for layers, family in wedlm.FAMILIES.items()}
 SURE = 5.7
-"""An entropy, in nats, below which about a third of the tokens that the random models predict at masks are."""
+"""The random models are less uncertain than this, in nats, at about a third of all masks."""
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Streaming decoding of a WeDLM model: the paper's algorithm, the same alone, in a batch and after a restart."""
+"""Streaming decoding is the paper's algorithm, and the same alone, in a batch and after a restart."""
 
 import dataclasses
 import functools
