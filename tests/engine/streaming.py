@@ -1,14 +1,19 @@
 """Random WeDLM models, requests that stream, and the paper's algorithm for one of them, without caches."""
 
 import functools
+import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from bench.architectures import tiny_models
 from bench.architectures.tiny_models import tiny_config
+from config.settings import BUNDLED_MODEL
 from engine.model import wedlm
 from engine.model.loading import LoadedModel, describe
 from engine.request import GenerationRequest, Streaming
@@ -21,15 +26,28 @@ SURE = 5.7
 """The random models are less uncertain than this, in nats, at about a third of all masks."""
 
 
+def _config(family: str) -> dict[str, Any]:
+    attention_bias, qk_norm = LAYERS[family]
+    config = tiny_config(family, **SIZES) | {"attention_bias": attention_bias, "qk_norm": qk_norm}
+    return config | {"model_type": "wedlm", "mask_token_id": MASK, "max_position_embeddings": 1024}
+
+
 @functools.cache
 def make_streaming_model(family: str = "llama") -> LoadedModel:
     """Make a random WeDLM model with layers of that family."""
-    attention_bias, qk_norm = LAYERS[family]
-    config = tiny_config(family, **SIZES) | {"attention_bias": attention_bias, "qk_norm": qk_norm}
-    config |= {"model_type": "wedlm", "mask_token_id": MASK, "max_position_embeddings": 1024}
+    config = _config(family)
     model = tiny_models.make_model(config)
     info = describe(model, config, "wedlm", VOCAB_SIZE, None, 0.0)
     return LoadedModel(model, make_tokenizer(), info)
+
+
+def write_streaming_model(folder: Path) -> None:
+    """Write a random WeDLM model with the bundled model's tokenizer to an existing folder."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(BUNDLED_MODEL / name, folder)
+    (folder / "config.json").write_text(json.dumps(_config("llama") | {"eos_token_id": 2}))
+    weights = dict(tree_flatten(make_streaming_model().model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
 
 
 def streaming(asked: GenerationRequest, **settings: Any) -> GenerationRequest:
