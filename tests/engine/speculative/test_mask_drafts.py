@@ -8,62 +8,21 @@ import mlx.core as mx
 import pytest
 
 from engine.engine import Engine
-from engine.model.loading import LoadedModel
 from engine.request import DraftChoice, DraftType, GenerationRequest
+from engine.sampling.grammar import Grammar, Grammars
 from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_length import DraftEstimate
-from engine.speculative.mask_drafts import MAX_MASKS, add_masks, mask_values
+from engine.speculative.mask_drafts import add_masks, mask_values
 from engine.speculative.proposers import DraftSources
 from tests.combinations import spread
 from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import Driven
+from tests.engine.foreseeing import MASK, Foreseeing, foreseeing, no_lookups
 from tests.engine.speculative.test_drafting import Scripted
 from tests.engine.support import VOCAB_SIZE, ask, make_loaded, oracle, prompt_of, request
 
-MASK = 4000
 TEMPERATURES = [0.0, 0.8]
-PEAK = 6.0
-
-
-class Foreseeing:
-    """A model with llama's caches whose next token follows from the last one, and whose masks know it.
-
-    share: of the masks, by their token, that are right.
-    """
-
-    def __init__(self, model: Any, share: float) -> None:
-        self.model, self.num_forwards = model, 0
-        after = [[(7 * token + 3) % MASK for token in range(VOCAB_SIZE)]]
-        for _ in range(MAX_MASKS):
-            after.append([after[0][token] for token in after[-1]])
-        self._after = mx.array(after)
-        self._most_right = int(share * 100)
-
-    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
-        self.num_forwards += 1
-        at = mx.arange(tokens.shape[1])
-        last_at = mx.cummax(mx.where(tokens == MASK, 0, at), axis=1)
-        last, distance = mx.take_along_axis(tokens, last_at, axis=1), at - last_at
-        wanted = self._after[mx.maximum(distance - 1, 0), last]
-        is_wrong = (distance > 0) & ((last * 31 + distance * 17) % 100 >= self._most_right)
-        wanted = mx.where(is_wrong, (wanted + 1) % MASK, wanted)
-        peaks = PEAK * (wanted[..., None] == mx.arange(VOCAB_SIZE))
-        logits = 0.1 * self.model(tokens, cache=cache) + peaks
-        return mx.where(mx.arange(VOCAB_SIZE) == MASK, -mx.inf, logits)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-
-def foreseeing(share: float = 0.8) -> LoadedModel:
-    """Return a model with masks. share: of those that are right."""
-    loaded = make_loaded("llama", lambda model: Foreseeing(model, share))
-    return dataclasses.replace(loaded, info=dataclasses.replace(loaded.info, mask_token_id=MASK))
-
-
-def no_lookups(_: str) -> DraftSources:
-    return DraftSources({}, scored(0.0))
 
 
 def requests(temperature: float, kind: DraftType = "wedlm", **sampling: Any) -> list[GenerationRequest]:
@@ -186,6 +145,51 @@ def test_masks_that_cost_as_much_as_steps_are_not_fed(start_engine: StartEngine)
     finished = ask(engine, requests(0.0)[3]).finished()
     assert finished.usage.drafting.num_drafted == 0
     assert finished.usage.drafting.num_forwards == len(finished.tokens)
+
+
+def test_grammars_and_stop_strings_end_answers_where_they_do_without_masks(start_engine: StartEngine) -> None:
+    engine = start_engine(load=lambda _: foreseeing(), make_sources=no_lookups)
+    grammar = Grammars(engine.tokenizer).compile(Grammar("regex", "([a-z]+ ){8}[0-9]{2,6}"))
+    text = engine.tokenizer.decode(oracle(foreseeing(), requests(0.0)[3])[6:9])
+    found: dict[DraftType, list[tuple[int, ...]]] = {"none": [], "wedlm": []}
+    for kind, answers in found.items():
+        constrained, stopped = (requests(temperature, kind)[3] for temperature in TEMPERATURES)
+        asked = [dataclasses.replace(constrained, grammar=grammar), dataclasses.replace(stopped, stop=("e",))]
+        asked.append(dataclasses.replace(requests(0.0, kind)[3], stop=(text,), id="stopped"))
+        answers += [one.finished().tokens for one in [ask(engine, each) for each in asked]]
+    assert found["none"] == found["wedlm"]
+    assert len(found["none"][2]) < len(oracle(foreseeing(), requests(0.0)[3]))
+
+
+def test_what_masks_leave_behind_is_not_in_the_prefix_cache(start_engine: StartEngine) -> None:
+    loaded, first = foreseeing(), requests(0.8)[3]
+    engine = start_engine(load=lambda _: loaded, make_sources=no_lookups)
+    cold = ask(engine, first).finished()
+    follow_up = dataclasses.replace(first, prompt=(*first.prompt, *cold.tokens, *prompt_of(9, 5)))
+    warm = ask(engine, follow_up).finished()
+    assert warm.usage.num_cached_tokens >= len(first.prompt) + len(cold.tokens) - 1
+    assert list(warm.tokens) == oracle(loaded, follow_up)
+
+
+def test_in_exact_mode_masks_count_as_width(start_engine: StartEngine) -> None:
+    widths: list[int] = []
+
+    class Inexact(Foreseeing):
+        """Differs at widths above 5."""
+
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+            widths.append(tokens.shape[1])
+            logits = super().__call__(tokens, cache)
+            return logits + 0.01 * mx.arange(VOCAB_SIZE) * (5 < tokens.shape[1] < 33)
+
+    loaded = make_loaded("llama", lambda model: Inexact(model, 0.8))
+    loaded = dataclasses.replace(loaded, info=dataclasses.replace(loaded.info, mask_token_id=MASK))
+    costs = StepCosts({(1, width): 1.0 for width in (1, 2, 3, 4, 5, 8, 16)}, is_learned=False)
+    engine = start_engine(load=lambda _: loaded, make_sources=no_lookups, costs=costs, exact=True, max_rows=1)
+    asked = requests(0.8)[0]
+    widths.clear()
+    assert list(ask(engine, asked).finished().tokens) == oracle(foreseeing(), asked)
+    assert 1 < max(widths[1:]) <= 5
 
 
 def test_wedlm_drafts_need_a_wedlm_model(start_engine: StartEngine) -> None:
