@@ -1,4 +1,4 @@
-"""Streaming decoding as a client sees it: through the official SDK, the real server and a random WeDLM model."""
+"""Streaming decoding as a client sees it: the official SDK, the real server, a random WeDLM model."""
 
 import subprocess
 import sys
