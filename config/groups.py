@@ -12,6 +12,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "sampling_defaults",
             "max_context_tokens",
             "kv_bits",
+            "mask_token_id",
             "trust_remote_code",
         ),
         "Address and access": (
@@ -66,6 +67,13 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "ngram_table_entries",
             "ngram_table_file",
             "ngram_scope",
+        ),
+        "Streaming decoding": (
+            "wedlm_decoding",
+            "wedlm_window_size",
+            "wedlm_entropy_threshold",
+            "wedlm_pos_penalty_factor",
+            "wedlm_anchor",
         ),
         "Logs and recording": ("log_format", "log_level", "log_prompts", "record", "record_bytes"),
     }

@@ -51,12 +51,14 @@ class Draft:
     bucket: small number >= 0 for the strength of the evidence, such as a class of match lengths. The engine
         learns one acceptance rate per bucket.
     prior: expected acceptance rate per token, in [0, 1], used until there is something to learn from.
+    by_token: bucket and prior of each token, if they differ; else empty.
     """
 
     tokens: Sequence[int] = ()
     source: str = ""
     bucket: int = 0
     prior: float = 0.0
+    by_token: Sequence[tuple[int, float]] = ()
 
 
 NO_DRAFT = Draft()

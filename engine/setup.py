@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from config.settings import Settings
+from config.groups import GROUPS
+from config.settings import SETTINGS, Settings
 from engine.batch import Batch
 from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from engine.kv_cache.probes import kv_bits_fault
@@ -24,6 +25,7 @@ from engine.speculative.costs.step_costs import StepCosts
 from engine.speculative.draft_model.costs import DraftModelCosts
 from engine.speculative.draft_model.model import DraftModel
 from engine.speculative.draft_model.prefixes import DraftPrefixes
+from engine.speculative.mask_drafts import MASKS
 from engine.speculative.proposers import DraftSources, Proposers
 from engine.speculative.translation.translation import Translation
 from engine.worker import Worker
@@ -65,7 +67,10 @@ def make_worker(
     """
     if settings.kv_bits and (fault := kv_bits_fault(loaded.model, settings.kv_bits)):
         raise ModelError(f"--kv-bits {settings.kv_bits}: {fault}")
+    if settings.draft_type == MASKS and loaded.info.mask_token_id is None:
+        raise ModelError(f"--draft-type {MASKS} is for WeDLM models; {loaded.info.name} is none")
     sharing = loaded.find_sharing(settings.kv_bits)
+    _prepare_streaming(loaded, settings, sharing)
     if make_sources and (fault := loaded.rollback_fault(settings.kv_bits, sharing)):
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
@@ -93,10 +98,33 @@ def make_worker(
         loaded.info = replace(loaded.info, exact=exact.describe())
     drafting_costs = DraftModelCosts(model_costs, costs, bool(model.sharing), is_measured) if model else None
     planner = Planner(costs, exact, drafting_costs)
-    proposers = Proposers(sources, settings, bool(model), loaded.tokenizer.line_ends)
+    info = loaded.info
+    proposers = Proposers(sources, settings, bool(model), loaded.tokenizer.line_ends, info.mask_token_id)
     queue = _make_queue(loaded, settings, memory_budget)
     reading = _make_draft_reading(model, proposers, planner, queue, settings) if model else None
     return Worker(batch, queue, planner, proposers, calibrations, reading)
+
+
+def _prepare_streaming(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> None:
+    """Find out whether the model can decode by streaming. Raises ModelError for settings it cannot use."""
+    info = loaded.info
+    if info.mask_token_id is None:
+        for name in GROUPS["Streaming decoding"]:
+            if getattr(settings, name) != SETTINGS[name].default:
+                raise ModelError(
+                    f"{SETTINGS[name].flag} is for WeDLM models; {info.name} is a {info.architecture}"
+                )
+        return
+    fault = "its rows share no forward pass" if not sharing else None
+    fault = fault or loaded.rollback_fault(settings.kv_bits, sharing)
+    if fault and settings.wedlm_decoding == "streaming":
+        raise ModelError(f"--wedlm-decoding streaming: {info.name} cannot do it: {fault}")
+    if (size := settings.wedlm_window_size) >= info.context_tokens:
+        raise ModelError(
+            f"--wedlm-window-size {size}: the context has {info.context_tokens} tokens, prompt and answer "
+            "together; choose a smaller window"
+        )
+    loaded.info = replace(info, can_stream=fault is None)
 
 
 def _make_calibrations(

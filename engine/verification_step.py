@@ -55,6 +55,10 @@ class VerificationStep:
             raise
         except Exception as fault:
             raise StepError(_stop_drafting(members, inputs, fault), fault) from fault
+        for sequence, outcome in zip(members, outcomes, strict=True):
+            if outcome.predicted and sequence.drafts and sequence.drafts.masks:
+                bonus = outcome.tokens[-1]
+                sequence.drafts.masks.receive(outcome.predicted, outcome.entropies, bonus)
         self._account(outcomes, work, drafting_s, started_at + self._chunk_s)
         return list(zip(members, outcomes, strict=True))
 
@@ -91,7 +95,7 @@ class VerificationStep:
         # A chunk in flight is waited for once this step is ready, so that their times can be told apart.
         outcomes = verify.verify_drafts(rows, self._batch.sampler, inputs, wanted, self._wait_for_chunk)
         for row, outcome in enumerate(outcomes):
-            rows.roll_back(row, held[row] + len(outcome.tokens))
+            rows.roll_back(row, held[row] + outcome.num_final)
         return outcomes
 
     def _account(
@@ -99,14 +103,18 @@ class VerificationStep:
     ) -> None:
         """Teach the costs what the step took, and charge it to every row's slowdown budget."""
         lap_s, members = self._clock.lap(), self._batch.members
+        least_widths = [outcome.verified.width if outcome.window else 1 for outcome in outcomes]
+        if not any(outcome.window for outcome in outcomes):
+            least_widths = []
         self._planner.accounts.charge_verification(
-            [s.drafts.slowdown_budget if s.drafts else None for s in members],
+            [s.drafts.slowdown_budget if s.drafts and not s.window else None for s in members],
             self._planner.conditions(members),
             [outcome.verified.width for outcome in outcomes],
             [len(outcome.tokens) for outcome in outcomes],
             lap_s if lap_s is not None else time.perf_counter() - started_at,
             drafting_s,
             work,
+            least_widths,
         )
 
 
@@ -129,7 +137,9 @@ def _stop_drafting(
     members: SequenceOf[Sequence], inputs: SequenceOf[RowInput], fault: Exception
 ) -> list[Sequence]:
     """End drafting for the rows that had drafts in a failed step; returns the suspects if none had."""
-    drafted = [s for s, row in zip(members, inputs, strict=True) if row.source is not NO_DRAFT]
+    drafted = [
+        s for s, row in zip(members, inputs, strict=True) if row.source is not NO_DRAFT or row.mask_tokens
+    ]
     for sequence in drafted:
         sequence.give_up_drafts(fault)
     return [] if drafted else list(members)

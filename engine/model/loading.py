@@ -22,6 +22,7 @@ from config.settings import Settings
 from engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
 from engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from engine.kv_cache.rows import Sharing
+from engine.model import wedlm
 from engine.model.detokenizer import Detokenizer
 from engine.model.findings import Findings
 from engine.model.generation_config import read_sampling_defaults
@@ -107,7 +108,15 @@ def make_loader(settings: Settings) -> Load:
     name = BUNDLED_NAME if settings.model is None else display_name(source)
     template = read_template(settings.chat_template)
     options = _load_options(settings)
-    return partial(load_model, source, name, settings.max_context_tokens, chat_template=template, **options)
+    return partial(
+        load_model,
+        source,
+        name,
+        settings.max_context_tokens,
+        chat_template=template,
+        mask_token_id=settings.mask_token_id,
+        **options,
+    )
 
 
 def make_draft_loader(settings: Settings) -> Load | None:
@@ -149,12 +158,13 @@ def load_model(
     trusts_code: bool = False,
     cache_folder: Path | None = None,
     chat_template: str | None = None,
+    mask_token_id: int | None = None,
 ) -> LoadedModel:
     """Load a model folder (config.json, model*.safetensors, tokenizer), or a name on the model hub.
 
     trusts_code: run Python code that comes with the model, if the model requires it.
     cache_folder: keeps tables of the tokens, and what is found out about the model, between starts.
-    chat_template: takes the place of the model's own.
+    chat_template: takes the place of the model's own. mask_token_id: the same; only a WeDLM model has one.
     Raises ModelError if mlx-lm cannot load it.
     """
     start = time.perf_counter()
@@ -172,6 +182,7 @@ def load_model(
             # Without this setting, transformers asks at the terminal.
             tokenizer_config={"trust_remote_code": trusts_code}
             | ({} if chat_template is None else {"chat_template": chat_template}),
+            model_config=None if mask_token_id is None else {"mask_token_id": mask_token_id},
             trust_remote_code=trusts_code,
         )
         loaded: Any
@@ -185,6 +196,8 @@ def load_model(
                 "--trust-remote-code if you trust its author"
             ) from fault
         raise ModelError(f"cannot load the model {source}: {fault}") from fault
+    if mask_token_id is not None and config.get("model_type") != wedlm.MODEL_TYPE:
+        raise ModelError(f"--mask-token-id is for WeDLM models; {source} is a {config.get('model_type')}")
     weights = _arrays(model)
     total = sum(array.nbytes for array in weights)
     done = 0
@@ -242,6 +255,7 @@ def describe(
         memory_bytes=int(device_memory_bytes()),
         loaded_s=loaded_s,
         fingerprint=find_fingerprint(model, config),
+        mask_token_id=model.args.mask_token_id if config.get("model_type") == wedlm.MODEL_TYPE else None,
     )
 
 

@@ -186,6 +186,7 @@ class MemoryBudget:
     vocab_size: of the target model.
     chunk_tokens: prompt tokens fed at once for which memory is reserved. largest_chunk_tokens: maximum.
     ahead_tokens: maximum tokens by which a step lengthens a row before it is rolled back.
+    has_masks: whether the target model predicts at masks, whose entropies every row may want.
     prefixes: the prefix caches, which give up memory that rows need, the first one first.
     """
 
@@ -198,6 +199,7 @@ class MemoryBudget:
         chunk_tokens: int,
         largest_chunk_tokens: int,
         ahead_tokens: int,
+        has_masks: bool = False,
     ) -> None:
         self.room_bytes = room_bytes
         self._weight_bytes = weight_bytes
@@ -206,6 +208,7 @@ class MemoryBudget:
         self.chunk_tokens = chunk_tokens
         self._largest_chunk_tokens = largest_chunk_tokens
         self._ahead_tokens = ahead_tokens
+        self._has_masks = has_masks
         self.prefixes: list[PrefixCache] = []
         self._used_bytes = 0
         # Of a request that is not known yet, and of sequences, none of which is kept after its end.
@@ -383,7 +386,10 @@ class MemoryBudget:
             request = sequence.request
             needs = find_needs(request.sampling, self._vocab_size, request.grammar is not None)
             sampling = self._sampling[sequence] = SamplingMemory.of(
-                needs, self._vocab_size, request.top_logprobs is not None, request.prompt_logprobs
+                needs,
+                self._vocab_size,
+                request.top_logprobs is not None or self._has_masks,
+                request.prompt_logprobs,
             )
         return num_tokens, sampling
 
@@ -519,6 +525,9 @@ def make_memory_budget(
     weight_bytes = loaded.info.weight_bytes
     footprint = _find_footprint(loaded, settings.kv_bits, bool(sharing))
     width = 1 + settings.num_draft_tokens * may_draft
+    if loaded.info.can_stream:
+        # A step may settle the whole window, and the next one feeds that and a new window.
+        width = max(width, 2 * settings.wedlm_window_size)
     models = [ModelMemory(footprint, sharing, width)]
     if draft_model:
         weight_bytes += draft_model.loaded.info.weight_bytes
@@ -543,6 +552,7 @@ def make_memory_budget(
         chunk_tokens=min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens),
         largest_chunk_tokens=settings.prefill_chunk_tokens,
         ahead_tokens=width,
+        has_masks=loaded.info.mask_token_id is not None,
     )
     _limit_context(loaded, settings, memory_budget, given, weight_bytes)
     return memory_budget

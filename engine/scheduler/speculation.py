@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
+from drafters.base import NO_DRAFT
 from engine.sequence import Sequence
 from engine.speculative.accounts import StepAccounts
 from engine.speculative.costs.conditions import USUAL, Conditions, context_class
@@ -27,6 +28,7 @@ from engine.speculative.draft_model.forecast import (
     DraftForecast,
     PlannedDraft,
 )
+from engine.speculative.mask_drafts import add_masks
 from engine.speculative.verify import RowInput
 from engine.stations import spend
 
@@ -166,7 +168,35 @@ class Planner:
                 forecast, num_rows, min(max_tokens, s.drafts.limit), forecast.rate
             )
             estimate = by_model if by_model.num_tokens else estimate
+        if s.drafts.masks and estimate.draft.source != MODEL:
+            estimate = self._best_masked(s, estimate, num_rows, is_worth)
         return estimate
+
+    def _best_masked(
+        self,
+        s: Sequence,
+        estimate: DraftEstimate,
+        num_rows: int,
+        is_worth: Callable[[DraftEstimate], bool],
+    ) -> DraftEstimate:
+        """Return a row's best draft with masks behind it if that pays, else the given one.
+
+        The draft is the given one, or what the masks of the last step predict.
+        """
+        assert s.drafts
+        assert s.drafts.masks
+        limit, step_s = (
+            min(_max_draft_tokens(s), s.drafts.limit),
+            self.costs.even_steps(num_rows, self._under),
+        )
+        values = s.drafts.masks.values(step_s, limit)
+        tried = [
+            add_masks(each, values, limit)
+            for each in (self._any_draft(s, estimate), s.drafts.estimate_predicted(limit))
+        ]
+        best = max(tried, key=lambda e: max(value / step_s(1 + fed) for fed, value in enumerate(e.expected)))
+        best.is_worth = is_worth(best)
+        return best if best.is_worth else estimate
 
     def _any_draft(self, s: Sequence, estimate: DraftEstimate) -> DraftEstimate:
         """Return a row's estimate; if it has no draft worth its cost, that of its best draft.
@@ -305,11 +335,13 @@ class Planner:
         width = max(self._exact(list(range(2, widest + 1)), len(inputs)), default=1)
         if width == widest:
             return list(inputs)
-        cut = [replace(row_input, draft=row_input.draft[: width - 1]) for row_input in inputs]
-        return [
-            row_input if row_input.draft else RowInput(row_input.newest, row_input.position)
-            for row_input in cut
-        ]
+        cut = []
+        for row_input in inputs:
+            draft = row_input.draft[: width - 1]
+            source = row_input.source if draft else NO_DRAFT
+            mask_tokens = row_input.mask_tokens[: width - 1 - len(draft)]
+            cut.append(RowInput(row_input.newest, row_input.position, draft, source, mask_tokens=mask_tokens))
+        return cut
 
     def _widths(self, estimates: SequenceOf[DraftEstimate], num_rows: int) -> list[int]:
         """Return the candidate widths: those measured, and those where a draft becomes less certain."""
@@ -371,8 +403,22 @@ def without_drafts(members: SequenceOf[Sequence]) -> list[RowInput]:
     return [RowInput(s.tokens[-1], len(s.tokens)) for s in members]
 
 
+def streaming_input(s: Sequence, num_held: int) -> RowInput:
+    """Return the input of a row that streams. num_held: tokens in its cache, fewer than it has."""
+    assert s.window
+    # Under a grammar a hole can only be filled once all tokens before it are known.
+    size = 1 if s.matcher else s.window.settings.window_size
+    window, pending = s.window.widen(size), s.tokens[num_held:]
+    return RowInput(s.tokens[-1], len(s.tokens), window=window, pending=pending)
+
+
 def _row_input(s: Sequence, estimate: DraftEstimate, width: int) -> RowInput:
     newest, position, draft = s.tokens[-1], len(s.tokens), estimate.draft
+    if estimate.splits and s.drafts and s.drafts.masks:
+        num_fed = min(width - 1, estimate.num_tokens)
+        tokens = draft.tokens[: estimate.splits[num_fed]]
+        mask_tokens = [s.drafts.masks.mask_token_id] * (num_fed - len(tokens))
+        return RowInput(newest, position, tokens, draft if tokens else NO_DRAFT, mask_tokens=mask_tokens)
     if tokens := draft.tokens[: width - 1]:
         return RowInput(newest, position, tokens, draft)
     # The draft model makes its tokens later.

@@ -23,7 +23,7 @@ GLOBAL_PRIOR_TOKENS = 15.0
 LINE_END = "line end"
 """Source of the buckets for copied line ends, by how many lines the answer has: 0, 1, 2, or 3 and more."""
 
-FRESH_SOURCES = frozenset({"draft-model", "grammar", "prediction"})
+FRESH_SOURCES = frozenset({"draft-model", "grammar", "prediction", "wedlm", "wedlm place"})
 """Sources of drafts that copy no earlier text, so that their line ends are like any other token."""
 
 LINE_END_PRIORS = (0.6, 0.85, 0.93, 0.98)
@@ -46,6 +46,12 @@ class AcceptanceCounts:
         for is_accepted in (1.0,) * num_accepted + (0.0,) * num_rejected:
             accepted, total = accepted * self.decay + is_accepted, total * self.decay + 1.0
         self.counts[key] = accepted, total
+
+    def fade(self, source: str, factor: float) -> None:
+        """Lower the weight of what was observed of a source's drafts."""
+        for key, (accepted, total) in self.counts.items():
+            if key[0] == source:
+                self.counts[key] = accepted * factor, total * factor
 
     def rate(self, key: BucketKey, prior: float, prior_tokens: float) -> float:
         """Return the share that was accepted, drawn toward the prior while little was observed."""
@@ -78,15 +84,34 @@ class Acceptance:
         self._line_end_rates: list[float] = []
 
     def rate(self, draft: Draft) -> float:
-        """Return the chance that the next token of such a draft is accepted, in (0, 1)."""
-        key = draft.source, draft.bucket
-        start = self.global_counts.rate(key, draft.prior, GLOBAL_PRIOR_TOKENS)
+        """Return the chance that the next token of such a draft is accepted, in (0, 1).
+
+        Of a draft whose tokens differ in it, the highest.
+        """
+        if draft.by_token:
+            return max(self.rates(draft), default=0.001)
+        return self._rate(draft.source, draft.bucket, draft.prior)
+
+    def rates(self, draft: Draft) -> list[float]:
+        """Return the chance of each token of a draft with evidence by token."""
+        return [
+            self._rate(draft.source, *evidence)
+            for _, evidence in zip(draft.tokens, draft.by_token, strict=False)
+        ]
+
+    def _rate(self, source: str, bucket: int, prior: float) -> float:
+        key = source, bucket
+        start = self.global_counts.rate(key, prior, GLOBAL_PRIOR_TOKENS)
         # A draft that is not a copy does not depend on how much the prompt repeats itself.
-        doubt = 1.0 if draft.source in FRESH_SOURCES else self.doubt
+        doubt = 1.0 if source in FRESH_SOURCES else self.doubt
         return min(max(self.own.rate(key, start**doubt, PRIOR_TOKENS), 0.001), 0.998)
 
     def estimate(self, draft: Draft, rate: float) -> "DraftEstimate":
         """Estimate a draft whose tokens are accepted at this rate, except for its line ends."""
+        if draft.by_token:
+            by_token = self.rates(draft)
+            less = (at for at in range(1, len(by_token)) if by_token[at] < by_token[at - 1])
+            return DraftEstimate(_sum_up(by_token), tuple(less), draft=draft)
         line_ends, tokens = self._line_ends_in(draft), draft.tokens
         if line_ends.isdisjoint(tokens):
             return DraftEstimate(_sum_steady(rate, len(tokens)), draft=draft)
@@ -103,6 +128,10 @@ class Acceptance:
     def learn(self, draft: Draft, num_verified: int, num_accepted: int) -> None:
         """Learn from num_verified tokens of a draft, of which the first num_accepted were accepted."""
         num_rejected = int(num_accepted < num_verified)
+        if draft.by_token:
+            for at, (bucket, _) in enumerate(draft.by_token[: num_accepted + num_rejected]):
+                self._add((draft.source, bucket), int(at < num_accepted), int(at >= num_accepted))
+            return
         lines, line_ends = self._num_lines, self._line_ends_in(draft)
         for at, token in enumerate(draft.tokens[: num_accepted + num_rejected]):
             if token in line_ends:

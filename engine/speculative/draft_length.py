@@ -25,6 +25,8 @@ class DraftEstimate:
     expected: (num_tokens + 1,) tokens that a step commits on average with the first 0, 1, 2, ... tokens.
     stops: lengths at which the draft becomes less certain, and so may be cut.
     draft: the drafted tokens and their source; the draft model makes its tokens once the width is known.
+    splits: (num_tokens + 1,) how many of 0, 1, 2, ... tokens are the draft's, if the others are masks behind
+        it; else empty. Then expected also counts what masks bring in the next step.
     is_worth: whether the draft pays in a step where all rows are like this one.
     """
 
@@ -32,6 +34,7 @@ class DraftEstimate:
     stops: tuple[int, ...] = ()
     draft: Draft = NO_DRAFT
     is_worth: bool = False
+    splits: Sequence[int] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from config.settings import Settings
 from engine.request import GenerationRequest
 from engine.speculative.draft_model.forecast import MODEL
+from engine.speculative.mask_drafts import MASKS
 
 LOOKUPS = {
     "auto": ("suffix", "ngram-mod"),
@@ -26,8 +27,9 @@ DOUBT = 2.0
 class GateDecision:
     """What the gate decided for one request.
 
-    decision: "lookup", "draft-model" or "plain", as timings report it. reason: why, for people.
-    drafters: names of the drafters to ask, in order; "draft-model" among them if the draft model may draft.
+    decision: "lookup", "draft-model", "wedlm" or "plain", as timings report it. reason: why, for people.
+    drafters: names of the drafters to ask, in order; "draft-model" among them if the draft model may draft,
+        "wedlm" if the target may for itself.
     score: repetition of the prompt; None if the decision did not need it, or it is not known yet.
     doubt: >= 1; see Acceptance.
     is_final: False if the score is needed and not known yet.
@@ -45,41 +47,48 @@ class GateDecision:
 
 SWITCHED_OFF = GateDecision("plain", "drafting is switched off")
 
+STREAMED = GateDecision("plain", "the answer is streamed")
+
 
 def decide(
     request: GenerationRequest,
     settings: Settings,
     has_model: bool,
+    has_masks: bool = False,
     score: float | None = None,
 ) -> GateDecision:
     """Decide which drafters a request starts with.
 
-    has_model: whether a draft model is loaded.
+    has_model: whether a draft model is loaded. has_masks: whether the target can draft for itself.
     score: repetition of the prompt, in [0, 1]; None if it is not known yet. If it is needed, the decision is
         not final then.
     """
+    if request.streaming:
+        return STREAMED
     draft_type = request.draft.type or settings.draft_type
     if draft_type == "none" or request.draft.max_tokens == 0:
         return SWITCHED_OFF
     first = ("prediction",) if request.prediction else ()
-    if draft_type == MODEL:
-        return GateDecision(MODEL, "asked for by name", (*first, MODEL))
+    if draft_type in (MODEL, MASKS):
+        return GateDecision(draft_type, "asked for by name", (*first, draft_type))
     lookups = LOOKUPS[draft_type]
     if draft_type != "auto":
         return GateDecision("lookup", "asked for by name", (*first, *lookups))
-    everything = (*first, *lookups, MODEL)
+    fresh = (MASKS, MODEL)
+    otherwise = MODEL if has_model else MASKS if has_masks else "plain"
+    everything = (*first, *lookups, *fresh)
     if settings.gate == "off":
         return GateDecision("lookup", "the gate is off", everything)
     if score is None:
-        decision, reason = MODEL if has_model else "plain", "the prompt's repetition is not known yet"
+        reason = "the prompt's repetition is not known yet"
         if settings.gate == "on":
-            return GateDecision(decision, reason, (*first, MODEL), None, DOUBT, False, lookups)
-        return GateDecision(decision, reason, everything, None, DOUBT, False)
+            return GateDecision(otherwise, reason, (*first, *fresh), None, DOUBT, False, lookups)
+        return GateDecision(otherwise, reason, everything, None, DOUBT, False)
     compared = f"repetition {score:.3f}, threshold {settings.gate_threshold:g}"
     if score >= settings.gate_threshold:
         return GateDecision("lookup", compared, everything, score)
     if settings.gate == "on":
-        return GateDecision(MODEL if has_model else "plain", compared, (*first, MODEL), score)
-    if has_model:
-        return GateDecision(MODEL, compared, everything, score, DOUBT)
+        return GateDecision(otherwise, compared, (*first, *fresh), score)
+    if otherwise != "plain":
+        return GateDecision(otherwise, compared, everything, score, DOUBT)
     return GateDecision("plain", f"{compared}; opens if drafts are accepted", everything, score, DOUBT)

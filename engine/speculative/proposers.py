@@ -18,6 +18,7 @@ from engine.speculative.draft_model.forecast import MODEL, DraftForecast, Prompt
 from engine.speculative.draft_stats import DraftCounts
 from engine.speculative.drafter_work import DrafterWork
 from engine.speculative.gate import SWITCHED_OFF, GateDecision, decide
+from engine.speculative.mask_drafts import MASKS, MaskDrafts
 from engine.stations import spend
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Proposers:
 
     has_model: whether a draft model is loaded beside them.
     line_ends: tokens of the vocabulary that end a line.
+    mask_token_id: the target's mask token, if it drafts for itself.
     work: what the drafters put off.
     """
 
@@ -57,12 +59,14 @@ class Proposers:
         settings: Settings,
         has_model: bool = False,
         line_ends: frozenset[int] = frozenset(),
+        mask_token_id: int | None = None,
     ) -> None:
         self.can_draft = sources is not None
         self.sources = sources or DraftSources({}, _no_score)
         self.settings = settings
         self.has_model = has_model
         self.line_ends = line_ends
+        self.mask_token_id = mask_token_id
         self.global_counts = AcceptanceCounts(GLOBAL_DECAY)
         self.token_yield = TokenYield()
         self.prompt_gate = PromptGate()
@@ -74,7 +78,8 @@ class Proposers:
 
         Their work is done in the steps to come, and the score that the gate may need is computed before.
         """
-        decide_by_score = partial(decide, request, self.settings, self.has_model)
+        has_masks = self.mask_token_id is not None
+        decide_by_score = partial(decide, request, self.settings, self.has_model, has_masks)
         gate = decide_by_score()
         acceptance = Acceptance(self.global_counts, gate.doubt, self.line_ends)
         limit = self.limit
@@ -95,6 +100,8 @@ class Proposers:
             self.work,
         )
         drafts.uses_model = self.has_model and MODEL in gate.drafters
+        if self.mask_token_id is not None and MASKS in gate.drafters:
+            drafts.masks = MaskDrafts(self.mask_token_id, acceptance)
         if self.can_draft and gate is not SWITCHED_OFF:
             drafts.matcher = matcher
         drafts.open(request, self.sources.score, decide_by_score)
@@ -119,6 +126,7 @@ class SequenceDrafts:
     forecast: what to expect of the draft model.
     uses_model: whether the draft model may draft when no drafter has a draft worth its cost, once it has read
         the text.
+    masks: what the target drafts for itself, if it can.
     matcher: the state of the answer's grammar, if it has one. Drafts obey it, and tokens that it forces are
         a draft of their own.
     asked_s: seconds that drafters took for the last proposal, to be counted as theirs by the caller.
@@ -133,6 +141,7 @@ class SequenceDrafts:
     drafters: list[Drafter]
     work: DrafterWork
     uses_model: bool = False
+    masks: MaskDrafts | None = None
     matcher: "Matcher | None" = None
     request_id: str = ""
     counts: DraftCounts = field(default_factory=DraftCounts)
@@ -245,6 +254,22 @@ class SequenceDrafts:
         """Estimate the likeliest of the drafts that propose() found not worth their cost."""
         return self.acceptance.estimate(self._best, self._best_rate)
 
+    def estimate_predicted(self, limit: int) -> DraftEstimate:
+        """Estimate the draft that the last step's masks predict; an estimate without tokens if there is none.
+
+        limit: maximum tokens wanted. Called after propose().
+        """
+        if self.masks is None or not self.masks.draft.tokens:
+            return DraftEstimate()
+        draft = self.masks.draft
+        draft = replace(draft, tokens=draft.tokens[: min(limit, self.limit)])
+        if self.matcher:
+            draft = _cut(draft, self.matcher, self.matcher.forced_tokens()[:limit])
+        if not draft.tokens:
+            return DraftEstimate()
+        self._proposed.append(draft)
+        return self.acceptance.estimate(draft, 0.0)
+
     def _drafts(self, limit: int) -> Iterator[Draft]:
         """Yield the drafts there are now, in the order of preference. All of them obey the grammar."""
         forced = self.matcher.forced_tokens()[:limit] if self.matcher else []
@@ -284,6 +309,8 @@ class SequenceDrafts:
         num_judged = num_verified if num_accepted < len(tokens) else num_accepted
         if num_judged:
             self.acceptance.learn(verified, num_judged, num_accepted)
+        if self.masks:
+            self.masks.observe(tokens)
         self.acceptance.count_lines(tokens)
         self.forecast.observe(len(tokens), num_judged, num_accepted)
         self.counts.num_forwards += 1
@@ -305,7 +332,7 @@ class SequenceDrafts:
 
         What they learn from its text they learn in the steps to come.
         """
-        self.uses_model, self.matcher = False, None
+        self.uses_model, self.masks, self.matcher = False, None, None
         drafters, self.drafters = self.drafters, []
         learning = [
             self._learn(drafter, slices)

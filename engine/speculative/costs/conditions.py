@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from engine.request import GenerationRequest
 
-FIRST_CONTEXT_TOKENS = 512
+FIRST_CONTEXT_TOKENS = 128
 
 GREEDY, NOISY, ADJUSTED, MASKED = range(4)
 """What sampling a token takes: the highest logit; noise too; filters, penalties, bias or log probabilities
@@ -27,7 +27,7 @@ USUAL = Conditions()
 
 
 def context_class(num_tokens: int) -> int:
-    """Return the class of a length: 0 below 512 tokens, and one more for every doubling."""
+    """Return the class of a length: 0 below 128 tokens, and one more for every doubling."""
     return (num_tokens // FIRST_CONTEXT_TOKENS).bit_length()
 
 

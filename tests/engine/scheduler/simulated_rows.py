@@ -90,6 +90,7 @@ class Device:
     """Rows on a device with true costs, decoded by a planner that believes others.
 
     limit: tokens of each answer; a row leaves when it has them, and a new one joins.
+    mask_chances: by a row's number, the chance that a mask predicts its token; the model is always sure.
     """
 
     true_s: TrueCosts
@@ -100,12 +101,14 @@ class Device:
     seed: int = 0
     overhead: float = 0.02
     noise: float = 0.0
+    mask_chances: Sequence[float] = ()
     spent: list[Spent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         settings = Settings(num_draft_tokens=WIDEST - 1, gate="off")
         drafter = ChanceDrafter(self.chances, self.seed)
-        self.proposers = Proposers(DraftSources({"suffix": drafter}, scored(1.0)), settings)
+        sources, mask_token = DraftSources({"suffix": drafter}, scored(1.0)), 0 if self.mask_chances else None
+        self.proposers = Proposers(sources, settings, mask_token_id=mask_token)
         self.planner = Planner(self.believed)
         self.rng = random.Random(self.seed)
         self.rows: list[Any] = []
@@ -175,6 +178,8 @@ class Device:
             says = [self.token(row, row.num_answered + at) for at in range(len(one.draft) + 1)]
             num = next((at for at, token in enumerate(one.draft) if token != says[at]), len(one.draft))
             outcomes.append(says[: num + 1])
+            if one.mask_tokens and num == len(one.draft):
+                self.predict(row, num, len(one.mask_tokens))
         self.planner.accounts.charge_verification(
             [row.drafts.slowdown_budget for row in rows],
             self.planner.conditions(rows),
@@ -185,6 +190,13 @@ class Device:
         for row, one, outcome in zip(list(rows), inputs, outcomes, strict=True):
             row.spent.num_wide += 1
             self.commit(row, outcome, taken_s, plain_s, one.source, len(one.draft))
+
+    def predict(self, row: Any, num_accepted: int, num_masks: int) -> None:
+        chance = self.mask_chances[row.drafts.seq % len(self.mask_chances)]
+        bonus_at = row.num_answered + num_accepted
+        places = range(bonus_at, bonus_at + num_masks)
+        predicted = [self.token(row, at) if self.rng.random() < chance else 0 for at in places]
+        row.drafts.masks.receive(predicted, [0.0] * num_masks, predicted[0])
 
     def commit(
         self,

@@ -21,6 +21,7 @@ from engine.scheduler.footprint import Footprint
 from engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Liar, scored
 from tests.engine.driven import Driven, expected_tokens
+from tests.engine.foreseeing import foreseeing, no_lookups
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_loaded, make_model, oracle, prompt_of, request
 
 ROOMY = 2**40
@@ -113,6 +114,26 @@ def test_rows_that_outgrow_memory_get_the_same_tokens(name: str, is_drafting: bo
     driven.finish()
     assert driven.worker.stats.num_preemptions > 0
     assert [list(answer.finished().tokens) for answer in answers] == list(expected.values())
+
+
+@pytest.mark.usefixtures("free_forwards")
+def test_rows_with_masks_are_preempted_and_restart_with_the_same_tokens() -> None:
+    loaded = foreseeing()
+    asked = [
+        request(prompt_of(150 + 5 * i, i), name=str(i), max_tokens=120, temperature=0.9) for i in range(3)
+    ]
+    driven = Driven(
+        loaded,
+        no_lookups,
+        memory_bytes=memory_for_three(loaded),
+        prefix_cache_bytes=0,
+        num_draft_tokens=4,
+        draft_type="wedlm",
+    )
+    answers = [driven.ask(one) for one in asked]
+    driven.finish()
+    assert driven.worker.stats.num_preemptions > 0
+    assert [list(answer.finished().tokens) for answer in answers] == [oracle(loaded, one) for one in asked]
 
 
 def test_mlx_never_takes_more_than_was_estimated() -> None:

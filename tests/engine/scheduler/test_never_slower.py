@@ -46,7 +46,11 @@ def check(device: Device) -> None:
 
 @pytest.mark.parametrize("wrong", [1.0, 0.25, 4.0, "wide x 4", "wide / 4", "each shape"])
 @pytest.mark.parametrize("num_rows", [1, 4])
-@pytest.mark.parametrize("chances", [[BAD], [POOR], [FAIR], [GOOD], [BAD, GOOD], [NONE, GOOD, FAIR]], ids=str)
+@pytest.mark.parametrize(
+    "chances",
+    [[BAD], [POOR], [FAIR], [GOOD], [BAD, GOOD], [NONE, GOOD, FAIR], [NONE, NONE, FAIR]],
+    ids=str,
+)
 def test_costs_that_are_wrong_by_any_factor(
     chances: Sequence[float], num_rows: int, wrong: float | str
 ) -> None:
@@ -55,3 +59,24 @@ def test_costs_that_are_wrong_by_any_factor(
         device = Device(true_s, believed(true_s, wrong, seed), chances, 48, 150, seed, 0.02 + PROBING)
         device.run(num_rows, 2 * num_rows)
         check(device)
+
+
+@pytest.mark.parametrize("wrong", [1.0, 0.25, 4.0, "wide x 4", "wide / 4", "each shape"])
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("chances", [[BAD], [POOR], [GOOD], [BAD, GOOD]], ids=str)
+def test_masks_whose_costs_are_wrong_by_any_factor(
+    chances: Sequence[float], num_rows: int, wrong: float | str
+) -> None:
+    for seed, per_token in enumerate((0.01, 0.04, 0.3)):
+        true_s = costs_of(per_token, 0.0002)
+        costs, lookups = believed(true_s, wrong, seed), [NONE, NONE, FAIR]
+        device = Device(true_s, costs, lookups, 48, 150, seed, 0.02 + PROBING, mask_chances=chances)
+        device.run(num_rows, 2 * num_rows)
+        check(device)
+
+
+def test_masks_pay_where_steps_hardly_cost_more_for_them() -> None:
+    true_s = costs_of(0.01, 0.0002)
+    device = Device(true_s, believed(true_s, 1.0, 0), [NONE], mask_chances=[GOOD])
+    device.run(1, 2)
+    assert all(one.spent_s < 0.4 * one.plain_s for one in device.spent)

@@ -195,7 +195,7 @@ def test_a_table_that_is_no_grid_of_seconds_is_refused(table: dict[tuple[int, in
 
 
 def test_context_classes_double() -> None:
-    assert [context_class(n) for n in (0, 511, 512, 1023, 1024, 2048, 100_000)] == [0, 0, 1, 1, 2, 3, 8]
+    assert [context_class(n) for n in (0, 127, 128, 255, 256, 512, 100_000)] == [0, 0, 1, 1, 2, 3, 10]
     assert math.log2(100_000 / 512) < 8
 
 
