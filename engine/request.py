@@ -179,7 +179,7 @@ class DraftingReport:
     translation: number of drafts by the result of their translation; keys as in TranslationCounts, empty if
         none were translated.
     gate_score: how repetitive the prompt is; None if it was not scored.
-    gate_decision: which drafters were chosen: "lookup", "draft-model", or "plain" for none.
+    gate_decision: which drafters were chosen: "lookup", "draft-model", "wedlm", or "plain" for none.
     gate_reason: why, in words.
     """
 

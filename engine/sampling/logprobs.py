@@ -12,6 +12,10 @@ Likelihood = tuple[float, list[tuple[int, float]]]
 """A token's log probability, and (token id, log probability) of the likeliest tokens, the likeliest first."""
 
 
+LEAST_LOGPROB = -9999.0
+"""The log probability of an impossible token, as in OpenAI's API: JSON has no infinity."""
+
+
 class Likelihoods:
     """The likelihoods of one step's draws, for requests that want them. On the device until they are read."""
 
@@ -71,8 +75,9 @@ def _measure(logits: mx.array, tokens: mx.array, num_top: int) -> list[mx.array]
     logits: (n, vocabulary) float32. tokens: (n,).
     """
     log_total = mx.logsumexp(logits, axis=-1, keepdims=True)
-    measured = [(mx.take_along_axis(logits, tokens[:, None], axis=-1) - log_total)[:, 0]]
+    logprobs = (mx.take_along_axis(logits, tokens[:, None], axis=-1) - log_total)[:, 0]
+    measured = [mx.maximum(logprobs, LEAST_LOGPROB)]
     if num_top:
         ids = find_largest(logits, num_top)
-        measured += [ids, mx.take_along_axis(logits, ids, axis=-1) - log_total]
+        measured += [ids, mx.maximum(mx.take_along_axis(logits, ids, axis=-1) - log_total, LEAST_LOGPROB)]
     return measured

@@ -188,8 +188,8 @@ DRAFTS = MetricGroup(
             buckets=_TOKENS_PER_FORWARD,
         ),
     ),
-    "`source` is the drafter. `decision` is `lookup`, `draft-model` or `plain`. `strategy` is the one of "
-    "`--draft-translation` in use. `outcome` is `translated`, `absorbed` (nothing new was left of the "
+    "`source` is the drafter. `decision` is `lookup`, `draft-model`, `wedlm` or `plain`. `strategy` is that "
+    "of `--draft-translation` in use. `outcome` is `translated`, `absorbed` (nothing new was left of the "
     "draft) or `skipped` (the target's tokens cannot express it exactly).",
 )
 

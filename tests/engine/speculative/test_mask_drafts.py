@@ -119,6 +119,15 @@ def test_log_probabilities_are_those_of_plain_decoding(start_engine: StartEngine
         assert plain.logprob == pytest.approx(drafted.logprob, abs=1e-4)
 
 
+def test_a_mask_token_in_a_prompt_has_a_log_probability_that_json_can_say(start_engine: StartEngine) -> None:
+    engine = start_engine(load=lambda _: foreseeing(), make_sources=no_lookups)
+    one = request([5, 6, MASK, 7], 2)
+    answer = ask(engine, dataclasses.replace(one, top_logprobs=0, prompt_logprobs=True))
+    answer.finished()
+    entries = [entry for event in answer.events for entry in getattr(event, "logprobs", ())]
+    assert [entry.logprob == -9999.0 for entry in entries[:4]] == [False, False, True, False]
+
+
 @pytest.mark.parametrize("draft_type", ["none", "wedlm"])
 def test_the_mask_token_is_never_drawn(draft_type: DraftType, start_engine: StartEngine) -> None:
     engine = start_engine(load=lambda _: foreseeing(), make_sources=no_lookups, draft_type=draft_type)
