@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 import mlx.core as mx
+from transformers import AutoConfig, PretrainedConfig
 
 MODEL_TYPE = "wedlm"
 
@@ -76,5 +77,12 @@ def keep_ends(path: str, *_: Any) -> bool:
     return not any(name in path for name in ("embed_tokens", "lm_head"))
 
 
+class _Config(PretrainedConfig):
+    """Tells transformers, which loads the tokenizer, of the model type."""
+
+    model_type = MODEL_TYPE
+
+
+AutoConfig.register(MODEL_TYPE, _Config, exist_ok=True)
 # Where mlx-lm looks for the model type.
 sys.modules[f"mlx_lm.models.{MODEL_TYPE}"] = sys.modules[__name__]
