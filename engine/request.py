@@ -178,6 +178,8 @@ class DraftingReport:
     strategy: how the draft model's drafts were translated; None if the draft model did not read the prompt.
     translation: number of drafts by the result of their translation; keys as in TranslationCounts, empty if
         none were translated.
+    charged_s, charged_plain_s: seconds of decoding that its slowdown budget was charged, and what its tokens
+        would have taken in plain steps.
     gate_score: how repetitive the prompt is; None if it was not scored.
     gate_decision: which drafters were chosen: "lookup", "draft-model", "wedlm", or "plain" for none.
     gate_reason: why, in words.
@@ -196,6 +198,8 @@ class DraftingReport:
     drafter_open_s: float = 0.0
     strategy: str | None = None
     translation: Mapping[str, int] = field(default_factory=dict)
+    charged_s: float = 0.0
+    charged_plain_s: float = 0.0
     gate_score: float | None = None
     gate_decision: str = "plain"
     gate_reason: str = ""
