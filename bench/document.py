@@ -11,7 +11,6 @@ import platform
 import shlex
 import subprocess
 import sys
-from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,48 +29,35 @@ SECTIONS = (
 """The names of the sections; each command writes one."""
 
 
+_OF_MODEL = (
+    "name", "architecture", "context_tokens", "vocab_size", "num_layers", "num_parameters", "weight_bytes",
+    "dtype", "device", "fingerprint",
+)  # fmt: skip
+"""What the page and the tables show of a model; no paths."""
+
+
 def new_document(
-    command: str | argparse.Namespace,
+    arguments: argparse.Namespace,
     model: ModelInfo | None = None,
     costs: StepCosts | None = None,
     **sections: Any,
 ) -> Document:
-    """Build a document dated now, with a description of this machine.
+    """Build a document dated now, with the command line as typed and a description of this machine.
 
-    command: the command line, or the arguments parsed from it. model, costs: of the engine, if one ran.
-    sections: by name.
+    model, costs: of the engine, if one ran; costs are of one-row steps, as estimated now.
     Raises ValueError for a section that is not in SECTIONS.
     """
     if unknown := sections.keys() - set(SECTIONS):
         raise ValueError(
             f"{', '.join(sorted(unknown))}: unknown section; the sections are {', '.join(SECTIONS)}"
         )
+    curve = [{"width": one, "seconds": costs.seconds(1, one)} for one in costs.widths] if costs else []
     return {
         "reprise": version("reprise"), "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(), "model": describe_model(model) if model else None,
-        "command": command if isinstance(command, str) else command_line(command),
-        "cost_curve": cost_curve(costs) if costs else [], **sections,
+        "machine": describe_machine(),
+        "model": {name: getattr(model, name) for name in _OF_MODEL} if model else None,
+        "command": shlex.join(["reprise", *getattr(arguments, "given", ())]), "cost_curve": curve, **sections,
     }  # fmt: skip
-
-
-def command_line(arguments: argparse.Namespace) -> str:
-    """Return the command line as the user typed it: "reprise bench decode --json ..."."""
-    return shlex.join(["reprise", *getattr(arguments, "given", ())])
-
-
-def describe_model(info: ModelInfo) -> dict[str, Any]:
-    """Return what the page and the tables show of a model; no paths."""
-    facts = asdict(info)
-    kept = (
-        "name architecture context_tokens vocab_size num_layers num_parameters weight_bytes dtype device "
-        "fingerprint"
-    )
-    return {name: facts[name] for name in kept.split()}
-
-
-def cost_curve(costs: StepCosts) -> list[dict[str, float]]:
-    """Return the seconds of a one-row step for each width, as the engine estimates them now."""
-    return [{"width": width, "seconds": costs.seconds(1, width)} for width in costs.widths]
 
 
 def write(path: Path, document: Document) -> None:
@@ -105,7 +91,9 @@ def describe_machine() -> Machine:
 
 def _cpu_model() -> str:
     if sys.platform == "darwin":
-        return _output("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string") or platform.processor()
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        return run.stdout.strip() or platform.processor()
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     for line in lines:
         key, _, value = line.partition(":")
@@ -126,11 +114,6 @@ def _system() -> str:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):
         return platform.system()
-
-
-def _output(*command: str) -> str:
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    return run.stdout.strip()
 
 
 def _version(package: str) -> str | None:

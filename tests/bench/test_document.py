@@ -12,7 +12,7 @@ from engine.speculative.costs.step_costs import StepCosts
 def test_a_document_is_read_as_it_was_written(tmp_path: Path) -> None:
     arguments = argparse.Namespace(given=("bench", "decode", "--json", "my figures.json"))
     costs = StepCosts({(1, 1): 0.01, (1, 4): 0.02})
-    made = document.new_document(document.command_line(arguments), costs=costs, decode={"rows": []})
+    made = document.new_document(arguments, costs=costs, decode={"rows": []})
     document.write(tmp_path / "figures.json", made)
     assert document.read(tmp_path / "figures.json") == made
     assert made["command"] == "reprise bench decode --json 'my figures.json'"
@@ -30,4 +30,4 @@ def test_what_is_no_document_is_refused_by_name(text: str, tmp_path: Path) -> No
 
 def test_a_section_has_one_of_the_known_names() -> None:
     with pytest.raises(ValueError, match="decoding: unknown section"):
-        document.new_document("reprise bench", decoding={})
+        document.new_document(argparse.Namespace(), decoding={})
