@@ -1,21 +1,11 @@
 """`reprise bench wedlm` counts what a WeDLM model's own drafts gain, and what streaming changes."""
 
 import json
-import shutil
 
 import pytest
 
 from bench.cost_curves import M4_PRO
 from cli.main import main
-
-
-@pytest.fixture
-def wedlm_folder(model_folder, tmp_path):
-    folder = shutil.copytree(model_folder, tmp_path / "wedlm")
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "wedlm", "mask_token_id": config["vocab_size"] - 1}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def test_every_way_to_draft_and_to_stream_is_a_row(wedlm_folder, tmp_path):
