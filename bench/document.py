@@ -24,7 +24,7 @@ Machine = dict[str, str | int | float | None]
 
 SECTIONS = (
     "decode", "sweep", "economics", "translation", "peers", "serve", "replay", "verify", "turns", "sampling",
-    "prefill", "drafters",
+    "prefill", "drafters", "wedlm",
 )  # fmt: skip
 """The names of the sections; each command writes one."""
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "sampling": "bench.costs.sampling",
     "prefill": "bench.costs.prefill",
     "drafters": "bench.costs.drafters",
+    "wedlm": "bench.decode.run_wedlm",
     "workloads": "bench.workloads.run_workloads",
 }
 """The module of each benchmark: it has add_arguments() and run(), and its docstring is the help text."""

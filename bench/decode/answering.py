@@ -20,12 +20,12 @@ from bench.replay.policies import speedups
 from bench.workloads import Chat, Turn, lengths_of, make_chats
 from config.settings import Settings
 from engine.model.tokenizer import Tokenizer
-from engine.request import DraftChoice, DraftType, Finished
+from engine.request import DraftChoice, DraftType, Finished, Streaming
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to answer chats. is_free: schemas are ignored.
+    """A way to answer chats. is_free: schemas are ignored. streaming: how a WeDLM model fills tokens in.
 
     prepare: called with the engine before each run; by default the drafters forget what they have seen.
     """
@@ -33,6 +33,7 @@ class Arm:
     draft_type: DraftType = "none"
     num_draft_tokens: int | None = None
     is_free: bool = False
+    streaming: Streaming | None = None
     prepare: Callable[[LocalEngine], object] = lambda local: local.engine.table_reset()
 
 
@@ -115,6 +116,7 @@ class Answering:
         for number, turns in enumerate(zip_longest(*(chat.turns for chat in case.chats)), 1):
             asked = [replace(turn, schema=None) if arm.is_free else turn for turn in turns if turn]
             requests = self.local.requests(asked, choice, self.max_tokens, self.seed, case.prediction)
+            requests = [replace(one, streaming=arm.streaming) for one in requests]
             if not requests:
                 self.skipped.setdefault((first.workload, number), set()).add(id(case))
                 continue
@@ -147,7 +149,7 @@ def row_of(ends: Sequence[Finished], energy_j: float | None = None) -> Row:
     by_source, by_position = add_nested(nested)
     sums = {
         name: sum(getattr(one, name) for one in reports)
-        for name in ("num_drafted", "num_accepted", "drafter_s")
+        for name in ("num_drafted", "num_accepted", "drafter_s", "num_fed", "charged_s", "charged_plain_s")
     }
     return {
         "streams": len(ends),

@@ -87,7 +87,10 @@ def verify(
     local: LocalEngine, chats: Sequence[Chat], arguments: argparse.Namespace, console: Console
 ) -> list[Row]:
     """Return a row per draft type and prompt length."""
-    types: tuple[DraftType, ...] = (*LOOKUPS, "draft-model") if arguments.draft_model else LOOKUPS
+    own: dict[DraftType, object] = {
+        "draft-model": arguments.draft_model, "wedlm": local.engine.info.mask_token_id,
+    }  # fmt: skip
+    types = [*LOOKUPS, *(name for name, found in own.items() if found is not None)]
     cases = {}
     for (at, chat), temperature in product(enumerate(chats), TEMPERATURES):
         turn = replace(chat.turns[0], temperature=temperature, schema=None, max_tokens=None)

@@ -348,8 +348,9 @@ class SequenceDrafts:
 
     def report(self, *, has_origins: bool = True) -> DraftingReport:
         """Return the counts up to now, and what the gate decided. has_origins: see DraftCounts.report()."""
-        gate = self.gate
-        return self.counts.report(gate.score, gate.decision, gate.reason, has_origins=has_origins)
+        gate, budget = self.gate, self.slowdown_budget
+        found = self.counts.report(gate.score, gate.decision, gate.reason, has_origins=has_origins)
+        return replace(found, charged_s=budget.spent_s, charged_plain_s=budget.plain_s)
 
     def _note_asked(self, start: float) -> None:
         """Count the seconds since start as the drafters', but for the thread's time by station."""

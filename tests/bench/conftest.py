@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import socket
 import threading
 from collections import deque
@@ -72,6 +73,16 @@ def model_folder(tmp_path_factory):
 def other_model_folder(tmp_path_factory):
     """Make another tiny model, with a different vocabulary."""
     return make_model(tmp_path_factory.mktemp("other"), 280)
+
+
+@pytest.fixture
+def wedlm_folder(model_folder, tmp_path):
+    """Make a tiny WeDLM model, whose masks predict at random."""
+    folder = shutil.copytree(model_folder, tmp_path / "wedlm")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "wedlm", "mask_token_id": config["vocab_size"] - 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.fixture(scope="session")

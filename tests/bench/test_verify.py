@@ -44,6 +44,13 @@ def test_drafting_on_the_bundled_model_is_certified(
     assert "one forward pass for all rows" in printed
 
 
+def test_what_a_wedlm_model_drafts_for_itself_is_certified_too(wedlm_folder: Path, tmp_path: Path) -> None:
+    given = ["--model", str(wedlm_folder), "--prompt-tokens", "60", "--max-tokens", "8"]
+    assert main(["verify", *given, "--json", str(tmp_path / "verify.json")]) == 0
+    rows = json.loads((tmp_path / "verify.json").read_text())["verify"]["rows"]
+    assert ("wedlm", "PASS") in {(row["draft_type"], row["parity"]) for row in rows}
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_drafts_of_another_vocabulary_are_certified_too(
     model_folder: Path, other_model_folder: Path, tmp_path: Path

@@ -1,0 +1,154 @@
+"""`reprise bench wedlm`: let a WeDLM model draft for itself, or decode by streaming, and count what it gains.
+
+Chats are answered plainly, with lookup drafts, with the model's own drafts, with both, and by streaming with
+every combination of window, threshold and penalty. Drafts are decided upon by three price lists: free, where
+every width costs the same, so that all that could be drafted is counted; what steps cost on this machine; and
+what they cost on another machine, as published, from which the gain there is computed. Streaming does not
+ask what steps cost. Exit status 1 if a drafted answer differs from the plain one by a token.
+
+right: answers that equal the reference. same: answers that equal the plain one token by token. generated/fed:
+committed tokens per token that was fed, p_cache of the paper.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+from bench import document, options, outputs, tables
+from bench.cost_curves import Curve, built_in
+from bench.decode.answering import PLAIN, Answering, Arm, Case, chats_of, make_cases, num_runs, settings_of
+from bench.errors import ArgumentsError
+from bench.experiment import Row
+from bench.local_engine import LocalEngine
+from bench.options import Flag
+from bench.workloads import WORKLOADS
+from config.settings import BUNDLED_MODEL
+from engine.model.tokenizer import Tokenizer
+from engine.request import Streaming
+from engine.speculative.costs.step_costs import StepCosts
+
+PUBLISHED = "apple-m4-pro-4bit"
+DRAFTED = {"lookup": Arm("suffix"), "own": Arm("wedlm"), "lookup and own": Arm("auto")}
+COLUMNS = [
+    tables.Column("chats", "chats", is_key=True),
+    tables.Column("arm", "drafts, or streaming", is_key=True),
+    tables.Column("costs", "costs of steps", is_key=True),
+    tables.Column("tokens_per_forward", "tokens per\nforward", "2"),
+    tables.Column("fed_per_forward", "fed per\nforward", "1"),
+    tables.Column("generated_per_fed", "generated\n/ fed", "2"),
+    tables.Column("right", "right", "%"),
+    tables.Column("same", "same", "%"),
+    tables.Column("speedup", "speed of plain", "2"),
+]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `reprise bench wedlm` to the parser."""
+    options.add(
+        parser, model=BUNDLED_MODEL / "wedlm", workloads=("edits", "records", "quotes", "passages", "free"),
+        max_tokens=256, cases=4, repeats=1, seed=1, json=None, csv=None,
+    )  # fmt: skip
+    options.declare(
+        parser,
+        Flag("--windows", options.levels, "N,M", (4, 8, 16), "Window sizes of streaming."),
+        Flag("--thresholds", _numbers, "X,Y", (0.1, 0.3, 0.6), "Entropy thresholds of streaming."),
+        Flag("--penalties", _numbers, "X,Y", (0.01, 0.02), "Position penalties of streaming."),
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the files, and return the exit status."""
+    options.check_names("--workloads", arguments.workloads, tuple(WORKLOADS))
+    curve = built_in()[PUBLISHED]
+    lists: dict[str, StepCosts | None] = {
+        "free": StepCosts({(1, 1): 1.0}, is_learned=False), "measured here": None, curve.name: _costs(curve),
+    }  # fmt: skip
+    rows: list[Row] = []
+    with outputs.Work() as work:
+        for name, costs in lists.items():
+            with LocalEngine(settings_of(arguments), costs) as local:
+                if (token := local.engine.info.mask_token_id) is None:
+                    raise ArgumentsError(f"{arguments.model} is not a WeDLM model")
+                streaming = {} if costs else _streaming(arguments, token)
+                arms = {"plain": PLAIN, **DRAFTED, **streaming}
+                cases = make_cases(chats_of(arguments, local, arguments.cases))
+                work.weight += num_runs(cases, len(arms) - 1, arguments.repeats)
+                answering = Answering(local, arguments.max_tokens, arguments.seed, work)
+                runs = answering.compare(arms, cases, arguments.repeats, f"{name}: ")
+                rows += _summarize(runs, cases, local.engine.tokenizer, name, curve)
+                record = document.new_document(arguments, local.engine.info)
+    record["wedlm"] = {"rows": rows, "repeats": arguments.repeats, "curve": curve.name}
+    console = outputs.make_console(120)
+    title = f"{record['model']['name']}: the model's own drafts, and streaming"
+    tables.print_rows(console, rows, COLUMNS, title, group="chats")
+    outputs.finish(console, arguments, record, rows)
+    return int(any(row["same"] < 1 and not row["is_streaming"] for row in rows))
+
+
+def _streaming(arguments: argparse.Namespace, token: int) -> dict[str, Arm]:
+    """Return the arms that stream."""
+    asked = product(arguments.windows, arguments.thresholds, arguments.penalties, (False, True))
+    return {
+        f"window {size}, threshold {limit:g}, penalty {penalty:g}{', anchor' * anchor}": Arm(
+            streaming=Streaming(token, size, limit, penalty, anchor)
+        )
+        for size, limit, penalty, anchor in asked
+    }
+
+
+def _costs(curve: Curve) -> StepCosts:
+    return StepCosts({(1, width): cost for width, cost in curve.points}, is_learned=False)
+
+
+def _summarize(
+    runs: Sequence[Row], cases: Mapping[str, Case], tokenizer: Tokenizer, costs: str, curve: Curve
+) -> list[Row]:
+    """Return a row for each kind of chats and arm. costs: the price list by which the runs drafted."""
+    sums: dict[tuple[str, str], dict[str, float]] = {}
+    plain = {(run["case"], run["turn"]): run for run in runs if run["arm"] == "plain"}
+    for run in runs:
+        turn = cases[run["case"]].chats[0].turns[run["turn"] - 1]
+        kind = "one right answer" if turn.reference is not None else "free"
+        one, alone = sums.setdefault((kind, run["arm"]), {}), plain[run["case"], run["turn"]]
+        text = tokenizer.decode([token for token in run["tokens"][0] if token not in tokenizer.eos_ids])
+        counted: dict[str, float] = {
+            "answers": 1, "tokens": run["num_tokens"], "forwards": run["num_forwards"], "fed": run["num_fed"],
+            "right": text.strip() == (turn.reference or "").strip(),
+            "same": run["tokens"] == alone["tokens"], "s": run["decode_s"], "plain_s": alone["decode_s"],
+            "charged_s": run["charged_s"], "charged_plain_s": run["charged_plain_s"],
+        }  # fmt: skip
+        for name, value in counted.items():
+            one[name] = one.get(name, 0.0) + value
+    return [row for (kind, arm), one in sums.items() for row in _rows(kind, arm, one, costs, curve)]
+
+
+def _rows(kind: str, arm: str, one: Mapping[str, float], costs: str, curve: Curve) -> list[Row]:
+    """Return the row of an arm; of one that streams also a row with the published costs."""
+    per_forward, fed = one["tokens"] / one["forwards"], one["fed"] / one["forwards"]
+    speedups: dict[str, float | None] = {costs: None}
+    if costs == curve.name:
+        speedups[costs] = one["charged_plain_s"] / one["charged_s"]
+    elif costs != "free":
+        speedups[costs] = one["plain_s"] / one["s"]
+    if is_streaming := arm.startswith("window"):
+        speedups[curve.name] = per_forward / curve.cost(round(fed))
+    counts = {
+        "tokens_per_forward": per_forward, "fed_per_forward": fed, "generated_per_fed": per_forward / fed,
+        "right": one["right"] / one["answers"] if kind != "free" else None,
+        "same": one["same"] / one["answers"],
+    }  # fmt: skip
+    return [
+        {
+            "chats": kind, "arm": arm, "costs": name, "is_streaming": is_streaming,
+            "answers": int(one["answers"]), **counts, "speedup": speedup,
+        }
+        for name, speedup in speedups.items()
+    ]  # fmt: skip
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    """Parse numbers that are separated by commas."""
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a list of numbers such as 0.1,0.3") from None
